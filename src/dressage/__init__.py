@@ -1,0 +1,1 @@
+"""Train language models with human feedback, with every token of every rollout on record."""

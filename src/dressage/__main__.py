@@ -1,0 +1,3 @@
+from dressage.cli import main
+
+main()

@@ -1,0 +1,94 @@
+"""PPO (arXiv:1707.06347) with a per-token KL penalty and a learned critic, as in arXiv:1909.08593."""
+
+from pydantic import Field
+from torch import Tensor
+
+from dressage.algorithms.base import Loss
+from dressage.config import Settings
+from dressage.models.policy import Scores
+from dressage.models.settings import ReferenceSettings, ValueSettings
+from dressage.ops import kl, losses
+from dressage.ops.advantages import gae
+from dressage.ops.masked import whiten
+from dressage.ops.token_rewards import token_rewards
+from dressage.train.settings import KLSettings, RunSettings
+from dressage.types import Batch
+
+
+class PPO(Settings):
+    """Proximal policy optimisation."""
+
+    gamma: float = Field(1.0, ge=0, le=1)
+    """discount per token"""
+    lam: float = Field(0.95, ge=0, le=1)
+    """λ of generalised advantage estimation: 0 trusts the critic, 1 trusts what was seen"""
+    clip: float = Field(0.2, gt=0)
+    """ε of the clipped policy loss"""
+    value_clip: float = Field(0.2, gt=0)
+    """how far a value may move from its old one before its loss is clipped"""
+    value_coef: float = Field(0.1, ge=0)
+    """weight of the value loss"""
+    entropy_coef: float = Field(0.0, ge=0)
+    """weight of the entropy bonus; 0 = off"""
+    whiten_advantages: bool = True
+    """advantages get mean 0 and variance 1 over all tokens of the step"""
+    whiten_rewards: bool = False
+    """token rewards get variance 1 over all tokens of the step; their mean stays"""
+
+    def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
+        """Add `token_reward` (before any whitening), `advantage` and `return`, each `[B, T]`."""
+        mask = rollouts["mask"]
+        rewards = token_rewards(rollouts["shaped_reward"], rollouts["kl_penalty"], mask, kl_coef)
+        signal = whiten(rewards, mask, shift_mean=False) if self.whiten_rewards else rewards
+        advantage = gae(signal, rollouts["value"], mask, self.gamma, self.lam)
+        returns = advantage + rollouts["value"]
+        if self.whiten_advantages:
+            advantage = whiten(advantage, mask)
+        return rollouts.with_columns(**{"token_reward": rewards, "advantage": advantage, "return": returns})
+
+    def weights(self, batch: Batch) -> Tensor:
+        """Every response token counts once."""
+        return batch["mask"]
+
+    def loss(self, scores: Scores, batch: Batch) -> Loss:
+        """Clipped policy loss + value_coef · clipped value loss − entropy_coef · entropy, per token `[B, T]`."""
+        assert scores.value is not None
+        old, old_value, returns = batch["logprob"], batch["value"], batch["return"]
+        policy_loss = losses.clipped_policy(scores.logprob, old, batch["advantage"], self.clip)
+        value_loss = losses.clipped_value(scores.value, old_value, returns, self.value_clip)
+        total = policy_loss + self.value_coef * value_loss - self.entropy_coef * scores.entropy
+        ratio = (scores.logprob - old).exp()
+        clipped = (ratio.clamp(1 - self.clip, 1 + self.clip) - ratio) * batch["advantage"]
+        value_clipped = (scores.value - old_value).abs() > self.value_clip
+        means = {
+            "loss/total": total,
+            "loss/policy": policy_loss,
+            "loss/value": value_loss,
+            "policy/entropy": scores.entropy,
+            "policy/kl": old - scores.logprob,
+            "policy/approx_kl": kl.k2(scores.logprob, old),
+            "policy/ratio": ratio,
+            "policy/clip_fraction": (clipped < 0).float(),
+            "value/mean": scores.value,
+            "value/error": (scores.value - returns) ** 2,
+            "value/clip_fraction": value_clipped.float(),
+        }
+        maxima = {"policy/ratio_max": ratio, "policy/ratio_error_max": (ratio - 1).abs()}
+        return Loss(total, means, maxima)
+
+
+class PPORun(RunSettings):
+    """Train a model by PPO: sample responses, score them, and make what scored well likelier."""
+
+    ppo: PPO = PPO()
+    """the algorithm"""
+    kl: KLSettings = KLSettings()
+    """the penalty for leaving the reference"""
+    value: ValueSettings = ValueSettings()
+    """the critic"""
+    reference: ReferenceSettings = ReferenceSettings()
+    """the reference"""
+
+    @property
+    def algorithm(self) -> PPO:
+        return self.ppo

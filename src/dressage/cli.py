@@ -1,0 +1,127 @@
+"""One command: `dressage`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dressage.config import describe, load
+from dressage.errors import UserError
+
+app = typer.Typer(
+    help="Train language models with human feedback, with every token of every rollout on record.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_TRAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+F = TypeVar("F")
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one or two plain lines and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"dressage: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("dressage: interrupted; continue with --resume RUN", file=sys.stderr)
+        sys.exit(130)
+
+
+@app.command(context_settings=_TRAINING, add_help_option=False)
+def ppo(
+    context: typer.Context,
+    recipe: Annotated[Path | None, typer.Argument(help="A recipe in TOML.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
+    help: Annotated[bool, typer.Option("--help", help="Explain every setting.")] = False,
+) -> None:
+    """Train by PPO: dressage ppo recipe.toml --kl.coef 0.05 --run runs/mine."""
+    from dressage.algorithms.ppo import PPORun
+
+    if help:
+        _explain(context, PPORun)
+        return
+    from dressage.train.run import resume as resume_run
+    from dressage.train.run import train
+
+    if resume is not None:
+        if recipe is not None or context.args:
+            raise UserError("--resume continues a run with the settings it was started with; give nothing else")
+        result = resume_run(resume)
+    else:
+        recipe, flags = _recipe_and_flags(recipe, context.args)
+        result = train(load(PPORun, recipe, flags))
+    print(f"run      {result.folder}\nmodel    {result.folder}/model\nnext     dressage show {result.folder}")
+
+
+@app.command()
+def show(
+    run: RunFolder,
+    step: Annotated[int | None, typer.Option(help="Show this step; with --sample one rollout of it.")] = None,
+    sample: Annotated[int | None, typer.Option(help="Show this rollout token by token.")] = None,
+    limit: Annotated[int, typer.Option(help="Responses per list.", min=1)] = 5,
+) -> None:
+    """Show a run: its steps, its best and worst responses, or one rollout token by token."""
+    from dressage.record.show import show as show_run
+
+    show_run(run, Console(), step=step, sample=sample, limit=limit)
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must be empty or absent.")],
+    format: Annotated[str, typer.Option(help="What to write.")] = "rl-logging-board",
+) -> None:
+    """Write a run's record in another tool's format."""
+    from dressage.exporters import EXPORTERS
+
+    count = _known(EXPORTERS, format)(run, out)
+    print(f"{count} rollouts written to {out}")
+
+
+@app.command(name="import")
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Another tool's file or folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder to write; it must not exist.")],
+    format: Annotated[str, typer.Option(help="What the source is.")] = "rl-logging-board",
+) -> None:
+    """Read another tool's rollouts into a run folder."""
+    from dressage.importers import IMPORTERS
+
+    count = _known(IMPORTERS, format)(source, run)
+    print(f"{count} rollouts read into {run}\nnext     dressage show {run}")
+
+
+def _known(table: dict[str, F], name: str) -> F:
+    if name not in table:
+        raise UserError(f"there is no format {name!r}; there is {', '.join(table)}")
+    return table[name]
+
+
+def _recipe_and_flags(recipe: Path | None, rest: list[str]) -> tuple[Path | None, list[str]]:
+    """A flag before the recipe makes its value look like the recipe; put both back in their places."""
+    if recipe is not None and str(recipe).startswith("--"):
+        return None, [str(recipe), *rest]
+    return recipe, rest
+
+
+def _explain(context: typer.Context, kind: type) -> None:
+    console = Console()
+    console.print(f"Usage: {context.command_path} RECIPE.toml [--setting value …]", highlight=False, markup=False)
+    console.print(f"       {context.command_path} --resume RUN\n", highlight=False, markup=False)
+    console.print(Text((kind.__doc__ or "") + "\n"))
+    table = Table(box=None, pad_edge=False)
+    for title in ("setting", "default", "what it does"):
+        table.add_column(title, overflow="fold")
+    for name, type_name, default, text in describe(kind):
+        table.add_row(Text(f"--{name}"), Text(default), Text(f"{' '.join(text.split())} ({type_name})"))
+    console.print(table)

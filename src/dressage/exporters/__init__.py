@@ -1,0 +1,11 @@
+"""A run folder into other tools' formats."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dressage.exporters import rl_logging_board
+
+EXPORTERS: dict[str, Callable[[Path, Path], int]] = {
+    "rl-logging-board": rl_logging_board.export,
+}
+"""Format → a function of the run folder and the folder to write, which returns the number of rollouts."""

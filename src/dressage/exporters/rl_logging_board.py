@@ -1,0 +1,84 @@
+"""A run folder into RL Logging Board's JSON lines."""
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dressage.errors import UserError
+from dressage.importers.rl_logging_board import ROW_KEYS, TOKEN_KEYS, to_json
+from dressage.record.files import new_folder
+from dressage.record.reader import Run, Segment, open_run, read_tokens
+
+
+def export(run_folder: Path, out_folder: Path) -> int:
+    """Writes one ``rank-NNNN.jsonl`` per rank and returns the number of lines.
+
+    A line has ``prompt, response, response_tokens, logprobs, ref_logprobs, values, token_rewards, reward, step``, with
+    ``ref_response, ref_reward, ground_truth`` where recorded, and the keys in ``extra``; what was not measured is left
+    out. The format has no place for the rest of the record: token ids, sampler's log probabilities, advantages,
+    returns, entropies, masks, groups, splits (evaluation comes out like training), reward parts, shaped rewards, prompt
+    ids, finish reasons, policy versions, KL coefficients and step metrics.
+
+    Args:
+        run_folder: Run folder to read.
+        out_folder: Folder to write; must not exist, or be empty.
+
+    Raises:
+        UserError: ``run_folder`` is no run folder or lacks the vocabulary of its token ids, or ``out_folder``
+            is taken.
+    """
+    run = open_run(run_folder)
+    count = 0
+    with new_folder(out_folder) as folder:
+        for rank, segments in groupby(sorted(run.segments(), key=attrgetter("rank", "step")), attrgetter("rank")):
+            with (folder / f"rank-{rank:04d}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+                for line in (line for segment in segments for line in _lines(run, segment)):
+                    file.write(to_json(line) + "\n")
+                    count += 1
+    return count
+
+
+def _lines(run: Run, segment: Segment) -> Iterator[dict[str, Any]]:
+    rows = pq.ParquetFile(segment.rows).read().to_pylist()
+    measured = pq.read_schema(segment.tokens).names
+    tokens = _with_token_texts(run, read_tokens([segment.tokens]))
+    samples = tokens["sample"].to_numpy()
+    for row in rows:
+        line = json.loads(row.get("extra") or "{}")
+        line |= {key: row[key] for key in ("step", *ROW_KEYS) if row.get(key) is not None}
+        start, end = np.searchsorted(samples, row["sample"], "left"), np.searchsorted(samples, row["sample"], "right")
+        if start < end:
+            line |= _token_lists(tokens.slice(start, end - start))
+        elif row.get("length") == 0:
+            line |= {k: [] for k, name in TOKEN_KEYS.items() if {"token": "token_id"}.get(name, name) in measured}
+        yield line
+
+
+def _token_lists(tokens: pa.Table) -> Mapping[str, list[Any]]:
+    """Returns the lists of one rollout, each to its last value."""
+    lists = {}
+    for key, name in TOKEN_KEYS.items():
+        values = tokens[name].to_pylist()
+        while values and values[-1] is None:
+            values.pop()
+        if values:
+            lists[key] = values
+    return lists
+
+
+def _with_token_texts(run: Run, tokens: pa.Table) -> pa.Table:
+    """Fills column ``token`` from the ids where there are ids."""
+    ids = tokens["token_id"]
+    if ids.null_count == len(ids):
+        return tokens
+    if run.vocabulary.num_rows == 0:
+        raise UserError(f"{run.folder} has token ids but no vocabulary.parquet, which turns them into tokens")
+    texts = run.vocabulary["token"].take(ids.combine_chunks())
+    return tokens.set_column(tokens.column_names.index("token"), "token", texts)

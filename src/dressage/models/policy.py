@@ -1,0 +1,225 @@
+"""The models of one run, seen as roles: policy, critic and reference over as few weights as possible."""
+
+import copy
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from dressage.errors import UserError
+from dressage.models.load import load_causal
+from dressage.models.settings import LoraSettings, ModelSettings, ReferenceSettings, ValueSettings
+from dressage.ops.logprobs import full_kl, token_logprobs
+from dressage.types import Batch
+
+
+class Scores(NamedTuple):
+    """What a policy says of given responses, each `[B, T]` float32 and 0 on padding."""
+
+    logprob: Tensor
+    entropy: Tensor
+    value: Tensor | None
+
+
+class ValueHead(nn.Linear):
+    """Hidden state -> expected return. It starts at zero, so an untrained critic predicts nothing rather than noise."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+
+class Policy(nn.Module):
+    """The model that learns, its critic, and the reference it is compared with.
+
+    Args:
+        model: a causal language model, wrapped by PEFT if it has adapters.
+        temperature: divides the logits of policy and reference, as in sampling.
+        value: "trunk", a separate trunk, or None for algorithms without a critic.
+        reference: "adapters-off", a frozen model, or None.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        *,
+        temperature: float = 1.0,
+        value: nn.Module | str | None = None,
+        reference: nn.Module | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.critic = value if isinstance(value, nn.Module) else None
+        self.value_head = None if value is None else ValueHead(causal(model).config.get_text_config().hidden_size)
+        # A frozen reference is not a child: its weights are neither trained nor saved with the policy's.
+        self._reference = (reference,)
+        _check_head(model)
+
+    @property
+    def device(self) -> torch.device:
+        return causal(self.model).device
+
+    def forward(self, batch: Batch) -> Scores:
+        """Log-probability, entropy and value of every response token, differentiable where gradients are on."""
+        hidden = self.hidden(self.model, batch)
+        value = None
+        if self.value_head is not None:
+            seen = hidden if self.critic is None else self.hidden(self.critic, batch)
+            value = self.value_head(seen.float()).squeeze(-1) * batch["mask"]
+        return Scores(*self._logprobs(self.model, hidden, batch), value)
+
+    @torch.no_grad()
+    def reference_logprob(self, batch: Batch) -> Tensor:
+        """Log-probability `[B, T]` of every response token under the reference."""
+        model, context = self._reference_model()
+        with context:
+            return self._logprobs(model, self.hidden(model, batch), batch)[0]
+
+    @torch.no_grad()
+    def reference_kl(self, batch: Batch) -> Tensor:
+        """Exact KL(policy ‖ reference) over the vocabulary at every response token, `[B, T]`."""
+        hidden = self.hidden(self.model, batch)
+        model, context = self._reference_model()
+        with context:
+            ref_hidden = self.hidden(model, batch)
+        inside = batch["mask"] > 0
+        heads = output_weight(self.model), output_weight(model)
+        kl = full_kl(hidden[inside], heads[0], ref_hidden[inside], heads[1], self.temperature)
+        return torch.zeros_like(batch["mask"]).masked_scatter(inside, kl)
+
+    def hidden(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The trunk's last hidden states from which each response token is predicted, `[B, T, H]`."""
+        prompt, response = batch["prompt_ids"], batch["response_ids"]
+        tokens = torch.cat([prompt, response], dim=1)[:, :-1]
+        mask = torch.cat([batch["prompt_mask"], batch["mask"].to(batch["prompt_mask"].dtype)], dim=1)[:, :-1]
+        model.train(torch.is_grad_enabled() and _checkpoints(model))
+        states = trunk(model)(
+            input_ids=tokens, attention_mask=mask, position_ids=positions(mask), use_cache=False
+        ).last_hidden_state
+        return states[:, prompt.shape[1] - 1 :]  # type: ignore[no-any-return]
+
+    def _logprobs(self, model: nn.Module, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        inside = batch["mask"] > 0
+        logprob, entropy = token_logprobs(
+            hidden[inside], output_weight(model), batch["response_ids"][inside], self.temperature
+        )
+        empty = torch.zeros_like(batch["mask"])
+        return empty.masked_scatter(inside, logprob), empty.masked_scatter(inside, entropy)
+
+    def _reference_model(self) -> tuple[nn.Module, Any]:
+        (reference,) = self._reference
+        if isinstance(reference, nn.Module):
+            return reference, nullcontext()
+        if reference == "adapters-off" and isinstance(self.model, PeftModel):
+            return self.model, self.model.disable_adapter()
+        raise ValueError("this policy has no reference")
+
+
+def build_policy(
+    model: PreTrainedModel,
+    settings: ModelSettings,
+    value: ValueSettings | None,
+    reference: ReferenceSettings | None,
+    temperature: float,
+) -> Policy:
+    """Give a loaded model its roles.
+
+    Raises:
+        UserError: the settings contradict each other.
+    """
+    role = _reference(model, settings, reference) if reference else None
+    critic = _critic(model, settings, value) if value else None
+    dtype = model.dtype
+    wrapped = _with_adapters(model, settings.lora) if settings.lora else model
+    if settings.gradient_checkpointing:
+        wrapped.gradient_checkpointing_enable({"use_reentrant": False})
+        wrapped.enable_input_require_grads()
+    policy = Policy(wrapped, temperature=temperature, value=critic, reference=role)
+    if policy.critic is not None:
+        policy.critic.to(dtype)
+    return policy
+
+
+def causal(model: nn.Module) -> PreTrainedModel:
+    """The causal language model under any adapters."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model  # type: ignore[return-value]
+
+
+def trunk(model: nn.Module) -> nn.Module:
+    """Everything of a model but its head; adapters inside it stay active."""
+    inner = causal(model)
+    return getattr(inner, inner.base_model_prefix, inner)
+
+
+def output_weight(model: nn.Module) -> Tensor:
+    """The weight `[V, H]` of the language-model head."""
+    return causal(model).get_output_embeddings().weight  # type: ignore[no-any-return]
+
+
+def positions(mask: Tensor) -> Tensor:
+    """Position of every token, counted from the first real one: `[B, L]`."""
+    return (mask.cumsum(1) - 1).clamp_min(0)
+
+
+def _reference(model: PreTrainedModel, settings: ModelSettings, reference: ReferenceSettings) -> nn.Module | str:
+    kind = reference.kind
+    if kind == "auto":
+        kind = "adapters-off" if settings.lora else "copy"
+    if kind == "adapters-off":
+        if settings.lora is None:
+            raise UserError('reference.kind "adapters-off" needs model.lora; without adapters use "copy"')
+        return kind
+    if kind == "copy":
+        return copy.deepcopy(model).requires_grad_(False)
+    if reference.path is None:
+        raise UserError('reference.kind "model" needs reference.path')
+    other = load_causal(reference.path, dtype=settings.dtype).requires_grad_(False)
+    if output_weight(other).shape[0] != output_weight(model).shape[0]:
+        raise UserError(f"the reference {reference.path} has another vocabulary than the policy {settings.path}")
+    return other
+
+
+def _critic(model: PreTrainedModel, settings: ModelSettings, value: ValueSettings) -> nn.Module | str:
+    if value.kind == "trunk":
+        return "trunk"
+    if value.path is None:
+        return copy.deepcopy(trunk(model)).requires_grad_(True)
+    critic = trunk(load_causal(value.path, dtype=settings.dtype))
+    if critic.config.get_text_config().hidden_size != model.config.get_text_config().hidden_size:
+        raise UserError(f"the critic {value.path} has another hidden size than the policy {settings.path}")
+    return critic.requires_grad_(True)
+
+
+def _with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PeftModel:
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    try:
+        wrapped = get_peft_model(
+            model,
+            LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, bias="none"),
+        )
+    except ValueError as error:
+        raise UserError(f"model.lora.targets {targets}: {str(error).splitlines()[0]}") from error
+    return wrapped
+
+
+def _checkpoints(model: nn.Module) -> bool:
+    return bool(getattr(causal(model), "is_gradient_checkpointing", False))
+
+
+@torch.no_grad()
+def _check_head(model: nn.Module) -> None:
+    """Some architectures cap or scale their logits after the head; scoring must not silently differ from them."""
+    inner = causal(model)
+    tokens = torch.arange(4, device=inner.device)[None]
+    states = trunk(model)(input_ids=tokens, use_cache=False).last_hidden_state
+    expected = inner(input_ids=tokens, use_cache=False).logits.float()
+    seen = torch.nn.functional.linear(states, output_weight(model)).float()
+    if not torch.allclose(seen, expected, rtol=0.05, atol=0.05 * float(expected.abs().max())):
+        raise UserError(
+            f"{inner.config.model_type} changes its logits after the head (bias, scale or cap), which is not supported"
+        )

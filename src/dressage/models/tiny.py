@@ -1,0 +1,40 @@
+"""A model and a tokenizer made of nothing: for tests, the tiny recipe, and trying things out."""
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast as FastTokenizer
+
+_SPECIAL = ("<|endoftext|>", "<|pad|>")
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerBase:
+    """One token per byte (258 in all: 256 bytes, an end and a pad), padded on the left."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*_SPECIAL, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = FastTokenizer(tokenizer_object=tokenizer, eos_token=_SPECIAL[0], pad_token=_SPECIAL[1])
+    fast.padding_side = "left"
+    return fast
+
+
+def tiny_model(seed: int = 0, layers: int = 2, hidden: int = 96) -> PreTrainedModel:
+    """A Llama of about 0.3 million random parameters for `tiny_tokenizer`; the same seed gives the same weights."""
+    config = LlamaConfig(
+        vocab_size=len(_SPECIAL) + 256,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)

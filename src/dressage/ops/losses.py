@@ -1,0 +1,21 @@
+"""Losses: one number per token. What to average over is decided elsewhere."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def clipped_policy(
+    logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"], clip: float
+) -> Float[Tensor, "B T"]:
+    """−min(ρ·Â, clip(ρ, 1 − ε, 1 + ε)·Â), ρ = π/π_old (arXiv:1707.06347, eq. 7)."""
+    ratio = (logprob - old_logprob).exp()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def clipped_value(
+    value: Float[Tensor, "B T"], old_value: Float[Tensor, "B T"], returns: Float[Tensor, "B T"], clip: float
+) -> Float[Tensor, "B T"]:
+    """½·max((V − R)², (clip(V, V_old ± ε) − R)²): OpenAI baselines' clipped value loss, as TRL uses it."""
+    clipped = old_value + (value - old_value).clamp(-clip, clip)
+    return 0.5 * torch.maximum((value - returns) ** 2, (clipped - returns) ** 2)

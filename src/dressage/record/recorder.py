@@ -1,0 +1,247 @@
+"""Writes rollouts and metrics from a background thread, so that training does not wait for the disk."""
+
+import errno
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dressage.errors import UserError
+from dressage.record.files import Kind, segment_path, write_segment, write_table
+from dressage.record.schema import ROW_COLUMNS, STATISTICS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
+GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}
+GIVEN_TOKENS = {c.name: c for c in TOKEN_COLUMNS if c.name not in ("step", "sample", "position")}
+
+
+class Recorder:
+    """Records one rank's rollouts and metrics of one attempt; a context manager.
+
+    What a call hands over is written by one background thread, in order; the caller must not change the arrays
+    afterwards. The queue is bounded: when the disk cannot keep up, calls block, and nothing is ever dropped. An
+    exception in the thread is raised by the caller's next call, and by every one after it.
+
+    Args:
+        folder: Run folder; created if it is not there.
+        attempt: Number that ``begin_attempt`` returned.
+        rank: Number of this process.
+        queue_size: Most calls that wait to be written.
+    """
+
+    def __init__(self, folder: Path, *, attempt: int = 0, rank: int = 0, queue_size: int = 4) -> None:
+        if queue_size < 1:
+            raise ValueError(f"queue_size is {queue_size}, at least 1 is needed")
+        self._folder = folder
+        self._attempt = attempt
+        self._rank = rank
+        self._latest: dict[Kind, tuple[int, set[Any]]] = {}
+        self._error: BaseException | None = None
+        self._closed = False
+        self._queue: Queue[Callable[[], None] | None] = Queue(queue_size)
+        (folder / "record").mkdir(parents=True, exist_ok=True)
+        self._thread = Thread(target=self._work, name="recorder", daemon=True)
+        self._thread.start()
+
+    def rollouts(self, step: int, rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Array]) -> None:
+        """Records this rank's rollouts of ``step``, which readers see whole or not at all.
+
+        Further calls for the same step, such as for evaluation, add to it; once a later step has come, it is closed.
+
+        Args:
+            step: Optimisation step.
+            rows: [B] columns of ``ROW_COLUMNS``, at least ``sample``, ``prompt``, ``response`` and ``reward``.
+                ``step``, ``attempt``, ``rank`` and the statistics are filled in.
+            tokens: [B, T] columns of ``TOKEN_COLUMNS``, right-padded, with a boolean ``mask`` that is true on real
+                response tokens; only those are written.
+
+        Raises:
+            ValueError: A column is unknown, missing or of another length, a sample comes twice, or the step is
+                closed.
+        """
+        self._check(rows, GIVEN_ROWS, "rows")
+        self._check(tokens, {**GIVEN_TOKENS, "mask": Column("mask", pa.bool_(), "", required=True)}, "tokens")
+        _check_shapes(rows, tokens)
+        self._claim("rows", step, np.asarray(rows["sample"]).tolist())
+        self._put(partial(self._write_rollouts, step, dict(rows), dict(tokens)))
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records the metrics of ``step``; further calls for the same step add to them, as with ``rollouts``.
+
+        Raises:
+            ValueError: A metric is called ``step`` or ``attempt`` or comes twice, or the step is closed.
+        """
+        if clash := {column.name for column in STEP_COLUMNS} & metrics.keys():
+            raise ValueError(f"a metric cannot be called {clash.pop()!r}: that column is the recorder's")
+        self._claim("steps", step, metrics)
+        self._put(partial(self._write_metrics, step, dict(metrics)))
+
+    def flush(self) -> None:
+        """Returns when everything handed over is on disk."""
+        self._raise_error()
+        self._queue.join()
+        self._raise_error()
+
+    def close(self) -> None:
+        """Writes what is left and stops the thread; a second call does nothing but raise what went wrong."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            self._thread.join()
+        self._raise_error()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException as failure:
+            if failure is not error:
+                raise
+
+    @staticmethod
+    def _check(given: Mapping[str, Any], known: Mapping[str, Column], what: str) -> None:
+        if unknown := given.keys() - known.keys():
+            raise ValueError(f"{what} have no column {sorted(unknown)[0]!r} to give; known: {', '.join(known)}")
+        if missing := {name for name, column in known.items() if column.required} - given.keys():
+            raise ValueError(f"{what} lack the required column {sorted(missing)[0]!r}")
+
+    def _claim(self, kind: Kind, step: int, keys: Iterable[Any]) -> None:
+        """Refuses what would replace something recorded; ``keys`` are the samples, or the names of the metrics."""
+        latest, taken = self._latest.get(kind, (-1, set()))
+        if step != latest:
+            taken = set()
+            path = segment_path(self._folder, kind, step, self._attempt, self._rank)
+            if step < max(latest, 0) or path.exists():
+                raise ValueError(f"step {step} is closed: attempt {self._attempt} has recorded it or a later one")
+        if twice := taken.intersection(keys):
+            raise ValueError(f"step {step} has {twice.pop()!r} already")
+        self._latest[kind] = (step, taken.union(keys))
+
+    def _put(self, job: Callable[[], None]) -> None:
+        self._raise_error()
+        if self._closed:
+            raise ValueError("the recorder is closed")
+        self._queue.put(job)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                # After an error the rest is only taken off the queue, so that a blocked caller wakes up to hear of it.
+                if self._error is None:
+                    job()
+            except BaseException as error:
+                self._error = self._for_user(error)
+            finally:
+                self._queue.task_done()
+
+    def _for_user(self, error: BaseException) -> BaseException:
+        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return error
+        plain = UserError(
+            f"the disk is full: the record in {self._folder / 'record'} could not be written; "
+            f"free space, then continue with --resume {self._folder}"
+        )
+        plain.__cause__ = error
+        return plain
+
+    def _write_rollouts(self, step: int, rows: dict[str, Any], tokens: dict[str, Array]) -> None:
+        samples = np.asarray(rows["sample"])
+        order = np.argsort(samples)
+        index, position = np.nonzero(tokens["mask"][order])
+        index = order[index]
+        flat = {name: array[index, position] for name, array in tokens.items()}
+        count = len(samples)
+        rows |= {"attempt": np.full(count, self._attempt), "rank": np.full(count, self._rank)}
+        rows |= {"step": np.full(count, step), **rollout_statistics(index, count, flat)}
+        flat |= {"step": np.full(len(index), step), "sample": samples[index], "position": position}
+        row_table, token_table = table_of(ROW_COLUMNS, rows), table_of(TOKEN_COLUMNS, flat)
+        write_segment(self._folder, step, self._attempt, self._rank, row_table, token_table)
+
+    def _write_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        path = segment_path(self._folder, "steps", step, self._attempt, self._rank)
+        row = {"step": step, "attempt": self._attempt} | {name: float(value) for name, value in metrics.items()}
+        if path.exists():
+            row = pq.ParquetFile(path).read().to_pylist()[0] | row
+        columns = [*STEP_COLUMNS, *(Column(name, pa.float64(), "") for name in row if name not in ("step", "attempt"))]
+        write_table(path, table_of(columns, {name: [value] for name, value in row.items()}))
+
+
+def _check_shapes(rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Array]) -> None:
+    mask, samples = tokens["mask"], rows["sample"]
+    if mask.ndim != 2 or mask.dtype != np.bool_:
+        raise ValueError(f"mask is {mask.dtype} of shape {mask.shape}, expected bool [B, T]")
+    for name, values in rows.items():
+        if len(values) != len(mask):
+            raise ValueError(f"rows column {name!r} has {len(values)} entries, mask has {len(mask)}")
+    for name, array in tokens.items():
+        if array.shape != mask.shape:
+            raise ValueError(f"tokens column {name!r} has shape {array.shape}, mask has {mask.shape}")
+    if len(np.unique(np.asarray(samples))) != len(samples):
+        raise ValueError("rows column 'sample' names a rollout twice; with step it is the key")
+
+
+def rollout_statistics(index: Array, count: int, tokens: Mapping[str, Array]) -> dict[str, pa.Array]:
+    """Returns the columns ``STATISTICS`` of ``count`` rollouts, those whose token columns are there.
+
+    Args:
+        index: [N] which rollout, 0 to ``count`` − 1, each response token belongs to; no padding.
+        count: Number of rollouts.
+        tokens: [N] columns, of which ``logprob``, ``ref_logprob`` and ``entropy`` are read.
+
+    Returns:
+        [count] arrays; a mean over an empty response is null. k1 and k3 after Schulman, "Approximating KL
+        Divergence", http://joschu.net/blog/kl-approx.html, with samples from the policy.
+    """
+    length = np.bincount(index, minlength=count)
+    sums: dict[str, Array] = {}
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        if "logprob" in tokens and "ref_logprob" in tokens:
+            delta = np.asarray(tokens["logprob"], np.float64) - np.asarray(tokens["ref_logprob"], np.float64)
+            sums["k1"] = np.bincount(index, delta, minlength=count)
+            sums["k3"] = np.bincount(index, np.expm1(-delta) + delta, minlength=count) / length
+        if "entropy" in tokens:
+            sums["entropy"] = np.bincount(index, tokens["entropy"], minlength=count) / length
+    columns = {name: pa.array(sums[name], mask=(length == 0) & (name != "k1")) for name in sums}
+    return {"length": pa.array(length, pa.int32()), **columns}
+
+
+def table_of(columns: Sequence[Column], content: Mapping[str, Any]) -> pa.Table:
+    """Returns the table of the ``columns`` in ``content``; a float32 column becomes float64 where a value needs it."""
+    present = [column for column in columns if column.name in content]
+    arrays = [_array(content[column.name], column.type) for column in present]
+    fields = [field.with_type(array.type) for field, array in zip(arrow_schema(present), arrays, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _array(values: Any, type_: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values.cast(type_)
+    if pa.types.is_map(type_):
+        values = [None if v is None else [(key, float(x)) for key, x in v.items()] for v in values]
+    if type_ == pa.float32():
+        wide = pa.array(values, pa.float64())
+        return wide if _needs_float64(wide) else wide.cast(pa.float32())
+    return pa.array(values, type_)
+
+
+def _needs_float64(wide: pa.Array) -> bool:
+    values = wide.to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        return not np.array_equal(values.astype(np.float32).astype(np.float64), values, equal_nan=True)

@@ -1,0 +1,167 @@
+"""Shows a run in the terminal: its steps, its extreme responses, and one rollout token by token."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dressage.errors import UserError
+from dressage.record.reader import Run, open_run
+from dressage.record.schema import ROW_COLUMNS
+
+MOST_STEPS = 20
+MEANS = {"reward": "reward", "k1": "KL", "entropy": "entropy", "length": "length"}
+EXTREMES = {
+    "best by reward": ("reward", "DESC"),
+    "worst by reward": ("reward", "ASC"),
+    "highest KL": ("k1", "DESC"),
+    "lowest KL": ("k1", "ASC"),
+}
+TOKEN_NUMBERS = {
+    "logprob": "logprob",
+    "ref_logprob": "ref logprob",
+    "kl": "KL",
+    "value": "value",
+    "token_reward": "token reward",
+    "advantage": "advantage",
+}
+# Control characters would steer the terminal; each is shown as its own picture instead.
+VISIBLE = {code: 0x2400 + code for code in range(32)} | {0x7F: "␡", ord("\n"): "↵"}
+VISIBLE |= dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+
+
+def show(folder: Path, console: Console, *, step: int | None = None, sample: int | None = None, limit: int = 5) -> None:
+    """Prints a run, or one of its rollouts; what was not measured is left out.
+
+    Args:
+        folder: Run folder.
+        console: Where to print.
+        step: Only responses of this step.
+        sample: This rollout of ``step``, token by token.
+        limit: Most responses in each list.
+
+    Raises:
+        UserError: ``folder`` is no run folder, or the rollout is not in it.
+    """
+    run = open_run(folder)
+    if sample is None:
+        _show_header(run, console)
+        _show_steps(run, console)
+        for title, (column, order) in EXTREMES.items():
+            _show_extremes(run, console, title, f"{column} {order}", step, limit)
+    elif step is None:
+        raise UserError("a rollout is named by step and sample: give the step too")
+    else:
+        _show_rollout(run, console, step, sample)
+
+
+def _show_header(run: Run, console: Console) -> None:
+    segments = run.segments()
+    steps = sorted({segment.step for segment in segments})
+    facts = {name: run.info[name] for name in ("model", "algorithm", "format", "source") if run.info.get(name)}
+    facts["steps"] = f"{steps[0]} to {steps[-1]}, {len(steps)} recorded" if steps else "none recorded yet"
+    facts["rollouts"] = run.rows(["sample"]).num_rows
+    console.print(_facts(facts))
+
+
+def _show_steps(run: Run, console: Console) -> None:
+    steps = np.array(sorted({segment.step for segment in run.segments()}))
+    if not len(steps):
+        return
+    shown = steps[np.unique(np.linspace(0, len(steps) - 1, MOST_STEPS).round().astype(int))].tolist()
+    rows = run.rows(["step", "split", *MEANS], shown)
+    rows = rows.set_column(1, "split", pc.fill_null(rows["split"], ""))
+    splits = sorted(set(rows["split"].to_pylist()), key=lambda split: (split == "eval", split))
+    coefficients = _coefficients(run)
+    lines = []
+    for step, split in ((step, split) for step in shown for split in splits):
+        mine = rows.filter((pc.field("step") == step) & (pc.field("split") == split))
+        if mine.num_rows:
+            means = {name: _mean(mine[column], spread=name == "reward") for column, name in MEANS.items()}
+            only = {"split": split} if len(splits) > 1 else {}
+            lines.append({"step": step, **only, **means, "KL coefficient": coefficients.get(step)})
+    console.print(_table("steps: means over the rollouts, reward ± standard deviation", lines))
+
+
+def _coefficients(run: Run) -> dict[int, float]:
+    steps = run.steps()
+    if "kl/coef" not in steps.column_names:
+        return {}
+    return dict(zip(steps["step"].to_pylist(), steps["kl/coef"].to_pylist(), strict=True))
+
+
+def _mean(column: pa.ChunkedArray, *, spread: bool) -> str | None:
+    values = column.drop_null().to_numpy()
+    if not len(values):
+        return None
+    with np.errstate(all="ignore"):
+        return f"{_number(values.mean())} ± {_number(values.std())}" if spread else _number(values.mean())
+
+
+def _show_extremes(run: Run, console: Console, title: str, order: str, step: int | None, limit: int) -> None:
+    where = "" if step is None else f"AND step = {step:d}"
+    column = order.split()[0]
+    query = f"SELECT step, sample, reward, k1 FROM rows WHERE {column} IS NOT NULL {where}"
+    found = run.sql(f"{query} ORDER BY {order}, step, sample LIMIT {limit:d}").fetchall()
+    lines = []
+    for at, sample, reward, kl in found:
+        rows = run.rows(["sample", "response"], [at]).to_pylist()
+        response = next(row["response"] for row in rows if row["sample"] == sample)
+        lines.append({"step": at, "sample": sample, "reward": reward, "KL": kl, "response": response})
+    if lines:
+        console.print(_table(title, lines))
+
+
+def _show_rollout(run: Run, console: Console, step: int, sample: int) -> None:
+    row, tokens = run.rollout(step, sample)
+    facts = {column.name: row[column.name] for column in ROW_COLUMNS if column.name != "prompt_ids"}
+    console.print(_facts(facts))
+    lines = []
+    for token in tokens.to_pylist():
+        text = token["token"] if token["token"] is not None else run.token_texts([token["token_id"]])[0]
+        if token["logprob"] is not None and token["ref_logprob"] is not None:
+            token["kl"] = token["logprob"] - token["ref_logprob"]
+        numbers = {name: token.get(column) for column, name in TOKEN_NUMBERS.items()}
+        lines.append({"position": token["position"], "token": text, **numbers})
+    if lines:
+        console.print(_table("tokens", lines))
+
+
+def _facts(facts: Mapping[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        if value is not None:
+            grid.add_row(Text(name, "bold"), _text(value, "↵\n"))
+    return grid
+
+
+def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns a table of the columns in which any line has a value; only texts are cut to fit."""
+    table = Table(title=title, title_justify="left")
+    names = [name for name in lines[0] if any(line[name] is not None for line in lines)]
+    for name in names:
+        side: Literal["left", "right"] = "left" if name in ("response", "token", "split") else "right"
+        table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis", ratio=int(name == "response") or None)
+    for line in lines:
+        table.add_row(*(_text(line[name]) for name in names))
+    return table
+
+
+def _text(value: Any, newline: str = "↵") -> Text:
+    """Returns text that is printed as it is: no markup, no control characters."""
+    if value is None:
+        return Text()
+    if isinstance(value, dict):
+        value = ", ".join(f"{name} {_number(part)}" for name, part in value.items())
+    shown = _number(value) if isinstance(value, float) else str(value)
+    return Text(shown.translate(VISIBLE).replace("↵", newline))
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"

@@ -1,0 +1,78 @@
+"""Rewards. A new one is a function in a file of its own and a line in this table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dressage.errors import UserError
+from dressage.rewards.base import RewardFunction, call_reward
+from dressage.rewards.classifier import ClassifierReward
+from dressage.rewards.function import load_function
+from dressage.rewards.lowercase import lowercase
+from dressage.rewards.pipeline import PipelineReward
+from dressage.rewards.sentiment import sentiment
+from dressage.rewards.settings import RewardSettings
+
+FUNCTIONS: dict[str, RewardFunction] = {"lowercase": lowercase, "sentiment": sentiment}
+MODELS: dict[str, type[ClassifierReward] | type[PipelineReward]] = {
+    "classifier": ClassifierReward,
+    "pipeline": PipelineReward,
+}
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A named, weighted reward function."""
+
+    name: str
+    function: RewardFunction
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rewards of B responses: every part by name, and the weighted sum `[B]`."""
+
+    parts: dict[str, list[float]]
+    total: list[float]
+
+
+def build_rewards(settings: Sequence[RewardSettings], device: torch.device) -> tuple[Reward, ...]:
+    """Make the rewards of a recipe; raises UserError where one cannot be made or two share a name."""
+    rewards = tuple(Reward(s.name or s.use, _build(s, device), s.weight) for s in settings)
+    names = [reward.name for reward in rewards]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"two rewards are called {twice!r}; give one of them another name")
+    return rewards
+
+
+def score(
+    rewards: Sequence[Reward], prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Any]
+) -> Scored:
+    """Call every reward; the sum counts each part times the weight of its reward."""
+    parts: dict[str, list[float]] = {}
+    total = [0.0] * len(responses)
+    for reward in rewards:
+        for name, values in call_reward(reward.function, reward.name, prompts, responses, columns).items():
+            parts[name] = values
+            total = [t + reward.weight * v for t, v in zip(total, values, strict=True)]
+    return Scored(parts, total)
+
+
+def _build(settings: RewardSettings, device: torch.device) -> RewardFunction:
+    if settings.use in MODELS:
+        try:
+            return MODELS[settings.use](**{"device": device, **settings.options})
+        except TypeError as error:
+            raise UserError(f"reward {settings.use!r}: options: {error}") from None
+    if settings.options:
+        raise UserError(f"reward {settings.use!r} takes no options")
+    if settings.use in FUNCTIONS:
+        return FUNCTIONS[settings.use]
+    if ":" not in settings.use:
+        known = ", ".join([*FUNCTIONS, *MODELS])
+        raise UserError(f"there is no reward {settings.use!r}; use {known}, file.py:function or module:function")
+    return load_function(settings.use)

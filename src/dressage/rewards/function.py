@@ -1,0 +1,42 @@
+"""A user's own reward, named by file or module."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from dressage.errors import UserError
+from dressage.rewards.base import RewardFunction
+
+
+def load_function(name: str) -> RewardFunction:
+    """Load "file.py:function" or "module:function".
+
+    Raises:
+        UserError: the file, the module or the function is not there.
+    """
+    place, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise UserError(f"reward {name!r}: write file.py:function or module:function")
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise UserError(f"reward {name!r}: {place} has no function {attribute!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def _from_file(file: Path) -> object:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if not file.exists() or spec is None or spec.loader is None:
+        raise UserError(f"reward {file}: there is no such file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # so that what the file defines can be pickled and found by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_module(place: str) -> object:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise UserError(f"reward module {place!r}: {error}") from None

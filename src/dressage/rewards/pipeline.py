@@ -1,0 +1,52 @@
+"""A `transformers` pipeline as reward, the way TRL's and LMFlow's examples score text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import pipeline
+
+from dressage.errors import UserError
+from dressage.models.load import resolve
+
+
+class PipelineReward:
+    """The score of one label of a text-classification pipeline on prompt + response.
+
+    Args:
+        path: local folder or Hub name of the model.
+        task: a pipeline task that returns labels with scores, such as "sentiment-analysis".
+        label: the label whose score is the reward, for example "POSITIVE".
+        apply: "sigmoid", "softmax" or "none" (raw logits), as the pipeline's `function_to_apply`.
+        batch_size: texts scored at the same time.
+        device: where to compute.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        label: str,
+        task: str = "sentiment-analysis",
+        apply: str = "none",
+        batch_size: int = 16,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        try:
+            self.pipe = pipeline(task, model=resolve(path), device=device)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"cannot make a {task!r} pipeline of {path!r}: {str(error).splitlines()[0]}") from error
+        self.label, self.apply, self.batch_size = label, apply, batch_size
+        known = list((self.pipe.model.config.id2label or {}).values())
+        if label not in known:
+            raise UserError(f"{path} has no label {label!r}; it has {', '.join(known)}")
+        if self.pipe.tokenizer.pad_token_id is None:
+            self.pipe.tokenizer.pad_token = self.pipe.tokenizer.eos_token
+        self.pipe.model.config.pad_token_id = self.pipe.tokenizer.pad_token_id
+
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
+        texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+        results = self.pipe(
+            texts, top_k=None, function_to_apply=self.apply, batch_size=self.batch_size, truncation=True
+        )
+        return [next(r["score"] for r in labels if r["label"] == self.label) for labels in results]

@@ -1,0 +1,38 @@
+"""Which rewards, with which weights, and what is done to their sum."""
+
+from typing import Any
+
+from pydantic import Field
+
+from dressage.config import Settings
+
+
+class RewardSettings(Settings):
+    """One reward. Several are added up, each times its weight."""
+
+    use: str
+    """"sentiment", "lowercase", "classifier", "pipeline", or your own function as file.py:function or
+    module:function"""
+    name: str | None = None
+    """what it is called in the record; none = `use`"""
+    weight: float = 1.0
+    """factor in the sum"""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """arguments of a classifier or pipeline, such as path, label and batch_size"""
+
+
+class ShapingSettings(Settings):
+    """What happens to the summed reward before training uses it, in this order."""
+
+    subtract_query: bool = False
+    """subtract the reward of an empty response to the same prompt, where the query dominates the score"""
+    scale: bool = False
+    """divide by the running standard deviation of all rewards so far"""
+    normalise: bool = False
+    """subtract their running mean as well (needs scale)"""
+    clip: float | None = Field(None, gt=0)
+    """clip to [-clip, clip]"""
+    missing_eos_penalty: float = Field(0.0, ge=0)
+    """subtracted from responses that did not end by themselves; 0 = off"""
+
+

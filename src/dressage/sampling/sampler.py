@@ -1,0 +1,171 @@
+"""Sampling with a Hugging Face model: a preallocated KV cache and one draw per row and token."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, StaticCache
+
+from dressage.models.policy import Policy, causal, output_weight, positions, trunk
+from dressage.ops.linear import linear
+from dressage.sampling.distribution import draw, sampling_logprobs
+from dressage.sampling.randomness import Purpose, generator, token_uniforms
+from dressage.sampling.settings import SamplingSettings
+from dressage.sampling.stop import StopTexts
+from dressage.types import Batch
+
+
+class Responses(NamedTuple):
+    """Sampled responses, padded on the right."""
+
+    response_ids: Tensor
+    """`[B, T]`"""
+    mask: Tensor
+    """`[B, T]` float32, 1 on the tokens of the response, its end token included"""
+    sampler_logprob: Tensor
+    """`[B, T]` log-probability under the distribution that was sampled from, filters included"""
+    finish_reasons: list[str]
+    """eos, stop or length for each response"""
+
+
+class Sampler:
+    """Samples responses from a policy.
+
+    Args:
+        policy: whose model samples; adapters are active.
+        tokenizer: its tokenizer.
+        settings: how to sample.
+        seed: with step and row it determines every draw.
+    """
+
+    def __init__(
+        self, policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: SamplingSettings, seed: int
+    ) -> None:
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.seed = seed
+        self.stop = StopTexts(tokenizer, settings.stop)
+        self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), device=causal(policy.model).device)
+
+    @torch.no_grad()
+    def sample(self, prompts: Batch, step: int, rows: range) -> Responses:
+        """One response to each prompt.
+
+        Args:
+            prompts: columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left.
+            step: the training step.
+            rows: where these prompts stand in the step's global batch; the same row always gets the same draws.
+        """
+        self.policy.eval()
+        limits = self._limits(step, rows)
+        uniforms = token_uniforms(self.seed, step, rows, int(limits.max()))
+        size = self.settings.batch_size or len(rows)
+        parts = [
+            self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()])
+            for part in torch.arange(len(rows)).split(size)
+        ]
+        return _joined(parts)
+
+    def _limits(self, step: int, rows: range) -> NDArray[np.int64]:
+        if self.settings.random_length is None:
+            return np.full(len(rows), self.settings.max_new_tokens)
+        low, high = self.settings.random_length
+        draws = (generator(self.seed, Purpose.LENGTHS, step, row) for row in rows)
+        return np.array([int(numbers.integers(low, high, endpoint=True)) for numbers in draws])
+
+    def _sample_part(self, prompts: Batch, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Responses:
+        growing = _Growing(len(prompts), limits, self.eos.tolist(), self.stop)
+        logprobs: list[Tensor] = []
+        numbers = torch.from_numpy(uniforms).to(self.eos.device)
+        decoder = self._decode(prompts, int(limits.max()))
+        token = None
+        for t in range(int(limits.max())):
+            logits = decoder.send(token)
+            if self.settings.temperature == 0:
+                distribution = logits.log_softmax(-1)
+                token = logits.argmax(-1)
+            else:
+                banned = self.eos if t < self.settings.min_new_tokens else None
+                distribution = sampling_logprobs(logits, self.settings, banned)
+                token = draw(distribution, numbers[:, t])
+            logprobs.append(distribution.gather(1, token[:, None]).squeeze(1))
+            growing.append(token.tolist())
+            if growing.all_done:
+                break
+        return growing.responses(torch.stack(logprobs, dim=1), int(self.tokenizer.pad_token_id))
+
+    def _decode(self, prompts: Batch, longest: int) -> "Iterator[Tensor]":
+        """Yield the logits `[B, V]` of each next token; the chosen token is sent back."""
+        ids, mask = prompts["prompt_ids"].to(self.eos.device), prompts["prompt_mask"].to(self.eos.device)
+        model = trunk(self.policy.model)
+        head = output_weight(self.policy.model).float()
+        cache = StaticCache(config=causal(self.policy.model).config, max_cache_len=ids.shape[1] + longest)
+        position = positions(mask)
+        while True:
+            states = model(
+                input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
+            ).last_hidden_state
+            token = yield linear(states[:, -1].float(), head)
+            ids, position = token[:, None], position[:, -1:] + 1
+            mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+
+
+class _Growing:
+    """Responses while they are being sampled: which tokens, and which rows have ended why."""
+
+    def __init__(self, size: int, limits: NDArray[np.int64], eos: Sequence[int], stop: StopTexts) -> None:
+        self.ids: list[list[int]] = [[] for _ in range(size)]
+        self.reasons = [""] * size
+        self.limits, self.eos, self.stop = limits, set(eos), stop
+
+    @property
+    def all_done(self) -> bool:
+        return all(self.reasons)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        for row, token in enumerate(tokens):
+            if self.reasons[row]:
+                continue
+            ids = self.ids[row]
+            ids.append(token)
+            cut = self.stop.cut(ids)
+            if token in self.eos:
+                self.reasons[row] = "eos"
+            elif cut is not None:
+                self.reasons[row] = "stop"
+                del ids[cut:]
+            elif len(ids) == self.limits[row]:
+                self.reasons[row] = "length"
+
+    def responses(self, logprobs: Tensor, pad: int) -> Responses:
+        width = max(1, max(map(len, self.ids)))
+        padded = torch.tensor([ids + [pad] * (width - len(ids)) for ids in self.ids])
+        lengths = torch.tensor([len(ids) for ids in self.ids])
+        mask = (torch.arange(width) < lengths[:, None]).float()
+        kept = logprobs[:, :width].float().cpu().masked_fill(mask == 0, 0.0)
+        return Responses(padded, mask, kept, self.reasons)
+
+
+def eos_token_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: SamplingSettings) -> list[int]:
+    """The tokens that end a response: the user's, else those of the generation config and the tokenizer."""
+    if settings.eos_token_ids:
+        return list(settings.eos_token_ids)
+    config = causal(policy.model).generation_config
+    known = config.eos_token_id if config is not None else None
+    ids = known if isinstance(known, list) else [known]
+    return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
+
+
+def _joined(parts: Sequence[Responses]) -> Responses:
+    width = max(part.mask.shape[1] for part in parts)
+
+    def stack(name: str) -> Tensor:
+        columns = [getattr(part, name) for part in parts]
+        return torch.cat([torch.nn.functional.pad(c, (0, width - c.shape[1])) for c in columns])
+
+    reasons = [reason for part in parts for reason in part.finish_reasons]
+    return Responses(stack("response_ids"), stack("mask"), stack("sampler_logprob"), reasons)

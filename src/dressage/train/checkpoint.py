@@ -1,0 +1,90 @@
+"""What a killed run continues from: complete or absent, in safetensors and JSON only."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dressage.errors import UserError
+
+_NAME = "step-{:08d}"
+
+
+class Checkpoint(NamedTuple):
+    """The state of a run between two steps."""
+
+    step: int
+    """the next step to do"""
+    state: dict[str, Any]
+    """everything that is no tensor: KL coefficient, running moments"""
+    weights: dict[str, Tensor]
+    """the trainable parameters by name"""
+    optimizer: dict[str, Tensor]
+
+
+def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Write a checkpoint under `folder`/checkpoints and remove all but the newest `keep`.
+
+    It is written under a temporary name and renamed when it is on disk, so a kill leaves the one before.
+    """
+    place = folder / "checkpoints"
+    final = place / _NAME.format(checkpoint.step)
+    temporary = place / f".{final.name}.{os.getpid()}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_file(_plain(checkpoint.weights), temporary / "weights.safetensors")
+        save_file(_plain(checkpoint.optimizer), temporary / "optimizer.safetensors")
+        state = json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=1)
+        (temporary / "state.json").write_text(state, encoding="utf-8")
+        for file in temporary.iterdir():
+            _sync(file)
+        if not final.exists():
+            temporary.rename(final)
+        _sync(place)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno == errno.ENOSPC:
+            raise UserError(
+                f"the disk is full: no room for a checkpoint in {place}; free space, then continue with --resume {folder}"
+            ) from error
+        raise
+    for old in _complete(place)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The newest complete checkpoint of a run, or None."""
+    complete = _complete(folder / "checkpoints")
+    if not complete:
+        return None
+    state = json.loads((complete[-1] / "state.json").read_text(encoding="utf-8"))
+    return Checkpoint(
+        state.pop("step"),
+        state,
+        load_file(complete[-1] / "weights.safetensors"),
+        load_file(complete[-1] / "optimizer.safetensors"),
+    )
+
+
+def _complete(place: Path) -> list[Path]:
+    return sorted(place.glob("step-*"))
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,82 @@
+"""Several processes as one: who takes which rows, and how their results become the same batch everywhere."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from torch import Tensor, nn
+
+from dressage.errors import UserError
+from dressage.types import Batch
+
+
+class Processes:
+    """The processes of this run, started by `torchrun` or `accelerate launch`; a single one otherwise.
+
+    Args:
+        device: where this process computes; None takes a GPU where there is one.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        try:
+            chosen = torch.device(device) if device else None
+        except RuntimeError:
+            raise UserError(f"model.device {device!r} is no device; write cpu, cuda or cuda:1") from None
+        if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"model.device {device!r}: this machine has no usable GPU; use cpu")
+        state = PartialState(cpu=chosen.type == "cpu" if chosen else False)
+        self.rank, self.count = state.process_index, state.num_processes
+        self.device = chosen if chosen is not None and self.count == 1 else state.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def share(self, rows: int) -> range:
+        """The contiguous rows of a global batch that this process works on."""
+        parts = torch.arange(rows).tensor_split(self.count)
+        start = sum(len(part) for part in parts[: self.rank])
+        return range(start, start + len(parts[self.rank]))
+
+    def gather(self, batch: Batch, rows: dict[str, list[Any]]) -> tuple[Batch, dict[str, list[Any]]]:
+        """The batches and rows of all processes, joined in the order of rank, on every process (on CPU)."""
+        if self.count == 1:
+            return batch, rows
+        everything: list[Any] = [None] * self.count
+        dist.all_gather_object(everything, (dict(batch.columns), rows))
+        columns = {name: _stacked([part[0][name] for part in everything], name) for name in batch.columns}
+        return Batch(columns), {name: [x for part in everything for x in part[1][name]] for name in rows}
+
+    def sum_gradients(self, module: nn.Module) -> None:
+        """Add up the gradients of all processes, in place."""
+        if self.count == 1:
+            return
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                # A process whose share was empty has no gradient yet must take part in the sum.
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+
+    def combine(self, values: dict[str, float], how: Any) -> dict[str, float]:
+        """Reduce named numbers over all processes with `how` (`sum` or `max`)."""
+        if self.count == 1:
+            return values
+        everything: list[Any] = [None] * self.count
+        dist.all_gather_object(everything, values)
+        return {name: how(part[name] for part in everything if name in part) for name in set().union(*everything)}
+
+    def wait(self) -> None:
+        if self.count > 1:
+            dist.barrier()
+
+
+def _stacked(columns: list[Tensor], name: str) -> Tensor:
+    if columns[0].ndim == 1:
+        return torch.cat(columns)
+    width = max(column.shape[1] for column in columns)
+    left = name.startswith("prompt_")
+    missing = [width - column.shape[1] for column in columns]
+    pads = [(n, 0) if left else (0, n) for n in missing]
+    return torch.cat([nn.functional.pad(column, pad) for column, pad in zip(columns, pads, strict=True)])

@@ -1,0 +1,72 @@
+"""What a user sees while a run trains."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from dressage.data.prompts import PromptSet
+
+_SHOWN = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("KL", "kl/objective", "{:.2f}"),
+    ("β", "kl/coef", "{:.3f}"),
+    ("entropy", "policy/entropy", "{:.2f}"),
+    ("length", "length/response_mean", "{:.1f}"),
+    ("tokens/s", "tokens_per_second", "{:.0f}"),
+)
+
+
+class Progress:
+    """A live line in a terminal; elsewhere a line per step, so that a log file stays readable.
+
+    Args:
+        steps: of the whole run.
+        done: steps that were done before.
+        prompts: whose dropped rows are named once.
+        quiet: show nothing.
+    """
+
+    def __init__(self, steps: int, done: int, prompts: PromptSet, quiet: bool) -> None:
+        self._console = Console(quiet=quiet)
+        self._bar = RichProgress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("", total=steps, completed=done, numbers="")
+        self._steps = steps
+        self._live = Live(self._bar, console=self._console) if self._console.is_terminal and not quiet else None
+        if prompts.dropped:
+            rows = ", ".join(map(str, prompts.dropped[:10])) + (", …" if len(prompts.dropped) > 10 else "")
+            count = len(prompts.dropped)
+            self._console.print(
+                f"{count} of {count + len(prompts)} prompts are over data.max_prompt_tokens and dropped: rows {rows}"
+            )
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def report(self, step: int, metrics: dict[str, float]) -> None:
+        """Show the numbers of a finished step."""
+        numbers = "  ".join(f"{label} {form.format(metrics[name])}" for label, name, form in _SHOWN if name in metrics)
+        self._bar.update(self._task, completed=step + 1, numbers=numbers)
+        if self._live is None:
+            seconds = metrics["time/total"] * (self._steps - step - 1)
+            self._console.print(f"step {step + 1}/{self._steps}  {numbers}  left {seconds:.0f} s", highlight=False)

@@ -1,0 +1,105 @@
+"""The first half of a step: sample responses, score them by the rewards, the policy and the reference."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dressage.data.prompts import PromptSet
+from dressage.models.policy import Policy, Scores
+from dressage.ops import kl
+from dressage.rewards import Reward, score
+from dressage.sampling.sampler import Responses, Sampler
+from dressage.types import Batch
+
+Rows = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Makes rollouts of prompts.
+
+    `rows` is what there is one of per response and no tensor: texts, names, lists.
+    """
+
+    prompts: PromptSet
+    sampler: Sampler
+    rewards: tuple[Reward, ...]
+    tokenizer: PreTrainedTokenizerBase
+
+    def sample(self, indices: Sequence[int], step: int, rows: range) -> tuple[Batch, Rows]:
+        """Sample one response to each of these prompts, which stand at `rows` of the step's global batch."""
+        batch = self.prompts.batch(indices, int(self.tokenizer.pad_token_id))
+        responses = self.sampler.sample(batch, step, rows)
+        texts = [self.text(ids) for ids in _unpadded(responses)]
+        batch = batch.with_columns(
+            response_ids=responses.response_ids, mask=responses.mask, sampler_logprob=responses.sampler_logprob
+        )
+        return batch, {
+            "group": list(indices),
+            "sample": list(rows),
+            "prompt": [self.prompts.texts[i] for i in indices],
+            "prompt_ids": [list(self.prompts.ids[i]) for i in indices],
+            "response": texts,
+            "finish_reason": responses.finish_reasons,
+        }
+
+    def reward(self, rows: Rows, subtract_query: bool) -> Rows:
+        """Add `reward`, `reward_parts` and, if asked for, `query_reward`."""
+        columns = self._columns(rows["group"])
+        scored = score(self.rewards, rows["prompt"], rows["response"], columns)
+        parts = [dict(zip(scored.parts, values, strict=True)) for values in zip(*scored.parts.values(), strict=True)]
+        rows = {**rows, "reward": scored.total, "reward_parts": parts}
+        if subtract_query:
+            empty = [""] * len(rows["prompt"])
+            rows["query_reward"] = score(self.rewards, rows["prompt"], empty, columns).total
+        return rows
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)  # type: ignore[no-any-return]
+
+    def _columns(self, indices: Sequence[int]) -> Mapping[str, list[Any]]:
+        return {name: [values[i] for i in indices] for name, values in self.prompts.columns.items()}
+
+
+def score_rollouts(
+    policy: Policy, batch: Batch, estimator: str, micro_batch_size: int, keep_graph: bool
+) -> tuple[Batch, Scores | None]:
+    """Add `logprob`, `entropy`, `value`, `ref_logprob` and `kl_penalty`, each `[B, T]`.
+
+    With `keep_graph` the policy's scores are returned with their graph as well, for a step whose only forward pass
+    this is.
+    """
+    parts = []
+    scores = None
+    for micro in batch.split(micro_batch_size or len(batch)):
+        on_device = micro.to(policy.device)
+        with torch.set_grad_enabled(keep_graph):
+            scores = policy(on_device)
+        columns = dict(_score_columns(policy, on_device, scores, estimator))
+        parts.append({name: _widened(column, batch["mask"].shape[1]) for name, column in columns.items()})
+    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return batch.with_columns(**joined), scores if keep_graph else None
+
+
+def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str) -> Iterator[tuple[str, Tensor]]:
+    logprob, reference = scores.logprob.detach(), policy.reference_logprob(batch)
+    yield from {"logprob": logprob, "entropy": scores.entropy.detach(), "ref_logprob": reference}.items()
+    if scores.value is not None:
+        yield "value", scores.value.detach()
+    if estimator == "full":
+        yield "kl_penalty", policy.reference_kl(batch)
+    else:
+        yield "kl_penalty", kl.ESTIMATORS[estimator](logprob, reference)
+
+
+def _widened(column: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(column.cpu(), (0, width - column.shape[1]))
+
+
+def _unpadded(responses: Responses) -> list[list[int]]:
+    lengths = responses.mask.sum(1).long().tolist()
+    return [ids[:length] for ids, length in zip(responses.response_ids.tolist(), lengths, strict=True)]

@@ -1,0 +1,221 @@
+"""From settings to a finished run: build everything, train, leave a model behind."""
+
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dressage.algorithms.ppo import PPORun
+from dressage.config import check
+from dressage.data.prompts import PromptSet, load_prompts, tokenize
+from dressage.errors import UserError
+from dressage.models.load import load_causal, load_tokenizer, prepare, with_pad_token
+from dressage.models.policy import Policy, build_policy, causal
+from dressage.record import Recorder, begin_attempt, open_run, write_run, write_vocabulary
+from dressage.rewards import Reward, build_rewards
+from dressage.rewards.base import RewardFunction
+from dressage.rewards.shaping import Shaping
+from dressage.sampling.randomness import Purpose, generator
+from dressage.sampling.sampler import Sampler
+from dressage.train.checkpoint import latest
+from dressage.train.loop import Report, Trainer
+from dressage.train.optimizer import Optimizer
+from dressage.train.processes import Processes
+from dressage.train.progress import Progress
+from dressage.train.rollouts import Collector
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a caller from Python may give as objects instead of naming it in the settings."""
+
+    model: PreTrainedModel | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None
+    rewards: RewardFunction | Sequence[Reward] | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: Path
+    metrics: list[dict[str, float]]
+    """of every step this call did, in order"""
+    policy: Policy
+    tokenizer: PreTrainedTokenizerBase
+
+
+def train(
+    settings: PPORun,
+    *,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None,
+    rewards: RewardFunction | Sequence[Reward] | None = None,
+    resume: bool = False,
+    report: Report | None = None,
+) -> Result:
+    """Train a model.
+
+    Args:
+        settings: of the run; everything below may also be named in them.
+        model: a causal language model object, changed in place, with its `tokenizer`.
+        tokenizer: of the model.
+        prompts: texts, or columns by name of which one is called `prompt` and the others go to the rewards.
+        rewards: a function `(prompts, responses, **columns)`, or several `Reward`s.
+        resume: continue the run in `settings.run` from its newest checkpoint, or from its beginning if it has none.
+        report: called after every step; None shows a live table.
+
+    Raises:
+        UserError: something in the settings or the data is wrong, or the numbers stopped being finite.
+    """
+    inputs = Inputs(model, tokenizer, prompts, rewards)
+    folder = settings.run
+    if not resume and folder.exists():
+        raise UserError(f"the run folder {folder} exists already; continue it with --resume {folder}, or choose another")
+    processes = Processes(settings.model.device)
+    trainer, prompt_set = _build(settings, inputs, processes)
+    checkpoint = latest(folder) if resume else None
+    if checkpoint is not None:
+        trainer.restore(checkpoint)
+    processes.wait()
+    if processes.is_main:
+        if not resume:
+            write_run(folder, _describe(settings, inputs, trainer, prompt_set))
+            _write_vocabulary(folder, trainer.collector.tokenizer)
+        attempt = begin_attempt(folder, trainer.next_step)
+        trainer.recorder = Recorder(folder, attempt=attempt)
+    metrics: list[dict[str, float]] = []
+    with Progress(settings.steps, trainer.next_step, prompt_set, quiet=report is not None or not processes.is_main) as bar:
+        _run(trainer, folder, lambda step, seen: _collect(metrics, report or bar.report, step, seen))
+    if processes.is_main:
+        save_model(trainer.policy, trainer.collector.tokenizer, folder / "model")
+    processes.wait()
+    return Result(folder, metrics, trainer.policy, trainer.collector.tokenizer)
+
+
+def resume(folder: Path, kind: type[PPORun] = PPORun) -> Result:
+    """Continue a run from its own folder.
+
+    Raises:
+        UserError: there is no run in the folder, or it was started from Python with objects that only Python has.
+    """
+    info = open_run(folder).info
+    if info.get("inputs"):
+        raise UserError(
+            f"{folder} was started from Python with its own {', '.join(info['inputs'])}; "
+            "continue it there with train(..., resume=True)"
+        )
+    settings = check(kind, {**info["config"], "run": folder}, f"{folder}/run.json")
+    return train(settings, resume=True)
+
+
+def save_model(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save what was trained the way Hugging Face loads it: an adapter or a whole model, and the tokenizer."""
+    policy.model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _run(trainer: Trainer, folder: Path, report: Report) -> None:
+    if trainer.recorder is None:
+        trainer.run(folder, report)
+        return
+    with trainer.recorder:
+        trainer.run(folder, report)
+
+
+def _collect(metrics: list[dict[str, float]], report: Report, step: int, seen: dict[str, float]) -> None:
+    metrics.append(seen)
+    report(step, seen)
+
+
+def _build(settings: PPORun, inputs: Inputs, processes: Processes) -> tuple[Trainer, PromptSet]:
+    # The user's mistakes are found before the first weight is loaded, as far as that is possible.
+    rewards = _rewards(settings, inputs, processes.device)
+    tokenizer = inputs.tokenizer or load_tokenizer(settings.model.path, settings.model.gguf_file)
+    tokenizer = with_pad_token(tokenizer, settings.model.path)
+    prompts = _prompts(settings, inputs, tokenizer)
+    torch.manual_seed(int(generator(settings.seed, Purpose.GLOBAL).integers(2**32)))  # adapters start at random
+    model = inputs.model or load_causal(settings.model.path, settings.model.gguf_file, settings.model.dtype)
+    policy = build_policy(
+        prepare(model), settings.model, settings.value, settings.reference, settings.sampling.temperature
+    ).to(processes.device)
+    sampler = Sampler(policy, tokenizer, settings.sampling, settings.seed)
+    trainer = Trainer(
+        settings=settings,
+        kl=settings.kl,
+        algorithm=settings.algorithm,
+        policy=policy,
+        optimizer=Optimizer(policy, settings.optimizer),
+        collector=Collector(prompts, sampler, rewards, tokenizer),
+        shaping=Shaping(settings.shaping),
+        processes=processes,
+        recorder=None,
+        kl_coef=settings.kl.coef,
+    )
+    return trainer, prompts
+
+
+def _rewards(settings: PPORun, inputs: Inputs, device: torch.device) -> tuple[Reward, ...]:
+    if inputs.rewards is None:
+        rewards = build_rewards(settings.rewards, device)
+    elif callable(inputs.rewards):
+        rewards = (Reward(getattr(inputs.rewards, "__name__", "reward"), inputs.rewards),)
+    else:
+        rewards = tuple(inputs.rewards)
+    if not rewards:
+        raise UserError("there is no reward: add [[rewards]] to the recipe, or pass rewards=")
+    return rewards
+
+
+def _prompts(settings: PPORun, inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+    if inputs.prompts is None:
+        return load_prompts(settings.data, tokenizer)
+    limit = settings.data.max_prompt_tokens
+    if not isinstance(inputs.prompts, Mapping):
+        return tokenize(inputs.prompts, tokenizer, limit)
+    columns = dict(inputs.prompts)
+    column = settings.data.column
+    if column not in columns:
+        raise UserError(f"the prompts have no column {column!r}; they have {', '.join(columns) or 'none'}")
+    return tokenize(columns.pop(column), tokenizer, limit, columns=columns)
+
+
+def _describe(settings: PPORun, inputs: Inputs, trainer: Trainer, prompts: PromptSet) -> dict[str, Any]:
+    """What run.json holds."""
+    tokenizer = trainer.collector.tokenizer
+    return {
+        "dressage": version("dressage"),
+        "algorithm": type(settings.algorithm).__name__.lower(),
+        "config": settings.model_dump(mode="json"),
+        "inputs": [name for name, value in vars(inputs).items() if value is not None],
+        "model": {"name": settings.model.path, "fingerprint": fingerprint(causal(trainer.policy.model))},
+        "tokenizer": {"fingerprint": _hash(sorted(tokenizer.get_vocab().items())), "pad": tokenizer.pad_token_id},
+        "eos_token_ids": trainer.collector.sampler.eos.tolist(),
+        "prompts": {"count": len(prompts), "dropped": list(prompts.dropped)},
+        "processes": trainer.processes.count,
+        "versions": {name: version(name) for name in ("torch", "transformers", "peft")}
+        | {"python": platform.python_version()},
+    }
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """A hash of names, shapes and the first thousand numbers of every weight: enough to tell models apart."""
+    parts = [(n, tuple(p.shape), p.detach().flatten()[:1000].float().tolist()) for n, p in model.named_parameters()]
+    return _hash(parts)
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
+def _write_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    ids = list(range(len(tokenizer)))
+    write_vocabulary(folder, tokenizer.convert_ids_to_tokens(ids), tokenizer.batch_decode([[i] for i in ids]))

@@ -1,0 +1,216 @@
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_helpers import rollouts
+
+from dressage.errors import UserError
+from dressage.record import Recorder, begin_attempt, open_run, write_run
+from dressage.record.files import segment_path, write_segment
+
+BATCH = 5
+
+# Every number follows from the step, so that a mixture of steps or a half-written one would show.
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from dressage.record import Recorder, begin_attempt
+
+folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+attempt = begin_attempt(folder, 0)
+with Recorder(folder, attempt=attempt) as recorder:
+    for step in range(steps):
+        lengths = (np.arange(5) * 7 + step) % 4
+        rows = {"sample": np.arange(5), "prompt": ["p"] * 5, "response": ["r" * 1000] * 5, "reward": np.full(5, step)}
+        mask = np.arange(4) < lengths[:, None]
+        recorder.rollouts(step, rows, {"mask": mask, "logprob": np.full((5, 4), step, np.float32)})
+        recorder.metrics(step, {"twice": 2.0 * step})
+        recorder.flush()
+        print(step, flush=True)
+"""
+
+
+def write_in_another_process(folder: Path, steps: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", WRITER, str(folder), str(steps)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def check_whole(run) -> list[int]:
+    """Checks that what is there follows from its step, and returns the steps."""
+    rows = run.rows(["step", "sample", "reward", "length"]).to_pylist()
+    steps = sorted({row["step"] for row in rows})
+    assert [(row["step"], row["sample"]) for row in rows] == [(step, i) for step in steps for i in range(BATCH)]
+    for row in rows:
+        assert row["reward"] == row["step"]
+        assert row["length"] == (row["sample"] * 7 + row["step"]) % 4
+    for step in steps:
+        tokens = run.tokens(step)
+        expected = [(i, p) for i in range(BATCH) for p in range((i * 7 + step) % 4)]
+        assert list(zip(tokens["sample"].to_pylist(), tokens["position"].to_pylist(), strict=True)) == expected
+        assert set(tokens["logprob"].to_pylist()) == {float(step)}
+    assert all(row["twice"] == 2 * row["step"] for row in run.steps().to_pylist())
+    return steps
+
+
+def test_a_killed_process_leaves_every_flushed_step_and_nothing_broken(folder):
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    for trial in range(4):
+        process = write_in_another_process(folder, 10_000)
+        flushed = [int(process.stdout.readline()) for _ in range(chance.randint(1, 40))]
+        time.sleep(chance.random() * 0.02)
+        process.send_signal(signal.SIGKILL)
+        flushed += map(int, process.stdout.read().split())
+        process.wait()
+        process.stdout.close()
+        run = open_run(folder)
+        steps = check_whole(run)
+        assert steps[: len(flushed)] == flushed, f"seed {seed}, trial {trial}"
+        assert len(steps) - len(flushed) in (0, 1)
+        assert run.steps().num_rows in (len(flushed), len(flushed) + 1)
+
+
+def test_a_reader_sees_whole_steps_while_another_process_writes(folder):
+    process = write_in_another_process(folder, 60)
+    seen = []
+    while process.poll() is None:
+        run = open_run(folder)
+        before = seen
+        seen = check_whole(run)
+        assert seen[: len(before)] == before
+        counts = run.sql(
+            "SELECT count(*), count(*) FILTER (t.n = r.length OR (t.n IS NULL AND r.length = 0)) FROM rows r "
+            "LEFT JOIN (SELECT step, sample, count(*) AS n FROM tokens GROUP BY ALL) t USING (step, sample)"
+        ).fetchall()[0]
+        assert counts[0] == counts[1] and counts[0] % BATCH == 0
+    assert process.returncode == 0
+    process.stdout.close()
+    assert check_whole(open_run(folder)) == list(range(60))
+
+
+def test_tokens_without_rows_are_not_committed(folder):
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, *rollouts())
+        recorder.rollouts(1, *rollouts())
+        recorder.rollouts(2, *rollouts())
+    segment_path(folder, "rows", 1, 0, 0).unlink()
+    segment_path(folder, "tokens", 2, 0, 0).unlink()
+    run = open_run(folder)
+    assert [segment.step for segment in run.segments()] == [0]
+    assert run.rows()["step"].unique().to_pylist() == [0]
+    assert run.tokens(1).num_rows == 0
+    assert run.sql("SELECT DISTINCT step FROM tokens").fetchall() == [(0,)]
+
+
+def test_hidden_and_foreign_files_are_not_read(folder):
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, *rollouts())
+    for name in (".rows-00000001-0000-0000.parquet", "notes.txt", "rows-1.parquet"):
+        (folder / "record" / name).write_text("half")
+    assert open_run(folder).rows().num_rows == 2
+
+
+def test_attempts_are_numbered_from_zero(folder):
+    assert [begin_attempt(folder, start) for start in (0, 5, 3)] == [0, 1, 2]
+    assert sorted(path.name for path in (folder / "attempts").iterdir()) == ["0000.json", "0001.json", "0002.json"]
+
+
+def record(folder: Path, attempt: int, steps: range) -> None:
+    with Recorder(folder, attempt=attempt) as recorder:
+        for step in steps:
+            rows, tokens = rollouts(1, 1)
+            recorder.rollouts(step, rows | {"reward": [float(attempt)]}, tokens | {"value": tokens["mask"] * attempt})
+            recorder.metrics(step, {"attempt_number": attempt})
+
+
+def test_a_resumed_run_shows_the_later_attempt_and_keeps_the_earlier_on_disk(folder):
+    record(folder, begin_attempt(folder, 0), range(0, 5))
+    record(folder, begin_attempt(folder, 3), range(3, 4))
+    run = open_run(folder)
+    # Attempt 0 had got to step 4, attempt 1 began again at step 3 and has not reached step 4 yet.
+    assert [(r["step"], r["attempt"]) for r in run.rows().to_pylist()] == [(0, 0), (1, 0), (2, 0), (3, 1)]
+    assert [(r["step"], r["attempt"]) for r in run.steps().to_pylist()] == [(0, 0), (1, 0), (2, 0), (3, 1)]
+    assert len(list((folder / "record").glob("rows-*"))) == 6
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=4))
+def test_attempts_like_a_notebook_that_is_torn_off_at_each_start(starts):
+    """The slow version: whoever starts at a step tears off that page and all after it, then writes on."""
+    notebook: dict[int, int] = {}
+    with tempfile.TemporaryDirectory() as name:
+        write_run(Path(name), {})
+        for start, count in starts:
+            attempt = begin_attempt(Path(name), start)
+            record(Path(name), attempt, range(start, start + count))
+            notebook = {step: a for step, a in notebook.items() if step < start}
+            notebook |= dict.fromkeys(range(start, start + count), attempt)
+        run = open_run(Path(name))
+        rows = [(row["step"], row["attempt"], row["reward"]) for row in run.rows().to_pylist()]
+        assert rows == [(step, attempt, attempt) for step, attempt in sorted(notebook.items())]
+        assert [(r["step"], r["attempt_number"]) for r in run.steps().to_pylist()] == sorted(notebook.items())
+        for step in range(10):
+            values = [float(notebook[step])] if step in notebook else []
+            assert run.tokens(step)["value"].to_pylist() == values
+
+
+def test_several_ranks_are_one_step(folder):
+    for rank in (1, 0):
+        with Recorder(folder, rank=rank) as recorder:
+            recorder.rollouts(0, *rollouts(2, 2, sample=[2 * rank, 2 * rank + 1]))
+    run = open_run(folder)
+    assert [(r["rank"], r["sample"]) for r in run.rows().to_pylist()] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert run.tokens(0)["sample"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert run.tokens(0, 2)["sample"].to_pylist() == [2, 2]
+    assert run.rollout(0, 3).row["rank"] == 1
+
+
+def test_columns_and_steps_can_be_chosen(folder):
+    with Recorder(folder) as recorder:
+        for step in range(4):
+            recorder.rollouts(step, *rollouts(1))
+    table = open_run(folder).rows(["step", "reward"], steps=[3, 1])
+    assert table.to_pylist() == [{"step": 1, "reward": 0.0}, {"step": 3, "reward": 0.0}]
+
+
+def test_files_of_an_older_schema_are_read_with_nulls(folder):
+    old_rows = pa.table({"step": [0], "sample": [0], "prompt": ["p"], "response": ["r"], "reward": [1]})
+    old_tokens = pa.table({"step": [0], "sample": [0], "position": [0], "logprob": [0.1]})
+    write_segment(folder, 0, 0, 0, old_rows, old_tokens)
+    with Recorder(folder) as recorder:
+        recorder.rollouts(1, *rollouts(1, 1, group=[7]))
+    run = open_run(folder)
+    assert run.rows(["reward", "group"]).to_pylist() == [{"reward": 1.0, "group": None}, {"reward": 0.0, "group": 7}]
+    assert run.tokens(0)["logprob"].to_pylist() == [0.1]
+    assert run.sql('SELECT step, "group", k1 FROM rows ORDER BY step').fetchall() == [(0, None, None), (1, 7, None)]
+    assert run.sql("SELECT logprob FROM tokens ORDER BY step").fetchall() == [(0.1,), (None,)]
+
+
+def test_an_empty_run_has_every_column_and_no_row(folder):
+    run = open_run(folder)
+    assert run.rows().num_rows == run.tokens(0).num_rows == run.steps().num_rows == 0
+    assert run.sql("SELECT reward_parts, logprob FROM rows, tokens, steps").fetchall() == []
+
+
+def test_a_rollout_that_is_not_there_is_named(folder):
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, *rollouts(2))
+    with pytest.raises(UserError, match="no sample 2 in step 0, which has 2 rollouts"):
+        open_run(folder).rollout(0, 2)
+
+
+def test_no_run_folder_is_said(tmp_path):
+    with pytest.raises(UserError, match=r"no run\.json"):
+        open_run(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(UserError, match="no JSON"):
+        open_run(tmp_path)

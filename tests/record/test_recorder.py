@@ -1,0 +1,334 @@
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from record_helpers import plain, rollouts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from dressage.errors import UserError
+from dressage.record import Recorder, open_run, write_run, write_vocabulary
+from dressage.record.schema import TOKEN_COLUMNS
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+FLOATS_32 = ["logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return", "entropy"]
+
+
+@st.composite
+def calls(draw):
+    """Rows and tokens as a trainer hands them over, with any of the columns."""
+    count, width = draw(st.integers(1, 4)), draw(st.integers(0, 4))
+    lengths = draw(st.lists(st.integers(0, width), min_size=count, max_size=count))
+
+    def each(strategy):
+        return draw(st.lists(strategy, min_size=count, max_size=count))
+
+    rows = {
+        "sample": draw(st.permutations(range(count))),
+        "prompt": each(TEXT),
+        "response": each(TEXT),
+        "reward": np.array(each(st.floats())),
+    }
+    optional = {
+        "group": each(st.integers(-(2**63), 2**63 - 1)),
+        "prompt_ids": each(st.lists(st.integers(0, 2**31 - 1), max_size=3)),
+        "reward_parts": each(st.none() | st.dictionaries(TEXT, st.floats(), max_size=2)),
+        "ref_reward": each(st.none() | st.floats()),
+        "finish_reason": each(st.sampled_from(["eos", "stop", "length"])),
+        "extra": each(st.none() | TEXT),
+    }
+    rows |= {name: optional[name] for name in draw(st.sets(st.sampled_from(sorted(optional))))}
+    shape = (count, width)
+    tokens = {"mask": np.arange(width) < np.array(lengths)[:, None]}
+    if draw(st.booleans()):
+        tokens["token_id"] = draw(npst.arrays(np.int64, shape, elements=st.integers(0, 2**31 - 1)))
+    for name in draw(st.sets(st.sampled_from(FLOATS_32))):
+        bits = draw(st.sampled_from([32, 64]))
+        tokens[name] = draw(npst.arrays(f"f{bits // 8}", shape, elements=st.floats(width=bits)))
+    return rows, tokens
+
+
+@settings(max_examples=40, deadline=None)
+@given(calls())
+def test_what_goes_in_comes_out_and_the_rest_is_null(call):
+    rows, tokens = call
+    with tempfile.TemporaryDirectory() as name:
+        write_run(Path(name), {})
+        with Recorder(Path(name), attempt=3, rank=2) as recorder:
+            recorder.rollouts(7, rows, tokens)
+        run = open_run(Path(name))
+        read_rows, read_tokens = run.rows().to_pylist(maps_as_pydicts="strict"), run.tokens(7).to_pylist()
+    for i, row in enumerate(read_rows):
+        length = int(tokens["mask"][i].sum())
+        assert [row.pop(k) for k in ("step", "attempt", "rank", "length")] == [7, 3, 2, length]
+        for statistic in ("k1", "k3", "entropy"):
+            row.pop(statistic)
+        given_row = {name: values[i] for name, values in rows.items()} | {"reward": float(rows["reward"][i])}
+        assert plain({k: v for k, v in row.items() if v is not None}) == plain(
+            {k: v for k, v in given_row.items() if v is not None}
+        )
+    expected = []
+    for sample in range(len(rows["sample"])):
+        i = rows["sample"].index(sample)
+        for position in range(int(tokens["mask"][i].sum())):
+            token = {column.name: None for column in TOKEN_COLUMNS}
+            token |= {"step": 7, "sample": sample, "position": position}
+            token |= {name: array[i, position].item() for name, array in tokens.items()}
+            expected.append(token)
+    assert plain(read_tokens) == plain(expected)
+
+
+def test_statistics_by_hand(folder):
+    rows, _ = rollouts(3)
+    tokens = {
+        # The third entry of sample 1 and all of sample 2 are padding, and must not be looked at.
+        "mask": np.array([[True, True, True], [True, True, False], [False, False, False]]),
+        "logprob": np.array([[-1, -2, -3], [-0.5, -0.5, 99], [99, 99, 99]], np.float32),
+        "ref_logprob": np.array([[-1.5, -1, -3], [-0.5, -2.5, -99], [1, 2, 3]], np.float32),
+        "entropy": np.array([[1, 2, 6], [0.25, 0.75, 99], [99, 99, 99]], np.float32),
+    }
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows, tokens)
+    found = open_run(folder).rows(["length", "k1", "k3", "entropy"]).to_pylist()
+    # Sample 0: Δ = 0.5, −1, 0. Sample 1: Δ = 0, 2. A sum over nothing is 0, a mean over nothing is not there.
+    e = math.exp
+    assert [row["length"] for row in found] == [3, 2, 0]
+    assert [row["k1"] for row in found] == [-0.5, 2.0, 0.0]
+    assert found[0]["k3"] == pytest.approx(((e(-0.5) - 1 + 0.5) + (e(1) - 1 - 1) + 0) / 3, rel=1e-12)
+    assert found[1]["k3"] == pytest.approx((0 + e(-2) - 1 + 2) / 2, rel=1e-12)
+    assert [row["entropy"] for row in found] == [3.0, 0.5, None]
+    assert found[2]["k3"] is None
+
+
+def test_k3_keeps_its_precision_for_small_differences(folder):
+    # exp(−Δ) − 1 + Δ = Δ²/2 − Δ³/6 + …: at Δ = 2^-20 the direct formula has no correct digit left in float32.
+    rows, tokens = rollouts(1, 1)
+    tokens |= {"logprob": np.full((1, 1), 2.0**-20), "ref_logprob": np.zeros((1, 1))}
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows, tokens)
+    assert open_run(folder).rows(["k3"]).to_pylist()[0]["k3"] == pytest.approx(2.0**-41 - 2.0**-60 / 6, rel=1e-3)
+
+
+def test_statistics_without_their_columns_are_null(folder):
+    rows, tokens = rollouts()
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows, tokens | {"logprob": np.zeros((2, 3), np.float32)})
+    assert open_run(folder).rows(["length", "k1", "k3", "entropy"]).to_pylist() == [
+        {"length": 3, "k1": None, "k3": None, "entropy": None}
+    ] * 2
+
+
+def test_file_layout(folder):
+    rows, tokens = rollouts()
+    with Recorder(folder, attempt=1, rank=2) as recorder:
+        recorder.rollouts(3, rows, tokens | {"logprob": np.zeros((2, 3), np.float32)})
+        recorder.metrics(3, {"loss": 1.0})
+    names = sorted(path.name for path in (folder / "record").iterdir())
+    assert names == [f"{kind}-00000003-0001-0002.parquet" for kind in ("rows", "steps", "tokens")]
+    group = pq.read_metadata(folder / "record" / names[2]).row_group(0)
+    chunks = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    assert {chunk.compression for chunk in chunks.values()} == {"ZSTD"}
+    assert "BYTE_STREAM_SPLIT" in chunks["logprob"].encodings
+    assert not chunks["logprob"].has_dictionary_page
+    assert chunks["logprob"].physical_type == "FLOAT"
+
+
+def test_metrics_of_any_name_become_float64_columns(folder):
+    with Recorder(folder) as recorder:
+        recorder.metrics(0, {"kl/coef": np.float32(0.5), "a.b": 2, "loss": math.nan})
+        recorder.metrics(1, {"loss": 0.1})
+        recorder.metrics(1, {"eval/reward": 3})
+    table = open_run(folder).steps()
+    assert plain(table.to_pylist()) == plain(
+        [
+            {"step": 0, "attempt": 0, "kl/coef": 0.5, "a.b": 2.0, "loss": math.nan, "eval/reward": None},
+            {"step": 1, "attempt": 0, "kl/coef": None, "a.b": None, "loss": 0.1, "eval/reward": 3.0},
+        ]
+    )
+    assert {table.schema.field(name).type for name in table.column_names[2:]} == {pa.float64()}
+
+
+def test_a_second_call_for_a_step_adds_to_it(folder):
+    rows, tokens = rollouts()
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows | {"sample": [3, 4], "split": ["eval"] * 2}, tokens)
+        recorder.rollouts(0, rows, tokens | {"value": np.ones((2, 3), np.float32)})
+    run = open_run(folder)
+    found = {(row["sample"], row["split"]) for row in run.rows().to_pylist()}
+    assert found == {(0, None), (1, None), (3, "eval"), (4, "eval")}
+    assert run.tokens(0)["sample"].to_pylist() == [0] * 3 + [1] * 3 + [3] * 3 + [4] * 3
+    assert run.tokens(0)["value"].to_pylist() == [1.0] * 6 + [None] * 6
+
+
+def test_nothing_recorded_is_replaced(folder):
+    rows, tokens = rollouts()
+    with Recorder(folder) as recorder:
+        recorder.rollouts(1, rows, tokens)
+        recorder.metrics(1, {"loss": 1.0})
+        with pytest.raises(ValueError, match="step 1 has 0 already"):
+            recorder.rollouts(1, rows | {"sample": [5, 0]}, tokens)
+        with pytest.raises(ValueError, match="step 1 has 'loss' already"):
+            recorder.metrics(1, {"loss": 2.0})
+        with pytest.raises(ValueError, match="step 0 is closed"):
+            recorder.rollouts(0, rows, tokens)
+    with Recorder(folder) as recorder, pytest.raises(ValueError, match="step 1 is closed"):
+        recorder.rollouts(1, rows | {"sample": [5, 6]}, tokens)
+    assert open_run(folder).rows(["sample"]).to_pylist() == [{"sample": 0}, {"sample": 1}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "message"),
+    [
+        ({"rewrad": [1, 2]}, {}, "no column 'rewrad'"),
+        ({"step": [1, 1]}, {}, "no column 'step'"),
+        ({"k1": [1, 1]}, {}, "no column 'k1'"),
+        ({"reward": [1.0]}, {}, "'reward' has 1 entries"),
+        ({"sample": [1, 1]}, {}, "names a rollout twice"),
+        ({}, {"logprobs": np.zeros((2, 3))}, "no column 'logprobs'"),
+        ({}, {"logprob": np.zeros((2, 4))}, r"'logprob' has shape \(2, 4\)"),
+        ({}, {"mask": np.ones((2, 3))}, "expected bool"),
+        ({}, {"mask": np.ones(2, np.bool_)}, "expected bool"),
+    ],
+)
+def test_wrong_columns_are_refused_at_once(folder, rows, tokens, message):
+    good_rows, good_tokens = rollouts()
+    with Recorder(folder) as recorder, pytest.raises(ValueError, match=message):
+        recorder.rollouts(0, good_rows | rows, good_tokens | tokens)
+    assert not list((folder / "record").iterdir())
+
+
+@pytest.mark.parametrize("column", ["sample", "prompt", "response", "reward"])
+def test_missing_required_columns_are_refused_at_once(folder, column):
+    rows, tokens = rollouts()
+    del rows[column]
+    with Recorder(folder) as recorder, pytest.raises(ValueError, match=f"required column '{column}'"):
+        recorder.rollouts(0, rows, tokens)
+
+
+class Slow(dict):
+    """A reward's parts whose conversion waits: the disk that does not keep up."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        super().__init__(part=1.0)
+        self.gate = gate
+
+    def items(self):
+        assert self.gate.wait(20)
+        return super().items()
+
+
+def test_a_full_queue_blocks_and_drops_nothing(folder):
+    gate, handed_over = threading.Event(), []
+    with Recorder(folder, queue_size=2) as recorder:
+
+        def train() -> None:
+            for step in range(8):
+                rows, tokens = rollouts(reward_parts=[Slow(gate), None])
+                recorder.rollouts(step, rows, tokens)
+                handed_over.append(step)
+
+        trainer = threading.Thread(target=train)
+        trainer.start()
+        trainer.join(0.5)
+        # One in the writer's hands and two in the queue; the fourth call waits.
+        assert handed_over == [0, 1, 2]
+        assert open_run(folder).segments() == []
+        gate.set()
+        trainer.join(20)
+        assert handed_over == list(range(8))
+    assert [segment.step for segment in open_run(folder).segments()] == list(range(8))
+
+
+def test_flush_returns_when_everything_is_on_disk(folder):
+    gate = threading.Event()
+    with Recorder(folder) as recorder:
+        rows, tokens = rollouts(reward_parts=[Slow(gate), None])
+        recorder.rollouts(0, rows, tokens)
+        flushed = threading.Thread(target=recorder.flush)
+        flushed.start()
+        flushed.join(0.2)
+        assert flushed.is_alive()
+        gate.set()
+        flushed.join(20)
+        assert len(open_run(folder).segments()) == 1
+
+
+def test_an_error_in_the_thread_is_raised_by_every_later_call(folder):
+    rows, tokens = rollouts()
+    recorder = Recorder(folder, queue_size=1)
+    recorder.rollouts(0, rows, tokens)
+    recorder.rollouts(1, rows | {"group": ["not", "numbers"]}, tokens)
+    with pytest.raises(pa.ArrowInvalid):
+        recorder.flush()
+    with pytest.raises(pa.ArrowInvalid):
+        recorder.rollouts(2, rows, tokens)
+    with pytest.raises(pa.ArrowInvalid):
+        recorder.metrics(2, {})
+    with pytest.raises(pa.ArrowInvalid):
+        recorder.close()
+    assert [segment.step for segment in open_run(folder).segments()] == [0]
+
+
+def test_a_caller_that_waits_for_the_queue_hears_of_the_error(folder):
+    rows, tokens = rollouts()
+    with pytest.raises(pa.ArrowInvalid), Recorder(folder, queue_size=1) as recorder:
+        for step in range(100):
+            recorder.rollouts(step, rows | {"group": ["not", "numbers"]}, tokens)
+
+
+def test_leaving_the_block_raises_what_went_wrong(folder):
+    rows, tokens = rollouts()
+    with pytest.raises(pa.ArrowInvalid), Recorder(folder) as recorder:
+        recorder.rollouts(0, rows | {"prompt": [None, "b"], "group": ["x", "y"]}, tokens)
+
+
+def test_a_missing_required_value_is_an_error(folder):
+    rows, tokens = rollouts()
+    with pytest.raises(pa.ArrowInvalid, match="prompt"), Recorder(folder) as recorder:
+        recorder.rollouts(0, rows | {"prompt": [None, "b"]}, tokens)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")
+def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_file(folder):
+    rows, tokens = rollouts()
+    (folder / "record").mkdir()
+    (folder / "record" / ".rows-00000001-0000-0000.parquet").symlink_to("/dev/full")
+    recorder = Recorder(folder)
+    recorder.rollouts(0, rows, tokens)
+    recorder.rollouts(1, rows, tokens)
+    with pytest.raises(UserError, match="the disk is full.*continue with --resume") as caught:
+        recorder.flush()
+    assert isinstance(caught.value.__cause__, OSError)
+    with pytest.raises(UserError, match="the disk is full"):
+        recorder.close()
+    assert [segment.step for segment in open_run(folder).segments()] == [0]
+    assert not list((folder / "record").glob(".*"))
+
+
+def test_a_closed_recorder_takes_nothing(folder):
+    recorder = Recorder(folder)
+    recorder.close()
+    recorder.close()
+    with pytest.raises(ValueError, match="closed"):
+        recorder.rollouts(0, *rollouts())
+
+
+def test_vocabulary(folder):
+    write_vocabulary(folder, ["a", "Ġb", ""], ["a", " b", "\n"])
+    assert open_run(folder).token_texts([1, 0, 2, 3, None, -1]) == [" b", "a", "\n", "<3>", "<None>", "<-1>"]
+
+
+def test_the_record_needs_no_torch():
+    modules = "dressage.record, dressage.record.show, dressage.importers, dressage.exporters"
+    code = f"import sys, {modules}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
