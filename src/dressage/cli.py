@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -47,7 +48,7 @@ def ppo(
     from dressage.algorithms.ppo import PPORun
 
     if help:
-        _explain(context, PPORun)
+        _explain(context, PPORun, "RECIPE.toml", "--resume RUN")
         return
     from dressage.train.run import resume as resume_run
     from dressage.train.run import train
@@ -60,6 +61,49 @@ def ppo(
         recipe, flags = _recipe_and_flags(recipe, context.args)
         result = train(load(PPORun, recipe, flags))
     print(f"run      {result.folder}\nmodel    {result.folder}/model\nnext     dressage show {result.folder}")
+
+
+@app.command(context_settings=_TRAINING, add_help_option=False)
+def demo(
+    context: typer.Context,
+    run: Annotated[Path | None, typer.Option(help="Run folder; the first free of runs/demo, runs/demo-2, …")] = None,
+    help: Annotated[bool, typer.Option("--help", help="Explain every setting.")] = False,
+) -> None:
+    """Train a real model by PPO in a few minutes and show what changed."""
+    from dressage.algorithms.ppo import PPORun
+
+    if help:
+        _explain(context, PPORun, "[--run RUN]")
+        return
+    from dressage.demo.run import demo as run_demo
+
+    run_demo(run, context.args)
+
+
+@app.command(context_settings=_TRAINING, add_help_option=False)
+def generate(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a model folder or a Hub name.")] = "",
+    help: Annotated[bool, typer.Option("--help", help="Explain every setting.")] = False,
+) -> None:
+    """Sample responses: dressage generate MODEL --prompt "The hotel room"."""
+    from dressage.sampling.generate import GenerateSettings, write
+    from dressage.sampling.generate import generate as run_generate
+
+    if help:
+        _explain(context, GenerateSettings, "MODEL")
+        return
+    if not model or model.startswith("--"):
+        raise UserError('name a model first: dressage generate MODEL --prompt "…"')
+    settings = load(GenerateSettings, None, context.args)
+    responses = run_generate(model, settings)
+    if settings.out is not None:
+        print(f"{write(responses, settings.out)} responses written to {settings.out}")
+        return
+    console = Console()
+    for row in responses:
+        console.print(Text(row["prompt"], style="dim") + Text(row["response"]), soft_wrap=True)
+        console.print(Text(f"[{row['finish_reason']}]\n", style="dim"))
 
 
 @app.command()
@@ -114,11 +158,12 @@ def _recipe_and_flags(recipe: Path | None, rest: list[str]) -> tuple[Path | None
     return recipe, rest
 
 
-def _explain(context: typer.Context, kind: type) -> None:
+def _explain(context: typer.Context, kind: type[BaseModel], arguments: str, *others: str) -> None:
     console = Console()
-    console.print(f"Usage: {context.command_path} RECIPE.toml [--setting value …]", highlight=False, markup=False)
-    console.print(f"       {context.command_path} --resume RUN\n", highlight=False, markup=False)
-    console.print(Text((kind.__doc__ or "") + "\n"))
+    console.print(Text(f"Usage: {context.command_path} {arguments} [--setting value …]"))
+    for other in others:
+        console.print(Text(f"       {context.command_path} {other}"))
+    console.print(Text(f"\n{kind.__doc__}\n"))
     table = Table(box=None, pad_edge=False)
     for title in ("setting", "default", "what it does"):
         table.add_column(title, overflow="fold")

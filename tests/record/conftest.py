@@ -8,7 +8,7 @@ from dressage.record import write_run
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     # Names like these are common, and patterns or partitions to a careless reader.
-    folder = tmp_path / "lr=1e-4" / "run [1] * 'é'"
+    folder = tmp_path / "step=9" / "run [1] * 'é'"
     folder.mkdir(parents=True)
     write_run(folder, {"algorithm": "ppo"})
     return folder

@@ -166,12 +166,12 @@ def test_attempts_like_a_notebook_that_is_torn_off_at_each_start(starts):
 def test_several_ranks_are_one_step(folder):
     for rank in (1, 0):
         with Recorder(folder, rank=rank) as recorder:
-            recorder.rollouts(0, *rollouts(2, 2, sample=[2 * rank, 2 * rank + 1]))
+            recorder.rollouts(0, *rollouts(2, 2, sample=[2 - 2 * rank, 3 - 2 * rank]))
     run = open_run(folder)
-    assert [(r["rank"], r["sample"]) for r in run.rows().to_pylist()] == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert [(r["rank"], r["sample"]) for r in run.rows().to_pylist()] == [(0, 2), (0, 3), (1, 0), (1, 1)]
     assert run.tokens(0)["sample"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert run.tokens(0, 2)["sample"].to_pylist() == [2, 2]
-    assert run.rollout(0, 3).row["rank"] == 1
+    assert run.rollout(0, 3).row["rank"] == 0
 
 
 def test_columns_and_steps_can_be_chosen(folder):
@@ -193,6 +193,13 @@ def test_files_of_an_older_schema_are_read_with_nulls(folder):
     assert run.tokens(0)["logprob"].to_pylist() == [0.1]
     assert run.sql('SELECT step, "group", k1 FROM rows ORDER BY step').fetchall() == [(0, None, None), (1, 7, None)]
     assert run.sql("SELECT logprob FROM tokens ORDER BY step").fetchall() == [(0.1,), (None,)]
+
+
+def test_the_folder_is_no_pattern_to_a_query(folder):
+    for name in (folder.name, "run 1 and 'é'"):
+        with Recorder(folder.with_name(name)) as recorder:
+            recorder.rollouts(0, *rollouts(1, prompt=[name]))
+    assert open_run(folder).sql("SELECT prompt, step FROM rows").fetchall() == [(folder.name, 0)]
 
 
 def test_an_empty_run_has_every_column_and_no_row(folder):

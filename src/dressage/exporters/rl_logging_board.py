@@ -37,7 +37,7 @@ def export(run_folder: Path, out_folder: Path) -> int:
     run = open_run(run_folder)
     count = 0
     with new_folder(out_folder) as folder:
-        for rank, segments in groupby(sorted(run.segments(), key=attrgetter("rank", "step")), attrgetter("rank")):
+        for rank, segments in groupby(sorted(run.segments(), key=attrgetter("rank")), attrgetter("rank")):
             with (folder / f"rank-{rank:04d}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
                 for line in (line for segment in segments for line in _lines(run, segment)):
                     file.write(to_json(line) + "\n")

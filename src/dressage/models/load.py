@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -110,11 +108,6 @@ def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
         if hasattr(model, flag):
             delattr(model, flag)
     return model
-
-
-def load_config(path: str, gguf_file: str | None = None) -> PretrainedConfig:
-    config: PretrainedConfig = AutoConfig.from_pretrained(resolve(path), gguf_file=gguf_file)
-    return config
 
 
 def _explain(path: str, error: Exception) -> str:

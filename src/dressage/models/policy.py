@@ -208,7 +208,7 @@ def _with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PeftModel:
 
 
 def _checkpoints(model: nn.Module) -> bool:
-    return bool(getattr(causal(model), "is_gradient_checkpointing", False))
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ CHUNK = 256
 def token_logprobs(
     hidden: Float[Tensor, "N H"], head: Float[Tensor, "V H"], targets: Int[Tensor, " N"], temperature: float
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """log p(target) and the entropy −Σ p·log p of p = softmax(hidden·headᵀ / temperature), in float32 (nats).
+    """Log p(target) and the entropy −Σ p·log p of p = softmax(hidden·headᵀ / temperature), in float32 (nats).
 
     Logits of each chunk are computed again in the backward pass: what is kept between the passes is `[N, H]`.
     """

@@ -86,7 +86,7 @@ class Run:
     def steps(self) -> pa.Table:
         """Returns the metrics, one row per step and one column per metric, ordered by step."""
         tables = [pq.ParquetFile(path).read() for path in self._steps_paths()]
-        return _union(tables, STEP_COLUMNS).sort_by("step")
+        return _union(tables, STEP_COLUMNS)
 
     def rollout(self, step: int, sample: int) -> Rollout:
         """Returns one rollout.

@@ -143,11 +143,10 @@ class Recorder:
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             try:
-                # After an error the rest is only taken off the queue, so that a blocked caller wakes up to hear of it.
-                if self._error is None:
-                    job()
+                job()
             except BaseException as error:
-                self._error = self._for_user(error)
+                # What comes after an error is still written if it can be: it was handed over before anybody knew.
+                self._error = self._error or self._for_user(error)
             finally:
                 self._queue.task_done()
 

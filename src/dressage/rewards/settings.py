@@ -34,5 +34,3 @@ class ShapingSettings(Settings):
     """clip to [-clip, clip]"""
     missing_eos_penalty: float = Field(0.0, ge=0)
     """subtracted from responses that did not end by themselves; 0 = off"""
-
-

@@ -3,6 +3,7 @@
 import hashlib
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from dressage.data.prompts import PromptSet, load_prompts, tokenize
 from dressage.errors import UserError
 from dressage.models.load import load_causal, load_tokenizer, prepare, with_pad_token
 from dressage.models.policy import Policy, build_policy, causal
+from dressage.models.trained import save_trained
 from dressage.record import Recorder, begin_attempt, open_run, write_run, write_vocabulary
 from dressage.rewards import Reward, build_rewards
 from dressage.rewards.base import RewardFunction
@@ -52,17 +54,8 @@ class Result:
     tokenizer: PreTrainedTokenizerBase
 
 
-def train(
-    settings: PPORun,
-    *,
-    model: PreTrainedModel | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None,
-    rewards: RewardFunction | Sequence[Reward] | None = None,
-    resume: bool = False,
-    report: Report | None = None,
-) -> Result:
-    """Train a model.
+class Training:
+    """A run that is built and can be started; between the two its parts can be looked at.
 
     Args:
         settings: of the run; everything below may also be named in them.
@@ -71,34 +64,75 @@ def train(
         prompts: texts, or columns by name of which one is called `prompt` and the others go to the rewards.
         rewards: a function `(prompts, responses, **columns)`, or several `Reward`s.
         resume: continue the run in `settings.run` from its newest checkpoint, or from its beginning if it has none.
-        report: called after every step; None shows a live table.
 
     Raises:
-        UserError: something in the settings or the data is wrong, or the numbers stopped being finite.
+        UserError: something in the settings or the data is wrong.
     """
-    inputs = Inputs(model, tokenizer, prompts, rewards)
-    folder = settings.run
-    if not resume and folder.exists():
-        raise UserError(f"the run folder {folder} exists already; continue it with --resume {folder}, or choose another")
-    processes = Processes(settings.model.device)
-    trainer, prompt_set = _build(settings, inputs, processes)
-    checkpoint = latest(folder) if resume else None
-    if checkpoint is not None:
-        trainer.restore(checkpoint)
-    processes.wait()
-    if processes.is_main:
-        if not resume:
-            write_run(folder, _describe(settings, inputs, trainer, prompt_set))
-            _write_vocabulary(folder, trainer.collector.tokenizer)
-        attempt = begin_attempt(folder, trainer.next_step)
-        trainer.recorder = Recorder(folder, attempt=attempt)
-    metrics: list[dict[str, float]] = []
-    with Progress(settings.steps, trainer.next_step, prompt_set, quiet=report is not None or not processes.is_main) as bar:
-        _run(trainer, folder, lambda step, seen: _collect(metrics, report or bar.report, step, seen))
-    if processes.is_main:
-        save_model(trainer.policy, trainer.collector.tokenizer, folder / "model")
-    processes.wait()
-    return Result(folder, metrics, trainer.policy, trainer.collector.tokenizer)
+
+    def __init__(
+        self,
+        settings: PPORun,
+        *,
+        model: PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None,
+        rewards: RewardFunction | Sequence[Reward] | None = None,
+        resume: bool = False,
+    ) -> None:
+        folder = settings.run
+        if not resume and folder.exists():
+            raise UserError(
+                f"the run folder {folder} exists already; continue it with --resume {folder}, or choose another"
+            )
+        self.settings, self.resume = settings, resume
+        self._inputs = Inputs(model, tokenizer, prompts, rewards)
+        self.processes = Processes(settings.model.device)
+        self.trainer, self._prompts = _build(settings, self._inputs, self.processes)
+        checkpoint = latest(folder) if resume else None
+        if checkpoint is not None:
+            self.trainer.restore(checkpoint)
+
+    @property
+    def collector(self) -> Collector:
+        """What samples and rewards responses."""
+        return self.trainer.collector
+
+    def run(self, report: Report | None = None) -> Result:
+        """Train to the last step and save the model.
+
+        Args:
+            report: called after every step; None shows a live table.
+
+        Raises:
+            UserError: the numbers stopped being finite, a reward went wrong, or the disk is full.
+        """
+        folder, trainer, main = self.settings.run, self.trainer, self.processes.is_main
+        self.processes.wait()
+        if main:
+            self._open_folder()
+        metrics: list[dict[str, float]] = []
+        with (
+            Progress(self.settings.steps, trainer.next_step, self._prompts, quiet=bool(report) or not main) as progress,
+            trainer.recorder or nullcontext(),
+        ):
+            trainer.run(folder, lambda step, seen: _collect(metrics, report or progress.report, step, seen))
+        if main:
+            save_trained(folder / "model", trainer.policy.model, self.collector.tokenizer, self.settings.model)
+        self.processes.wait()
+        return Result(folder, metrics, trainer.policy, self.collector.tokenizer)
+
+    def _open_folder(self) -> None:
+        folder = self.settings.run
+        if not self.resume:
+            write_run(folder, _describe(self.settings, self._inputs, self.trainer, self._prompts))
+        if not (folder / "vocabulary.parquet").exists():
+            _write_vocabulary(folder, self.collector.tokenizer)
+        self.trainer.recorder = Recorder(folder, attempt=begin_attempt(folder, self.trainer.next_step))
+
+
+def train(settings: PPORun, *, report: Report | None = None, **inputs: Any) -> Result:
+    """Train a model: `Training(settings, **inputs).run(report)`."""
+    return Training(settings, **inputs).run(report)
 
 
 def resume(folder: Path, kind: type[PPORun] = PPORun) -> Result:
@@ -115,20 +149,6 @@ def resume(folder: Path, kind: type[PPORun] = PPORun) -> Result:
         )
     settings = check(kind, {**info["config"], "run": folder}, f"{folder}/run.json")
     return train(settings, resume=True)
-
-
-def save_model(policy: Policy, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save what was trained the way Hugging Face loads it: an adapter or a whole model, and the tokenizer."""
-    policy.model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _run(trainer: Trainer, folder: Path, report: Report) -> None:
-    if trainer.recorder is None:
-        trainer.run(folder, report)
-        return
-    with trainer.recorder:
-        trainer.run(folder, report)
 
 
 def _collect(metrics: list[dict[str, float]], report: Report, step: int, seen: dict[str, float]) -> None:

@@ -1,0 +1,1 @@
+"""The demo: a real model learns by PPO to continue everyday openings in a brighter mood."""

@@ -1,0 +1,52 @@
+"""What training leaves behind: a folder that Hugging Face loads, adapter or whole model, and how to load it again."""
+
+import json
+from pathlib import Path
+
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dressage.errors import UserError
+from dressage.models.load import load_causal, load_tokenizer, prepare
+from dressage.models.settings import ModelSettings
+
+_BASE = "dressage.json"
+
+
+def save_trained(
+    folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, settings: ModelSettings
+) -> None:
+    """Save a model the way Hugging Face does, and what an adapter is an adapter of."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if isinstance(model, PeftModel):
+        base = {"path": settings.path, "gguf_file": settings.gguf_file}
+        (folder / _BASE).write_text(json.dumps(base), encoding="utf-8")
+
+
+def load_trained(
+    path: str, gguf_file: str | None = None, dtype: str = "float32"
+) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
+    """Load a model with its tokenizer: a run's folder, its `model` folder, any local folder or a Hub name.
+
+    Raises:
+        UserError: there is no model.
+    """
+    folder = Path(path)
+    if (folder / "run.json").exists():
+        folder /= "model"
+        if not folder.exists():
+            raise UserError(f"{path} has not finished: it has no model yet; continue it with --resume {path}")
+    if not (folder / "adapter_config.json").exists():
+        name = str(folder) if folder.exists() else path
+        return load_causal(name, gguf_file, dtype), load_tokenizer(name, gguf_file)
+    base = _base(folder)
+    model = PeftModel.from_pretrained(load_causal(base["path"], base["gguf_file"], dtype), folder)
+    return prepare(model), load_tokenizer(str(folder))
+
+
+def _base(folder: Path) -> dict[str, str]:
+    if (folder / _BASE).exists():
+        return json.loads((folder / _BASE).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    return {"path": config["base_model_name_or_path"], "gguf_file": ""}

@@ -1,0 +1,143 @@
+import io
+import statistics
+
+import numpy as np
+import pytest
+from record_helpers import rollouts
+from rich.console import Console
+
+from dressage.errors import UserError
+from dressage.record import Recorder, write_vocabulary
+from dressage.record.show import show
+
+
+def shown(folder, *, width: int = 120, **options) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    show(folder, console, **options)
+    return console.file.getvalue()
+
+
+def table(text: str, title: str) -> list[dict[str, str]]:
+    """The cells of one printed table, by column."""
+    lines = text[text.index(f"\n{title}") + 1 :].split("\n")
+    top = next(i for i, line in enumerate(lines) if line.startswith("┃"))
+    names = [cell.strip() for cell in lines[top].strip("┃").split("┃")]
+    rows = []
+    for line in lines[top + 2 :]:
+        if not line.startswith("│"):
+            break
+        rows.append(dict(zip(names, (cell.strip() for cell in line.strip("│").split("│")), strict=True)))
+    return rows
+
+
+@pytest.fixture
+def run(folder):
+    """Three steps; rewards 0 to 11 shuffled, KL per response (2 tokens) twice `delta`."""
+    rewards = np.array([[3, 9, 0, 5], [11, 1, 7, 4], [8, 2, 10, 6]], np.float64)
+    write_vocabulary(folder, ["<s>", "Ġno", "Ċ"], ["<s>", " no", "\n"])
+    with Recorder(folder) as recorder:
+        for step, reward in enumerate(rewards):
+            rows, tokens = rollouts(4, 2, reward=reward, response=[f"answer {r:.0f}" for r in reward])
+            tokens["token_id"] = np.array([[1, 2]] * 4)
+            # The KL falls as the reward rises.
+            tokens["logprob"] = np.full((4, 2), -1.0, np.float32)
+            tokens["ref_logprob"] = (tokens["logprob"] - (11 - reward[:, None]) / 4).astype(np.float32)
+            recorder.rollouts(step, rows, tokens)
+            recorder.metrics(step, {"kl/coef": 0.1 * (step + 1)})
+    return folder
+
+
+def test_the_extremes_are_the_extremes(run):
+    text = shown(run, limit=3)
+    assert [row["response"] for row in table(text, "best by reward")] == ["answer 11", "answer 10", "answer 9"]
+    assert [row["response"] for row in table(text, "worst by reward")] == ["answer 0", "answer 1", "answer 2"]
+    assert [row["KL"] for row in table(text, "highest KL")] == ["5.5", "5", "4.5"]
+    assert [row["KL"] for row in table(text, "lowest KL")] == ["0", "0.5", "1"]
+    best = table(text, "best by reward")[1]
+    assert (best["step"], best["sample"], best["reward"]) == ("2", "2", "10")
+
+
+def test_one_step_has_its_own_extremes(run):
+    best = table(shown(run, step=0, limit=9), "best by reward")
+    assert [row["response"] for row in best] == ["answer 9", "answer 5", "answer 3", "answer 0"]
+
+
+def test_the_step_table_has_means_and_spread(run):
+    rows = table(shown(run), "steps")
+    mean, spread = statistics.fmean([3, 9, 0, 5]), statistics.pstdev([3, 9, 0, 5])
+    assert rows[0]["reward"] == f"{mean:.4g} ± {spread:.4g}"
+    assert rows[0]["KL"] == f"{(11 - mean) / 2:.4g}"
+    assert [row["length"] for row in rows] == ["2"] * 3
+    assert [row["KL coefficient"] for row in rows] == ["0.1", "0.2", "0.3"]
+    assert "entropy" not in rows[0] and "split" not in rows[0]
+
+
+def test_splits_are_not_mixed(folder):
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, *rollouts(2, reward=[1.0, 1.0], split=["train"] * 2))
+        recorder.rollouts(0, *rollouts(2, reward=[3.0, 3.0], split=["eval"] * 2, sample=[2, 3]))
+    found = [(row["step"], row["split"], row["reward"]) for row in table(shown(folder), "steps")]
+    assert found == [("0", "train", "1 ± 0"), ("0", "eval", "3 ± 0")]
+
+
+def test_many_steps_are_thinned_evenly_with_the_first_and_the_last(folder):
+    with Recorder(folder) as recorder:
+        for step in range(0, 200, 2):
+            recorder.rollouts(step, *rollouts(1, 1))
+    steps = [int(row["step"]) for row in table(shown(folder), "steps")]
+    assert len(steps) == 20
+    assert (steps[0], steps[-1]) == (0, 198)
+    assert set(np.diff(steps)) <= {10, 12}
+
+
+def test_a_rollout_is_shown_token_by_token(run):
+    text = shown(run, step=1, sample=2)
+    assert "prompt 2" in text and "answer 7" in text
+    tokens = table(text, "tokens")
+    assert [row["token"] for row in tokens] == ["no", "↵"]
+    assert [row["position"] for row in tokens] == ["0", "1"]
+    # reward 7: Δ = (11 − 7) / 4
+    assert [(row["logprob"], row["ref logprob"], row["KL"]) for row in tokens] == [("-1", "-2", "1")] * 2
+    assert not {"value", "token reward", "advantage"} & tokens[0].keys()
+
+
+def test_what_was_measured_is_shown(folder):
+    rows, tokens = rollouts(1, 2, finish_reason=["stop"], reward_parts=[{"format": 0.25, "answer": 2.0}])
+    tokens |= {name: np.array([[0.5, 0.25]], np.float32) for name in ("value", "token_reward", "advantage")}
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows, tokens)
+    text = shown(folder, step=0, sample=0)
+    assert "finish_reason  stop" in text and "format 0.25, answer 2" in text
+    row = table(text, "tokens")[1]
+    assert [row[name] for name in ("value", "token reward", "advantage")] == ["0.25"] * 3
+    assert "KL" not in row and "ref_response" not in text
+
+
+def test_text_is_printed_as_it_is(folder):
+    hostile = "[bold red]x[/] [/nonsense] :smile: \\[a] \x1b[31m\a"
+    rows, tokens = rollouts(1, 1, prompt=[hostile], response=[hostile + "\n第二行 🎉"])
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows, tokens)
+    visible = "[bold red]x[/] [/nonsense] :smile: \\[a] ␛[31m␇"
+    assert f"{visible}↵第二行 🎉" in shown(folder)
+    detail = shown(folder, step=0, sample=0)
+    assert detail.count(visible) == 2 and "第二行 🎉" in detail
+    assert "\x1b" not in detail
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_wide_characters_fit_narrow_terminals(folder, width):
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, *rollouts(1, 1, response=["鹤梦桃梅🎉" * 40]))
+    from rich.cells import cell_len
+
+    assert max(cell_len(line) for line in shown(folder, width=width).split("\n")) <= width
+
+
+def test_a_run_without_rollouts_says_so(folder):
+    assert "none recorded yet" in shown(folder)
+
+
+def test_a_sample_needs_its_step(run):
+    with pytest.raises(UserError, match="give the step too"):
+        shown(run, sample=1)
