@@ -111,12 +111,12 @@ def test_statistics_by_hand(folder):
 
 
 def test_k3_keeps_its_precision_for_small_differences(folder):
-    # exp(−Δ) − 1 + Δ = Δ²/2 − Δ³/6 + …: at Δ = 2^-24 the direct formula is off by several percent in float64.
+    # exp(−Δ) − 1 + Δ = Δ²/2 − Δ³/6 + …: at Δ = 1e-8 the direct formula has no correct digit in float64.
     rows, tokens = rollouts(1, 1)
-    tokens |= {"logprob": np.full((1, 1), 2.0**-24), "ref_logprob": np.zeros((1, 1))}
+    tokens |= {"logprob": np.full((1, 1), 1e-8), "ref_logprob": np.zeros((1, 1))}
     with Recorder(folder) as recorder:
         recorder.rollouts(0, rows, tokens)
-    assert open_run(folder).rows(["k3"]).to_pylist()[0]["k3"] == pytest.approx(2.0**-49 - 2.0**-72 / 6, rel=1e-6)
+    assert open_run(folder).rows(["k3"]).to_pylist()[0]["k3"] == pytest.approx(1e-16 / 2, rel=1e-6, abs=0)
 
 
 def test_statistics_without_their_columns_are_null(folder):
@@ -268,21 +268,22 @@ def test_flush_returns_when_everything_is_on_disk(folder):
 
 def test_an_error_in_the_thread_is_raised_by_every_later_call(folder):
     rows, tokens = rollouts()
-    recorder = Recorder(folder, queue_size=2)
+    recorder = Recorder(folder, queue_size=3)
     recorder.rollouts(0, rows, tokens)
     gate = threading.Event()
     recorder.rollouts(1, rows | {"reward_parts": [Slow(gate), "no parts"]}, tokens)
     recorder.rollouts(2, rows, tokens)
+    recorder.rollouts(3, rows | {"group": ["not", "numbers"]}, tokens)
     gate.set()
     with pytest.raises(AttributeError):
         recorder.flush()
     with pytest.raises(AttributeError):
-        recorder.rollouts(3, rows, tokens)
+        recorder.rollouts(4, rows, tokens)
     with pytest.raises(AttributeError):
         recorder.metrics(2, {})
     with pytest.raises(AttributeError):
         recorder.close()
-    # Step 2 had been handed over before anybody knew, and step 3 was refused.
+    # Step 2 had been handed over before anybody knew, and step 4 was refused.
     assert [segment.step for segment in open_run(folder).segments()] == [0, 2]
 
 

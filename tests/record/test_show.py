@@ -4,6 +4,7 @@ import statistics
 import numpy as np
 import pytest
 from record_helpers import rollouts
+from rich.cells import cell_len
 from rich.console import Console
 
 from dressage.errors import UserError
@@ -129,8 +130,6 @@ def test_text_is_printed_as_it_is(folder):
 def test_wide_characters_fit_narrow_terminals(folder, width):
     with Recorder(folder) as recorder:
         recorder.rollouts(0, *rollouts(1, 1, response=["鹤梦桃梅🎉" * 40]))
-    from rich.cells import cell_len
-
     assert max(cell_len(line) for line in shown(folder, width=width).split("\n")) <= width
 
 

@@ -54,7 +54,8 @@ class PromptSet:
     def _pass(self, seed: int, shuffle: bool, number: int) -> Sequence[int]:
         if not shuffle:
             return range(len(self))
-        return generator(seed, Purpose.PROMPT_ORDER, step=number).permutation(len(self)).tolist()
+        order: list[int] = generator(seed, Purpose.PROMPT_ORDER, step=number).permutation(len(self)).tolist()
+        return order
 
     def batch(self, indices: Sequence[int], pad: int) -> Batch:
         """Columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""
@@ -129,11 +130,12 @@ def read_table(path: str, split: str = "train") -> dict[str, list[Any]]:
     if suffix not in _READERS:
         return _from_hub(path, split)
     try:
-        return _READERS[suffix](file)
+        columns: dict[str, list[Any]] = _READERS[suffix](file)
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as {suffix}: {str(error).splitlines()[0]}") from None
+    return columns
 
 
 def _read_text(file: Path) -> dict[str, list[Any]]:
@@ -143,7 +145,8 @@ def _read_text(file: Path) -> dict[str, list[Any]]:
 def _read_json(file: Path) -> dict[str, list[Any]]:
     if not file.read_text(encoding="utf-8").strip():
         return {}
-    return pyarrow.json.read_json(file).to_pydict()  # type: ignore[no-any-return]
+    columns: dict[str, list[Any]] = pyarrow.json.read_json(file).to_pydict()
+    return columns
 
 
 _READERS: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,8 @@ from dressage.errors import UserError
 from dressage.models.fast_linear import use_fast_linear
 from dressage.models.tiny import tiny_model, tiny_tokenizer
 
+M = TypeVar("M", bound=nn.Module)
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -28,15 +30,16 @@ def load_causal(path: str, gguf_file: str | None = None, dtype: str = "float32")
         UserError: nothing is there, or what is there has no language-model head.
     """
     if path == "tiny":
-        return prepare(tiny_model().to(DTYPES[dtype]))
+        return prepare(tiny_model(dtype=DTYPES[dtype]))
     source = resolve(path)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, gguf_file=gguf_file, dtype=DTYPES[dtype], output_loading_info=True
         )
     except (OSError, ValueError) as error:
         raise UserError(_explain(path, error)) from error
+    model, info = loaded
     head = [name for name in info["missing_keys"] if "head" in name or "embed_out" in name]
     if head:
         raise UserError(f"{path} has no language-model head ({head[0]} is missing); give a causal language model")
@@ -82,7 +85,7 @@ def resolve(path: str) -> str:
     return str(Path(spec.origin).parent)
 
 
-def prepare(model: PreTrainedModel) -> PreTrainedModel:
+def prepare(model: M) -> M:
     """Dropout off, since ratios and KL must compare like with like; fast matrix products on CPU."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -103,8 +106,7 @@ def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
     if quantization.get("quant_method") != "gguf":
         return model
     model.config = type(model.config)(**values)
-    model.hf_quantizer = None
-    for flag in ("is_quantized", "quantization_method"):
+    for flag in ("is_quantized", "quantization_method", "hf_quantizer"):
         if hasattr(model, flag):
             delattr(model, flag)
     return model

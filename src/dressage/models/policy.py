@@ -189,10 +189,10 @@ def _critic(model: PreTrainedModel, settings: ModelSettings, value: ValueSetting
         return "trunk"
     if value.path is None:
         return copy.deepcopy(trunk(model)).requires_grad_(True)
-    critic = trunk(load_causal(value.path, dtype=settings.dtype))
-    if critic.config.get_text_config().hidden_size != model.config.get_text_config().hidden_size:
+    other = load_causal(value.path, dtype=settings.dtype)
+    if other.config.get_text_config().hidden_size != model.config.get_text_config().hidden_size:
         raise UserError(f"the critic {value.path} has another hidden size than the policy {settings.path}")
-    return critic.requires_grad_(True)
+    return trunk(other).requires_grad_(True)
 
 
 def _with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PeftModel:

@@ -12,7 +12,7 @@ class LoraSettings(Settings):
 
     rank: int = Field(16, ge=1)
     """rank of the adapters"""
-    alpha: float = Field(32, gt=0)
+    alpha: int = Field(32, ge=1)
     """adapters are scaled by alpha / rank"""
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """names of the layers that get an adapter, or "all-linear" for all but the output head"""

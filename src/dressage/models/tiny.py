@@ -2,6 +2,7 @@
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
@@ -20,7 +21,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerBase:
     return fast
 
 
-def tiny_model(seed: int = 0, layers: int = 2, hidden: int = 96) -> PreTrainedModel:
+def tiny_model(seed: int = 0, layers: int = 2, hidden: int = 96, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A Llama of about 0.3 million random parameters for `tiny_tokenizer`; the same seed gives the same weights."""
     config = LlamaConfig(
         vocab_size=len(_SPECIAL) + 256,
@@ -37,4 +38,6 @@ def tiny_model(seed: int = 0, layers: int = 2, hidden: int = 96) -> PreTrainedMo
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
+        model = LlamaForCausalLM(config)
+        nn.Module.to(model, dtype=dtype)
+        return model

@@ -17,7 +17,7 @@ def save_trained(
     folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, settings: ModelSettings
 ) -> None:
     """Save a model the way Hugging Face does, and what an adapter is an adapter of."""
-    model.save_pretrained(folder)
+    model.save_pretrained(str(folder))
     tokenizer.save_pretrained(folder)
     if isinstance(model, PeftModel):
         base = {"path": settings.path, "gguf_file": settings.gguf_file}

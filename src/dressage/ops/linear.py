@@ -19,7 +19,7 @@ def linear(x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"]) -> Float[Tens
     """X·Wᵀ, differentiable in both."""
     if not _HAS_ONEDNN or x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32:
         return functional.linear(x, weight)
-    return _Linear.apply(x, weight)  # type: ignore[no-any-return]
+    return _Linear.apply(x, weight)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

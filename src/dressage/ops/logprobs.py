@@ -20,7 +20,9 @@ def token_logprobs(
 
     Logits of each chunk are computed again in the backward pass: what is kept between the passes is `[N, H]`.
     """
-    logprob, entropy = _TokenLogprobs.apply(hidden.float(), head.float(), targets, temperature)
+    logprob, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden.float(), head.float(), targets, temperature
+    )
     return logprob, entropy
 
 
@@ -60,7 +62,7 @@ class _TokenLogprobs(torch.autograd.Function):
             entropy[rows] = -(logits.exp() * logits).sum(-1)
         ctx.save_for_backward(hidden, head, targets, normaliser, entropy)
         ctx.temperature = temperature  # type: ignore[attr-defined]
-        ctx.set_materialize_grads(False)  # type: ignore[attr-defined]
+        ctx.set_materialize_grads(False)
         return logprob, entropy
 
     @staticmethod

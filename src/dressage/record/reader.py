@@ -146,7 +146,7 @@ class Run:
 
 def read_tokens(paths: Sequence[Path], filters: list[tuple[str, str, Any]] | None = None) -> pa.Table:
     """Returns the tokens of ``paths`` with all of ``TOKEN_COLUMNS``, ordered by sample and position."""
-    tables = [pq.read_table(path, filters=filters, partitioning=None) for path in paths]
+    tables = [pq.read_table(path, filters=filters) for path in paths]
     return _union(tables, TOKEN_COLUMNS).sort_by(TOKEN_ORDER)
 
 
@@ -165,6 +165,6 @@ def _create_view(
         parts.append(f"{name}_recorded")
         # DuckDB reads names as patterns.
         files = [glob.escape(str(path)) for path in paths]
-        connection.read_parquet(files, union_by_name=True, hive_partitioning=False).create_view(parts[1])
+        connection.read_parquet(files, union_by_name=True).create_view(parts[1])
     union = " UNION ALL BY NAME ".join(f"FROM {part}" for part in parts)
     connection.execute(f"CREATE VIEW {name} AS {union}")

@@ -33,12 +33,13 @@ class ClassifierReward:
         device: str | torch.device = "cpu",
     ) -> None:
         try:
-            model, info = AutoModelForSequenceClassification.from_pretrained(
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
                 resolve(path), dtype=DTYPES[dtype], output_loading_info=True
             )
             self.tokenizer = with_pad_token(AutoTokenizer.from_pretrained(resolve(path)), path)
         except (OSError, ValueError) as error:
             raise UserError(f"cannot load a reward model from {path!r}: {str(error).splitlines()[0]}") from error
+        model, info = loaded
         if info["missing_keys"]:
             raise UserError(f"{path} is no trained classifier: {sorted(info['missing_keys'])[0]} is missing")
         if not 0 <= label < model.config.num_labels:

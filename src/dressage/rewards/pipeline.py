@@ -33,7 +33,7 @@ class PipelineReward:
         device: str | torch.device = "cpu",
     ) -> None:
         try:
-            self.pipe = pipeline(task, model=resolve(path), device=device)
+            self.pipe: Any = pipeline(task, model=resolve(path), device=device)  # type: ignore[call-overload]
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"cannot make a {task!r} pipeline of {path!r}: {str(error).splitlines()[0]}") from error
         self.label, self.apply, self.batch_size = label, apply, batch_size

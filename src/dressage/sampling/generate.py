@@ -68,7 +68,8 @@ def write(responses: Iterator[dict[str, str]], out: Path) -> int:
     count = 0
     temporary = out.with_name(f".{out.name}")
     with temporary.open("w", encoding="utf-8") as file:
-        for count, response in enumerate(responses, start=1):
+        for response in responses:
+            count += 1
             file.write(json.dumps(response, ensure_ascii=False) + "\n")
     temporary.rename(out)
     return count

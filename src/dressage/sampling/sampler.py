@@ -1,6 +1,6 @@
 """Sampling with a Hugging Face model: a preallocated KV cache and one draw per row and token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -98,7 +98,7 @@ class Sampler:
                 break
         return growing.responses(torch.stack(logprobs, dim=1), int(self.tokenizer.pad_token_id))
 
-    def _decode(self, prompts: Batch, longest: int) -> "Iterator[Tensor]":
+    def _decode(self, prompts: Batch, longest: int) -> Generator[Tensor, Tensor | None, None]:
         """Yield the logits `[B, V]` of each next token; the chosen token is sent back."""
         ids, mask = prompts["prompt_ids"].to(self.eos.device), prompts["prompt_mask"].to(self.eos.device)
         model = trunk(self.policy.model)
@@ -110,6 +110,7 @@ class Sampler:
                 input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
             ).last_hidden_state
             token = yield linear(states[:, -1].float(), head)
+            assert token is not None
             ids, position = token[:, None], position[:, -1:] + 1
             mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
 

@@ -36,4 +36,4 @@ class StopTexts:
         return min((at for at in (text.find(stop) for stop in self.stop) if at >= 0), default=None)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)  # type: ignore[no-any-return]
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -52,7 +52,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         if error.errno == errno.ENOSPC:
             raise UserError(
-                f"the disk is full: no room for a checkpoint in {place}; free space, then continue with --resume {folder}"
+                f"the disk is full: no room for a checkpoint in {place}; free space, then go on with --resume {folder}"
             ) from error
         raise
     for old in _complete(place)[:-keep]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dressage.algorithms.base import Algorithm
 from dressage.models.policy import Policy
@@ -96,7 +97,7 @@ class Trainer:
             self.recorder.flush()  # a checkpoint never knows of a step that the record does not have
         if self.processes.is_main:
             state = {"kl_coef": self.kl_coef, "moments": self.shaping.moments.state()}
-            weights = dict(self.optimizer.parameters)
+            weights: dict[str, Tensor] = dict(self.optimizer.parameters)
             save(
                 folder,
                 Checkpoint(self.next_step, state, weights, self.optimizer.state()),

@@ -31,7 +31,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        return self.rank == 0
+        return bool(self.rank == 0)
 
     def share(self, rows: int) -> range:
         """The contiguous rows of a global batch that this process works on."""

@@ -59,7 +59,7 @@ class Collector:
         return rows
 
     def text(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)  # type: ignore[no-any-return]
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _columns(self, indices: Sequence[int]) -> Mapping[str, list[Any]]:
         return {name: [values[i] for i in indices] for name, values in self.prompts.columns.items()}

@@ -18,8 +18,8 @@ class KLSettings(Settings):
     coef: float = Field(0.05, ge=0)
     """β: reward = score − β · KL"""
     estimator: Literal["kl", "abs", "mse", "k3", "full"] = "kl"
-    """of the penalty: kl = k1 = Δ (log π − log π_ref), abs = |Δ|, mse = k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ, full = exact over
-    the vocabulary; the reported objective KL is k1 whatever stands here"""
+    """of the penalty: kl = k1 = Δ (log π − log π_ref), abs = |Δ|, mse = k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ, full = exact
+    over the vocabulary; the reported objective KL is k1 whatever stands here"""
     target: float | None = Field(None, gt=0)
     """adapt β so that the objective KL (nats per response) stays near this; none = β stays fixed"""
     horizon: float = Field(10_000, gt=0)

