@@ -1,5 +1,6 @@
 """One command: `dressage`."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -27,6 +28,8 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.
 
 def main() -> None:
     """Run the command; a user's mistake is one or two plain lines and exit code 2."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' progress bars make a log file unreadable
     try:
         app()
     except UserError as error:

@@ -10,5 +10,5 @@ def folder(tmp_path: Path) -> Path:
     # Names like these are common, and patterns or partitions to a careless reader.
     folder = tmp_path / "step=9" / "run [1] * 'é'"
     folder.mkdir(parents=True)
-    write_run(folder, {"algorithm": "ppo"})
+    write_run(folder, {"algorithm": "ppo", "model": {"name": "some/model", "fingerprint": "f"}})
     return folder

@@ -136,7 +136,7 @@ def own_runs(draw):
         rows["response"] = draw(st.lists(TEXT, min_size=count, max_size=count))
         rows["ref_reward"] = draw(st.lists(st.none() | st.floats(), min_size=count, max_size=count))
         tokens = {"mask": np.arange(width) < np.array(lengths)[:, None]}
-        tokens["token_id"] = np.array(draw(st.lists(st.integers(0, 2), min_size=width, max_size=width)) * count)
+        tokens["token_id"] = np.array(draw(st.lists(st.integers(0, 3), min_size=width, max_size=width)) * count)
         tokens["token_id"] = tokens["token_id"].reshape(count, width)
         for name in names:
             values = draw(st.lists(st.floats(width=32), min_size=count * width, max_size=count * width))
@@ -165,7 +165,7 @@ def test_own_runs_go_out_and_in_and_out_again_the_same(own):
         for i, mask in enumerate(tokens["mask"]):
             line = {"step": step} | {k: rows[k][i] for k in ("prompt", "response")} | {"reward": float(i)}
             line |= {} if rows["ref_reward"][i] is None else {"ref_reward": rows["ref_reward"][i]}
-            line["response_tokens"] = [["<PAD>", "Ġa", "好"][t] for t in tokens["token_id"][i][mask]]
+            line["response_tokens"] = [["<PAD>", "Ġa", "好", "<3>"][t] for t in tokens["token_id"][i][mask]]
             line |= {key: tokens[name][i][mask].tolist() for key, name in keys.items() if name in names}
             expected.append(comparable(line))
     assert first == expected

@@ -133,6 +133,16 @@ def test_wide_characters_fit_narrow_terminals(folder, width):
     assert max(cell_len(line) for line in shown(folder, width=width).split("\n")) <= width
 
 
+def test_the_header_says_what_was_trained(run):
+    header = shown(run).split("\nsteps: means")[0]
+    assert [line.split(maxsplit=1)[1].strip() for line in header.split("\n")] == [
+        "some/model",
+        "ppo",
+        "0 to 2, 3 recorded",
+        "12",
+    ]
+
+
 def test_a_run_without_rollouts_says_so(folder):
     assert "none recorded yet" in shown(folder)
 

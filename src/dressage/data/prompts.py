@@ -49,7 +49,9 @@ class PromptSet:
 
     def order(self, seed: int, shuffle: bool, start: int, count: int) -> list[int]:
         """Indices of prompts number start … start + count − 1 of the endless stream of passes over the data."""
-        return [self._pass(seed, shuffle, n // len(self))[n % len(self)] for n in range(start, start + count)]
+        numbers = range(start, start + count)
+        passes = {number: self._pass(seed, shuffle, number) for number in {n // len(self) for n in numbers}}
+        return [passes[n // len(self)][n % len(self)] for n in numbers]
 
     def _pass(self, seed: int, shuffle: bool, number: int) -> Sequence[int]:
         if not shuffle:
@@ -131,9 +133,9 @@ def read_table(path: str, split: str = "train") -> dict[str, list[Any]]:
         return _from_hub(path, split)
     try:
         columns: dict[str, list[Any]] = _READERS[suffix](file)
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"{path}: there is no such file") from None
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+    except ValueError as error:  # of which Arrow's, JSON's and Unicode's errors are kinds
         raise UserError(f"{path} cannot be read as {suffix}: {str(error).splitlines()[0]}") from None
     return columns
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dressage.errors import UserError
@@ -80,5 +81,5 @@ def _with_token_texts(run: Run, tokens: pa.Table) -> pa.Table:
         return tokens
     if run.vocabulary.num_rows == 0:
         raise UserError(f"{run.folder} has token ids but no vocabulary.parquet, which turns them into tokens")
-    texts = run.vocabulary["token"].take(ids.combine_chunks())
-    return tokens.set_column(tokens.column_names.index("token"), "token", texts)
+    strings = pa.array(run.token_strings(ids.to_pylist()), pa.string())
+    return tokens.set_column(tokens.column_names.index("token"), "token", pc.coalesce(tokens["token"], strings))

@@ -1,6 +1,7 @@
 """The models of one run, seen as roles: policy, critic and reference over as few weights as possible."""
 
 import copy
+import warnings
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -197,11 +198,11 @@ def _critic(model: PreTrainedModel, settings: ModelSettings, value: ValueSetting
 
 def _with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PeftModel:
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
     try:
-        wrapped = get_peft_model(
-            model,
-            LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, bias="none"),
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers for an attribute by its old name
+            wrapped = get_peft_model(model, config)
     except ValueError as error:
         raise UserError(f"model.lora.targets {targets}: {str(error).splitlines()[0]}") from error
     return wrapped

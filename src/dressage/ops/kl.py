@@ -19,7 +19,8 @@ def k2(logprob: Float[Tensor, "*s"], ref_logprob: Float[Tensor, "*s"]) -> Float[
 def k3(logprob: Float[Tensor, "*s"], ref_logprob: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """e^(−Δ) − 1 + Δ: unbiased, never negative (same source)."""
     delta = logprob - ref_logprob
-    return (-delta).exp() - 1 + delta
+    # With exp() − 1 the rounding of 1 would drown what a healthy gap of 0.001 gives, and make it negative.
+    return (-delta).expm1() + delta
 
 
 def absolute(logprob: Float[Tensor, "*s"], ref_logprob: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:

@@ -17,7 +17,8 @@ _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn,
 
 def linear(x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"]) -> Float[Tensor, "*n o"]:
     """X·Wᵀ, differentiable in both."""
-    if not _HAS_ONEDNN or x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32:
+    is_float32_on_cpu = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    if not _HAS_ONEDNN or not is_float32_on_cpu or not x.numel():
         return functional.linear(x, weight)
     return _Linear.apply(x, weight)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -37,8 +38,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         needs_x, needs_weight = ctx.needs_input_grad  # type: ignore[attr-defined]
-        flat = gradient.flatten(0, -2)
+        rows, columns = gradient.reshape(-1, len(weight)), x.reshape(-1, weight.shape[1])
         return (
             _product(gradient, weight.t()) if needs_x else None,
-            _product(flat.t(), x.flatten(0, -2).t()) if needs_weight else None,
+            _product(rows.t(), columns.t()) if needs_weight else None,
         )

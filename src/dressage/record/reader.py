@@ -117,8 +117,16 @@ class Run:
 
     def token_texts(self, ids: Iterable[int | None]) -> list[str]:
         """Returns the text of each id; an id without a text is written as its number, as in ``<17>``."""
-        texts = self.vocabulary["text"].to_pylist()
-        return [texts[i] if i is not None and 0 <= i < len(texts) else f"<{i}>" for i in ids]
+        return self._look_up("text", ids)
+
+    def token_strings(self, ids: Iterable[int | None]) -> list[str]:
+        """Returns the tokenizer's own string of each id, such as ``Ġthe``; ``<17>`` where it has none."""
+        return self._look_up("token", ids)
+
+    def _look_up(self, column: str, ids: Iterable[int | None]) -> list[str]:
+        # A model can have more ids than its tokenizer has tokens, and sample them.
+        known: dict[int | None, str] = dict(enumerate(self.vocabulary[column].to_pylist()))
+        return [f"<{i}>" if (text := known.get(i)) is None else text for i in ids]
 
     @cached_property
     def vocabulary(self) -> pa.Table:

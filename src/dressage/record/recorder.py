@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
 GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}
-GIVEN_TOKENS = {c.name: c for c in TOKEN_COLUMNS if c.name not in ("step", "sample", "position")}
+GIVEN_TOKENS = [column.name for column in TOKEN_COLUMNS if column.name not in ("step", "sample", "position")]
 
 
 class Recorder:
@@ -68,8 +68,8 @@ class Recorder:
             ValueError: A column is unknown, missing or of another length, a sample comes twice, or the step is
                 closed.
         """
-        self._check(rows, GIVEN_ROWS, "rows")
-        self._check(tokens, {**GIVEN_TOKENS, "mask": Column("mask", pa.bool_(), "", required=True)}, "tokens")
+        _check_names("rows", rows, GIVEN_ROWS, {name for name, column in GIVEN_ROWS.items() if column.required})
+        _check_names("tokens", tokens, GIVEN_TOKENS, {"mask"})
         _check_shapes(rows, tokens)
         self._claim("rows", step, np.asarray(rows["sample"]).tolist())
         self._put(partial(self._write_rollouts, step, dict(rows), dict(tokens)))
@@ -110,13 +110,6 @@ class Recorder:
         except BaseException as failure:
             if failure is not error:
                 raise
-
-    @staticmethod
-    def _check(given: Mapping[str, Any], known: Mapping[str, Column], what: str) -> None:
-        if unknown := given.keys() - known.keys():
-            raise ValueError(f"{what} have no column {sorted(unknown)[0]!r} to give; known: {', '.join(known)}")
-        if missing := {name for name, column in known.items() if column.required} - given.keys():
-            raise ValueError(f"{what} lack the required column {sorted(missing)[0]!r}")
 
     def _claim(self, kind: Kind, step: int, keys: Iterable[Any]) -> None:
         """Refuses what would replace something recorded; ``keys`` are the samples, or the names of the metrics."""
@@ -180,6 +173,13 @@ class Recorder:
             row = pq.ParquetFile(path).read().to_pylist()[0] | row
         columns = [*STEP_COLUMNS, *(Column(name, pa.float64(), "") for name in row if name not in ("step", "attempt"))]
         write_table(path, table_of(columns, {name: [value] for name, value in row.items()}))
+
+
+def _check_names(what: str, given: Mapping[str, Any], known: Iterable[str], required: set[str]) -> None:
+    if unknown := given.keys() - set(known):
+        raise ValueError(f"{what} have no column {min(unknown)!r} to give; known: {', '.join(known)}")
+    if missing := required - given.keys():
+        raise ValueError(f"{what} lack the required column {min(missing)!r}")
 
 
 def _check_shapes(rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Array]) -> None:

@@ -64,7 +64,8 @@ def show(folder: Path, console: Console, *, step: int | None = None, sample: int
 def _show_header(run: Run, console: Console) -> None:
     segments = run.segments()
     steps = sorted({segment.step for segment in segments})
-    facts = {name: run.info[name] for name in ("model", "algorithm", "format", "source") if run.info.get(name)}
+    facts: dict[str, Any] = {"model": run.info.get("model", {}).get("name")}
+    facts |= {name: run.info.get(name) for name in ("algorithm", "format", "source")}
     facts["steps"] = f"{steps[0]} to {steps[-1]}, {len(steps)} recorded" if steps else "none recorded yet"
     facts["rollouts"] = run.rows(["sample"]).num_rows
     console.print(_facts(facts))
@@ -123,12 +124,13 @@ def _show_rollout(run: Run, console: Console, step: int, sample: int) -> None:
     facts = {column.name: row[column.name] for column in ROW_COLUMNS if column.name != "prompt_ids"}
     console.print(_facts(facts))
     lines = []
-    for token in tokens.to_pylist():
-        text = token["token"] if token["token"] is not None else run.token_texts([token["token_id"]])[0]
+    texts = run.token_texts(tokens["token_id"].to_pylist())
+    for token, text in zip(tokens.to_pylist(), texts, strict=True):
+        shown = text if token["token"] is None else token["token"]
         if token["logprob"] is not None and token["ref_logprob"] is not None:
             token["kl"] = token["logprob"] - token["ref_logprob"]
         numbers = {name: token.get(column) for column, name in TOKEN_NUMBERS.items()}
-        lines.append({"position": token["position"], "token": text, **numbers})
+        lines.append({"position": token["position"], "token": shown, **numbers})
     if lines:
         console.print(_table("tokens", lines))
 

@@ -85,11 +85,11 @@ class Sampler:
         token = None
         for t in range(int(limits.max())):
             logits = decoder.send(token)
+            banned = self.eos if t < self.settings.min_new_tokens else None
             if self.settings.temperature == 0:
                 distribution = logits.log_softmax(-1)
-                token = logits.argmax(-1)
+                token = (logits if banned is None else logits.index_fill(1, banned, -torch.inf)).argmax(-1)
             else:
-                banned = self.eos if t < self.settings.min_new_tokens else None
                 distribution = sampling_logprobs(logits, self.settings, banned)
                 token = draw(distribution, numbers[:, t])
             logprobs.append(distribution.gather(1, token[:, None]).squeeze(1))

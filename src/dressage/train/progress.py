@@ -68,5 +68,6 @@ class Progress:
         numbers = "  ".join(f"{label} {form.format(metrics[name])}" for label, name, form in _SHOWN if name in metrics)
         self._bar.update(self._task, completed=step + 1, numbers=numbers)
         if self._live is None:
-            seconds = metrics["time/total"] * (self._steps - step - 1)
-            self._console.print(f"step {step + 1}/{self._steps}  {numbers}  left {seconds:.0f} s", highlight=False)
+            left = metrics["time/total"] * (self._steps - step - 1)
+            line = f"step {step + 1}/{self._steps}  {numbers}  left {left:.0f} s"
+            self._console.print(line, highlight=False, soft_wrap=True)

@@ -1,0 +1,105 @@
+"""The same work without Dressage: PyTorch and transformers doing what no PPO can leave out, and nothing else.
+
+Each model passes over the data as seldom as possible: the policy once to sample and once with gradients (those
+log-probabilities are the old ones as well), the critic once with gradients, reference and reward model once without.
+"""
+
+from time import perf_counter
+
+import torch
+import work
+from torch import Tensor, nn
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedModel,
+)
+
+CLIP, KL_COEF, LAMBDA, VALUE_COEF = 0.2, 0.05, 0.95, 0.1
+
+
+@torch.no_grad()
+def sample(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+    """One response to each prompt, `[B, T]`."""
+    cache = DynamicCache(config=model.config)
+    tokens: list[Tensor] = []
+    for _ in range(work.RESPONSE):
+        positions = (mask.cumsum(1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+        logits = model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+        ).logits[:, -1]
+        ids = logits.softmax(-1).multinomial(1)
+        mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+        tokens.append(ids)
+    return torch.cat(tokens, dim=1)
+
+
+def states(trunk: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    """Hidden states from which the response tokens are predicted, `[B, T, H]`."""
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    hidden: Tensor = trunk(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)[0]
+    return hidden[:, -work.RESPONSE - 1 : -1]
+
+
+def logprobs(model: PreTrainedModel, hidden: Tensor, response: Tensor) -> Tensor:
+    logits = model.get_output_embeddings()(hidden)
+    return -nn.functional.cross_entropy(logits.flatten(0, 1), response.flatten(), reduction="none").view_as(response)
+
+
+def advantages(rewards: Tensor, values: Tensor) -> Tensor:
+    """Generalised advantage estimation without discount, arXiv:1506.02438."""
+    following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
+    delta = rewards + following - values
+    advantage, reversed_result = torch.zeros_like(delta[:, 0]), []
+    for t in reversed(range(delta.shape[1])):
+        advantage = delta[:, t] + LAMBDA * advantage
+        reversed_result.append(advantage)
+    return torch.stack(reversed_result[::-1], dim=1)
+
+
+def loss(logprob: Tensor, value: Tensor, reference: Tensor, score: Tensor) -> Tensor:
+    """Clipped policy loss and squared value error, arXiv:1707.06347."""
+    old, old_value = logprob.detach(), value.detach()
+    rewards = -KL_COEF * (old - reference)
+    rewards[:, -1] += score
+    gained = advantages(rewards, old_value)
+    whitened = (gained - gained.mean()) / (gained.std() + 1e-8)
+    ratio = (logprob - old).exp()
+    policy = -torch.minimum(ratio * whitened, ratio.clamp(1 - CLIP, 1 + CLIP) * whitened)
+    return (policy + VALUE_COEF * 0.5 * (value - gained - old_value) ** 2).mean()
+
+
+def main() -> None:
+    """Print seconds, tokens per second and peak memory."""
+    given = work.arguments(__doc__, ("four", "trunk"))
+    tokenizer = AutoTokenizer.from_pretrained(given.model, padding_side="left")
+    policy, reference = (AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32) for _ in range(2))
+    scorer = AutoModelForSequenceClassification.from_pretrained(f"{given.model}-classifier", dtype=torch.float32)
+    critic = AutoModel.from_pretrained(given.model, dtype=torch.float32) if given.mode == "four" else None
+    value_head = nn.Linear(policy.config.hidden_size, 1)
+    trained = nn.ModuleList([policy, value_head, *([critic] if critic is not None else [])])
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-5, fused=True)
+    texts = work.prompts(given.batch * given.steps)
+    start = perf_counter()
+    for step in range(given.steps):
+        chosen = texts[step * given.batch : (step + 1) * given.batch]
+        prompts = tokenizer(chosen, padding=True, return_tensors="pt")
+        response = sample(policy, prompts.input_ids, prompts.attention_mask)
+        ids = torch.cat([prompts.input_ids, response], dim=1)
+        mask = torch.cat([prompts.attention_mask, torch.ones_like(response)], dim=1)
+        with torch.no_grad():
+            score = scorer(input_ids=ids, attention_mask=mask).logits[:, 0]
+            compared = logprobs(reference, states(reference.model, ids, mask), response)
+        hidden = states(policy.model, ids, mask)
+        judged = hidden if critic is None else states(critic, ids, mask)
+        loss(logprobs(policy, hidden, response), value_head(judged).squeeze(-1), compared, score).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    work.print_result(perf_counter() - start, given.batch, given.steps, work.peak_gib())
+
+
+if __name__ == "__main__":
+    main()
