@@ -14,7 +14,9 @@ from dressage.errors import UserError
 class Settings(BaseModel):
     """Base of every group of settings. The text under a field is its help."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 S = TypeVar("S", bound=Settings)
@@ -114,10 +116,9 @@ def _explain(kind: type[BaseModel], error: Any, source: str) -> str:
 
 def _nearest(kind: type[BaseModel], where: str) -> str:
     names = [name for name, *_ in describe(kind)]
-    near = difflib.get_close_matches(where, names, n=1, cutoff=0.5)
-    if not near:
-        # A forgotten group: `--coef` for `kl.coef`.
-        near = [name for name in names if name.rsplit(".", 1)[-1] == where.rsplit(".", 1)[-1]][:1]
+    # A forgotten group first: `--stop` means `sampling.stop`, however much it looks like `steps`.
+    same = [name for name in names if name.rsplit(".", 1)[-1] == where.rsplit(".", 1)[-1]]
+    near = difflib.get_close_matches(where, same or names, n=1, cutoff=0.0 if same else 0.5)
     return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
 
 

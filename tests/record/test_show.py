@@ -120,7 +120,7 @@ def test_text_is_printed_as_it_is(folder):
     with Recorder(folder) as recorder:
         recorder.rollouts(0, rows, tokens)
     visible = "[bold red]x[/] [/nonsense] :smile: \\[a] ␛[31m␇"
-    assert f"{visible}↵第二行 🎉" in shown(folder)
+    assert f"{visible}↵第二行 🎉" in shown(folder, width=200)
     detail = shown(folder, step=0, sample=0)
     assert detail.count(visible) == 2 and "第二行 🎉" in detail
     assert "\x1b" not in detail

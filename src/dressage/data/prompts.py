@@ -1,13 +1,13 @@
 """Prompts: from a file or a Hub data set to token ids, in an order that depends on nothing but the seed."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet as pq
 import torch
 from pydantic import Field
@@ -103,7 +103,7 @@ def tokenize(
     """Tokenize prompts, dropping those over the limit; raises UserError where nothing usable is left."""
     if not prompts:
         raise UserError(f"{source}: there is no prompt in it")
-    wrong = next((row for row, prompt in enumerate(prompts) if not isinstance(prompt, str)), None)
+    wrong = next((row for row, prompt in enumerate(prompts) if not _is_text(prompt)), None)
     if wrong is not None:
         raise UserError(f"{source}: row {wrong} holds {prompts[wrong]!r} where a text was expected")
     ids = [tuple(row) for row in tokenizer(list(prompts))["input_ids"]]
@@ -119,6 +119,11 @@ def tokenize(
         columns={name: tuple(values[row] for row in kept) for name, values in (columns or {}).items()},
         dropped=tuple(sorted(set(range(len(prompts))) - set(kept))),
     )
+
+
+def _is_text(prompt: Any) -> bool:
+    # JSON can write half of a surrogate pair, which no tokenizer and no file takes.
+    return isinstance(prompt, str) and not _HALF_PAIR.search(prompt)
 
 
 def read_table(path: str, split: str = "train") -> dict[str, list[Any]]:
@@ -141,21 +146,39 @@ def read_table(path: str, split: str = "train") -> dict[str, list[Any]]:
 
 
 def _read_text(file: Path) -> dict[str, list[Any]]:
-    return {"prompt": [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]}
+    # Not splitlines(): it also breaks at characters, such as U+2028, that may stand inside a text.
+    return {"prompt": [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line.strip()]}
 
 
 def _read_json(file: Path) -> dict[str, list[Any]]:
-    if not file.read_text(encoding="utf-8").strip():
-        return {}
-    columns: dict[str, list[Any]] = pyarrow.json.read_json(file).to_pydict()
+    """Objects one after the other, as in JSON lines, or in one list. Arrow's reader would make dates of texts."""
+    text = file.read_text(encoding="utf-8-sig").strip()
+    rows: list[Any] = []
+    at = 0
+    while at < len(text):
+        value, at = _JSON.raw_decode(text, at)
+        rows += value if isinstance(value, list) else [value]
+        while at < len(text) and text[at].isspace():
+            at += 1
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError('every row must be an object, such as {"prompt": "…"}')
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _read_csv(file: Path) -> dict[str, list[Any]]:
+    options = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    columns: dict[str, list[Any]] = pyarrow.csv.read_csv(file, parse_options=options).to_pydict()
     return columns
 
 
+_JSON = json.JSONDecoder()
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _READERS: dict[str, Any] = {
     ".txt": _read_text,
     ".jsonl": _read_json,
     ".json": _read_json,
-    ".csv": lambda file: pyarrow.csv.read_csv(file).to_pydict(),
+    ".csv": _read_csv,
     ".parquet": lambda file: pq.read_table(file).to_pydict(),
 }
 

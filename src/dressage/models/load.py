@@ -41,8 +41,11 @@ def load_causal(path: str, gguf_file: str | None = None, dtype: str = "float32")
         raise UserError(_explain(path, error)) from error
     model, info = loaded
     head = [name for name in info["missing_keys"] if "head" in name or "embed_out" in name]
-    if head:
-        raise UserError(f"{path} has no language-model head ({head[0]} is missing); give a causal language model")
+    # A classifier whose embeddings are tied would pass for a language model: its head is never missing.
+    kind = next((kind for kind in model.config.architectures or () if "SequenceClassification" in kind), None)
+    if head or kind:
+        reason = f"it is a {kind}" if kind else f"{head[0]} is missing"
+        raise UserError(f"{path} has no language-model head ({reason}); give a causal language model")
     return prepare(_without_quantization(model))
 
 

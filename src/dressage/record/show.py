@@ -23,6 +23,7 @@ EXTREMES = {
     "highest KL": ("k1", "DESC"),
     "lowest KL": ("k1", "ASC"),
 }
+TEXTS = ("prompt", "response")
 TOKEN_NUMBERS = {
     "logprob": "logprob",
     "ref_logprob": "ref logprob",
@@ -112,9 +113,10 @@ def _show_extremes(run: Run, console: Console, title: str, order: str, step: int
     found = run.sql(f"{query} ORDER BY {order}, step, sample LIMIT {limit:d}").fetchall()
     lines = []
     for at, sample, reward, kl in found:
-        rows = run.rows(["sample", "response"], [at]).to_pylist()
-        response = next(row["response"] for row in rows if row["sample"] == sample)
-        lines.append({"step": at, "sample": sample, "reward": reward, "KL": kl, "response": response})
+        rows = run.rows(["sample", "prompt", "response"], [at]).to_pylist()
+        row = next(row for row in rows if row["sample"] == sample)
+        texts = {name: _shorten(row[name]) for name in TEXTS}
+        lines.append({"step": at, "sample": sample, "reward": reward, "KL": kl, **texts})
     if lines:
         console.print(_table(title, lines))
 
@@ -148,8 +150,9 @@ def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title=title, title_justify="left")
     names = [name for name in lines[0] if any(line[name] is not None for line in lines)]
     for name in names:
-        side: Literal["left", "right"] = "left" if name in ("response", "token", "split") else "right"
-        table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis", ratio=int(name == "response") or None)
+        side: Literal["left", "right"] = "left" if name in (*TEXTS, "token", "split") else "right"
+        # Numbers keep their width: what a narrow terminal lacks is taken from the columns that may wrap.
+        table.add_column(name, justify=side, no_wrap=name not in TEXTS, overflow="fold")
     for line in lines:
         table.add_row(*(_text(line[name]) for name in names))
     return table
@@ -163,6 +166,11 @@ def _text(value: Any, newline: str = "↵") -> Text:
         value = ", ".join(f"{name} {_number(part)}" for name, part in value.items())
     shown = _number(value) if isinstance(value, float) else str(value)
     return Text(shown.translate(VISIBLE).replace("↵", newline))
+
+
+def _shorten(text: str, longest: int = 300) -> str:
+    """The beginning of a long text; the whole one is shown with its rollout."""
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def _number(value: float) -> str:

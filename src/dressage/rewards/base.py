@@ -26,6 +26,8 @@ def call_reward(
     if result is None:
         raise UserError(f"the reward {name} returned None; it must return one number per response")
     parts = dict(result) if isinstance(result, Mapping) else {"": result}
+    if not parts:
+        raise UserError(f"the reward {name} returned no part; it must return one number per response")
     checked = {}
     for part, values in parts.items():
         label = f"{name}/{part}" if part else name

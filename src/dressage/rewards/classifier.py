@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from dressage.errors import UserError
 from dressage.models.load import DTYPES, prepare, resolve, with_pad_token
@@ -32,20 +32,15 @@ class ClassifierReward:
         dtype: str = "float32",
         device: str | torch.device = "cpu",
     ) -> None:
-        try:
-            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-                resolve(path), dtype=DTYPES[dtype], output_loading_info=True
+        if dtype not in DTYPES or score not in ("logit", "probability"):
+            raise UserError(
+                f"reward {path}: score must be logit or probability and dtype {' or '.join(DTYPES)}, "
+                f"not {score!r} and {dtype!r}"
             )
-            self.tokenizer = with_pad_token(AutoTokenizer.from_pretrained(resolve(path)), path)
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot load a reward model from {path!r}: {str(error).splitlines()[0]}") from error
-        model, info = loaded
-        if info["missing_keys"]:
-            raise UserError(f"{path} is no trained classifier: {sorted(info['missing_keys'])[0]} is missing")
+        model, self.tokenizer = load_classifier(path, dtype)
         if not 0 <= label < model.config.num_labels:
             raise UserError(f"{path} has {model.config.num_labels} outputs; there is no label {label}")
-        model.config.pad_token_id = self.tokenizer.pad_token_id
-        self.model = prepare(model).to(device)
+        self.model = model.to(device)
         self.label, self.score, self.batch_size = label, score, batch_size
 
     @torch.no_grad()
@@ -60,3 +55,24 @@ class ClassifierReward:
             outputs = logits.softmax(-1) if self.score == "probability" else logits
             scores += outputs[:, self.label].tolist()
         return scores
+
+
+def load_classifier(path: str, dtype: str = "float32") -> tuple[Any, PreTrainedTokenizerBase]:
+    """Load a sequence classifier with its tokenizer.
+
+    Raises:
+        UserError: nothing is there, or what is there has no trained classification head.
+    """
+    try:
+        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+            resolve(path), dtype=DTYPES[dtype], output_loading_info=True
+        )
+        # Padding on the left would move every text to other positions, which models with absolute ones notice.
+        tokenizer = with_pad_token(AutoTokenizer.from_pretrained(resolve(path), padding_side="right"), path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load a reward model from {path!r}: {str(error).splitlines()[0]}") from error
+    model, info = loaded
+    if info["missing_keys"]:
+        raise UserError(f"{path} is no trained classifier: {sorted(info['missing_keys'])[0]} is missing")
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return prepare(model), tokenizer

@@ -26,11 +26,12 @@ def load_function(name: str) -> RewardFunction:
 
 
 def _from_file(file: Path) -> object:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    name = f"dressage_reward_{file.stem}"  # a file called random.py must not become everybody's `random`
+    spec = importlib.util.spec_from_file_location(name, file)
     if not file.exists() or spec is None or spec.loader is None:
         raise UserError(f"reward {file}: there is no such file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module  # so that what the file defines can be pickled and found by name
+    sys.modules[name] = module  # so that what the file defines can be pickled and found by name
     spec.loader.exec_module(module)
     return module
 

@@ -7,7 +7,7 @@ import torch
 from transformers import pipeline
 
 from dressage.errors import UserError
-from dressage.models.load import resolve
+from dressage.rewards.classifier import load_classifier
 
 
 class PipelineReward:
@@ -15,7 +15,7 @@ class PipelineReward:
 
     Args:
         path: local folder or Hub name of the model.
-        task: a pipeline task that returns labels with scores, such as "sentiment-analysis".
+        task: "sentiment-analysis" or "text-classification", which are two names of one task.
         label: the label whose score is the reward, for example "POSITIVE".
         apply: "sigmoid", "softmax" or "none" (raw logits), as the pipeline's `function_to_apply`.
         batch_size: texts scored at the same time.
@@ -32,17 +32,16 @@ class PipelineReward:
         batch_size: int = 16,
         device: str | torch.device = "cpu",
     ) -> None:
-        try:
-            self.pipe: Any = pipeline(task, model=resolve(path), device=device)  # type: ignore[call-overload]
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"cannot make a {task!r} pipeline of {path!r}: {str(error).splitlines()[0]}") from error
+        if apply not in ("sigmoid", "softmax", "none"):
+            raise UserError(f"reward {path}: apply is sigmoid, softmax or none, not {apply!r}")
+        if task not in ("sentiment-analysis", "text-classification"):
+            raise UserError(f"reward {path}: task is sentiment-analysis or text-classification, not {task!r}")
+        model, tokenizer = load_classifier(path)
+        self.pipe: Any = pipeline(task, model=model, tokenizer=tokenizer, device=device)  # type: ignore[call-overload]
         self.label, self.apply, self.batch_size = label, apply, batch_size
         known = list((self.pipe.model.config.id2label or {}).values())
         if label not in known:
             raise UserError(f"{path} has no label {label!r}; it has {', '.join(known)}")
-        if self.pipe.tokenizer.pad_token_id is None:
-            self.pipe.tokenizer.pad_token = self.pipe.tokenizer.eos_token
-        self.pipe.model.config.pad_token_id = self.pipe.tokenizer.pad_token_id
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
         texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from dressage.errors import UserError
+
 
 class StopTexts:
     """Finds stop texts in growing responses and says at which token to cut.
@@ -11,11 +13,21 @@ class StopTexts:
     Args:
         tokenizer: turns ids into text; special tokens are not part of it.
         stop: the texts; empty means nothing ever stops.
+
+    Raises:
+        UserError: a stop text is a special token.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         self.stop = tuple(stop)
+        special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        hidden = next((text for text in stop if text in special), None)
+        if hidden is not None:
+            raise UserError(
+                f"sampling.stop: {hidden!r} is a special token and so never part of the text; "
+                f"set sampling.eos_token_ids to [{special[hidden]}] to end responses at it"
+            )
         # A stop text of n bytes is spread over at most n tokens; a few more give a split character its other half.
         self._tail = max((len(text.encode()) for text in stop), default=0) + 4
 
