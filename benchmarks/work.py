@@ -36,7 +36,11 @@ def peak_gib() -> float:
 
 
 def print_result(seconds: float, batch: int, steps: int, peak: float, **more: float) -> None:
-    """Print one JSON line."""
+    """Print the speed and memory of `steps` steps of `batch` responses each."""
     tokens = batch * steps * RESPONSE
-    numbers = {"seconds": seconds, "response_tokens_per_second": tokens / seconds, "peak_rss_gib": peak, **more}
-    print(json.dumps({name: round(number, 3) for name, number in numbers.items()}))
+    print_json({"seconds": seconds, "response_tokens_per_second": tokens / seconds, "peak_rss_gib": peak, **more})
+
+
+def print_json(numbers: dict[str, float]) -> None:
+    """Print one JSON line."""
+    print(json.dumps({name: round(number, 4) for name, number in numbers.items()}), flush=True)

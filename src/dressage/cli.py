@@ -2,6 +2,7 @@
 
 import os
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -20,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_NEEDED_TO_TRAIN = {"torch", "transformers", "tokenizers", "peft", "accelerate", "jaxtyping", "vaderSentiment"}
 _TRAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 F = TypeVar("F")
@@ -35,6 +37,11 @@ def main() -> None:
     except UserError as error:
         print(f"dressage: {error}", file=sys.stderr)
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name not in _NEEDED_TO_TRAIN:
+            raise
+        print(f"dressage: training needs {error.name}; install it with: pip install 'dressage[train]'", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("dressage: interrupted; continue with --resume RUN", file=sys.stderr)
         sys.exit(130)
@@ -43,7 +50,6 @@ def main() -> None:
 @app.command(context_settings=_TRAINING, add_help_option=False)
 def ppo(
     context: typer.Context,
-    recipe: Annotated[Path | None, typer.Argument(help="A recipe in TOML.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
     help: Annotated[bool, typer.Option("--help", help="Explain every setting.")] = False,
 ) -> None:
@@ -57,12 +63,11 @@ def ppo(
     from dressage.train.run import train
 
     if resume is not None:
-        if recipe is not None or context.args:
+        if context.args:
             raise UserError("--resume continues a run with the settings it was started with; give nothing else")
         result = resume_run(resume)
     else:
-        recipe, flags = _recipe_and_flags(recipe, context.args)
-        result = train(load(PPORun, recipe, flags))
+        result = train(load(PPORun, *_recipe_and_flags(context.args)))
     print(f"run      {result.folder}\nmodel    {result.folder}/model\nnext     dressage show {result.folder}")
 
 
@@ -154,11 +159,17 @@ def _known(table: dict[str, F], name: str) -> F:
     return table[name]
 
 
-def _recipe_and_flags(recipe: Path | None, rest: list[str]) -> tuple[Path | None, list[str]]:
-    """A flag before the recipe makes its value look like the recipe; put both back in their places."""
-    if recipe is not None and str(recipe).startswith("--"):
-        return None, [str(recipe), *rest]
-    return recipe, rest
+def _recipe_and_flags(arguments: list[str]) -> tuple[Path | None, list[str]]:
+    """The one argument that is neither a flag nor a flag's value is the recipe, wherever it stands."""
+    recipe, flags, rest = None, [], iter(arguments)
+    for argument in rest:
+        if argument.startswith("--"):
+            flags += [argument] if "=" in argument else [argument, *islice(rest, 1)]
+        elif recipe is None:
+            recipe = Path(argument)
+        else:
+            raise UserError(f"{argument!r} is one recipe too many; {recipe} is one already")
+    return recipe, flags
 
 
 def _explain(context: typer.Context, kind: type[BaseModel], arguments: str, *others: str) -> None:

@@ -104,24 +104,22 @@ def credited(old: list[Row], reference: list[Tensor], ppo: PPO) -> Expected:
 
 def loss_and_metrics(new: list[Row], old: list[Row], expected: Expected, ppo: PPO) -> tuple[Tensor, dict[str, float]]:
     """A token at a time, divided by the number of tokens."""
-    total, sums, count = torch.zeros((), dtype=torch.float64), dict.fromkeys(METRICS, 0.0), 0
+    total, seen = torch.zeros((), dtype=torch.float64), []
     for row, before, advantage, returns in zip(new, old, expected.advantage, expected.returns, strict=True):
-        for t in range(len(advantage)):
-            a, target, v_old = advantage[t], returns[t], float(before.value[t])
-            ratio = (row.logprob[t] - before.logprob[t]).exp()
-            clipped = max(1 - ppo.clip, min(1 + ppo.clip, float(ratio)))
-            policy_loss = -ratio * a if float(ratio) * a <= clipped * a else ratio.new_tensor(-clipped * a)
-            v, error = row.value[t], (row.value[t] - target) ** 2
-            v_clipped = max(v_old - ppo.value_clip, min(v_old + ppo.value_clip, float(v)))
-            value_loss = 0.5 * error if float(error) >= (v_clipped - target) ** 2 else v.new_tensor(
-                0.5 * (v_clipped - target) ** 2
-            )  # fmt: skip
-            total = total + policy_loss + ppo.value_coef * value_loss - ppo.entropy_coef * row.entropy[t]
-            seen = (policy_loss, value_loss, ratio, row.entropy[t], before.logprob[t] - row.logprob[t], error)
-            seen += (float(ratio) * a > clipped * a, abs(float(v) - v_old) > ppo.value_clip)
-            sums = {name: sums[name] + float(x) for name, x in zip(METRICS, seen, strict=True)}
-            count += 1
-    return total / count, {name: value / count for name, value in sums.items()}
+        for t, (a, target) in enumerate(zip(advantage, returns, strict=True)):
+            logprob, entropy, value = row.logprob[t], row.entropy[t], row.value[t]
+            ratio, moved = (logprob - before.logprob[t]).exp(), value - before.value[t]
+            limits = 1 - ppo.clip, 1 + ppo.clip
+            policy_loss = -min(ratio * a, ratio.clamp(*limits) * a)
+            nearby = before.value[t] + moved.clamp(-ppo.value_clip, ppo.value_clip)
+            value_loss = 0.5 * max((value - target) ** 2, (nearby - target) ** 2)
+            total = total + policy_loss + ppo.value_coef * value_loss - ppo.entropy_coef * entropy
+            worse = ratio > limits[1] if a > 0 else ratio < limits[0]
+            kl, outside = before.logprob[t] - logprob, abs(moved) > ppo.value_clip
+            numbers = (policy_loss, value_loss, ratio, entropy, kl, (value - target) ** 2, worse, outside)
+            seen.append([x.item() for x in numbers])
+    means = [sum(column) / len(seen) for column in zip(*seen, strict=True)]
+    return total / len(seen), dict(zip(METRICS, means, strict=True))
 
 
 METRICS = (

@@ -1,0 +1,44 @@
+"""Who may import whom, so that the record stays light and the maths stays pure."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dressage
+
+SOURCE = Path(dressage.__file__).parent
+
+
+def imported(file: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add("." * node.level + (node.module or ""))
+    return names
+
+
+@pytest.mark.parametrize("file", sorted((SOURCE / "ops").glob("*.py")), ids=lambda file: file.name)
+def test_ops_import_nothing_but_torch_and_each_other(file):
+    allowed = {"torch", "jaxtyping", "math", "collections"}
+    for name in imported(file):
+        assert name.split(".")[0] in allowed or name.startswith("dressage.ops."), name
+
+
+def test_what_reads_records_needs_neither_torch_nor_transformers():
+    packages = ("record", "importers", "exporters")
+    files = [file for package in packages for file in sorted((SOURCE / package).glob("*.py"))]
+    modules = ["dressage.config", "dressage.cli", *(f"dressage.{file.parent.name}.{file.stem}" for file in files)]
+    code = f"""
+import importlib, sys
+for name in {[module.removesuffix(".__init__") for module in modules]}:
+    importlib.import_module(name)
+    heavy = {{"torch", "transformers", "peft", "datasets", "accelerate"}} & set(sys.modules)
+    assert not heavy, f"{{name}} imports {{heavy}}"
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
