@@ -159,6 +159,8 @@ def _collect(metrics: list[dict[str, float]], report: Report, step: int, seen: d
 def _build(settings: PPORun, inputs: Inputs, processes: Processes) -> tuple[Trainer, PromptSet]:
     # The user's mistakes are found before the first weight is loaded, as far as that is possible.
     rewards = _rewards(settings, inputs, processes.device)
+    if inputs.model is not None and inputs.tokenizer is None:
+        raise UserError("a model object comes without its tokenizer; pass tokenizer= as well")
     tokenizer = inputs.tokenizer or load_tokenizer(settings.model.path, settings.model.gguf_file)
     tokenizer = with_pad_token(tokenizer, settings.model.path)
     prompts = _prompts(settings, inputs, tokenizer)

@@ -1,0 +1,53 @@
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from dressage.data.prompts import padded_prompts
+from dressage.models.load import prepare
+from dressage.models.policy import Policy
+from dressage.models.tiny import tiny_model
+from dressage.sampling.sampler import Responses, Sampler
+from dressage.sampling.settings import SamplingSettings
+from dressage.types import Batch
+
+PAD = 1
+PROMPTS = ("The old bridge", "A", "Every winter the lake", "My neighbour", "Nobody")
+
+
+def sharp_policy(temperature: float = 1.0, **roles: nn.Module | str) -> Policy:
+    """The tiny model with weights large enough that its choices depend on what it reads."""
+    model = tiny_model(seed=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter *= 6.0
+    return Policy(prepare(model), temperature=temperature, **roles)
+
+
+def prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = PROMPTS) -> Batch:
+    return padded_prompts(tokenizer(list(texts))["input_ids"], PAD)
+
+
+def sampled(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str] = PROMPTS,
+    *,
+    seed: int = 0,
+    step: int = 0,
+    first_row: int = 0,
+    **settings: object,
+) -> tuple[Batch, Responses]:
+    """Responses to these prompts, and the batch that scores them."""
+    sampler = Sampler(policy, tokenizer, SamplingSettings(**{"max_new_tokens": 12, **settings}), seed)
+    batch = prompts(tokenizer, texts)
+    responses = sampler.sample(batch, step, range(first_row, first_row + len(texts)))
+    return batch.with_columns(response_ids=responses.response_ids, mask=responses.mask), responses
+
+
+def tokens(responses: Responses) -> list[list[int]]:
+    """The tokens of each response without padding."""
+    lengths = responses.mask.sum(1).long().tolist()
+    return [ids[:length] for ids, length in zip(responses.response_ids.tolist(), lengths, strict=True)]
