@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from train_helpers import LORA, PRINTABLE, build, finish, quiet
+from train_helpers import LORA, STOP, build, finish, quiet
 
 from dressage.record import open_run
 
@@ -19,7 +19,7 @@ UPDATES = {
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("model", MODELS)
 def test_first_ratio_is_one_and_first_kl_is_zero(tmp_path: Path, model: str, update: str) -> None:
-    changes = {"sampling__stop": PRINTABLE, "batch_size": 9, **MODELS[model], **UPDATES[update]}
+    changes = {"sampling__stop": STOP, "batch_size": 9, **MODELS[model], **UPDATES[update]}
     metrics = finish(tmp_path / "run", **changes).metrics
     # Of mini-batches, the first one alone has met no new weights. A batch of another size may round differently.
     tolerance = 1e-5 if update == "mini-batches" else 0.0

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from train_helpers import LORA, PRINTABLE, build, farthest, finish, move, rollouts, weights
+from train_helpers import LORA, STOP, build, farthest, finish, move, rollouts, weights
 
 from dressage.train.optimizer import Optimizer
 from dressage.train.processes import Processes
@@ -29,7 +29,7 @@ METRICS = ("loss/total", "loss/policy", "loss/value", "policy/entropy", "policy/
 @pytest.mark.parametrize("model", [{}, {"model__lora": LORA}], ids=["full", "lora"])
 @pytest.mark.parametrize("passes", UPDATES)
 def test_micro_batch_size_changes_nothing(tmp_path: Path, passes: str, model: dict[str, Any]) -> None:
-    common = {**SMOOTH, **UPDATES[passes], **model, "batch_size": 7, "sampling__stop": PRINTABLE}
+    common = {**SMOOTH, **UPDATES[passes], **model, "batch_size": 7, "sampling__stop": STOP}
     start = weights(build(tmp_path / "start", **common).trainer.policy)
     whole = finish(tmp_path / "whole", **common)
     for size in (1, 3):

@@ -8,16 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from dressage.algorithms.ppo import PPORun
-from dressage.train.run import Result, Training, train
-from dressage.train.update import averaged as averaged  # re-exported for the tests that call update themselves
+from dressage.train.run import Result, Training
 from dressage.types import Batch
 
 PROMPTS = ("On the table", "My", "The morning train was", "A dog and", "Yesterday we", "It")
 
 LORA = {"rank": 4, "alpha": 8}
 
-# Every printable character: more than a third of the tiny model's tokens ends a response, some of them the first.
-PRINTABLE = tuple(map(chr, range(32, 127)))
+# A quarter of the tiny model's tokens ends a response with these, and often the first one does.
+STOP = tuple(c for c in map(chr, range(32, 127)) if not c.islower())
+
+
+def uneven(prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
+    """A reward that differs from response to response, −1 to 1; an empty one earns −1."""
+    return [sum(map(ord, response)) % 7 / 3 - 1 for response in responses]
 
 
 def settings(folder: Path, **changes: Any) -> PPORun:
@@ -28,7 +32,6 @@ def settings(folder: Path, **changes: Any) -> PPORun:
         "batch_size": 6,
         "model": {"device": "cpu"},
         "sampling": {"random_length": (1, 6)},
-        "rewards": [{"use": "lowercase"}],
         "optimizer": {"learning_rate": 1e-3},
     }
     for name, value in changes.items():
@@ -46,12 +49,12 @@ def quiet(step: int, metrics: dict[str, float]) -> None:
 
 def finish(folder: Path, inputs: dict[str, Any] | None = None, **changes: Any) -> Result:
     """A whole run."""
-    return train(settings(folder, **changes), report=quiet, **{"prompts": PROMPTS, **(inputs or {})})
+    return build(folder, inputs, **changes).run(quiet)
 
 
 def build(folder: Path, inputs: dict[str, Any] | None = None, **changes: Any) -> Training:
     """A run that has not started."""
-    return Training(settings(folder, **changes), **{"prompts": PROMPTS, **(inputs or {})})
+    return Training(settings(folder, **changes), **{"prompts": PROMPTS, "rewards": uneven, **(inputs or {})})
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:

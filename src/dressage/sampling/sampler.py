@@ -68,7 +68,7 @@ class Sampler:
             self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()])
             for part in torch.arange(len(rows)).split(size)
         ]
-        return _joined(parts)
+        return _joined(parts, int(self.tokenizer.pad_token_id))
 
     def _limits(self, step: int, rows: range) -> NDArray[np.int64]:
         if self.settings.random_length is None:
@@ -161,12 +161,12 @@ def eos_token_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: 
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
 
 
-def _joined(parts: Sequence[Responses]) -> Responses:
+def _joined(parts: Sequence[Responses], pad: int) -> Responses:
     width = max(part.mask.shape[1] for part in parts)
 
-    def stack(name: str) -> Tensor:
+    def stack(name: str, value: int = 0) -> Tensor:
         columns = [getattr(part, name) for part in parts]
-        return torch.cat([torch.nn.functional.pad(c, (0, width - c.shape[1])) for c in columns])
+        return torch.cat([torch.nn.functional.pad(c, (0, width - c.shape[1]), value=value) for c in columns])
 
     reasons = [reason for part in parts for reason in part.finish_reasons]
-    return Responses(stack("response_ids"), stack("mask"), stack("sampler_logprob"), reasons)
+    return Responses(stack("response_ids", pad), stack("mask"), stack("sampler_logprob"), reasons)

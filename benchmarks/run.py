@@ -1,0 +1,204 @@
+"""Run every benchmark, ours and the others' in turn, each in a process of its own, and print how they compare.
+
+Only ratios within one run mean anything: machines differ, and the same one differs from hour to hour.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+BUILD = HERE.parent / "build"
+MODELS = BUILD / "bench-models"
+TRL_REQUIREMENTS = ("torch==2.13.0", "transformers", "peft", "datasets", "gguf", "trl==1.10.0")
+STEPS = 3
+
+Numbers = dict[str, float]
+
+
+class Compared(NamedTuple):
+    """One line of the table: a mode of ours on one model, and what it should reach."""
+
+    model: str
+    batch: int
+    mode: str
+    bound: str | None
+    """the mode of bound.py that does the same work"""
+    faster: float
+    """tokens per second over TRL's, at least"""
+    of_bound: float | None = None
+    """tokens per second over the bound's, at least"""
+    memory: float | None = None
+    """peak memory over TRL's, at most"""
+
+
+COMPARED = (
+    Compared("smol", 16, "four", "four", 1.3, of_bound=0.9),
+    Compared("smol", 16, "trunk", "trunk", 1.9),
+    Compared("smol", 16, "own", None, 3.5, memory=0.4),
+    Compared("tiny", 64, "four", "four", 2.0, of_bound=0.9),
+)
+RECORDED = {"smol": ("smol", "32", "2"), "tiny": ("tiny", "64", "20")}
+"""model, batch and steps of recording.py; "tiny" without a folder is Dressage's own 0.3 million parameters"""
+
+
+def measure(python: Path | str, script: str, *arguments: str) -> Numbers:
+    """Run a script and read the JSON line it ends with; what it says on the way goes to build/bench.log."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    with (BUILD / "bench.log").open("a", encoding="utf-8") as log:
+        log.write(f"\n{script} {' '.join(arguments)}\n")
+        log.flush()
+        command = [str(python), str(HERE / script), *arguments]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, check=True, env=environment)
+        log.write(done.stdout)
+    numbers: Numbers = json.loads(done.stdout.splitlines()[-1])
+    return numbers
+
+
+def trl_python(given: Path | None, console: Console) -> Path | None:
+    """The Python of TRL's environment, made on first use; None where it cannot be made."""
+    python = given or BUILD / "trl" / "bin" / "python"
+    if python.exists():
+        return python
+    if given is not None:
+        raise SystemExit(f"there is no {given}")
+    console.print("Installing TRL into build/trl …")
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(BUILD / "trl")], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *TRL_REQUIREMENTS], check=True)
+    except subprocess.CalledProcessError as error:
+        python.unlink(missing_ok=True)  # so that the next run tries again
+        console.print(f"[bold]TRL cannot be installed here ({error}): every comparison with TRL is left out.[/bold]")
+        return None
+    return python
+
+
+def compare(lines: Iterable[Compared], rounds: int, trl: Path | None, console: Console) -> dict[str, list[Numbers]]:
+    """Measure everything `rounds` times, ours and theirs in turn; results by "side mode model"."""
+    results: dict[str, list[Numbers]] = {}
+
+    def run(side: str, model: str, batch: int, mode: str = "") -> None:
+        script = {"ours": "ours.py", "bound": "bound.py", "trl": "trl_ppo.py"}[side]
+        flags = ("--mode", mode) if mode else ()
+        python = trl if side == "trl" and trl else sys.executable
+        numbers = measure(python, script, *flags, str(MODELS / model), str(batch), str(STEPS))
+        results.setdefault(f"{side} {mode} {model}", []).append(numbers)
+        speed, peak = numbers["response_tokens_per_second"], numbers["peak_rss_gib"]
+        console.print(f"{model:5} {side:5} {mode:6} {speed:8.1f} tokens/s  {peak:5.2f} GiB", highlight=False)
+
+    for _ in range(rounds):
+        with_trl = set()
+        for line in lines:
+            run("ours", line.model, line.batch, line.mode)
+            if trl and line.model not in with_trl:
+                with_trl.add(line.model)
+                run("trl", line.model, line.batch)
+            if line.bound:
+                run("bound", line.model, line.batch, line.bound)
+    return results
+
+
+def table(lines: Iterable[Compared], results: dict[str, list[Numbers]]) -> tuple[Table, list[dict[str, object]]]:
+    """The table that people read, and the same as data."""
+    columns = ("model", "mode", "ours", "TRL", "bound", "ours / TRL", "ours / bound", "memory / TRL")
+    shown = Table(*columns, title="Response tokens per second and peak memory, medians", caption="in brackets: target")
+    data: list[dict[str, object]] = []
+
+    def middle(key: str, name: str) -> float | None:
+        return median(numbers[name] for numbers in results[key]) if key in results else None
+
+    for line in lines:
+        keys = (f"ours {line.mode} {line.model}", f"trl  {line.model}", f"bound {line.bound} {line.model}")
+        speeds = [middle(key, "response_tokens_per_second") for key in keys]
+        peaks = [middle(key, "peak_rss_gib") for key in keys]
+        ratios = {
+            "ours / TRL": (_ratio(speeds[0], speeds[1]), line.faster, "≥"),
+            "ours / bound": (_ratio(speeds[0], speeds[2]), line.of_bound, "≥"),
+            "memory / TRL": (_ratio(peaks[0], peaks[1]), line.memory, "≤"),
+        }
+        numbers = ("–" if speed is None else f"{speed:.1f}" for speed in speeds)
+        shown.add_row(f"{line.model} × {line.batch}", line.mode, *numbers, *(_cell(*ratio) for ratio in ratios.values()))
+        data.append({**line._asdict(), **{name: ratio for name, (ratio, *_) in ratios.items()}})
+    return shown, data
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a / b
+
+
+def _cell(ratio: float | None, target: float | None, sign: str) -> str:
+    if ratio is None:
+        return "–"
+    if target is None:
+        return f"{ratio:.2f}"
+    reached = ratio >= target if sign == "≥" else ratio <= target
+    return f"[{'green' if reached else 'red'}]{ratio:.2f}[/] ({sign} {target})"
+
+
+def recording(names: Iterable[str], rounds: int, console: Console) -> dict[str, dict[str, list[Numbers]]]:
+    """Runs with and without the recorder, in turn, by model."""
+    results: dict[str, dict[str, list[Numbers]]] = {}
+    for name in names:
+        model, batch, steps = RECORDED[name]
+        path = model if name == "tiny" else str(MODELS / model)
+        seen = results.setdefault(name, {"on": [], "off": []})
+        for _ in range(rounds):
+            for mode, numbers in seen.items():
+                numbers.append(measure(sys.executable, "recording.py", "--mode", mode, path, batch, steps))
+        share, on, off = (
+            median(numbers[column] for numbers in seen[mode])
+            for mode, column in (("on", "share"), ("on", "seconds"), ("off", "seconds"))
+        )
+        console.print(
+            f"recording, {name}: {share:.2%} of the time measured in its two threads; with / without: {on / off:.3f}",
+            highlight=False,
+        )
+    return results
+
+
+def arguments() -> Namespace:
+    """Read the command line."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2, help="times that everything is measured (default 2)")
+    parser.add_argument("--only", choices=("smol", "tiny"), help="SmolLM2-135M or the 17 million parameters alone")
+    parser.add_argument("--trl-python", type=Path, help="Python of an environment with TRL 1.10 (default: build/trl's)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print and write build/bench.json."""
+    given, console = arguments(), Console()
+    BUILD.mkdir(exist_ok=True)
+    (BUILD / "bench.log").write_text("")
+    if not (MODELS / "smol-classifier" / "model.safetensors").exists():
+        console.print("Making the models …")
+        subprocess.run([sys.executable, str(HERE / "models.py"), str(MODELS)], check=True)
+    trl = trl_python(given.trl_python, console)
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        console.print(f"[bold]Other programs are busy (load {load:.1f}): the figures will be noisy.[/bold]")
+    lines = [line for line in COMPARED if given.only in (None, line.model)]
+    results = compare(lines, given.rounds, trl, console)
+    shown, ratios = table(lines, results)
+    console.print(shown)
+    recorded = recording([given.only] if given.only else ["tiny", "smol"], given.rounds, console)
+    products = measure(sys.executable, "linear.py")
+    for name, ratio in products.items():
+        console.print(f"float32 product, {name}: PyTorch's takes {ratio:.2f} × as long", highlight=False)
+    everything = {"load": load, "cores": os.cpu_count(), "ratios": ratios, "runs": results}
+    everything |= {"recording": recorded, "linear": products}
+    (BUILD / "bench.json").write_text(json.dumps(everything, indent=1), encoding="utf-8")
+    console.print(f"written to {BUILD / 'bench.json'}")
+
+
+if __name__ == "__main__":
+    main()

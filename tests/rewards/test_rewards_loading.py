@@ -1,0 +1,81 @@
+import pickle
+import random
+import sys
+
+import pytest
+
+from dressage.errors import UserError
+from dressage.rewards.function import load_function
+
+SOURCE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Point:
+    score: float
+
+def shortness(prompts, responses, **columns):
+    return [-len(response) for response in responses]
+
+not_callable = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = tmp_path / "my_rewards.py"
+    file.write_text(SOURCE, encoding="utf-8")
+    return file
+
+
+def test_from_a_file(file):
+    assert load_function(f"{file}:shortness")(["p"], ["abc"]) == [-3]
+
+
+def test_what_a_file_defines_can_be_pickled(file):
+    point = load_function(f"{file}:Point")(1.5)
+    assert pickle.loads(pickle.dumps(point)) == point
+
+
+def test_from_a_module(file, monkeypatch):
+    monkeypatch.syspath_prepend(file.parent)
+    assert load_function("my_rewards:shortness")(["p"], ["abc"]) == [-3]
+    monkeypatch.delitem(sys.modules, "my_rewards")
+
+
+def test_a_colon_in_the_folder_is_no_separator(file):
+    folder = file.parent / "a:b"
+    folder.mkdir()
+    (folder / "r.py").write_text(SOURCE, encoding="utf-8")
+    assert load_function(f"{folder / 'r.py'}:shortness")([""], ["ab"]) == [-2]
+
+
+def test_a_file_does_not_take_a_library_s_place(tmp_path):
+    file = tmp_path / "random.py"
+    file.write_text(SOURCE, encoding="utf-8")
+    load_function(f"{file}:shortness")
+    assert sys.modules["random"] is random
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("{folder}/nowhere.py:shortness", "there is no such file"),
+        ("{folder}/my_rewards.py:longness", "my_rewards.py has no function 'longness'"),
+        ("{folder}/my_rewards.py:not_callable", "my_rewards.py has no function 'not_callable'"),
+        ("no_such_module_here:shortness", "reward module 'no_such_module_here': No module named"),
+        ("shortness", "write file.py:function or module:function"),
+        ("math:no_such_function", "math has no function 'no_such_function'"),
+    ],
+)
+def test_what_is_not_there_is_named(file, name, part):
+    with pytest.raises(UserError) as error:
+        load_function(name.format(folder=file.parent))
+    assert part in str(error.value)
+
+
+def test_an_error_in_the_file_is_not_hidden(tmp_path):
+    file = tmp_path / "broken.py"
+    file.write_text("1 / 0", encoding="utf-8")
+    with pytest.raises(ZeroDivisionError):
+        load_function(f"{file}:anything")

@@ -1,0 +1,136 @@
+"""Rewards that are models, against the logits of these models scored one by one and without padding."""
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+)
+
+from dressage.errors import UserError
+from dressage.models.tiny import tiny_model
+from dressage.rewards import build_rewards
+from dressage.rewards.classifier import ClassifierReward
+from dressage.rewards.pipeline import PipelineReward
+from dressage.rewards.settings import RewardSettings
+
+PROMPTS = ["p ", "a longer prompt, ", "r"]
+RESPONSES = ["a", "with quite a long response, too", ""]
+LABELS = {"num_labels": 3, "id2label": {0: "NEG", 1: "MID", 2: "POS"}, "label2id": {"NEG": 0, "MID": 1, "POS": 2}}
+
+
+def build(kind: str) -> PreTrainedModel:
+    shared = {"vocab_size": 258, "pad_token_id": 1, "initializer_range": 0.5}
+    if kind == "llama":
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        return LlamaForSequenceClassification(LlamaConfig(**shared, **sizes, num_labels=1))
+    if kind == "gpt2":
+        sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
+        return GPT2ForSequenceClassification(GPT2Config(**shared, **sizes, num_labels=1))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertForSequenceClassification(BertConfig(**shared, **sizes, max_position_embeddings=64, **LABELS))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tokenizer):
+    """A folder for each kind; the tokenizers pad on the left, as those of many language models do."""
+    torch.manual_seed(0)
+    root = tmp_path_factory.mktemp("classifiers")
+    for kind in ("llama", "gpt2", "bert"):
+        build(kind).save_pretrained(root / kind)
+    tiny_model().save_pretrained(root / "lm")
+    for folder in root.iterdir():
+        tokenizer.save_pretrained(folder)
+        config = folder / "tokenizer_config.json"
+        config.write_text(config.read_text().replace("{", '{"padding_side": "left", ', 1))
+    return root
+
+
+def logits(folder, tokenizer, kind: str):
+    classes = {"llama": LlamaForSequenceClassification, "gpt2": GPT2ForSequenceClassification}
+    model = classes.get(kind, BertForSequenceClassification).from_pretrained(folder / kind).eval()
+    model.config.pad_token_id = None
+    texts = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
+    with torch.no_grad():
+        return torch.cat([model(torch.tensor([tokenizer(text)["input_ids"]])).logits for text in texts])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_a_classifier_s_logit(folders, tokenizer, kind, batch_size):
+    label = 2 if kind == "bert" else 0
+    reward = ClassifierReward(str(folders / kind), label=label, batch_size=batch_size)
+    expected = logits(folders, tokenizer, kind)[:, label].tolist()
+    assert len({round(x, 3) for x in expected}) == 3
+    assert reward(PROMPTS, RESPONSES) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_classifier_s_probability(folders, tokenizer):
+    expected = logits(folders, tokenizer, "bert").softmax(-1)[:, 1].tolist()
+    reward = ClassifierReward(str(folders / "bert"), label=1, score="probability")
+    assert reward(PROMPTS, RESPONSES) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_classifier_in_half_precision(folders, tokenizer):
+    expected = logits(folders, tokenizer, "bert")[:, 0].tolist()
+    reward = ClassifierReward(str(folders / "bert"), dtype="bfloat16")
+    assert reward(PROMPTS, RESPONSES) == pytest.approx(expected, abs=0.2)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("apply", ["none", "softmax", "sigmoid"])
+def test_a_pipeline_s_score(folders, tokenizer, batch_size, apply):
+    raw = logits(folders, tokenizer, "bert")
+    expected = {"none": raw, "softmax": raw.softmax(-1), "sigmoid": raw.sigmoid()}[apply][:, 2].tolist()
+    reward = PipelineReward(str(folders / "bert"), label="POS", apply=apply, batch_size=batch_size)
+    assert reward(PROMPTS, RESPONSES) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_pipeline_with_absolute_positions(folders, tokenizer):
+    reward = PipelineReward(str(folders / "gpt2"), label="LABEL_0", batch_size=3)
+    assert reward(PROMPTS, RESPONSES) == pytest.approx(logits(folders, tokenizer, "gpt2")[:, 0].tolist(), abs=1e-5)
+
+
+def test_from_a_recipe(folders, tokenizer):
+    options = {"path": str(folders / "bert"), "label": 2, "batch_size": 2}
+    (reward,) = build_rewards([RewardSettings(use="classifier", options=options)], torch.device("cpu"))
+    expected = logits(folders, tokenizer, "bert")[:, 2].tolist()
+    assert reward.function(PROMPTS, RESPONSES, answer=[1, 2, 3]) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "part"),
+    [
+        ("lm", {}, "lm is no trained classifier: score.weight is missing"),
+        ("nowhere", {}, "cannot load a reward model from"),
+        ("bert", {"label": 3}, "bert has 3 outputs; there is no label 3"),
+        ("bert", {"label": -1}, "bert has 3 outputs; there is no label -1"),
+        ("bert", {"score": "prob"}, "not 'prob'"),
+        ("bert", {"dtype": "float64"}, "'float64'"),
+    ],
+)
+def test_mistakes_with_a_classifier_are_explained(folders, kind, options, part):
+    with pytest.raises(UserError) as error:
+        ClassifierReward(str(folders / kind), **options)
+    assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "part"),
+    [
+        ("lm", {"label": "LABEL_0"}, "lm is no trained classifier"),
+        ("nowhere", {"label": "POS"}, "cannot load a reward model from"),
+        ("bert", {"label": "POSITIVE"}, "bert has no label 'POSITIVE'; it has NEG, MID, POS"),
+        ("bert", {"label": "POS", "task": "text-generation"}, "not 'text-generation'"),
+        ("bert", {"label": "POS", "apply": "relu"}, "not 'relu'"),
+    ],
+)
+def test_mistakes_with_a_pipeline_are_explained(folders, kind, options, part):
+    with pytest.raises(UserError) as error:
+        PipelineReward(str(folders / kind), **options)
+    assert part in str(error.value)
