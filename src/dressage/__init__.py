@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from dressage.errors import UserError
     from dressage.record import Recorder, open_run
     from dressage.rewards import Reward
-    from dressage.train.run import Training, train
+    from dressage.train.run import Training
 
-__all__ = ["PPORun", "Recorder", "Reward", "Training", "UserError", "open_run", "train"]
+__all__ = ["PPORun", "Recorder", "Reward", "Training", "UserError", "open_run"]
 
 # Resolved on first use, so that `import dressage` needs neither torch nor a second.
 _HOMES = {
@@ -20,7 +20,6 @@ _HOMES = {
     "Training": "dressage.train.run",
     "UserError": "dressage.errors",
     "open_run": "dressage.record",
-    "train": "dressage.train.run",
 }
 
 

@@ -1,4 +1,3 @@
-import math
 import tomllib
 from pathlib import Path
 
@@ -26,6 +25,11 @@ class Group(Settings):
     """a factor"""
 
 
+class Item(Settings):
+    weight: float = Field(1.0, ge=0)
+    """how heavy"""
+
+
 class Outer(Settings):
     steps: int = Field(10, ge=1)
     """how many"""
@@ -39,7 +43,7 @@ class Outer(Settings):
     """several things"""
     optional: Inner | None = None
     """off unless given"""
-    items: tuple[Group, ...] = ()
+    items: tuple[Item, ...] = ()
     """a list of groups"""
 
     @model_validator(mode="after")
@@ -83,7 +87,7 @@ def test_both_ways_to_write_a_flag(given_flags):
         (["--optional.rate", "1"], "optional", Inner(rate=1)),
         (["--optional", "{}"], "optional", Inner()),
         (["--group.inner.names", '["a", "b"]'], "group", Group(inner=Inner(names=("a", "b")))),
-        (["--items", "[{coef = 2}, {coef = 3}]"], "items", (Group(coef=2), Group(coef=3))),
+        (["--items", "[{weight = 2}, {weight = 3}]"], "items", (Item(weight=2), Item(weight=3))),
         (["--steps", "3", "--steps", "4"], "steps", 4),
     ],
 )
@@ -108,9 +112,9 @@ def test_a_negative_number_is_a_value_and_no_flag():
 
 def test_flags_override_the_recipe_and_leave_the_rest(tmp_path):
     recipe = tmp_path / "r.toml"
-    recipe.write_text("steps = 3\n[group]\ncoef = 0.7\n[group.inner]\nrate = 0.25\n[[items]]\ncoef = 9\n")
+    recipe.write_text("steps = 3\n[group]\ncoef = 0.7\n[group.inner]\nrate = 0.25\n[[items]]\nweight = 9\n")
     settings = load(Outer, recipe, ["--group.coef", "0.9"])
-    assert settings == Outer(steps=3, group=Group(coef=0.9, inner=Inner(rate=0.25)), items=(Group(coef=9),))
+    assert settings == Outer(steps=3, group=Group(coef=0.9, inner=Inner(rate=0.25)), items=(Item(weight=9),))
 
 
 @pytest.mark.parametrize(
@@ -120,18 +124,15 @@ def test_flags_override_the_recipe_and_leave_the_rest(tmp_path):
         (["--group.coeff", "3"], "group.coef"),
         (["--group.inner.rat", "1"], "group.inner.rate"),
         (["--optional.rte", "1"], "optional.rate"),
-        (["--items", "[{coeff = 1}]"], "items.coef"),
+        (["--items", "[{weigth = 1}]"], "items.weight"),
         (["--coef", "3"], "group.coef"),  # a forgotten group
         (["--group.rate", "1"], "group.inner.rate"),
         (["--group.steps", "1"], "steps"),  # a group too many
     ],
 )
 def test_an_unknown_setting_names_the_nearest(given_flags, nearest):
-    name = given_flags[0].removeprefix("--")
-    text = message(*given_flags)
-    assert text.startswith("the flags: unknown setting '")
-    assert name in text.replace("items.0.coeff", "items")
-    assert text.endswith(f"; did you mean {nearest!r}?")
+    unknown = given_flags[0].removeprefix("--").replace("items", "items.0.weigth")
+    assert message(*given_flags) == f"the flags: unknown setting {unknown!r}; did you mean {nearest!r}?"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_without_anything_near_the_way_to_the_list_is_told():
 
 
 @pytest.mark.parametrize(
-    ("given_flags", "expected"),
+    ("given_flags", "start"),
     [
         (["--steps", "0"], "the flags: steps: input should be greater than or equal to 1, and not 0"),
         (["--group.inner.rate", "1.5"], "the flags: group.inner.rate: input should be less than or equal to 1"),
@@ -165,14 +166,14 @@ def test_without_anything_near_the_way_to_the_list_is_told():
         (["--steps", "2.5"], "the flags: steps: input should be a valid integer"),
         (["--text", "[1]"], "the flags: text: input should be a valid string, and not [1]"),
         (["--group", "3"], "the flags: group: "),
-        (["--items", "[{coef = -1}]"], "the flags: items.0.coef: input should be greater than or equal to 0"),
+        (["--items", "[{weight = -1}]"], "the flags: items.0.weight: input should be greater than or equal to 0"),
         (["--steps", "13"], "the flags: the settings: 13 brings bad luck"),
-        (["--group.coef", "nan"], "group.coef: input should be"),
-        (["--group.coef", "inf"], "group.coef: input should be a finite number"),
+        (["--group.coef", "nan"], "the flags: group.coef: input should be"),
+        (["--group.coef", "inf"], "the flags: group.coef: input should be a finite number"),
     ],
 )
-def test_what_is_out_of_range_or_of_another_kind(given_flags, expected):
-    assert message(*given_flags).startswith(expected) or expected in message(*given_flags)
+def test_what_is_out_of_range_or_of_another_kind(given_flags, start):
+    assert message(*given_flags).startswith(start)
 
 
 @pytest.mark.parametrize(
@@ -183,14 +184,12 @@ def test_what_is_out_of_range_or_of_another_kind(given_flags, expected):
         (["steps", "3"], "'steps' is not understood"),
         (["--", "3"], "'--' is not understood"),
         (["-s", "3"], "'-s' is not understood"),
-        (["--text.more", "3"], "unknown setting"),
+        (["--text.more", "3"], "text: input should be a valid string"),
         (["--text", "a", "--text.more", "3"], "'text' is not a group of settings"),
         (["--items", "[]", "--items.coef", "3"], "'items' is not a group of settings"),
     ],
 )
 def test_flags_that_are_none(given_flags, part):
-    if given_flags == ["--text.more", "3"]:
-        part = "text: input should be a valid string"
     assert part in message(*given_flags)
 
 
@@ -251,7 +250,9 @@ def test_written_out_defaults_load_back_equal(kind):
 
 
 def test_changed_settings_load_back_equal():
-    changed = flags("--items", "[{coef = 2}]", "--optional.names", '["a"]', "--path", "x", "--group.inner.rate", "0.3")
+    changed = flags(
+        "--items", "[{weight = 2}]", "--optional.names", '["a"]', "--path", "x", "--group.inner.rate", "0.3"
+    )
     assert check(Outer, changed.model_dump(mode="json"), "run.json") == changed
 
 
@@ -262,7 +263,7 @@ def test_help_names_every_setting_with_default_and_text():
     assert rows["group.inner.rate"] == ("0.5", "how fast")
     assert rows["group.inner.names"] == ("[]", "which ones")
     assert rows["optional"] == ("none", "off unless given")
-    assert {"optional.rate", "items", "items.coef", "items.inner.rate"} <= set(rows)
+    assert {"optional.rate", "items", "items.weight"} <= set(rows)
     assert "group" not in rows
 
 
@@ -273,16 +274,13 @@ def test_every_setting_of_a_run_has_a_help_text():
 finite = st.floats(min_value=0, allow_infinity=False)
 
 
-@given(st.integers(min_value=1), finite, st.booleans(), st.lists(st.text(st.characters(codec="utf-8"))))
+@given(st.integers(min_value=14), finite, st.booleans(), st.lists(st.text(st.characters(codec="utf-8"))))
 def test_values_survive_the_way_through_a_flag(steps, coef, switch, names):
-    assume_not_unlucky = steps if steps != 13 else 14
     toml_names = "[" + ", ".join('"' + "".join(f"\\U{ord(c):08X}" for c in name) + '"' for name in names) + "]"
-    settings = flags(
-        f"--steps={assume_not_unlucky}", "--group.coef", repr(coef), f"--switch={str(switch).lower()}",
-        "--group.inner.names", toml_names,
-    )  # fmt: skip
-    assert settings.steps == assume_not_unlucky
-    assert math.isclose(settings.group.coef, coef, rel_tol=0)
+    given_flags = {"steps": steps, "group.coef": repr(coef), "switch": str(switch).lower()}
+    settings = flags(*(f"--{k}={v}" for k, v in given_flags.items()), "--group.inner.names", toml_names)
+    assert settings.steps == steps
+    assert settings.group.coef == coef
     assert settings.switch is switch
     assert settings.group.inner.names == tuple(names)
 

@@ -6,14 +6,14 @@ from dressage.sampling.settings import SamplingSettings
 
 
 def test_the_defaults_sample_exactly_what_is_scored():
-    assert SamplingSettings().is_pure
+    settings = SamplingSettings()
+    assert settings.filters == [] and settings.temperature == 1
 
 
-@pytest.mark.parametrize(
-    "settings", [{"temperature": 0.9}, {"top_k": 5}, {"top_p": 0.99}, {"min_new_tokens": 1}, {"temperature": 0}]
-)
-def test_everything_else_is_impure(settings):
-    assert not SamplingSettings(**settings).is_pure
+@pytest.mark.parametrize("settings", [{"top_k": 5}, {"top_p": 0.99}, {"min_new_tokens": 1}])
+def test_a_filter_is_named(settings):
+    ((name, value),) = settings.items()
+    assert SamplingSettings(**settings).filters == [f"{name} {value}"]
 
 
 def test_temperature_is_no_filter():

@@ -1,6 +1,8 @@
 """PPO (arXiv:1707.06347) with a per-token KL penalty and a learned critic, as in arXiv:1909.08593."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from dressage.algorithms.base import Loss
@@ -59,7 +61,8 @@ class PPO(Settings):
         total = policy_loss + self.value_coef * value_loss - self.entropy_coef * scores.entropy
         ratio = (scores.logprob - old).exp()
         clipped = (ratio.clamp(1 - self.clip, 1 + self.clip) - ratio) * batch["advantage"]
-        value_clipped = (scores.value - old_value).abs() > self.value_clip
+        moved = old_value + (scores.value - old_value).clamp(-self.value_clip, self.value_clip)
+        value_clipped = (moved - returns) ** 2 > (scores.value - returns) ** 2
         means = {
             "loss/total": total,
             "loss/policy": policy_loss,
@@ -92,3 +95,14 @@ class PPORun(RunSettings):
     @property
     def algorithm(self) -> PPO:
         return self.ppo
+
+    @model_validator(mode="after")
+    def _check_controller(self) -> Self:
+        if self.kl.target is not None and self.kl.coef == 0:
+            raise ValueError("kl.coef 0 stays 0 whatever kl.target is; start from a coefficient above 0")
+        if self.kl.target is not None and 0.2 * self.batch_size >= self.kl.horizon:
+            raise ValueError(
+                f"kl.horizon {self.kl.horizon:g} is too short for batch_size {self.batch_size}: "
+                f"one step could make the coefficient negative; set it over {0.2 * self.batch_size:g}"
+            )
+        return self

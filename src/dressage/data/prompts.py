@@ -103,6 +103,9 @@ def tokenize(
     """Tokenize prompts, dropping those over the limit; raises UserError where nothing usable is left."""
     if not prompts:
         raise UserError(f"{source}: there is no prompt in it")
+    taken = {"prompts", "responses"} & set(columns or {})
+    if taken:
+        raise UserError(f"{source}: rename the column {min(taken)!r}; rewards get their texts under that name")
     wrong = next((row for row, prompt in enumerate(prompts) if not _is_text(prompt)), None)
     if wrong is not None:
         raise UserError(f"{source}: row {wrong} holds {prompts[wrong]!r} where a text was expected")

@@ -1,6 +1,7 @@
 """What training leaves behind: a folder that Hugging Face loads, adapter or whole model, and how to load it again."""
 
 import json
+import shutil
 from pathlib import Path
 
 from peft import PeftModel
@@ -17,11 +18,15 @@ def save_trained(
     folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, settings: ModelSettings
 ) -> None:
     """Save a model the way Hugging Face does, and what an adapter is an adapter of."""
-    model.save_pretrained(str(folder))
-    tokenizer.save_pretrained(folder)
+    unfinished = folder.with_name(f".{folder.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    model.save_pretrained(str(unfinished))
+    tokenizer.save_pretrained(unfinished)
     if isinstance(model, PeftModel):
         base = {"path": settings.path, "gguf_file": settings.gguf_file}
-        (folder / _BASE).write_text(json.dumps(base), encoding="utf-8")
+        (unfinished / _BASE).write_text(json.dumps(base), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
 
 
 def load_trained(

@@ -40,13 +40,8 @@ class Scored:
 
 
 def build_rewards(settings: Sequence[RewardSettings], device: torch.device) -> tuple[Reward, ...]:
-    """Make the rewards of a recipe; raises UserError where one cannot be made or two share a name."""
-    rewards = tuple(Reward(s.name or s.use, _build(s, device), s.weight) for s in settings)
-    names = [reward.name for reward in rewards]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"two rewards are called {twice!r}; give one of them another name")
-    return rewards
+    """Make the rewards of a recipe; raises UserError where one cannot be made."""
+    return tuple(Reward(s.name or s.use, _build(s, device), s.weight) for s in settings)
 
 
 def score(
@@ -57,6 +52,8 @@ def score(
     total = [0.0] * len(responses)
     for reward in rewards:
         for name, values in call_reward(reward.function, reward.name, prompts, responses, columns).items():
+            if name in parts:
+                raise UserError(f"two rewards are called {name!r}; give one of them another name")
             parts[name] = values
             total = [t + reward.weight * v for t, v in zip(total, values, strict=True)]
     return Scored(parts, total)

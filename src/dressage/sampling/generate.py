@@ -15,6 +15,7 @@ from dressage.models.policy import Policy
 from dressage.models.trained import load_trained
 from dressage.sampling.sampler import Sampler
 from dressage.sampling.settings import SamplingSettings
+from dressage.train.processes import Processes
 from dressage.train.rollouts import Collector
 
 
@@ -35,6 +36,8 @@ class GenerateSettings(Settings):
     """name of the GGUF file inside the model's folder, if the weights come as GGUF"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """numbers to compute in"""
+    device: str | None = None
+    """where to compute; none = a GPU where there is one"""
     batch_size: int = Field(32, ge=1)
     """responses sampled at the same time"""
     out: Path | None = None
@@ -50,6 +53,7 @@ def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, str]]
     loaded, tokenizer = load_trained(model, settings.gguf_file, settings.dtype)
     prompts = _prompts(settings, tokenizer)
     policy = Policy(loaded, temperature=settings.sampling.temperature or 1.0)
+    policy.to(Processes(settings.device).device)
     collector = Collector(prompts, Sampler(policy, tokenizer, settings.sampling, settings.seed), (), tokenizer)
     total = len(prompts) * settings.samples
     for start in range(0, total, settings.batch_size):

@@ -19,7 +19,7 @@ class Purpose(IntEnum):
     PROMPT_ORDER = 3
     MINI_BATCHES = 4
     GLOBAL = 5
-    BOOTSTRAP = 6
+    INITIAL_WEIGHTS = 6
 
 
 def generator(seed: int, purpose: Purpose, step: int = 0, row: int = 0) -> Generator:

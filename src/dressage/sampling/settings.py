@@ -30,13 +30,10 @@ class SamplingSettings(Settings):
     """responses sampled at the same time; 0 = all of the step"""
 
     @property
-    def is_pure(self) -> bool:
-        """Whether sampling neither scales nor filters the model's own distribution."""
-        return self.temperature == 1.0 and not self.filters
-
-    @property
-    def filters(self) -> bool:
-        return bool(self.top_k) or self.top_p < 1 or bool(self.min_new_tokens)
+    def filters(self) -> list[str]:
+        """The settings that make what is sampled from differ from what is scored."""
+        off = {"top_k": 0, "top_p": 1.0, "min_new_tokens": 0}
+        return [f"{name} {getattr(self, name)}" for name, value in off.items() if getattr(self, name) != value]
 
     @property
     def longest(self) -> int:

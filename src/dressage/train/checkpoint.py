@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -37,7 +38,8 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     final = place / _NAME.format(checkpoint.step)
     temporary = place / f".{final.name}.{os.getpid()}"
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for left_over in place.glob(".step-*"):  # of a killed process
+            shutil.rmtree(left_over)
         temporary.mkdir(parents=True)
         save_file(_plain(checkpoint.weights), temporary / "weights.safetensors")
         save_file(_plain(checkpoint.optimizer), temporary / "optimizer.safetensors")
@@ -45,12 +47,11 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         (temporary / "state.json").write_text(state, encoding="utf-8")
         for file in temporary.iterdir():
             _sync(file)
-        if not final.exists():
-            temporary.rename(final)
+        temporary.rename(final)
         _sync(place)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if error.errno == errno.ENOSPC:
+        if _is_full(error):
             raise UserError(
                 f"the disk is full: no room for a checkpoint in {place}; free space, then go on with --resume {folder}"
             ) from error
@@ -72,6 +73,13 @@ def latest(folder: Path) -> Checkpoint | None:
         load_file(complete[-1] / "weights.safetensors"),
         load_file(complete[-1] / "optimizer.safetensors"),
     )
+
+
+def _is_full(error: Exception) -> bool:
+    numbers = (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, OSError):
+        return error.errno in numbers
+    return any(f"(os error {number})" in str(error) for number in numbers)  # safetensors gives the text alone
 
 
 def _complete(place: Path) -> list[Path]:

@@ -129,8 +129,9 @@ class Trainer:
 
     def _shape(self, batch: Batch, rows: Rows) -> tuple[Batch, Rows]:
         ended = [reason != "length" for reason in rows["finish_reason"]]
-        shaped = self.shaping(rows["reward"], rows.pop("query_reward", None), ended)
-        return batch.with_columns(shaped_reward=torch.tensor(shaped)), {**rows, "shaped_reward": shaped}
+        kept = {name: values for name, values in rows.items() if name != "query_reward"}
+        shaped = self.shaping(rows["reward"], rows.get("query_reward"), ended)
+        return batch.with_columns(shaped_reward=torch.tensor(shaped)), kept | {"shaped_reward": shaped}
 
     def _record(self, step: int, batch: Batch, rows: Rows) -> None:
         if self.recorder is None:

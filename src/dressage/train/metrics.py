@@ -44,7 +44,7 @@ def rollout_metrics(batch: Batch, rows: Mapping[str, Sequence[Any]], kl_coef: fl
     metrics["kl/objective"] = metrics.pop("kl/objective_mean")
     metrics |= {
         "reward/shaped": float(batch["shaped_reward"].mean()),
-        "kl/k3": float(_per_response(kl.k3(batch["logprob"], batch["ref_logprob"]), mask).mean()),
+        "kl/objective_k3": float(_per_response(kl.k3(batch["logprob"], batch["ref_logprob"]), mask).mean()),
         "kl/penalty": float(_per_response(batch["kl_penalty"], mask).mean()),
         "kl/coef": kl_coef,
         "reward/kl_per_token": float(weighted_mean(-kl_coef * batch["kl_penalty"], mask)),

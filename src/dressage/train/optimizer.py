@@ -33,7 +33,7 @@ class Optimizer:
         )
 
     def zero_grad(self) -> None:
-        for parameter in self.parameters.values():
+        for parameter in (*self.parameters.values(), *self.masters.values()):
             parameter.grad = None
 
     def grad_norm(self, limit: float | None) -> Tensor:

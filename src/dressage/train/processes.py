@@ -25,7 +25,8 @@ class Processes:
             raise UserError(f"model.device {device!r} is no device; write cpu, cuda or cuda:1") from None
         if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"model.device {device!r}: this machine has no usable GPU; use cpu")
-        state = PartialState(cpu=chosen.type == "cpu" if chosen else False)
+        # Left to itself, accelerate would take an Apple GPU, which has no float64 to draw tokens with.
+        state = PartialState(cpu=chosen.type == "cpu" if chosen else not torch.cuda.is_available())
         self.rank, self.count = state.process_index, state.num_processes
         self.device = chosen if chosen is not None and self.count == 1 else state.device
 
@@ -66,6 +67,12 @@ class Processes:
         everything: list[Any] = [None] * self.count
         dist.all_gather_object(everything, values)
         return {name: how(part[name] for part in everything if name in part) for name in set().union(*everything)}
+
+    def share_weights(self, module: nn.Module) -> None:
+        """Give every process the parameters of the first one."""
+        if self.count > 1:
+            for parameter in module.parameters():
+                dist.broadcast(parameter.data, src=0)
 
     def wait(self) -> None:
         if self.count > 1:

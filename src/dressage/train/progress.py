@@ -1,5 +1,6 @@
 """What a user sees while a run trains."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -7,8 +8,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
-
-from dressage.data.prompts import PromptSet
 
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
@@ -26,11 +25,11 @@ class Progress:
     Args:
         steps: of the whole run.
         done: steps that were done before.
-        prompts: whose dropped rows are named once.
+        notes: said once, before the first step.
         quiet: show nothing.
     """
 
-    def __init__(self, steps: int, done: int, prompts: PromptSet, quiet: bool) -> None:
+    def __init__(self, steps: int, done: int, notes: Sequence[str], quiet: bool) -> None:
         self._console = Console(quiet=quiet)
         self._bar = RichProgress(
             TextColumn("step"),
@@ -45,12 +44,8 @@ class Progress:
         self._task = self._bar.add_task("", total=steps, completed=done, numbers="")
         self._steps = steps
         self._live = Live(self._bar, console=self._console) if self._console.is_terminal and not quiet else None
-        if prompts.dropped:
-            rows = ", ".join(map(str, prompts.dropped[:10])) + (", …" if len(prompts.dropped) > 10 else "")
-            count = len(prompts.dropped)
-            self._console.print(
-                f"{count} of {count + len(prompts)} prompts are over data.max_prompt_tokens and dropped: rows {rows}"
-            )
+        for note in notes:
+            self._console.print(note, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._live:

@@ -34,11 +34,12 @@ class Collector:
         """Sample one response to each of these prompts, which stand at `rows` of the step's global batch."""
         batch = self.prompts.batch(indices, int(self.tokenizer.pad_token_id))
         responses = self.sampler.sample(batch, step, rows)
-        texts = [self.text(ids) for ids in _unpadded(responses)]
+        texts = [self.text(self.prompts.ids[i], ids) for i, ids in zip(indices, _unpadded(responses), strict=True)]
         batch = batch.with_columns(
             response_ids=responses.response_ids, mask=responses.mask, sampler_logprob=responses.sampler_logprob
         )
-        return batch, {
+        known = {"ground_truth": [str(v) for v in self._columns(indices)["ground_truth"]]} if self._has_truth else {}
+        return batch, known | {
             "group": list(indices),
             "sample": list(rows),
             "prompt": [self.prompts.texts[i] for i in indices],
@@ -58,8 +59,17 @@ class Collector:
             rows["query_reward"] = score(self.rewards, rows["prompt"], empty, columns).total
         return rows
 
-    def text(self, ids: Sequence[int]) -> str:
+    def text(self, prompt: Sequence[int], response: Sequence[int]) -> str:
+        """The response as it follows its prompt: decoded alone, some tokenizers would eat its leading space."""
+        before, whole = self._decode(prompt), self._decode([*prompt, *response])
+        return whole[len(before) :] if whole.startswith(before) else self._decode(response)
+
+    def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    @property
+    def _has_truth(self) -> bool:
+        return "ground_truth" in self.prompts.columns
 
     def _columns(self, indices: Sequence[int]) -> Mapping[str, list[Any]]:
         return {name: [values[i] for i in indices] for name, values in self.prompts.columns.items()}

@@ -87,7 +87,11 @@ class Training:
         self.settings, self.resume = settings, resume
         self._inputs = Inputs(model, tokenizer, prompts, rewards)
         self.processes = Processes(settings.model.device)
+        if settings.batch_size < self.processes.count:
+            raise UserError(f"batch_size {settings.batch_size} is less than one response for each process")
         self.trainer, self._prompts = _build(settings, self._inputs, self.processes)
+        if resume:
+            _check_same_model(folder, self.trainer)
         checkpoint = latest(folder) if resume else None
         if checkpoint is not None:
             self.trainer.restore(checkpoint)
@@ -112,7 +116,7 @@ class Training:
             self._open_folder()
         metrics: list[dict[str, float]] = []
         with (
-            Progress(self.settings.steps, trainer.next_step, self._prompts, quiet=bool(report) or not main) as progress,
+            Progress(self.settings.steps, trainer.next_step, self._notes(), quiet=bool(report) or not main) as progress,
             trainer.recorder or nullcontext(),
         ):
             trainer.run(folder, lambda step, seen: _collect(metrics, report or progress.report, step, seen))
@@ -120,6 +124,18 @@ class Training:
             save_trained(folder / "model", trainer.policy.model, self.collector.tokenizer, self.settings.model)
         self.processes.wait()
         return Result(folder, metrics, trainer.policy, self.collector.tokenizer)
+
+    def _notes(self) -> list[str]:
+        notes = []
+        dropped = self._prompts.dropped
+        if dropped:
+            rows = ", ".join(map(str, dropped[:10])) + (", …" if len(dropped) > 10 else "")
+            count = len(dropped) + len(self._prompts)
+            notes.append(f"{len(dropped)} of {count} prompts are over data.max_prompt_tokens and dropped: rows {rows}")
+        filters = self.settings.sampling.filters
+        if filters:
+            notes.append(f"sampling is filtered ({', '.join(filters)}): KL is measured wrongly and may become negative")
+        return notes
 
     def _open_folder(self) -> None:
         folder = self.settings.run
@@ -164,11 +180,14 @@ def _build(settings: PPORun, inputs: Inputs, processes: Processes) -> tuple[Trai
     tokenizer = inputs.tokenizer or load_tokenizer(settings.model.path, settings.model.gguf_file)
     tokenizer = with_pad_token(tokenizer, settings.model.path)
     prompts = _prompts(settings, inputs, tokenizer)
-    torch.manual_seed(int(generator(settings.seed, Purpose.GLOBAL).integers(2**32)))  # adapters start at random
+    torch.manual_seed(
+        int(generator(settings.seed, Purpose.INITIAL_WEIGHTS).integers(2**32))
+    )  # adapters start at random
     model = inputs.model or load_causal(settings.model.path, settings.model.gguf_file, settings.model.dtype)
     policy = build_policy(
         prepare(model), settings.model, settings.value, settings.reference, settings.sampling.temperature
     ).to(processes.device)
+    processes.share_weights(policy)
     sampler = Sampler(policy, tokenizer, settings.sampling, settings.seed)
     trainer = Trainer(
         settings=settings,
@@ -226,6 +245,12 @@ def _describe(settings: PPORun, inputs: Inputs, trainer: Trainer, prompts: Promp
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")}
         | {"python": platform.python_version()},
     }
+
+
+def _check_same_model(folder: Path, trainer: Trainer) -> None:
+    started_with = open_run(folder).info["model"]["fingerprint"]
+    if fingerprint(causal(trainer.policy.model)) != started_with:
+        raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
 
 
 def fingerprint(model: torch.nn.Module) -> str:
