@@ -15,10 +15,16 @@ from torch.nn import functional
 from dressage.ops.linear import linear
 
 ROUNDS = 5
-TRUNK = [shape for shape in ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))] * 30
-HEAD = [(49152, 576)]
+LAYER = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))
+TRUNK = LAYER * 30
+HEAD = ((49152, 576),)
 # A step on 16 responses: 17 + 32 tokens through the layers, 32 through the head; one token each when sampling.
-PASSES = {"layers": (TRUNK, 16 * 48), "head": (HEAD, 16 * 32), "layers, sampling": (TRUNK, 16), "head, sampling": (HEAD, 16)}
+PASSES = {
+    "layers": (TRUNK, 16 * 48),
+    "head": (HEAD, 16 * 32),
+    "layers, sampling": (TRUNK, 16),
+    "head, sampling": (HEAD, 16),
+}
 
 Product = Callable[[Tensor, Tensor], Tensor]
 

@@ -126,7 +126,8 @@ def table(lines: Iterable[Compared], results: dict[str, list[Numbers]]) -> tuple
             "memory / TRL": (_ratio(peaks[0], peaks[1]), line.memory, "≤"),
         }
         numbers = ("–" if speed is None else f"{speed:.1f}" for speed in speeds)
-        shown.add_row(f"{line.model} × {line.batch}", line.mode, *numbers, *(_cell(*ratio) for ratio in ratios.values()))
+        cells = (_cell(*ratio) for ratio in ratios.values())
+        shown.add_row(f"{line.model} × {line.batch}", line.mode, *numbers, *cells)
         data.append({**line._asdict(), **{name: ratio for name, (ratio, *_) in ratios.items()}})
     return shown, data
 

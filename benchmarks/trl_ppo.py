@@ -37,8 +37,7 @@ def trainer(model: str, batch: int, steps: int, folder: str) -> PPOTrainer:
     )
     policy, reference = (AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) for _ in range(2))
     scorers = (
-        AutoModelForSequenceClassification.from_pretrained(f"{model}-classifier", dtype=torch.float32)
-        for _ in range(2)
+        AutoModelForSequenceClassification.from_pretrained(f"{model}-classifier", dtype=torch.float32) for _ in range(2)
     )
     return PPOTrainer(
         args=config,

@@ -94,6 +94,18 @@ def test_the_total_weighs_every_part():
     assert scored.total == [0.5 - 20 - 2, 1 - 40 + 2]
 
 
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        (Reward("a", lowercase), Reward("a", sentiment)),
+        (Reward("a/x", lowercase), Reward("a", lambda prompts, responses: {"x": [1.0, 2.0]})),
+    ],
+)
+def test_two_rewards_of_one_name_are_refused(rewards):
+    with pytest.raises(UserError, match="two rewards are called 'a"):
+        score(rewards, PROMPTS, RESPONSES, {})
+
+
 def test_lowercase_counts_ascii_letters_per_character():
     assert lowercase([""] * 5, ["abCD", "", "ab  ", "éà", "xyz"]) == [0.5, 0.0, 0.5, 0.0, 1.0]
 
@@ -122,8 +134,6 @@ def test_rewards_are_built_by_name_with_weights():
     ("settings", "part"),
     [
         ([{"use": "sentimental"}], "there is no reward 'sentimental'; use lowercase, sentiment, classifier, pipeline,"),
-        ([{"use": "sentiment"}, {"use": "sentiment"}], "two rewards are called 'sentiment'"),
-        ([{"use": "sentiment"}, {"use": "lowercase", "name": "sentiment"}], "two rewards are called 'sentiment'"),
         ([{"use": "lowercase", "options": {"path": "x"}}], "reward 'lowercase' takes no options"),
         ([{"use": "classifier", "options": {"pth": "x"}}], "reward 'classifier': options: "),
         ([{"use": "classifier"}], "path"),

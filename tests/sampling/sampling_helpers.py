@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from dressage.data.prompts import padded_prompts
 from dressage.models.load import prepare
@@ -24,6 +24,13 @@ def sharp_policy(temperature: float = 1.0, **roles: nn.Module | str) -> Policy:
             if parameter.ndim == 2:
                 parameter *= 6.0
     return Policy(prepare(model), temperature=temperature, **roles)
+
+
+def absolute_policy() -> Policy:
+    """A GPT-2, which has a weight for every position and so notices a wrong one."""
+    config = GPT2Config(vocab_size=258, n_embd=32, n_layer=2, n_head=2, n_positions=64, initializer_range=0.2)
+    torch.manual_seed(0)
+    return Policy(prepare(GPT2LMHeadModel(config)))
 
 
 def prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = PROMPTS) -> Batch:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from sampling_helpers import PAD, PROMPTS, prompts, sampled, sharp_policy, tokens
+from sampling_helpers import PAD, PROMPTS, absolute_policy, prompts, sampled, sharp_policy, tokens
 from scipy.stats import chisquare
 
 from dressage.models.load import prepare
@@ -28,10 +28,12 @@ def test_batch_composition_changes_nothing(tokenizer, settings, batch_size):
     assert len({len(ids) for ids in tokens(whole)}) > 1
 
 
-def test_prompt_padding_changes_nothing(tokenizer):
-    _, together = sampled(sharp_policy(), tokenizer)
+@pytest.mark.parametrize("make", [sharp_policy, absolute_policy])
+def test_prompt_padding_changes_nothing(tokenizer, make):
+    policy = make()
+    _, together = sampled(policy, tokenizer)
     for row, text in enumerate(PROMPTS):
-        _, alone = sampled(sharp_policy(), tokenizer, [text], first_row=row)
+        _, alone = sampled(policy, tokenizer, [text], first_row=row)
         assert tokens(alone) == tokens(together)[row : row + 1]
 
 
@@ -162,8 +164,9 @@ def test_a_minimum_length_holds_and_shows_in_the_sampler_s_logprob(tokenizer):
     assert (gap[:, 6:] * held.mask[:, 6:]).abs().max() < 1e-4
 
 
-def test_temperature_zero_is_the_greedy_search_of_transformers(tokenizer):
-    policy = sharp_policy()
+@pytest.mark.parametrize("make", [sharp_policy, absolute_policy])
+def test_temperature_zero_is_the_greedy_search_of_transformers(tokenizer, make):
+    policy = make()
     batch = prompts(tokenizer)
     expected = policy.model.generate(
         input_ids=batch["prompt_ids"], attention_mask=batch["prompt_mask"], do_sample=False, max_new_tokens=10

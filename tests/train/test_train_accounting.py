@@ -101,7 +101,7 @@ def test_metrics_are_those_of_the_record(tmp_path: Path) -> None:
         "reward/mean": rewards.mean(), "reward/std": rewards.std(), "reward/shaped": rewards.mean(),
         "reward/part/uneven": rewards.mean(), "reward/kl_per_token": -0.4 * delta.mean(),
         "kl/objective": k1.mean(), "kl/objective_std": k1.std(), "kl/penalty": k1.mean(), "kl/coef": 0.4,
-        "kl/k3": (np.exp(-delta) - 1 + delta).sum() / 8,
+        "kl/objective_k3": (np.exp(-delta) - 1 + delta).sum() / 8,
         "length/response_mean": lengths.mean(), "length/response_std": lengths.std(),
         "length/prompt_mean": np.mean([len(row["prompt_ids"]) for row in rows]),
         "length/prompt_std": np.std([len(row["prompt_ids"]) for row in rows]),

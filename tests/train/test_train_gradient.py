@@ -115,7 +115,7 @@ def loss_and_metrics(new: list[Row], old: list[Row], expected: Expected, ppo: PP
             value_loss = 0.5 * max((value - target) ** 2, (nearby - target) ** 2)
             total = total + policy_loss + ppo.value_coef * value_loss - ppo.entropy_coef * entropy
             worse = ratio > limits[1] if a > 0 else ratio < limits[0]
-            kl, outside = before.logprob[t] - logprob, abs(moved) > ppo.value_clip
+            kl, outside = before.logprob[t] - logprob, (nearby - target) ** 2 > (value - target) ** 2
             numbers = (policy_loss, value_loss, ratio, entropy, kl, (value - target) ** 2, worse, outside)
             seen.append([x.item() for x in numbers])
     means = [sum(column) / len(seen) for column in zip(*seen, strict=True)]

@@ -61,8 +61,8 @@ class PPO(Settings):
         total = policy_loss + self.value_coef * value_loss - self.entropy_coef * scores.entropy
         ratio = (scores.logprob - old).exp()
         clipped = (ratio.clamp(1 - self.clip, 1 + self.clip) - ratio) * batch["advantage"]
-        moved = old_value + (scores.value - old_value).clamp(-self.value_clip, self.value_clip)
-        value_clipped = (moved - returns) ** 2 > (scores.value - returns) ** 2
+        unclipped_value_loss = 0.5 * (scores.value - returns) ** 2
+        value_clipped = ((scores.value - old_value).abs() > self.value_clip) & (value_loss > unclipped_value_loss)
         means = {
             "loss/total": total,
             "loss/policy": policy_loss,

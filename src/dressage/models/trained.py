@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,8 +51,8 @@ def load_trained(
     return prepare(model), load_tokenizer(str(folder))
 
 
-def _base(folder: Path) -> dict[str, str]:
+def _base(folder: Path) -> dict[str, Any]:
     if (folder / _BASE).exists():
         return json.loads((folder / _BASE).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    return {"path": config["base_model_name_or_path"], "gguf_file": ""}
+    return {"path": config["base_model_name_or_path"], "gguf_file": None}

@@ -1,0 +1,74 @@
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from dressage.models.load import prepare
+from dressage.models.policy import Policy, build_policy
+from dressage.models.settings import ModelSettings, ReferenceSettings, ValueSettings
+from dressage.models.tiny import tiny_model
+from dressage.types import Batch
+
+PROMPTS = ([20, 21, 22, 23, 24], [30], [40, 41, 42], [50, 51])
+RESPONSES = ([60, 61, 62, 0], [70, 71], [], [80])
+"""Of uneven lengths, one of them empty."""
+
+
+def sharp_model(seed: int = 1, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The tiny model with weights large enough that what it reads matters."""
+    model = tiny_model(seed=seed, dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter *= 4.0
+    return prepare(model)
+
+
+def absolute_model() -> PreTrainedModel:
+    """A GPT-2, which has a weight for every position and so notices a wrong one."""
+    config = GPT2Config(vocab_size=258, n_embd=32, n_layer=2, n_head=2, n_positions=64, initializer_range=0.2)
+    torch.manual_seed(0)
+    return prepare(GPT2LMHeadModel(config))
+
+
+def policy_of(
+    model: PreTrainedModel | None = None,
+    *,
+    value: ValueSettings | None = None,
+    reference: ReferenceSettings | None = None,
+    temperature: float = 1.0,
+    **settings: object,
+) -> Policy:
+    chosen = model if model is not None else sharp_model()
+    return build_policy(chosen, ModelSettings(**settings), value, reference, temperature)
+
+
+def scramble(module: nn.Module, std: float = 0.05) -> None:
+    """Change everything that learns."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(std * torch.randn_like(parameter))
+
+
+def batch(
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    responses: Sequence[Sequence[int]] = RESPONSES,
+    extra: tuple[int, int] = (0, 0),
+    rubbish: int = 1,
+) -> Batch:
+    """These tokens with as much padding as needed plus `extra` on the left and on the right, filled with `rubbish`."""
+    left, right = max(map(len, prompts)) + extra[0], max(1, *map(len, responses)) + extra[1]
+    return Batch(
+        {
+            "prompt_ids": torch.tensor([[rubbish] * (left - len(p)) + list(p) for p in prompts]),
+            "prompt_mask": torch.tensor([[0] * (left - len(p)) + [1] * len(p) for p in prompts]),
+            "response_ids": torch.tensor([list(r) + [rubbish] * (right - len(r)) for r in responses]),
+            "mask": torch.tensor([[1.0] * len(r) + [0.0] * (right - len(r)) for r in responses]),
+        }
+    )
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}

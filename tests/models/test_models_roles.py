@@ -1,0 +1,217 @@
+"""Policy, critic and reference over as few weights as possible."""
+
+import pytest
+import torch
+from models_helpers import batch, gradients, policy_of, scramble, sharp_model
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GraniteConfig, PhiConfig
+
+from dressage.errors import UserError
+from dressage.models.load import prepare
+from dressage.models.policy import trunk
+from dressage.models.settings import LoraSettings, ReferenceSettings, ValueSettings
+from dressage.models.tiny import tiny_model
+
+AUTO = ReferenceSettings()
+LORA = LoraSettings(rank=4)
+SMALL = {
+    "vocab_size": 258,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "pad_token_id": 1,
+}
+FULL_AND_LORA = pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+
+
+@FULL_AND_LORA
+@pytest.mark.parametrize("kind", ["auto", "copy"])
+def test_at_the_start_policy_and_reference_are_equal_bit_for_bit(lora, kind):
+    policy = policy_of(lora=lora, reference=ReferenceSettings(kind=kind), temperature=0.7)
+    logprob = policy(batch()).logprob
+    assert logprob.abs().max() > 1
+    assert torch.equal(logprob, policy.reference_logprob(batch()))
+    assert policy.reference_kl(batch()).abs().max() == 0
+
+
+@FULL_AND_LORA
+@pytest.mark.parametrize("kind", ["auto", "copy"])
+def test_the_reference_stays_where_it_was(lora, kind):
+    policy = policy_of(lora=lora, reference=ReferenceSettings(kind=kind))
+    before = policy.reference_logprob(batch())
+    scramble(policy)
+    assert torch.equal(policy.reference_logprob(batch()), before)
+    assert (policy(batch()).logprob - before).abs().max() > 0.01
+
+
+def test_adapters_off_holds_one_model_only():
+    policy = policy_of(lora=LORA, reference=AUTO)
+    assert policy._reference == ("adapters-off",)
+    # and the adapters are on again afterwards
+    scramble(policy)
+    before = policy(batch()).logprob
+    policy.reference_logprob(batch())
+    assert torch.equal(policy(batch()).logprob, before)
+
+
+def test_a_frozen_reference_is_no_part_of_what_learns_or_is_saved():
+    with_reference, without = policy_of(reference=AUTO), policy_of()
+    assert set(with_reference.state_dict()) == set(without.state_dict())
+    (reference,) = with_reference._reference
+    assert not any(parameter.requires_grad for parameter in reference.parameters())
+
+
+def test_another_model_as_reference(tmp_path):
+    sharp_model(seed=5).save_pretrained(tmp_path)
+    policy = policy_of(reference=ReferenceSettings(kind="model", path=str(tmp_path)))
+    expected = policy_of(sharp_model(seed=5))(batch()).logprob
+    torch.testing.assert_close(policy.reference_logprob(batch()), expected.detach(), atol=1e-6, rtol=0)
+
+
+def test_without_a_reference_there_is_none_to_ask():
+    with pytest.raises(ValueError, match="no reference"):
+        policy_of().reference_logprob(batch())
+
+
+def test_an_untrained_critic_predicts_nothing():
+    for kind in ("trunk", "separate"):
+        assert policy_of(value=ValueSettings(kind=kind))(batch()).value.abs().max() == 0
+    assert policy_of()(batch()).value is None
+
+
+def test_a_critic_on_the_trunk_shares_its_weights():
+    policy = policy_of(value=ValueSettings())
+    scramble(policy.value_head, std=1.0)
+    policy(batch()).value.sum().backward()
+    assert gradients(policy.model)
+    assert sum(p.numel() for p in policy.parameters()) == sum(p.numel() for p in policy.model.parameters()) + 97
+
+
+def test_a_separate_critic_shares_nothing():
+    policy = policy_of(value=ValueSettings(kind="separate"), reference=AUTO)
+    scramble(policy.value_head, std=1.0)
+    before = policy(batch()).value
+    assert before.abs().max() > 0.1
+    before.sum().backward()
+    assert not gradients(policy.model)
+    assert gradients(policy.critic)
+    scramble(policy.model)
+    assert torch.equal(policy(batch()).value, before)
+    scramble(policy.critic)
+    assert not torch.equal(policy(batch()).value, before)
+
+
+@FULL_AND_LORA
+def test_a_separate_critic_starts_from_the_policy_and_learns_whole(lora):
+    policy = policy_of(lora=lora, value=ValueSettings(kind="separate"))
+    scramble(policy.value_head, std=1.0)
+    shared = policy_of(value=ValueSettings())
+    shared.value_head.load_state_dict(policy.value_head.state_dict())
+    assert torch.equal(policy(batch()).value, shared(batch()).value)
+    assert all(parameter.requires_grad for parameter in policy.critic.parameters())
+
+
+def test_a_separate_critic_from_another_model(tmp_path):
+    other = sharp_model(seed=5)
+    other.save_pretrained(tmp_path)
+    policy = policy_of(value=ValueSettings(kind="separate", path=str(tmp_path)))
+    for name, weight in trunk(other).state_dict().items():
+        assert torch.equal(policy.critic.state_dict()[name], weight)
+
+
+def test_adapters_learn_and_the_base_does_not():
+    policy = policy_of(lora=LORA, value=ValueSettings(), reference=AUTO)
+    learning = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    assert {"value_head.weight", "value_head.bias"} < learning
+    assert all("lora_" in name for name in learning if not name.startswith("value_head"))
+    # Seven linear layers in each of two blocks, two matrices each; the head gets no adapter.
+    assert len(learning) == 2 + 2 * 7 * 2
+    assert not any("lm_head" in name for name in learning)
+
+
+def test_adapters_at_named_layers_only():
+    policy = policy_of(lora=LoraSettings(rank=2, targets=("q_proj",)))
+    learning = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    assert len(learning) == 2 * 2
+    assert all("q_proj" in name for name in learning)
+
+
+def test_adapters_are_scaled_by_alpha_over_rank():
+    policy = policy_of(lora=LoraSettings(rank=4, alpha=12, targets=("q_proj",)))
+    scramble(policy, std=0.5)
+    layer = policy.model.get_base_model().model.layers[0].self_attn.q_proj
+    x = torch.randn(3, 96)
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    expected = x @ (layer.base_layer.weight + 12 / 4 * b @ a).t()
+    torch.testing.assert_close(layer(x), expected, atol=1e-4, rtol=1e-4)
+
+
+@FULL_AND_LORA
+def test_gradient_checkpointing_gives_the_same_gradients(lora):
+    outer = torch.randn(4, 4)
+    seen, calls = [], []
+    for checkpointing in (False, True):
+        torch.manual_seed(2)
+        policy = policy_of(lora=lora, value=ValueSettings(), gradient_checkpointing=checkpointing)
+        scramble(policy)
+        count = []
+        layer = next(m for name, m in policy.named_modules() if name.endswith("layers.0.mlp"))
+        layer.register_forward_pre_hook(lambda *_, count=count: count.append(1))
+        scores = policy(batch())
+        (outer * (scores.logprob + scores.value)).sum().backward()
+        seen.append(gradients(policy))
+        calls.append(len(count))
+    assert calls == [1, 2]  # computed again in the backward pass
+    assert seen[0].keys() == seen[1].keys()
+    torch.testing.assert_close(seen[1], seen[0], atol=1e-4, rtol=1e-4)
+
+
+def test_scores_do_not_depend_on_dropout():
+    config = GPT2Config(
+        vocab_size=258, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5, eos_token_id=0
+    )
+    model = prepare(GPT2LMHeadModel(config))
+    policy = policy_of(model, gradient_checkpointing=True, reference=AUTO)
+    assert torch.equal(policy(batch()).logprob, policy.reference_logprob(batch()))
+    assert policy.model.training  # which checkpointing needs
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"reference": ReferenceSettings(kind="adapters-off")}, '"adapters-off" needs model.lora'),
+        ({"reference": ReferenceSettings(kind="model")}, "needs reference.path"),
+        ({"lora": LoraSettings(targets=("no_such_layer",))}, "model.lora.targets ['no_such_layer']"),
+        ({"lora": LoraSettings(targets=("q_proj", "lm_head"))}, "include the output head"),
+    ],
+)
+def test_contradictions_are_explained(settings, part):
+    with pytest.raises(UserError) as error:
+        policy_of(**settings)
+    assert part in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GraniteConfig(**SMALL, num_key_value_heads=2, logits_scaling=1.1),  # divides its logits
+        PhiConfig(**SMALL),  # adds a bias, which is zero at first
+    ],
+    ids=["scale", "bias"],
+)
+def test_models_whose_logits_are_not_hidden_times_head_are_refused(config):
+    model = prepare(AutoModelForCausalLM.from_config(config))
+    with pytest.raises(UserError, match="changes its logits after the head"):
+        policy_of(model)
+
+
+def test_models_that_do_not_fit_are_refused(tmp_path):
+    narrow = tiny_model(hidden=32)
+    narrow.save_pretrained(tmp_path / "narrow")
+    with pytest.raises(UserError, match="another hidden size"):
+        policy_of(value=ValueSettings(kind="separate", path=str(tmp_path / "narrow")))
+    narrow.resize_token_embeddings(300)
+    narrow.save_pretrained(tmp_path / "wide")
+    with pytest.raises(UserError, match="another vocabulary"):
+        policy_of(reference=ReferenceSettings(kind="model", path=str(tmp_path / "wide")))

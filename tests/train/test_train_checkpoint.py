@@ -1,0 +1,205 @@
+"""Checkpoints are complete or absent, hold everything, and hold nothing but tensors and JSON."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import SafetensorError
+from train_helpers import LORA, PROMPTS, STOP, build, farthest, finish, quiet, settings, uneven, weights
+
+from dressage.errors import UserError
+from dressage.record import open_run
+from dressage.train import checkpoint
+from dressage.train.checkpoint import Checkpoint, latest, save
+from dressage.train.run import Training
+
+
+def one(step: int) -> Checkpoint:
+    return Checkpoint(step, {"kl_coef": 0.1 * step}, {"w": torch.full((3,), float(step))}, {"m.w": torch.zeros(2)})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+@given(step=st.integers(0, 10**9), coef=st.floats(allow_nan=False), mean=st.floats(allow_nan=False))
+def test_what_is_saved_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, step: int, coef: float, mean: float
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    state = {"kl_coef": coef, "moments": {"count": step, "mean": mean, "squares": 0.1}}
+    given_weights = {"a.b": torch.randn(2, 3).t(), "c": torch.randn(4).bfloat16(), "scalar": torch.tensor(1.0)}
+    save(folder, Checkpoint(step, dict(state), given_weights, {"step.c": torch.tensor(3.0)}), keep=1)
+    found = latest(folder)
+    assert found is not None and (found.step, found.state) == (step, state)
+    assert farthest(found.weights, given_weights) == 0.0 and found.weights["c"].dtype == torch.bfloat16
+    assert found.optimizer == {"step.c": torch.tensor(3.0)}
+
+
+def test_the_newest_counts_and_only_the_newest_stay(tmp_path: Path) -> None:
+    assert latest(tmp_path) is None
+    for step in (2, 10, 100, 1000):
+        save(tmp_path, one(step), keep=2)
+        assert latest(tmp_path).step == step
+    assert names(tmp_path) == ["step-00000100", "step-00001000"]
+
+
+def test_an_unfinished_folder_is_ignored_and_removed_by_the_next(tmp_path: Path) -> None:
+    save(tmp_path, one(1), keep=2)
+    unfinished = tmp_path / "checkpoints" / ".step-00000002.4711"
+    shutil.copytree(tmp_path / "checkpoints" / "step-00000001", unfinished)
+    (unfinished / "state.json").unlink()
+    assert latest(tmp_path).step == 1
+    save(tmp_path, one(3), keep=2)
+    assert names(tmp_path) == ["step-00000001", "step-00000003"]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_a_death_between_files_leaves_the_checkpoint_before(
+    tmp_path: Path, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, one(1), keep=1)
+    calls = 0
+
+    def fsync(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > call:
+            raise Killed
+
+    monkeypatch.setattr(os, "fsync", fsync)  # weights, optimizer, state, and the folder after it got its name
+    with pytest.raises(Killed):
+        save(tmp_path, one(2), keep=1)
+    monkeypatch.undo()
+    found = latest(tmp_path)
+    step = 1 if call < 3 else 2
+    assert found.step == step and farthest(found.weights, one(step).weights) == 0.0
+    save(tmp_path, one(3), keep=1)
+    assert names(tmp_path) == ["step-00000003"]
+
+
+FULL = [
+    OSError(errno.ENOSPC, "No space left on device"),
+    OSError(errno.EDQUOT, "Disk quota exceeded"),
+    # What safetensors raises on a full disk.
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+]
+
+
+@pytest.mark.parametrize("error", FULL, ids=lambda error: type(error).__name__)
+def test_a_full_disk_is_said_plainly_and_leaves_the_checkpoint_before(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, one(1), keep=1)
+
+    def full(tensors: Any, path: Path) -> None:
+        path.write_bytes(b"a part of it")
+        raise error
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(UserError, match=f"the disk is full.*--resume {tmp_path}$") as raised:
+        save(tmp_path, one(2), keep=1)
+    assert "\n" not in str(raised.value)
+    assert names(tmp_path) == ["step-00000001"] and latest(tmp_path).step == 1
+
+
+def test_other_errors_are_not_called_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(tensors: Any, path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoint, "save_file", denied)
+    with pytest.raises(PermissionError):
+        save(tmp_path, one(1), keep=1)
+
+
+@pytest.mark.parametrize(("every", "expected"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
+def test_a_run_saves_when_it_is_told_to_and_at_the_end(tmp_path: Path, every: int, expected: list[int]) -> None:
+    finish(tmp_path / "run", steps=5, checkpoint__every=every, checkpoint__keep=9)
+    assert names(tmp_path / "run") == [f"step-{step:08d}" for step in expected]
+    files = {path.suffix for path in (tmp_path / "run" / "checkpoints").rglob("*") if path.is_file()}
+    assert files == {".safetensors", ".json"}
+
+
+EVERYTHING: dict[str, Any] = {
+    "steps": 6, "checkpoint__every": 2, "kl__target": 0.05, "kl__horizon": 60, "kl__coef": 0.3,
+    "shaping__scale": True, "shaping__normalise": True, "sampling__stop": STOP, "update__epochs": 2,
+    "update__mini_batches": 2, "optimizer__schedule": "cosine", "optimizer__warmup_steps": 2,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "full": {}, "lora": {"model__lora": LORA}, "separate critic": {"value__kind": "separate"},
+    "bfloat16": {"model": {"device": "cpu", "dtype": "bfloat16"}},
+}  # fmt: skip
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("last", [0, 2, 3])
+def test_a_run_that_broke_off_goes_on_bit_for_bit(tmp_path: Path, model: str, last: int) -> None:
+    changes = {**EVERYTHING, **MODELS[model]}
+    whole = finish(tmp_path / "whole", **changes)
+
+    def report(step: int, metrics: dict[str, float]) -> None:
+        if step == last:
+            raise Stop
+
+    with pytest.raises(Stop):
+        build(tmp_path / "parts", **changes).run(report)
+    again = Training(settings(tmp_path / "parts", **changes), prompts=PROMPTS, rewards=uneven, resume=True)
+    start = 2 * (last // 2)  # the newest checkpoint is of the latest even number of finished steps
+    assert again.trainer.next_step == start
+    parts = again.run(quiet)
+    assert [timeless(step) for step in parts.metrics] == [timeless(step) for step in whole.metrics[start:]]
+    assert farthest(weights(whole.policy), weights(parts.policy)) == 0.0
+    assert record(tmp_path / "whole") == record(tmp_path / "parts")
+    for name in ("model.safetensors", "adapter_model.safetensors"):
+        files = [tmp_path / run / "model" / name for run in ("whole", "parts")]
+        assert files[0].exists() == files[1].exists()
+        assert not files[0].exists() or files[0].read_bytes() == files[1].read_bytes()
+
+
+def timeless(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith(("time/", "tokens_per_second"))}
+
+
+def record(folder: Path) -> list[Any]:
+    run = open_run(folder)
+    rows = [{k: v for k, v in row.items() if k != "attempt"} for row in run.rows().to_pylist()]
+    steps = [{k: v for k, v in timeless(row).items() if k != "attempt"} for row in run.steps().to_pylist()]
+    return [rows, steps, *(run.tokens(step).to_pylist() for step in range(6))]
+
+
+def test_a_checkpoint_never_knows_of_a_step_that_the_record_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def watched(folder: Path, given: Checkpoint, keep: int) -> Path:
+        seen.append((given.step, len(set(open_run(folder).rows()["step"].to_pylist())), open_run(folder).steps()))
+        return save(folder, given, keep)
+
+    monkeypatch.setattr("dressage.train.loop.save", watched)
+    finish(tmp_path / "run", steps=3, checkpoint__every=1)
+    assert [(step, rows, metrics.num_rows) for step, rows, metrics in seen] == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
+
+
+def test_the_state_is_json_that_a_person_can_read(tmp_path: Path) -> None:
+    finish(tmp_path / "run", **EVERYTHING)
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000006" / "state.json").read_text())
+    assert state["step"] == 6 and state["moments"]["count"] == 36
+    rewards = open_run(tmp_path / "run").rows(["reward"])["reward"].to_numpy()
+    assert state["moments"]["mean"] == pytest.approx(rewards.mean(), abs=1e-9)
+    assert state["moments"]["squares"] == pytest.approx(((rewards - rewards.mean()) ** 2).sum(), abs=1e-9)
