@@ -239,6 +239,19 @@ def test_settings_are_frozen():
         Outer().group.coef = 5
 
 
+def test_defaults_are_checked_like_everything_else():
+    class Rounded(Settings):
+        horizon: float = 10_000
+
+    assert type(Rounded().horizon) is float
+
+    class Impossible(Settings):
+        steps: int = Field(0, ge=1)
+
+    with pytest.raises(ValidationError):
+        Impossible()
+
+
 @pytest.mark.parametrize("kind", [Outer, PPORun])
 def test_written_out_defaults_load_back_equal(kind):
     defaults = kind()

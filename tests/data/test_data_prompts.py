@@ -161,6 +161,12 @@ def test_what_is_not_there_is_named(tmp_path, tokenizer):
         load_prompts(DataSettings(), tokenizer)
 
 
+@pytest.mark.parametrize("name", ["prompts", "responses"])
+def test_a_column_may_not_take_the_name_of_an_argument(tokenizer, name):
+    with pytest.raises(UserError, match=f"rename the column '{name}'"):
+        tokenize(["a"], tokenizer, 9, columns={name: [1]})
+
+
 def test_long_prompts_are_dropped_and_named(tokenizer):
     prompts = tokenize(["a" * 9, "b" * 4, "c" * 5, "é" * 2], tokenizer, 4, columns={"n": [0, 1, 2, 3]})
     assert prompts.texts == ("bbbb", "éé")  # two characters of two bytes

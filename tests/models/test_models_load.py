@@ -68,6 +68,14 @@ def test_a_saved_model_loads_as_it_was(tmp_path, dtype):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_tiny_model_has_a_name(dtype):
+    model = load_causal("tiny", dtype=dtype)
+    assert model.dtype == getattr(torch, dtype)
+    assert not model.training
+    assert load_tokenizer("tiny").get_vocab() == tiny_tokenizer().get_vocab()
+
+
 @pytest.mark.parametrize(("dtype", "fast"), [("float32", True), ("bfloat16", False)])
 def test_large_layers_take_the_fast_product(dtype, fast):
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -164,6 +172,16 @@ def test_what_was_trained_loads_again(tmp_path, tokenizer, lora):
     (tmp_path / "run" / "run.json").write_text("{}", encoding="utf-8")
     again, _ = load_trained(str(tmp_path / "run"))
     assert torch.equal(Policy(again)(batch()).logprob, Policy(model)(batch()).logprob)
+
+
+def test_saving_again_replaces_what_was_there(tmp_path, tokenizer):
+    out = tmp_path / "model"
+    save_trained(out, policy_of(lora=LoraSettings(rank=4)).model, tokenizer, ModelSettings())
+    assert (out / "adapter_config.json").exists()
+    save_trained(out, policy_of().model, tokenizer, ModelSettings())
+    assert not (out / "adapter_config.json").exists()
+    assert list(tmp_path.iterdir()) == [out]
+    assert torch.equal(Policy(load_trained(str(out))[0])(batch()).logprob, policy_of()(batch()).logprob)
 
 
 def test_an_adapter_knows_its_base_by_peft_s_own_file_too(tmp_path, tokenizer):

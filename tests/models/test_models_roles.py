@@ -3,7 +3,7 @@
 import pytest
 import torch
 from models_helpers import batch, gradients, policy_of, scramble, sharp_model
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GraniteConfig, PhiConfig
+from transformers import AutoModelForCausalLM, GPT2Config, GraniteConfig, LlamaConfig, PhiConfig
 
 from dressage.errors import UserError
 from dressage.models.load import prepare
@@ -166,13 +166,19 @@ def test_gradient_checkpointing_gives_the_same_gradients(lora):
     torch.testing.assert_close(seen[1], seen[0], atol=1e-4, rtol=1e-4)
 
 
-def test_scores_do_not_depend_on_dropout():
-    config = GPT2Config(
-        vocab_size=258, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5, eos_token_id=0
-    )
-    model = prepare(GPT2LMHeadModel(config))
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(vocab_size=258, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5),
+        LlamaConfig(**SMALL, attention_dropout=0.5),
+    ],
+    ids=["in modules", "in numbers"],
+)
+def test_scores_do_not_depend_on_dropout(config):
+    model = prepare(AutoModelForCausalLM.from_config(config))
     policy = policy_of(model, gradient_checkpointing=True, reference=AUTO)
     assert torch.equal(policy(batch()).logprob, policy.reference_logprob(batch()))
+    policy(batch())
     assert policy.model.training  # which checkpointing needs
 
 

@@ -112,7 +112,7 @@ def test_lowercase_counts_ascii_letters_per_character():
 
 def test_sentiment_has_the_right_sign():
     good, bad, empty, prompted = sentiment(
-        ["", "", "I love it, wonderful!", "I hate it, terrible!"],
+        ["I hate it, terrible!", "", "I love it, wonderful!", "I hate it, terrible!"],
         ["A wonderful, charming film; I loved it.", "A horrible, boring mess; I hated it.", "", "A wonderful film."],
     )
     assert good > 0.5

@@ -33,6 +33,7 @@ def test_bytes_are_tokens():
         (["###Human"], "Fine.\n###Human: and you?", "Fine.\n"),
         (["###Human"], "# ## ###Huma n", None),
         (["b", "a"], "xxab", "xx"),  # the earliest one counts, not the first in the list
+        (["b", "aab"], "xxaab", "xx"),  # also where one token completes both
         (["a"], "abc", ""),
         (["é"], "cafés", "caf"),  # two tokens
         (["🙂"], "ok 🙂 ok", "ok "),  # four

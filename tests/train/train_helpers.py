@@ -64,7 +64,7 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 def farthest(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     """The largest difference between two sets of weights."""
     assert first.keys() == second.keys()
-    return max(float((first[name].float() - second[name].float()).abs().max()) for name in first)
+    return max((first[name].float() - second[name].float()).abs().max().item() for name in first)
 
 
 def move(module: nn.Module, seed: int, size: float) -> None:

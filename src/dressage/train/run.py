@@ -127,6 +127,8 @@ class Training:
 
     def _notes(self) -> list[str]:
         notes = []
+        if self.trainer.next_step >= self.settings.steps:
+            notes.append(f"{self.settings.run} is complete: all its {self.settings.steps} steps are done")
         dropped = self._prompts.dropped
         if dropped:
             rows = ", ".join(map(str, dropped[:10])) + (", …" if len(dropped) > 10 else "")

@@ -1,0 +1,184 @@
+"""What the commands do with a small finished run."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from cli_helpers import RECIPE, dressage, fresh, write_recipe
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dressage.algorithms.ppo import PPORun
+from dressage.config import describe
+from dressage.record import open_run
+from dressage.sampling.generate import GenerateSettings
+
+LORA = f"{RECIPE}\n[model.lora]\nrank = 2\n"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run of a whole model and one of an adapter."""
+    folder = fresh(tmp_path_factory.mktemp("trained") / "here")
+    assert dressage(folder, "ppo", "recipe.toml").code == 0
+    write_recipe(folder, LORA)
+    assert dressage(folder, "ppo", "recipe.toml", "--run", "adapter", "--optimizer.learning_rate=1e-2").code == 0
+    return folder
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "here")
+    return tmp_path / "here"
+
+
+def test_a_run_says_where_everything_is_and_nothing_on_stderr(tmp_path: Path) -> None:
+    done = dressage(fresh(tmp_path / "here"), "ppo", "recipe.toml")
+    assert done.code == 0 and done.err == ""
+    steps = [line for line in done.out.splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in steps] == ["1/2", "2/2"]
+    for shown in ("reward", "KL", "tokens/s", "run      run", "model    run/model", "dressage show run"):
+        assert shown in done.out
+
+
+def test_flags_lie_over_the_recipe_and_are_written_into_the_run(tmp_path: Path) -> None:
+    here = fresh(tmp_path / "here")
+    flags = ["--run", "other", "--kl.coef=0.5", "--steps", "1", "--sampling.stop", '["a", "b"]', "--sampling.top-k", "9"]
+    assert dressage(here, "ppo", *flags, "recipe.toml").code == 2  # settings come after the recipe
+    done = dressage(here, "ppo", "recipe.toml", *flags)
+    assert done.code == 0 and not (here / "run").exists()
+    config = open_run(here / "other").info["config"]
+    assert (config["kl"]["coef"], config["steps"], config["batch_size"]) == (0.5, 1, 4)
+    assert (config["sampling"]["stop"], config["sampling"]["top_k"]) == (["a", "b"], 9)
+    assert open_run(here / "other").rows(["kl_coef"])["kl_coef"].to_pylist() == [0.5] * 4
+
+
+def test_no_recipe_is_needed(tmp_path: Path) -> None:
+    here = fresh(tmp_path / "here")
+    config = tomllib.loads(RECIPE)
+    flags = ["--steps", "1", "--batch_size", "2", "--run", "bare", "--data.path", config["data"]["path"]]
+    done = dressage(here, "ppo", *flags, "--rewards", '[{use = "lowercase", weight = 2.0}]')
+    assert done.code == 0, done.err
+    for row in open_run(here / "bare").rows().to_pylist():
+        assert row["reward"] == 2 * dict(row["reward_parts"])["lowercase"]
+
+
+def test_run_json_holds_what_a_run_needs_to_be_understood(folder: Path) -> None:
+    info = open_run(folder / "run").info
+    assert PPORun.model_validate(info["config"]).steps == 2
+    assert info["algorithm"] == "ppo" and info["inputs"] == [] and info["processes"] == 1
+    assert info["eos_token_ids"] == [0] and info["tokenizer"]["pad"] == 1
+    assert set(info["versions"]) >= {"torch", "transformers", "peft", "python"}
+    assert len(info["model"]["fingerprint"]) == 64
+
+
+@pytest.mark.parametrize("name", ["run", "adapter"])
+def test_the_model_loads_with_hugging_face(folder: Path, name: str) -> None:
+    assert AutoTokenizer.from_pretrained(folder / name / "model").eos_token_id == 0
+    if name == "run":
+        assert AutoModelForCausalLM.from_pretrained(folder / name / "model").num_parameters() > 100_000
+    else:
+        assert (folder / name / "model" / "adapter_model.safetensors").exists()
+
+
+def test_show(folder: Path) -> None:
+    whole = dressage(folder, "show", "run")
+    assert whole.code == 0 and whole.err == ""
+    for text in ("ppo", "0 to 1, 2 recorded", "best by reward", "worst by reward", "highest KL", "KL coefficient"):
+        assert text in whole.out
+    step = dressage(folder, "show", "run", "--step", "1", "--limit", "1")
+    assert step.code == 0 and step.out.count("\n") < whole.out.count("\n")
+    one = dressage(folder, "show", "run", "--step", "1", "--sample", "2")
+    row = open_run(folder / "run").rollout(1, 2).row
+    assert one.code == 0 and row["prompt"] in one.out and "token reward" in one.out
+    for arguments in (["--step", "7", "--sample", "0"], ["--sample", "0"]):
+        wrong = dressage(folder, "show", "run", *arguments)
+        assert wrong.code == 2 and wrong.err.startswith("dressage: ")
+
+
+def test_export_and_import_bring_every_rollout_back(folder: Path) -> None:
+    done = dressage(folder, "export", "run", "board")
+    assert done.code == 0 and "8 rollouts" in done.out
+    assert dressage(folder, "export", "run", "board").code == 2  # not over what is there
+    done = dressage(folder, "import", "board", "back")
+    assert done.code == 0 and "8 rollouts" in done.out
+    assert dressage(folder, "import", "board", "back").code == 2
+    first, second = open_run(folder / "run"), open_run(folder / "back")
+    for name in ("step", "prompt", "response", "reward"):
+        assert first.rows()[name] == second.rows()[name]
+    assert first.tokens(1)["logprob"] == second.tokens(1)["logprob"]
+    assert dressage(folder, "show", "back").code == 0
+
+
+@pytest.mark.parametrize("model", ["run", "run/model", "adapter", "adapter/model", "tiny"])
+def test_generate_is_decided_by_its_seed(folder: Path, model: str) -> None:
+    def responses(name: str, seed: int, *flags: str) -> list[dict[str, str]]:
+        arguments = ["--data.path", "prompts.txt", "--samples", "2", "--sampling.max_new_tokens", "6"]
+        done = dressage(folder, "generate", model, *arguments, "--seed", str(seed), "--out", name, *flags)
+        assert done.code == 0, done.err
+        assert "6 responses" in done.out
+        return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+    first, same, other = responses("a.jsonl", 1), responses("b.jsonl", 1, "--batch_size", "4"), responses("c.jsonl", 2)
+    assert first == same != other
+    assert [row["prompt"] for row in first] == [
+        prompt for prompt in (folder / "prompts.txt").read_text().splitlines() for _ in range(2)
+    ]
+    assert len({row["response"] for row in first}) > 3  # two responses to one prompt are two draws
+    assert {row["finish_reason"] for row in first} <= {"eos", "length", "stop"}
+
+
+def test_generate_prints_and_does_not_overwrite(folder: Path) -> None:
+    greedy = ["generate", "run", "--prompt", "On the table", "--sampling.temperature", "0", "--seed"]
+    first, second = dressage(folder, *greedy, "1"), dressage(folder, *greedy, "2")
+    assert first.code == 0 and first.out == second.out and first.out.startswith("On the table")
+    (folder / "mine.jsonl").write_text("mine")
+    done = dressage(folder, *greedy, "1", "--out", "mine.jsonl")
+    assert done.code == 2 and done.err.startswith("dressage: mine.jsonl exists already")
+    assert (folder / "mine.jsonl").read_text() == "mine"
+
+
+def test_an_adapter_generates_otherwise_than_its_base(folder: Path) -> None:
+    arguments = ["--data.path", "prompts.txt", "--samples", "9", "--sampling.max_new_tokens", "20"]
+    base, adapter = (dressage(folder, "generate", model, *arguments).out for model in ("tiny", "adapter"))
+    assert base != adapter
+
+
+@pytest.mark.parametrize(("command", "kind"), [("ppo", PPORun), ("generate", GenerateSettings), ("demo", PPORun)])
+def test_help_lists_every_setting_with_its_default(tmp_path: Path, command: str, kind: type) -> None:
+    done = dressage(fresh(tmp_path / "here"), command, "--help")
+    assert done.code == 0 and done.err == ""
+    lines = {line.split()[0]: " ".join(line.split()) for line in done.out.splitlines() if line.startswith("--")}
+    settings = list(describe(kind))
+    assert set(lines) == {f"--{name}" for name, *_ in settings} and len(settings) > 5
+    for name, _, default, text in settings:
+        assert lines[f"--{name}"].startswith(f"--{name} {' '.join(default.split())} {' '.join(text.split())}"[:120])
+        assert text, f"{name} has no help"
+
+
+def test_the_real_command(tmp_path: Path) -> None:
+    """The installed script and the module, in processes that import everything themselves."""
+    here = fresh(tmp_path / "here")
+    script = Path(sys.executable).with_name("dressage")
+    done = subprocess.run([script, "ppo", "recipe.toml", "--stepz", "1"], cwd=here, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "dressage: recipe.toml: unknown setting 'stepz'; did you mean 'steps'?\n"
+    module = [sys.executable, "-m", "dressage"]
+    done = subprocess.run([*module, "ppo", "recipe.toml"], cwd=here, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([*module, "show", "run"], cwd=here, capture_output=True, text=True)
+    assert done.returncode == 0 and "best by reward" in done.stdout
+
+
+def test_reading_needs_no_torch(folder: Path) -> None:
+    code = (
+        "import sys; from dressage import cli; sys.argv[0] = 'dressage'\n"
+        "try: cli.main()\n"
+        "finally: print('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    for arguments in (["show", "run"], ["export", "run", "out"], ["import", "out", "back"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=folder, capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == "False", done.stderr

@@ -1,0 +1,136 @@
+"""Two processes are one: the same rollouts, metrics and weights, whatever is split between them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from train_helpers import LORA, STOP, finish
+
+from dressage.record import Run, open_run
+from dressage.train.processes import Processes
+from dressage.types import Batch
+
+HERE = Path(__file__).parent
+# AdamW turns rounding of a gradient near zero into a full step; a larger ε keeps it rounding.
+COMMON: dict[str, Any] = {"steps": 3, "batch_size": 6, "optimizer__eps": 1e-3, "optimizer__learning_rate": 1e-2}
+ADAPTIVE = {"kl__target": 0.05, "kl__horizon": 30, "kl__coef": 0.3}
+SCALED = {"shaping__scale": True, "shaping__normalise": True, "shaping__missing_eos_penalty": 0.2}
+RUNS: dict[str, dict[str, Any]] = {
+    "single pass": {"update__epochs": 1},
+    "everything": {
+        "update__epochs": 2, "update__mini_batches": 2, "update__micro_batch_size": 2, "ppo__whiten_rewards": True,
+        "sampling__stop": STOP, **ADAPTIVE, **SCALED,
+    },
+    "odd, and mini-batches smaller than the processes": {
+        "batch_size": 5, "update__epochs": 1, "update__mini_batches": 4, "sampling__stop": STOP
+    },
+    "lora": {"model__lora": LORA, "update__epochs": 2, "kl__estimator": "full", "samples_per_prompt": 2},
+    "broken off": {"checkpoint__every": 1, "update__epochs": 2, **ADAPTIVE, **SCALED},
+}  # fmt: skip
+
+
+def torchrun(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
+    return subprocess.run(
+        [*launcher, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with all runs of two processes; starting them takes longer than running them."""
+    folder = tmp_path_factory.mktemp("two")
+    runs = {name: {**COMMON, **changes, "broken_off": name == "broken off"} for name, changes in RUNS.items()}
+    (folder / "runs.json").write_text(json.dumps(runs))
+    done = torchrun(str(HERE / "two_processes.py"), "runs.json", ".", folder=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+TEXTS = ("step", "sample", "group", "prompt", "response", "prompt_ids", "finish_reason", "reward", "reward_parts")
+NUMBERS = ("shaped_reward", "kl_coef", "k1", "k3", "entropy")
+
+
+def same_rollouts(one: Run, other: Run) -> None:
+    first, second = one.rows(), other.rows()
+    assert first.select(TEXTS) == second.select(TEXTS)
+    assert set(second["rank"].to_pylist()) == {0}
+    for name in NUMBERS:
+        np.testing.assert_allclose(
+            first[name].to_numpy().astype(float), second[name].to_numpy().astype(float), rtol=0, atol=1e-4
+        )
+    for step in range(3):
+        tokens, theirs = one.tokens(step), other.tokens(step)
+        for name in ("sample", "position", "token_id"):
+            assert tokens[name] == theirs[name]
+        for name in ("logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return"):
+            np.testing.assert_allclose(tokens[name].to_numpy(), theirs[name].to_numpy(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_are_one(two: Path, tmp_path: Path, name: str) -> None:
+    alone = finish(tmp_path / "run", **{**COMMON, **RUNS[name]})
+    run = open_run(two / name)
+    same_rollouts(open_run(tmp_path / "run"), run)
+    for one, other in zip(alone.metrics, run.steps().to_pylist(), strict=True):
+        for key in one:
+            if not key.startswith(("time/", "tokens_per_second")):
+                assert other[key] == pytest.approx(one[key], rel=1e-3, abs=1e-4), key
+    assert run.info["processes"] == 2
+    moved = 0.0
+    for file in sorted((tmp_path / "run" / "checkpoints" / "step-00000003").glob("weights.safetensors")):
+        mine, theirs = load_file(file), load_file(two / name / "checkpoints" / "step-00000003" / file.name)
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            torch.testing.assert_close(mine[key], theirs[key], rtol=0, atol=1e-4)
+        moved = max(float(weight.abs().max()) for key, weight in mine.items() if key.startswith("value_head"))
+    assert moved > 1e-3  # it started at zero
+
+
+def test_a_mistake_stops_both_processes_with_exit_code_2(two: Path) -> None:
+    assert [(two / f"exit-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
+    assert not (two / "never").exists()
+
+
+def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("On the table\nMy\n")
+    flags = {"data.path": "prompts.txt", "steps": 1, "batch_size": 3, "model.device": "cpu", "run": "here"}
+    flags["rewards"] = '[{use = "lowercase"}]'
+    arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    done = torchrun("-m", "--", "dressage", "ppo", *arguments, folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("step 1/1") == 1  # said once, not by every process
+    run = open_run(tmp_path / "here")
+    assert run.info["processes"] == 2 and run.rows()["sample"].to_pylist() == [0, 1, 2]
+    assert (tmp_path / "here" / "model" / "model.safetensors").exists()
+
+
+class Alone(Processes):
+    """One of several processes, asked for its share only."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank, self.count = rank, count
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("rows", [0, 1, 4, 7])
+def test_shares_are_contiguous_complete_and_even(rows: int, count: int) -> None:
+    shares = [Alone(rank, count).share(rows) for rank in range(count)]
+    assert [row for share in shares for row in share] == list(range(rows))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_single_process_gathers_and_combines_nothing() -> None:
+    processes = Processes("cpu")
+    batch = Batch({"x": torch.ones(2)})
+    assert processes.gather(batch, {"a": [1, 2]}) == (batch, {"a": [1, 2]})
+    assert processes.combine({"x": 2.0}, sum) == {"x": 2.0}
+    assert processes.is_main and list(processes.share(3)) == [0, 1, 2]

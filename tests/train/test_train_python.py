@@ -1,0 +1,111 @@
+"""A run from Python: objects instead of names, and how it is gone on with."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_helpers import LORA, PROMPTS, farthest, finish, quiet, settings, uneven, weights
+
+import dressage
+from dressage import cli
+from dressage.models.tiny import tiny_model, tiny_tokenizer
+
+
+def test_fifteen_lines_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def short_and_positive(prompts: Sequence[str], responses: Sequence[str], **columns: Any) -> list[float]:
+        return [("good" in response) - 0.01 * len(response) for response in responses]
+
+    training = dressage.Training(
+        dressage.PPORun(run="runs/python", steps=2, batch_size=4, model={"path": "tiny", "device": "cpu"}),
+        prompts=["The hotel room", "My flight yesterday", "The new coffee machine"],
+        rewards=short_and_positive,
+    )
+    result = training.run()
+    rows = dressage.open_run(result.folder).rows().to_pylist()
+    assert len(rows) == 8 and {row["prompt"] for row in rows} <= set(training.collector.prompts.texts)
+    for row in rows:
+        expected = ("good" in row["response"]) - 0.01 * len(row["response"])
+        assert row["reward"] == pytest.approx(expected) and dict(row["reward_parts"]) == {
+            "short_and_positive": pytest.approx(expected)
+        }
+    assert len(result.metrics) == 2
+
+
+def test_a_model_object_is_trained_in_place_and_does_not_depend_on_its_name(tmp_path: Path) -> None:
+    model = tiny_model(seed=3)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    result = finish(tmp_path / "run", {"model": model, "tokenizer": tiny_tokenizer()}, model__path="no-such-model")
+    after = dict(model.named_parameters())
+    assert result.policy.model is model and farthest(before, after) > 1e-4
+    assert result.metrics[0]["kl/objective"] == 0.0  # the reference is a copy of it as it was
+    named = finish(tmp_path / "other", {"model": tiny_model(seed=3), "tokenizer": tiny_tokenizer()})
+    assert farthest(weights(named.policy), weights(result.policy)) == 0.0
+
+
+@pytest.mark.parametrize("inputs", [{}, {"model": True}], ids=["function", "model"])
+def test_only_python_goes_on_with_what_only_python_has(
+    tmp_path: Path, inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def given() -> dict[str, Any]:
+        objects = {"model": tiny_model(seed=3), "tokenizer": tiny_tokenizer()} if inputs else {}
+        return {"prompts": PROMPTS, "rewards": uneven, **objects}
+
+    class Stop(Exception):
+        pass
+
+    def stop(step: int, metrics: dict[str, float]) -> None:
+        if step == 2:
+            raise Stop
+
+    made = settings(tmp_path / "run", steps=4, checkpoint__every=2, model__lora=LORA)
+    with pytest.raises(Stop):
+        dressage.Training(made, **given()).run(stop)
+
+    monkeypatch.setattr(sys, "argv", ["dressage", "ppo", "--resume", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    said = capsys.readouterr().err
+    assert raised.value.code == 2 and said.startswith("dressage: ") and len(said.splitlines()) <= 2
+    assert "from Python" in said and "prompts" in said and "rewards" in said and ("model" in said) == bool(inputs)
+    assert len(list((tmp_path / "run" / "attempts").iterdir())) == 1  # and left the run alone
+
+    resumed = dressage.Training(made, **given(), resume=True).run(quiet)
+    whole = dressage.Training(made.model_copy(update={"run": tmp_path / "whole"}), **given()).run(quiet)
+    assert farthest(weights(whole.policy), weights(resumed.policy)) == 0.0
+    records = [dressage.open_run(tmp_path / name).rows().drop_columns("attempt") for name in ("run", "whole")]
+    assert records[0] == records[1]
+
+
+def test_resuming_with_another_model_or_nothing_to_resume_is_refused(tmp_path: Path) -> None:
+    given = {"tokenizer": tiny_tokenizer(), "prompts": PROMPTS, "rewards": uneven}
+    made = settings(tmp_path / "run")
+    with pytest.raises(dressage.UserError, match="no run folder"):
+        dressage.Training(made, **given, resume=True)
+    assert not (tmp_path / "run").exists()
+    result = dressage.Training(made, model=tiny_model(seed=3), **given).run(quiet)
+    for model in (tiny_model(seed=4), result.policy.model):
+        with pytest.raises(dressage.UserError, match="another model"):
+            dressage.Training(made, model=model, **given, resume=True)
+    with pytest.raises(dressage.UserError, match="exists already"):
+        dressage.Training(made, model=tiny_model(seed=3), **given)
+
+
+def test_a_finished_run_is_resumed_without_harm(tmp_path: Path) -> None:
+    result = finish(tmp_path / "run")
+    before = dressage.open_run(tmp_path / "run").rows()
+    again = dressage.Training(settings(tmp_path / "run"), prompts=PROMPTS, rewards=uneven, resume=True).run(quiet)
+    assert again.metrics == [] and farthest(weights(result.policy), weights(again.policy)) == 0.0
+    assert dressage.open_run(tmp_path / "run").rows() == before
+
+
+def test_the_global_random_state_of_the_caller_does_not_matter(tmp_path: Path) -> None:
+    seen = []
+    for number in (1, 2):
+        torch.manual_seed(number)
+        seen.append(weights(finish(tmp_path / str(number), model__lora=LORA).policy))
+    assert farthest(*seen) == 0.0

@@ -1,0 +1,56 @@
+"""Started by torchrun: the runs of test_train_processes.py, one after the other, in every process.
+
+The arguments are a JSON file of runs, each a dictionary of changes to `settings`, and the folder to run them in.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from train_helpers import PROMPTS, settings, uneven
+
+from dressage import cli
+from dressage.train.run import Training
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after_two(step: int, metrics: dict[str, float]) -> None:
+    if step == 1:
+        raise Stop
+
+
+def report(step: int, metrics: dict[str, float]) -> None:
+    pass
+
+
+def main(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    torch.set_num_threads(1)
+    for name, changes in runs.items():
+        broken_off = changes.pop("broken_off", False)
+        made = settings(folder / name, **changes)
+        if broken_off:
+            try:
+                Training(made, prompts=PROMPTS, rewards=uneven).run(stop_after_two)
+            except Stop:
+                pass
+        Training(made, prompts=PROMPTS, rewards=uneven, resume=broken_off).run(report)
+    mistake(folder)
+
+
+def mistake(folder: Path) -> None:
+    """One response cannot be split; every process leaves its exit code in a file."""
+    sys.argv = ["dressage", "ppo", "--batch_size", "1", "--run", str(folder / "never"), "--model.device", "cpu"]
+    try:
+        cli.main()
+    except SystemExit as stop:
+        (folder / f"exit-{os.environ['RANK']}").write_text(str(stop.code))
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
