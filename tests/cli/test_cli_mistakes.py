@@ -62,7 +62,7 @@ FLAGS = {
     "a flag without its group": (["--coef", "0.1"], ["coef", "kl.coef"]),
     "a flag without a value": (["--kl.coef"], ["--kl.coef needs a value"]),
     "a value out of range": (["--kl.coef", "-1"], ["kl.coef", "greater than or equal to 0", "-1"]),
-    "a word in between": (["--seed", "1", "hello"], ["hello"]),
+    "a word that is no flag": (["--seed", "1", "hello"], ["hello", "recipe.toml"]),
     "too few responses for the mini-batches": (["--update.mini_batches", "9"], ["9 mini-batches"]),
 }
 
@@ -198,9 +198,7 @@ OTHERS = {
     "generate from nothing": (["generate", "tiny"], ["--prompt"]),
     "generate with a wrong setting": (["generate", "tiny", "--promt", "Hello"], ["promt", "prompt"]),
     "generate from a file that is not there": (["generate", "tiny", "--data.path", "no.txt"], ["no.txt"]),
-    "generate into a folder that is not there": (
-        ["generate", "tiny", "--prompt", "Hello", "--out", "no/where.jsonl"], ["no/where.jsonl"]
-    ),
+    "generate into a file from no model": (["generate", "./no", "--prompt", "A", "--out", "a.jsonl"], ["./no"]),
     "the demo into what exists": (["demo", "--run", "."], ["exists already"]),
 }  # fmt: skip
 

@@ -48,7 +48,7 @@ warmup_steps = 2
 every = 2
 keep = 2
 """
-REWARDS = '''
+REWARDS = """
 import random
 
 import numpy as np
@@ -57,7 +57,7 @@ import torch
 
 def noisy(prompts, responses, **columns):
     return [len(r) + random.random() + np.random.rand() + float(torch.rand(())) for r in responses]
-'''
+"""
 
 
 def prepare(folder: Path) -> Path:

@@ -7,8 +7,10 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from matplotlib.ticker import MaxNLocator
 
 from dressage.record import Run
 
@@ -28,14 +30,17 @@ def draw(run: Run, file: Path, *, edge_steps: int = 3) -> None:
     kl.plot(x, steps["kl/objective"].to_numpy(), color=_LAST)
     kl.set(title="KL to the reference (nats per response)", xlabel="step")
     kl.legend(frameon=False)
+    bins = np.histogram_bin_edges(rows["reward"].to_numpy(), 24)
     for label, color, low, high in (
         ("first steps", _FIRST, x[0], x[0] + edge_steps),
         ("last steps", _LAST, x[-1] - edge_steps + 1, x[-1] + 1),
     ):
         inside = pc.and_(pc.greater_equal(rows["step"], pa.scalar(low)), pc.less(rows["step"], pa.scalar(high)))
-        spread.hist(rows.filter(inside)["reward"].to_numpy(), bins=20, color=color, alpha=0.6, label=label)
+        spread.hist(rows.filter(inside)["reward"].to_numpy(), bins=bins, color=color, alpha=0.6, label=label)
     spread.set(title="Rewards of single responses", xlabel="reward", ylabel="responses")
     spread.legend(frameon=False)
+    for axes in (reward, kl):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (reward, kl, spread):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=120)

@@ -7,6 +7,7 @@ from typing import Any
 
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from dressage.errors import UserError
 from dressage.models.load import load_causal, load_tokenizer, prepare
@@ -21,9 +22,13 @@ def save_trained(
     """Save a model the way Hugging Face does, and what an adapter is an adapter of."""
     unfinished = folder.with_name(f".{folder.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
-    model.save_pretrained(str(unfinished))
+    transformers_logging.disable_progress_bar()
     tokenizer.save_pretrained(unfinished)
-    if isinstance(model, PeftModel):
+    if not isinstance(model, PeftModel):
+        model.save_pretrained(str(unfinished))
+    else:
+        # The vocabulary is never changed, so PEFT need not look for the base model's config to find out.
+        model.save_pretrained(str(unfinished), save_embedding_layers=False)
         base = {"path": settings.path, "gguf_file": settings.gguf_file}
         (unfinished / _BASE).write_text(json.dumps(base), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)

@@ -13,6 +13,7 @@ from dressage.data.prompts import DataSettings, PromptSet, load_prompts, tokeniz
 from dressage.errors import UserError
 from dressage.models.policy import Policy
 from dressage.models.trained import load_trained
+from dressage.record.files import replacing
 from dressage.sampling.sampler import Sampler
 from dressage.sampling.settings import SamplingSettings
 from dressage.train.processes import Processes
@@ -70,12 +71,10 @@ def write(responses: Iterator[dict[str, str]], out: Path) -> int:
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out")
     count = 0
-    temporary = out.with_name(f".{out.name}")
-    with temporary.open("w", encoding="utf-8") as file:
+    with replacing(out) as file:
         for response in responses:
             count += 1
-            file.write(json.dumps(response, ensure_ascii=False) + "\n")
-    temporary.rename(out)
+            file.write(f"{json.dumps(response, ensure_ascii=False)}\n".encode())
     return count
 
 

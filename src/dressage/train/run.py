@@ -163,8 +163,10 @@ def resume(folder: Path, kind: type[PPORun] = PPORun) -> Result:
     if info.get("inputs"):
         raise UserError(
             f"{folder} was started from Python with its own {', '.join(info['inputs'])}; "
-            "continue it there with train(..., resume=True)"
+            "continue it there with Training(..., resume=True)"
         )
+    if "config" not in info:
+        raise UserError(f"{folder} was not trained here, it was imported: there is nothing to resume")
     settings = check(kind, {**info["config"], "run": folder}, f"{folder}/run.json")
     return train(settings, resume=True)
 
