@@ -11,7 +11,7 @@ from dressage.config import load
 from dressage.record import open_run
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "recipes").glob("*.toml")) + [ROOT / "src" / "dressage" / "demo" / "demo.toml"]
+RECIPES = [*sorted((ROOT / "recipes").glob("*.toml")), ROOT / "src" / "dressage" / "demo" / "demo.toml"]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""PPO's gradient against one written from the formulas: no padding, no batch, own softmax, GAE, whitening and losses."""
+"""PPO's gradient against one from the formulas: no padding, no batch, own softmax, GAE, whitening and losses."""
 
 import copy
 from pathlib import Path

@@ -1,6 +1,6 @@
 """What stops, skips or shortens an update, and what must not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from train_helpers import LORA, build, farthest, finish, move, quiet, rollouts, uneven, weights
+from train_helpers import LORA, build, farthest, finish, quiet, rollouts, uneven, weights
 
 from dressage.errors import NonFiniteError, UserError
 from dressage.models.policy import Policy
@@ -209,9 +209,6 @@ def test_one_response_of_one_token(tmp_path: Path) -> None:
 
 
 def test_a_step_in_which_only_one_mini_batch_has_tokens(tmp_path: Path) -> None:
-    def some(values: Sequence[str]) -> Iterator[bool]:
-        return (bool(value) for value in values)
-
     # Nine responses in ten are empty: most mini-batches of one response have nothing to learn from.
     stop = tuple(c for c in ONE_BYTE if c not in "aeiou")
     result = finish(tmp_path / "run", sampling__stop=stop, batch_size=40, update__mini_batches=40, update__epochs=1)

@@ -6,6 +6,7 @@ The arguments are a JSON file of runs, each a dictionary of changes to `settings
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,8 @@ def main(runs: dict[str, dict[str, Any]], folder: Path) -> None:
         broken_off = changes.pop("broken_off", False)
         made = settings(folder / name, **changes)
         if broken_off:
-            try:
+            with suppress(Stop):
                 Training(made, prompts=PROMPTS, rewards=uneven).run(stop_after_two)
-            except Stop:
-                pass
         Training(made, prompts=PROMPTS, rewards=uneven, resume=broken_off).run(report)
     mistake(folder)
 

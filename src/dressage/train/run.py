@@ -27,6 +27,7 @@ from dressage.sampling.randomness import Purpose, generator
 from dressage.sampling.sampler import Sampler
 from dressage.train.checkpoint import latest
 from dressage.train.loop import Report, Trainer
+from dressage.train.memory import keep_freed_memory
 from dressage.train.optimizer import Optimizer
 from dressage.train.processes import Processes
 from dressage.train.progress import Progress
@@ -87,6 +88,7 @@ class Training:
         self.settings, self.resume = settings, resume
         self._inputs = Inputs(model, tokenizer, prompts, rewards)
         self.processes = Processes(settings.model.device)
+        keep_freed_memory()
         if settings.batch_size < self.processes.count:
             raise UserError(f"batch_size {settings.batch_size} is less than one response for each process")
         self.trainer, self._prompts = _build(settings, self._inputs, self.processes)

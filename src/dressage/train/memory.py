@@ -1,0 +1,20 @@
+"""Memory of the CPU, kept from step to step."""
+
+import ctypes
+
+# Of glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what is freed instead of giving it back to the system.
+
+    A step frees about as much as the next one needs. Given back, it comes in fresh pages that the kernel clears one by
+    one: the first passes of a 135-million-parameter model then take up to twice as long. Other C libraries are left alone.
+    """
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+    except OSError:
+        return
+    libc.mallopt(_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc accepts
+    libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
