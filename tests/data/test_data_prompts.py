@@ -3,6 +3,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -53,7 +54,7 @@ def test_a_text_file_has_one_prompt_a_line(tmp_path, tokenizer):
 
 
 def test_a_folder_of_the_hub_s_layout(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"
     folder.mkdir()
     write(folder / "train.parquet")

@@ -9,8 +9,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 def keep_freed_memory() -> None:
     """Let glibc keep what is freed instead of giving it back to the system.
 
-    A step frees about as much as the next one needs. Given back, it comes in fresh pages that the kernel clears one by
-    one: the first passes of a 135-million-parameter model then take up to twice as long. Other C libraries are left alone.
+    A step frees about as much as the next one needs. Given back, it comes again in fresh pages that the kernel clears
+    one by one: the first passes of a 135-million-parameter model then take up to twice as long. Other C libraries are
+    left alone.
     """
     try:
         libc = ctypes.CDLL("libc.so.6")
