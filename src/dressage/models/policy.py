@@ -134,13 +134,12 @@ def build_policy(
     Raises:
         UserError: the settings contradict each other.
     """
+    if settings.gradient_checkpointing:  # before the critic is copied, so that it has it too
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     role = _reference(model, settings, reference) if reference else None
     critic = _critic(model, settings, value) if value else None
     dtype = model.dtype
     wrapped = _with_adapters(model, settings.lora) if settings.lora else model
-    if settings.gradient_checkpointing:
-        wrapped.gradient_checkpointing_enable({"use_reentrant": False})
-        wrapped.enable_input_require_grads()
     policy = Policy(wrapped, temperature=temperature, value=critic, reference=role)
     if policy.critic is not None:
         policy.critic.to(dtype)

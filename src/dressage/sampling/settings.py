@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dressage.config import Settings
 
@@ -38,6 +38,11 @@ class SamplingSettings(Settings):
     @property
     def longest(self) -> int:
         return self.random_length[1] if self.random_length else self.max_new_tokens
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_several(cls, stop: object) -> object:
+        return (stop,) if isinstance(stop, str) else stop
 
     @model_validator(mode="after")
     def _check(self) -> Self:
