@@ -51,7 +51,7 @@ def passes(product: Product, weights: list[Tensor], rows: int) -> Iterator[float
 
 def main() -> None:
     """Print, for each pass, how many times as long PyTorch's own product takes."""
-    ratios = {}
+    ratios: dict[str, float] = {}
     for name, (shapes, rows) in PASSES.items():
         weights = [torch.randn(shape) for shape in shapes]
         seen: dict[Product, list[list[float]]] = {linear: [], functional.linear: []}

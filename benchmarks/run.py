@@ -9,6 +9,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -23,6 +24,8 @@ TRL_REQUIREMENTS = ("torch==2.13.0", "transformers", "peft", "datasets", "gguf",
 STEPS = 3
 
 Numbers = dict[str, float]
+Results = dict[str, list[Numbers]]
+"""Every run, by its side, mode and model."""
 
 
 class Compared(NamedTuple):
@@ -31,10 +34,10 @@ class Compared(NamedTuple):
     model: str
     batch: int
     mode: str
-    bound: str | None
-    """the mode of bound.py that does the same work"""
     faster: float
     """tokens per second over TRL's, at least"""
+    bound: bool = True
+    """whether bound.py does the same work"""
     of_bound: float | None = None
     """tokens per second over the bound's, at least"""
     memory: float | None = None
@@ -42,10 +45,10 @@ class Compared(NamedTuple):
 
 
 COMPARED = (
-    Compared("smol", 16, "four", "four", 1.3, of_bound=0.9),
-    Compared("smol", 16, "trunk", "trunk", 1.9),
-    Compared("smol", 16, "own", None, 3.5, memory=0.4),
-    Compared("tiny", 64, "four", "four", 2.0, of_bound=0.9),
+    Compared("smol", 16, "four", 1.3, of_bound=0.9),
+    Compared("smol", 16, "trunk", 1.9),
+    Compared("smol", 16, "own", 3.5, bound=False, memory=0.4),
+    Compared("tiny", 64, "four", 2.0, of_bound=0.9),
 )
 RECORDED = {"smol": ("smol", "32", "2"), "tiny": ("tiny", "64", "20")}
 """model, batch and steps of recording.py; "tiny" without a folder is Dressage's own 0.3 million parameters"""
@@ -82,54 +85,54 @@ def trl_python(given: Path | None, console: Console) -> Path | None:
     return python
 
 
-def compare(lines: Iterable[Compared], rounds: int, trl: Path | None, console: Console) -> dict[str, list[Numbers]]:
-    """Measure everything `rounds` times, ours and theirs in turn; results by "side mode model"."""
-    results: dict[str, list[Numbers]] = {}
-
-    def run(side: str, model: str, batch: int, mode: str = "") -> None:
-        script = {"ours": "ours.py", "bound": "bound.py", "trl": "trl_ppo.py"}[side]
-        flags = ("--mode", mode) if mode else ()
-        python = trl if side == "trl" and trl else sys.executable
-        numbers = measure(python, script, *flags, str(MODELS / model), str(batch), str(STEPS))
-        results.setdefault(f"{side} {mode} {model}", []).append(numbers)
+def compare(lines: Iterable[Compared], rounds: int, trl: Path | None, console: Console) -> Results:
+    """Measure everything `rounds` times, ours and theirs in turn."""
+    sides = {"ours": (sys.executable, "ours.py"), "TRL": (trl, "trl_ppo.py"), "bound": (sys.executable, "bound.py")}
+    results: Results = {}
+    for _, line, (side, (python, script)) in product(range(rounds), lines, sides.items()):
+        if python is None or (side == "TRL" and line.mode != "four") or (side == "bound" and not line.bound):
+            continue
+        flags = () if side == "TRL" else ("--mode", line.mode)
+        numbers = measure(python, script, *flags, str(MODELS / line.model), str(line.batch), str(STEPS))
+        results.setdefault(f"{side} {line.mode} {line.model}", []).append(numbers)
         speed, peak = numbers["response_tokens_per_second"], numbers["peak_rss_gib"]
-        console.print(f"{model:5} {side:5} {mode:6} {speed:8.1f} tokens/s  {peak:5.2f} GiB", highlight=False)
-
-    for _ in range(rounds):
-        with_trl = set()
-        for line in lines:
-            run("ours", line.model, line.batch, line.mode)
-            if trl and line.model not in with_trl:
-                with_trl.add(line.model)
-                run("trl", line.model, line.batch)
-            if line.bound:
-                run("bound", line.model, line.batch, line.bound)
+        console.print(f"{line.model} {line.mode:5} {side:5} {speed:7.1f} tokens/s {peak:6.2f} GiB", highlight=False)
     return results
 
 
-def table(lines: Iterable[Compared], results: dict[str, list[Numbers]]) -> tuple[Table, list[dict[str, object]]]:
-    """The table that people read, and the same as data."""
+def ratios(line: Compared, results: Results) -> dict[str, float | None]:
+    """The figures of one line of the table: medians and how they compare; None where one side was not run."""
+    keys = {"ours": line.mode, "TRL": "four", "bound": line.mode}
+    runs = {side: results.get(f"{side} {mode} {line.model}", []) for side, mode in keys.items()}
+    speed, peak = (
+        {side: median(run[name] for run in seen) if seen else None for side, seen in runs.items()}
+        for name in ("response_tokens_per_second", "peak_rss_gib")
+    )
+    return {
+        **speed,
+        "ours / TRL": _ratio(speed["ours"], speed["TRL"]),
+        "ours / bound": _ratio(speed["ours"], speed["bound"]),
+        "memory / TRL": _ratio(peak["ours"], peak["TRL"]),
+    }
+
+
+def table(lines: Iterable[Compared], figures: Iterable[dict[str, float | None]]) -> Table:
+    """The table that people read."""
     columns = ("model", "mode", "ours", "TRL", "bound", "ours / TRL", "ours / bound", "memory / TRL")
-    shown = Table(*columns, title="Response tokens per second and peak memory, medians", caption="in brackets: target")
-    data: list[dict[str, object]] = []
-
-    def middle(key: str, name: str) -> float | None:
-        return median(numbers[name] for numbers in results[key]) if key in results else None
-
-    for line in lines:
-        keys = (f"ours {line.mode} {line.model}", f"trl  {line.model}", f"bound {line.bound} {line.model}")
-        speeds = [middle(key, "response_tokens_per_second") for key in keys]
-        peaks = [middle(key, "peak_rss_gib") for key in keys]
-        ratios = {
-            "ours / TRL": (_ratio(speeds[0], speeds[1]), line.faster, "≥"),
-            "ours / bound": (_ratio(speeds[0], speeds[2]), line.of_bound, "≥"),
-            "memory / TRL": (_ratio(peaks[0], peaks[1]), line.memory, "≤"),
-        }
-        numbers = ("–" if speed is None else f"{speed:.1f}" for speed in speeds)
-        cells = (_cell(*ratio) for ratio in ratios.values())
-        shown.add_row(f"{line.model} × {line.batch}", line.mode, *numbers, *cells)
-        data.append({**line._asdict(), **{name: ratio for name, (ratio, *_) in ratios.items()}})
-    return shown, data
+    shown = Table(
+        *columns, title="Response tokens per second, and peak memory: medians", caption="in brackets: targets"
+    )
+    for line, seen in zip(lines, figures, strict=True):
+        speeds = ("–" if seen[side] is None else f"{seen[side]:.1f}" for side in ("ours", "TRL", "bound"))
+        shown.add_row(
+            f"{line.model} × {line.batch}",
+            line.mode,
+            *speeds,
+            _cell(seen["ours / TRL"], line.faster, "≥"),
+            _cell(seen["ours / bound"], line.of_bound, "≥"),
+            _cell(seen["memory / TRL"], line.memory, "≤"),
+        )
+    return shown
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
@@ -145,9 +148,9 @@ def _cell(ratio: float | None, target: float | None, sign: str) -> str:
     return f"[{'green' if reached else 'red'}]{ratio:.2f}[/] ({sign} {target})"
 
 
-def recording(names: Iterable[str], rounds: int, console: Console) -> dict[str, dict[str, list[Numbers]]]:
+def recording(names: Iterable[str], rounds: int, console: Console) -> dict[str, Results]:
     """Runs with and without the recorder, in turn, by model."""
-    results: dict[str, dict[str, list[Numbers]]] = {}
+    results: dict[str, Results] = {}
     for name in names:
         model, batch, steps = RECORDED[name]
         path = model if name == "tiny" else str(MODELS / model)
@@ -189,13 +192,14 @@ def main() -> None:
         console.print(f"[bold]Other programs are busy (load {load:.1f}): the figures will be noisy.[/bold]")
     lines = [line for line in COMPARED if given.only in (None, line.model)]
     results = compare(lines, given.rounds, trl, console)
-    shown, ratios = table(lines, results)
-    console.print(shown)
+    figures = [ratios(line, results) for line in lines]
+    console.print(table(lines, figures))
     recorded = recording([given.only] if given.only else ["tiny", "smol"], given.rounds, console)
     products = measure(sys.executable, "linear.py")
     for name, ratio in products.items():
         console.print(f"float32 product, {name}: PyTorch's takes {ratio:.2f} × as long", highlight=False)
-    everything = {"load": load, "cores": os.cpu_count(), "ratios": ratios, "runs": results}
+    everything: dict[str, object] = {"load": load, "cores": os.cpu_count(), "runs": results}
+    everything["compared"] = [{**line._asdict(), **seen} for line, seen in zip(lines, figures, strict=True)]
     everything |= {"recording": recorded, "linear": products}
     (BUILD / "bench.json").write_text(json.dumps(everything, indent=1), encoding="utf-8")
     console.print(f"written to {BUILD / 'bench.json'}")

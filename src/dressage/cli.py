@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dressage.config import describe, load
-from dressage.errors import UserError
+from dressage.errors import UserError, is_disk_full
 
 app = typer.Typer(
     help="Train language models with human feedback, with every token of every rollout on record.",
@@ -45,6 +45,11 @@ def main() -> None:
     except KeyboardInterrupt:
         print("dressage: interrupted; continue with --resume RUN", file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        print(f"dressage: the disk is full ({error}); free space, then continue with --resume RUN", file=sys.stderr)
+        sys.exit(2)
 
 
 @app.command(context_settings=_TRAINING, add_help_option=False)

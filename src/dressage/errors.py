@@ -1,5 +1,7 @@
 """What a user sees when something is wrong: one or two plain lines, exit code 2."""
 
+import errno
+
 
 class UserError(Exception):
     """A mistake the user can mend; the message names the place and the way out."""
@@ -7,3 +9,11 @@ class UserError(Exception):
 
 class NonFiniteError(UserError):
     """A NaN or an infinity appeared while training; the message names the step and the tensor."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether writing failed for want of room: a full disk, or a quota that is used up."""
+    numbers = (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, OSError):
+        return error.errno in numbers
+    return any(f"(os error {number})" in str(error) for number in numbers)  # safetensors has the number in its text only

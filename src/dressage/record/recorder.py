@@ -1,6 +1,5 @@
 """Writes rollouts and metrics from a background thread, so that training does not wait for the disk."""
 
-import errno
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dressage.errors import UserError
+from dressage.errors import UserError, is_disk_full
 from dressage.record.files import Kind, segment_path, write_segment, write_table
 from dressage.record.schema import ROW_COLUMNS, STATISTICS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
 
@@ -144,7 +143,7 @@ class Recorder:
                 self._queue.task_done()
 
     def _for_user(self, error: BaseException) -> BaseException:
-        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_disk_full(error):
             return error
         plain = UserError(
             f"the disk is full: the record in {self._folder / 'record'} could not be written; "

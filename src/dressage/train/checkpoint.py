@@ -1,6 +1,5 @@
 """What a killed run continues from: complete or absent, in safetensors and JSON only."""
 
-import errno
 import json
 import os
 import shutil
@@ -12,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dressage.errors import UserError
+from dressage.errors import UserError, is_disk_full
 
 _NAME = "step-{:08d}"
 
@@ -51,7 +50,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         _sync(place)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if _is_full(error):
+        if is_disk_full(error):
             raise UserError(
                 f"the disk is full: no room for a checkpoint in {place}; free space, then go on with --resume {folder}"
             ) from error
@@ -73,13 +72,6 @@ def latest(folder: Path) -> Checkpoint | None:
         load_file(complete[-1] / "weights.safetensors"),
         load_file(complete[-1] / "optimizer.safetensors"),
     )
-
-
-def _is_full(error: Exception) -> bool:
-    numbers = (errno.ENOSPC, errno.EDQUOT)
-    if isinstance(error, OSError):
-        return error.errno in numbers
-    return any(f"(os error {number})" in str(error) for number in numbers)  # safetensors gives the text alone
 
 
 def _complete(place: Path) -> list[Path]:
