@@ -16,4 +16,5 @@ def is_disk_full(error: BaseException) -> bool:
     numbers = (errno.ENOSPC, errno.EDQUOT)
     if isinstance(error, OSError):
         return error.errno in numbers
-    return any(f"(os error {number})" in str(error) for number in numbers)  # safetensors has the number in its text only
+    # safetensors has the number in its text only.
+    return any(f"(os error {number})" in str(error) for number in numbers)
