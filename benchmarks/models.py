@@ -37,7 +37,7 @@ def small(vocabulary: int) -> PreTrainedModel:
 def classifier(model: PreTrainedModel, pad: int) -> PreTrainedModel:
     """The same layers and weights under a random score head of one output."""
     torch.manual_seed(0)
-    config = LlamaConfig(**{**model.config.to_dict(), "num_labels": 1, "pad_token_id": pad})
+    config = LlamaConfig(**{**model.config.to_dict(), "id2label": {0: "score"}, "pad_token_id": pad})
     scorer = LlamaForSequenceClassification(config)
     scorer.model.load_state_dict(model.model.state_dict())
     return scorer

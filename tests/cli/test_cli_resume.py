@@ -178,6 +178,18 @@ def test_killed_while_a_checkpoint_is_being_written(whole: Whole, tmp_path: Path
     pytest.fail("no kill met a checkpoint")
 
 
+@pytest.mark.parametrize("fraction", [0.0, 0.02, 0.1, 0.37, 0.45])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
+    whole: Whole, tmp_path: Path, fraction: float
+) -> None:
+    folder = prepare(tmp_path / "here")
+    done = dressage(folder, "ppo", "recipe.toml", full_at=1 + int(fraction * whole.operations))
+    assert done.code == 2 and done.err.startswith("dressage: the disk is full") and len(done.err.splitlines()) == 1
+    assert "--resume" in done.err
+    check_killed(folder)
+    finish(folder, whole)
+
+
 def test_killed_at_random_moments(whole: Whole, tmp_path: Path) -> None:
     moments, folder = random.Random(0), prepare(tmp_path / "here")
     for _ in range(4):
