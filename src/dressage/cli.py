@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dressage.algorithms import ALGORITHMS, Entry
 from dressage.config import describe, load
 from dressage.errors import UserError, is_disk_full
 
@@ -52,28 +53,32 @@ def main() -> None:
         sys.exit(2)
 
 
-@app.command(context_settings=_TRAINING, add_help_option=False)
-def ppo(
-    context: typer.Context,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
-    help: Annotated[bool, typer.Option("--help", help="Explain every setting.")] = False,
-) -> None:
-    """Train by PPO: dressage ppo recipe.toml --kl.coef 0.05 --run runs/mine."""
-    from dressage.algorithms.ppo import PPORun
+def _add_training(name: str, entry: Entry) -> None:
+    """A command for an algorithm of the table."""
 
-    if help:
-        _explain(context, PPORun, "RECIPE.toml", "--resume RUN")
-        return
-    from dressage.train.run import resume as resume_run
-    from dressage.train.run import train
+    @app.command(name, help=entry.help, context_settings=_TRAINING, add_help_option=False)
+    def command(
+        context: typer.Context,
+        resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
+        help: Annotated[bool, typer.Option("--help", help="Explain every setting.")] = False,
+    ) -> None:
+        if help:
+            _explain(context, entry.settings, "RECIPE.toml", "--resume RUN")
+            return
+        from dressage.train.run import resume as resume_run
+        from dressage.train.run import train
 
-    if resume is not None:
-        if context.args:
-            raise UserError("--resume continues a run with the settings it was started with; give nothing else")
-        result = resume_run(resume)
-    else:
-        result = train(load(PPORun, *_recipe_and_flags(context.args)))
-    print(f"run      {result.folder}\nmodel    {result.folder}/model\nnext     dressage show {result.folder}")
+        if resume is not None:
+            if context.args:
+                raise UserError("--resume continues a run with the settings it was started with; give nothing else")
+            result = resume_run(resume, name)
+        else:
+            result = train(load(entry.settings, *_recipe_and_flags(context.args)))
+        print(f"run      {result.folder}\nmodel    {result.folder}/model\nnext     dressage show {result.folder}")
+
+
+for _name, _entry in ALGORITHMS.items():
+    _add_training(_name, _entry)
 
 
 @app.command(context_settings=_TRAINING, add_help_option=False)

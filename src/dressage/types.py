@@ -15,8 +15,11 @@ from torch import Tensor
 class Batch:
     """Named tensors that share their first axis: one row per sequence.
 
-    Prompts are padded on the left, `[B, S]`; everything about responses is padded on the right, `[B, T]`, and
+    Rollouts: prompts are padded on the left, `[B, S]`; everything about responses is padded on the right, `[B, T]`, and
     position t of every `[B, T]` column speaks of response token t.
+
+    Examples: `ids` and `mask`, `[B, L]`, are padded on the right, `mask` is 1 on the tokens that are learned, and
+    `length` `[B]` counts the tokens; pairs have two of each, `chosen_…` and `rejected_…`.
     """
 
     columns: Mapping[str, Tensor]
@@ -48,13 +51,24 @@ class Batch:
             yield self.take(torch.arange(start, min(start + size, len(self))))
 
     def _trimmed(self) -> "Batch":
-        if "mask" not in self:
-            return self
+        return Batch({name: self._cut(name, column) for name, column in self.columns.items()})
+
+    def _cut(self, name: str, column: Tensor) -> Tensor:
+        if column.ndim == 1:
+            return column
         # One column is kept even of an all-empty batch, so that no tensor has a zero axis.
-        width = max(1, int(self["mask"].sum(1).max()))
-        skip = self["prompt_mask"].shape[1] - max(1, int(self["prompt_mask"].sum(1).max()))
-        cut = {
-            name: column[:, skip:] if name.startswith("prompt_") else column[:, :width] if column.ndim == 2 else column
-            for name, column in self.columns.items()
-        }
-        return Batch(cut)
+        if name.startswith("prompt_"):
+            return column[:, column.shape[1] - max(1, int(self["prompt_mask"].sum(1).max())) :]
+        lengths = next((f"{p}length" for p in ("chosen_", "rejected_", "") if name.startswith(p) and f"{p}length" in self), None)
+        width = int(self["mask"].sum(1).max()) if lengths is None else int(self[lengths].max())
+        return column[:, : max(1, width)]
+
+
+def stacked(columns: list[Tensor], name: str) -> Tensor:
+    """The rows of several tensors of one column, one after the other, padded where the column is padded."""
+    if columns[0].ndim == 1:
+        return torch.cat(columns)
+    width = max(column.shape[1] for column in columns)
+    missing = [width - column.shape[1] for column in columns]
+    pads = [(n, 0) if name.startswith("prompt_") else (0, n) for n in missing]
+    return torch.cat([torch.nn.functional.pad(column, pad) for column, pad in zip(columns, pads, strict=True)])

@@ -3,21 +3,19 @@
 from typing import Self
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from dressage.algorithms.base import Loss
-from dressage.config import Settings
+from dressage.algorithms.base import Loss, RolloutAlgorithm
 from dressage.models.policy import Scores
-from dressage.models.settings import ReferenceSettings, ValueSettings
+from dressage.models.settings import ValueSettings
 from dressage.ops import kl, losses
 from dressage.ops.advantages import gae
 from dressage.ops.masked import whiten
 from dressage.ops.token_rewards import token_rewards
-from dressage.train.settings import KLSettings, RunSettings
+from dressage.train.settings import KLSettings, RolloutRun
 from dressage.types import Batch
 
 
-class PPO(Settings):
+class PPO(RolloutAlgorithm):
     """Proximal policy optimisation."""
 
     gamma: float = Field(1.0, ge=0, le=1)
@@ -48,10 +46,6 @@ class PPO(Settings):
             advantage = whiten(advantage, mask)
         return rollouts.with_columns(**{"token_reward": rewards, "advantage": advantage, "return": returns})
 
-    def weights(self, batch: Batch) -> Tensor:
-        """Every response token counts once."""
-        return batch["mask"]
-
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """Clipped policy loss + value_coef · clipped value loss − entropy_coef · entropy, per token `[B, T]`."""
         assert scores.value is not None
@@ -80,7 +74,7 @@ class PPO(Settings):
         return Loss(total, means, maxima)
 
 
-class PPORun(RunSettings):
+class PPORun(RolloutRun):
     """Train a model by PPO: sample responses, score them, and make what scored well likelier."""
 
     ppo: PPO = PPO()
@@ -89,20 +83,21 @@ class PPORun(RunSettings):
     """the penalty for leaving the reference"""
     value: ValueSettings = ValueSettings()
     """the critic"""
-    reference: ReferenceSettings = ReferenceSettings()
-    """the reference"""
 
     @property
     def algorithm(self) -> PPO:
         return self.ppo
 
+    @property
+    def critic(self) -> ValueSettings:
+        return self.value
+
+    @property
+    def penalty(self) -> str:
+        return self.kl.estimator
+
     @model_validator(mode="after")
-    def _check_controller(self) -> Self:
-        if self.kl.target is not None and self.kl.coef == 0:
-            raise ValueError("kl.coef 0 stays 0 whatever kl.target is; start from a coefficient above 0")
-        if self.kl.target is not None and 0.2 * self.batch_size >= self.kl.horizon:
-            raise ValueError(
-                f"kl.horizon {self.kl.horizon:g} is too short for batch_size {self.batch_size}: "
-                f"one step could make the coefficient negative; set it over {0.2 * self.batch_size:g}"
-            )
+    def _check_reference(self) -> Self:
+        if self.reference.kind == "none":
+            raise ValueError("reference.kind \"none\" leaves PPO without the KL it is held by; use kl.coef = 0 instead")
         return self

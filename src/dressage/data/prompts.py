@@ -1,37 +1,30 @@
-"""Prompts: from a file or a Hub data set to token ids, in an order that depends on nothing but the seed."""
+"""Prompts as token ids, in an order that depends on nothing but the seed."""
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-import pyarrow.csv
-import pyarrow.parquet as pq
+import numpy as np
 import torch
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
-from dressage.config import Settings
+from dressage.data.chat import Chat, ChatSettings
+from dressage.data.encode import Encoder, asked_of
+from dressage.data.fields import Fields, Row
+from dressage.data.load import load
+from dressage.data.notes import Notes
+from dressage.data.order import InMemory, Mixed
+from dressage.data.types import Prompt, Said
 from dressage.errors import UserError
-from dressage.sampling.randomness import Purpose, generator
 from dressage.types import Batch
 
 
-class DataSettings(Settings):
+class PromptSettings(ChatSettings):
     """Where the prompts come from."""
 
-    path: str | None = None
-    """a .jsonl, .json, .parquet, .csv or .txt file (one prompt a line), or the name of a Hub data set"""
-    split: str = "train"
-    """split of a Hub data set"""
-    column: str = "prompt"
-    """the column that holds the prompts; every other column is passed to the reward functions"""
     max_prompt_tokens: int = Field(256, ge=1)
     """longer prompts are dropped, counted and named: the longest one sets the memory a step needs"""
-    shuffle: bool = True
-    """a new order in every pass over the data"""
 
 
 @dataclass(frozen=True)
@@ -39,25 +32,24 @@ class PromptSet:
     """Tokenized prompts with the columns that came along."""
 
     texts: tuple[str, ...]
+    """what a sampler sees: of a conversation what the chat template writes, up to where the answer begins"""
     ids: tuple[tuple[int, ...], ...]
     columns: Mapping[str, tuple[Any, ...]]
     dropped: tuple[int, ...]
-    """rows of the source whose prompt was too long"""
+    """rows whose prompt was too long, counted from 0 among those that were read"""
+    notes: tuple[str, ...] = ()
+    """what was skipped while reading, in words"""
+    sources: tuple[tuple[range, float], ...] = ()
+    """of a mix the prompts of each source, and its weight"""
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def order(self, seed: int, shuffle: bool, start: int, count: int) -> list[int]:
         """Indices of prompts number start … start + count − 1 of the endless stream of passes over the data."""
-        numbers = range(start, start + count)
-        passes = {number: self._pass(seed, shuffle, number) for number in {n // len(self) for n in numbers}}
-        return [passes[n // len(self)][n % len(self)] for n in numbers]
-
-    def _pass(self, seed: int, shuffle: bool, number: int) -> Sequence[int]:
-        if not shuffle:
-            return range(len(self))
-        order: list[int] = generator(seed, Purpose.PROMPT_ORDER, step=number).permutation(len(self)).tolist()
-        return order
+        sources = self.sources or ((range(len(self)), 1.0),)
+        passes = [InMemory(prompts, seed, shuffle=shuffle, source=i) for i, (prompts, _) in enumerate(sources)]
+        return Mixed(passes, [weight for _, weight in sources]).take(start, count)
 
     def batch(self, indices: Sequence[int], pad: int) -> Batch:
         """Columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""
@@ -75,21 +67,27 @@ def padded_prompts(ids: Sequence[Sequence[int]], pad: int) -> Batch:
     )
 
 
-def load_prompts(settings: DataSettings, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
     """Read and tokenize the prompts of the settings.
 
     Raises:
-        UserError: no such file, not the named column, no usable prompt.
+        UserError: no such file, a format without prompts, or no usable prompt.
     """
-    if settings.path is None:
-        raise UserError("data.path is missing: give a file of prompts or a Hub data set")
-    table = read_table(settings.path, settings.split)
-    if settings.column not in table:
-        raise UserError(
-            f"{settings.path} has no column {settings.column!r}; it has {', '.join(table) or 'none'} (set data.column)"
-        )
-    prompts = table.pop(settings.column)
-    return tokenize(prompts, tokenizer, settings.max_prompt_tokens, columns=table, source=settings.path)
+    if settings.stream:
+        raise UserError("data.stream: prompts are kept in memory; data.max_rows limits them")
+    loaded = load(settings, Prompt)
+    chat = Chat.of(settings, tokenizer)
+    prompts = _prompt_set(loaded.train, chat, settings.max_prompt_tokens, settings.path or "data.mix")
+    ranges = _kept([len(list(source.rows)) for source in loaded.sources], prompts.dropped)
+    sources = zip(ranges, (source.weight for source in loaded.sources), strict=True)
+    return replace(prompts, notes=tuple(loaded.notes()), sources=tuple(sources))
+
+
+def _kept(sizes: Sequence[int], dropped: Sequence[int]) -> list[range]:
+    """Where the prompts of each source are, once rows are dropped."""
+    ends = np.cumsum(sizes)
+    ends -= np.searchsorted(dropped, ends)
+    return [range(int(first), int(end)) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def tokenize(
@@ -99,101 +97,56 @@ def tokenize(
     *,
     columns: Mapping[str, Sequence[Any]] | None = None,
     source: str = "the prompts",
+    chat: Chat | None = None,
 ) -> PromptSet:
-    """Tokenize prompts, dropping those over the limit; raises UserError where nothing usable is left."""
-    if not prompts:
+    """Tokenize prompts, dropping those over the limit.
+
+    Args:
+        prompts: texts, or conversations as lists of `{"role": …, "content": …}`.
+        tokenizer: of the model.
+        max_tokens: the most of a prompt.
+        columns: what else is known of each prompt, for the rewards.
+        source: where the prompts come from, for messages.
+        chat: how conversations are written; the tokenizer's own way when None.
+
+    Raises:
+        UserError: something is no prompt, or nothing usable is left.
+    """
+    columns = columns or {}
+    rows = [
+        Prompt(_said(prompt, f"{source}: row {row + 1}"), {name: values[row] for name, values in columns.items()})
+        for row, prompt in enumerate(prompts)
+    ]
+    return _prompt_set(rows, chat or Chat(tokenizer), max_tokens, source)
+
+
+def _said(prompt: Any, place: str) -> Said:
+    if isinstance(prompt, str):
+        return prompt
+    return Fields(Row(place, {"prompt": prompt}), Notes()).said("prompt")
+
+
+def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str) -> PromptSet:
+    if not rows:
         raise UserError(f"{source}: there is no prompt in it")
-    taken = {"prompts", "responses"} & set(columns or {})
+    names = list(dict.fromkeys(name for row in rows for name in row.columns))
+    taken = {"prompts", "responses"} & set(names)
     if taken:
         raise UserError(f"{source}: rename the column {min(taken)!r}; rewards get their texts under that name")
-    wrong = next((row for row, prompt in enumerate(prompts) if not _is_text(prompt)), None)
-    if wrong is not None:
-        raise UserError(f"{source}: row {wrong} holds {prompts[wrong]!r} where a text was expected")
-    ids = [tuple(row) for row in tokenizer(list(prompts))["input_ids"]]
-    empty = next((row for row, tokens in enumerate(ids) if not tokens), None)
+    asked = [asked_of(row, f"{source}: row {number}") for number, row in enumerate(rows, start=1)]
+    lines = list(Encoder(chat).prompts(asked))
+    empty = next((one.place for one, line in zip(asked, lines, strict=True) if not line.ids), None)
     if empty is not None:
-        raise UserError(f"{source}: the prompt of row {empty} is empty; there must be a token to continue from")
-    kept = [row for row, tokens in enumerate(ids) if len(tokens) <= max_tokens]
+        raise UserError(f"{empty} has an empty prompt; there must be a token to continue from")
+    kept = [row for row, line in enumerate(lines) if len(line.ids) <= max_tokens]
     if not kept:
         raise UserError(f"{source}: every prompt is over {max_tokens} tokens; raise data.max_prompt_tokens")
     return PromptSet(
-        texts=tuple(prompts[row] for row in kept),
-        ids=tuple(ids[row] for row in kept),
-        columns={name: tuple(values[row] for row in kept) for name, values in (columns or {}).items()},
-        dropped=tuple(sorted(set(range(len(prompts))) - set(kept))),
+        texts=tuple(lines[row].text for row in kept),
+        ids=tuple(lines[row].ids for row in kept),
+        columns={name: tuple(rows[row].columns.get(name) for row in kept) for name in names},
+        dropped=tuple(sorted(set(range(len(rows))) - set(kept))),
     )
 
 
-def _is_text(prompt: Any) -> bool:
-    # JSON can write half of a surrogate pair, which no tokenizer and no file takes.
-    return isinstance(prompt, str) and not _HALF_PAIR.search(prompt)
-
-
-def read_table(path: str, split: str = "train") -> dict[str, list[Any]]:
-    """The columns of a data file or a Hub data set as lists.
-
-    Raises:
-        UserError: it is not there, or its content is not what its name says.
-    """
-    file = Path(path).expanduser()
-    suffix = file.suffix.lower()
-    if suffix not in _READERS:
-        return _from_hub(path, split)
-    try:
-        columns: dict[str, list[Any]] = _READERS[suffix](file)
-    except (FileNotFoundError, IsADirectoryError):
-        raise UserError(f"{path}: there is no such file") from None
-    except ValueError as error:  # of which Arrow's, JSON's and Unicode's errors are kinds
-        raise UserError(f"{path} cannot be read as {suffix}: {str(error).splitlines()[0]}") from None
-    return columns
-
-
-def _read_text(file: Path) -> dict[str, list[Any]]:
-    # Not splitlines(): it also breaks at characters, such as U+2028, that may stand inside a text.
-    return {"prompt": [line for line in file.read_text(encoding="utf-8-sig").split("\n") if line.strip()]}
-
-
-def _read_json(file: Path) -> dict[str, list[Any]]:
-    """Objects one after the other, as in JSON lines, or in one list. Arrow's reader would make dates of texts."""
-    text = file.read_text(encoding="utf-8-sig").strip()
-    rows: list[Any] = []
-    at = 0
-    while at < len(text):
-        value, at = _JSON.raw_decode(text, at)
-        rows += value if isinstance(value, list) else [value]
-        while at < len(text) and text[at].isspace():
-            at += 1
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError('every row must be an object, such as {"prompt": "…"}')
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
-
-
-def _read_csv(file: Path) -> dict[str, list[Any]]:
-    options = pyarrow.csv.ParseOptions(newlines_in_values=True)
-    columns: dict[str, list[Any]] = pyarrow.csv.read_csv(file, parse_options=options).to_pydict()
-    return columns
-
-
-_JSON = json.JSONDecoder()
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
-_READERS: dict[str, Any] = {
-    ".txt": _read_text,
-    ".jsonl": _read_json,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".parquet": lambda file: pq.read_table(file).to_pydict(),
-}
-
-
-def _from_hub(path: str, split: str) -> dict[str, list[Any]]:
-    import datasets  # takes a second to import and is needed for the Hub only
-
-    try:
-        loaded = datasets.load_dataset(path, split=split)
-    except (OSError, ValueError, datasets.exceptions.DatasetNotFoundError) as error:
-        kinds = ", ".join(_READERS)
-        raise UserError(
-            f"{path} is neither a file ({kinds}) nor a data set that can be loaded: {str(error).splitlines()[0]}"
-        ) from error
-    return {name: list(loaded[name]) for name in loaded.column_names}
+DataSettings = PromptSettings

@@ -17,7 +17,8 @@ from dressage.data.prompts import tokenize
 from dressage.demo.chart import draw
 from dressage.demo.openings import HELD_OUT, TRAINING
 from dressage.record import open_run
-from dressage.train.evaluate import evaluate, mean_interval
+from dressage.train.evaluate import evaluate
+from dressage.train.intervals import mean_interval
 from dressage.train.rollouts import Collector, Rows
 from dressage.train.run import Result, Training
 

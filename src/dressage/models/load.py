@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -23,8 +25,16 @@ M = TypeVar("M", bound=nn.Module)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_causal(path: str, gguf_file: str | None = None, dtype: str = "float32") -> PreTrainedModel:
+def load_causal(
+    path: str, gguf_file: str | None = None, dtype: str = "float32", quantization: str | None = None
+) -> PreTrainedModel:
     """Load a model that predicts the next token, with dropout off.
+
+    Args:
+        path: folder, Hub name, "package:NAME" or "tiny".
+        gguf_file: name of the GGUF file inside the folder.
+        dtype: of the forward pass.
+        quantization: "nf4" or "int8" keeps the weights in so many bits, through bitsandbytes.
 
     Raises:
         UserError: nothing is there, or what is there has no language-model head.
@@ -35,8 +45,14 @@ def load_causal(path: str, gguf_file: str | None = None, dtype: str = "float32")
     transformers_logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, gguf_file=gguf_file, dtype=DTYPES[dtype], output_loading_info=True
+            source,
+            gguf_file=gguf_file,
+            dtype=DTYPES[dtype],
+            quantization_config=_quantized(quantization, dtype),
+            output_loading_info=True,
         )
+    except ImportError as error:
+        raise UserError(f"model.quantization needs bitsandbytes: pip install 'dressage[qlora]' ({error})") from error
     except (OSError, ValueError) as error:
         raise UserError(_explain(path, error)) from error
     model, info = loaded
@@ -75,6 +91,38 @@ def with_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedT
     return tokenizer
 
 
+def load_classifier(path: str, dtype: str = "float32") -> tuple[Any, PreTrainedTokenizerBase]:
+    """Load a sequence classifier with its tokenizer.
+
+    Raises:
+        UserError: nothing is there, or what is there has no trained classification head.
+    """
+    source = resolve(model_folder(path))
+    try:
+        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+            source, dtype=DTYPES[dtype], output_loading_info=True
+        )
+        # Padding on the left would move every text to other positions, which models with absolute ones notice.
+        tokenizer = with_pad_token(AutoTokenizer.from_pretrained(source, padding_side="right"), path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load a reward model from {path!r}: {str(error).splitlines()[0]}") from error
+    model, info = loaded
+    if info["missing_keys"]:
+        raise UserError(f"{path} is no trained classifier: {sorted(info['missing_keys'])[0]} is missing")
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return prepare(model), tokenizer
+
+
+def model_folder(path: str) -> str:
+    """The folder a run left its model in; anything but a run's folder stays."""
+    if not (Path(path) / "run.json").exists():
+        return path
+    folder = Path(path) / "model"
+    if not folder.exists():
+        raise UserError(f"{path} has not finished: it has no model yet; continue it with --resume {path}")
+    return str(folder)
+
+
 def resolve(path: str) -> str:
     """Turn "package:NAME" into that package's folder, found without importing it; anything else stays."""
     if not path.startswith("package:"):
@@ -99,6 +147,20 @@ def prepare(model: M) -> M:
                     setattr(holder, name, 0.0)
     use_fast_linear(model)
     return model.eval()
+
+
+def _quantized(quantization: str | None, dtype: str) -> BitsAndBytesConfig | None:
+    match quantization:
+        case "nf4":  # the format and the double quantisation of arXiv:2305.14314, section 3
+            return BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=DTYPES[dtype],
+            )
+        case "int8":
+            return BitsAndBytesConfig(load_in_8bit=True)
+    return None
 
 
 def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:

@@ -6,14 +6,14 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dressage.errors import UserError
 from dressage.models.load import load_causal
-from dressage.models.settings import LoraSettings, ModelSettings, ReferenceSettings, ValueSettings
+from dressage.models.settings import ModelSettings, ReferenceSettings, ValueSettings
 from dressage.ops.logprobs import full_kl, token_logprobs
 from dressage.types import Batch
 
@@ -66,6 +66,10 @@ class Policy(nn.Module):
     def device(self) -> torch.device:
         return causal(self.model).device
 
+    @property
+    def has_reference(self) -> bool:
+        return self._reference != (None,)
+
     def forward(self, batch: Batch) -> Scores:
         """Log-probability, entropy and value of every response token, differentiable where gradients are on."""
         hidden = self.hidden(self.model, batch)
@@ -99,7 +103,7 @@ class Policy(nn.Module):
         prompt, response = batch["prompt_ids"], batch["response_ids"]
         tokens = torch.cat([prompt, response], dim=1)[:, :-1]
         mask = torch.cat([batch["prompt_mask"], batch["mask"].to(batch["prompt_mask"].dtype)], dim=1)[:, :-1]
-        model.train(torch.is_grad_enabled() and _checkpoints(model))
+        use_checkpoints(model)
         states = trunk(model)(
             input_ids=tokens, attention_mask=mask, position_ids=positions(mask), use_cache=False
         ).last_hidden_state
@@ -139,11 +143,17 @@ def build_policy(
     role = _reference(model, settings, reference) if reference else None
     critic = _critic(model, settings, value) if value else None
     dtype = model.dtype
-    wrapped = _with_adapters(model, settings.lora) if settings.lora else model
-    policy = Policy(wrapped, temperature=temperature, value=critic, reference=role)
+    policy = Policy(with_adapters(model, settings), temperature=temperature, value=critic, reference=role)
     if policy.critic is not None:
         policy.critic.to(dtype)
     return policy
+
+
+def build_learner(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
+    """What learns of a loaded model: all of it, or adapters."""
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return with_adapters(model, settings)
 
 
 def causal(model: nn.Module) -> PreTrainedModel:
@@ -162,13 +172,21 @@ def output_weight(model: nn.Module) -> Tensor:
     return causal(model).get_output_embeddings().weight  # type: ignore[no-any-return]
 
 
+def use_checkpoints(model: nn.Module) -> None:
+    """Models recompute activations only in training mode; dropout is off in either."""
+    checkpoints = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    model.train(torch.is_grad_enabled() and checkpoints)
+
+
 def positions(mask: Tensor) -> Tensor:
     """Position of every token, counted from the first real one: `[B, L]`."""
     return (mask.cumsum(1) - 1).clamp_min(0)
 
 
-def _reference(model: PreTrainedModel, settings: ModelSettings, reference: ReferenceSettings) -> nn.Module | str:
+def _reference(model: PreTrainedModel, settings: ModelSettings, reference: ReferenceSettings) -> nn.Module | str | None:
     kind = reference.kind
+    if kind == "none":
+        return None
     if kind == "auto":
         kind = "adapters-off" if settings.lora else "copy"
     if kind == "adapters-off":
@@ -196,22 +214,34 @@ def _critic(model: PreTrainedModel, settings: ModelSettings, value: ValueSetting
     return trunk(other).requires_grad_(True)
 
 
-def _with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PeftModel:
+def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
+    """Wrap a model in the adapters of its settings, if they ask for any; a classifier's head then learns beside them."""
+    lora = settings.lora
+    if lora is None:
+        return model
+    if settings.quantization is not None:
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=settings.gradient_checkpointing)
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
+    head = [name for name in ("score", "classifier") if isinstance(getattr(model, name, None), nn.Module)]
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
+        use_dora=lora.dora,
+        task_type="SEQ_CLS" if head else None,
+        modules_to_save=head or None,
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers for an attribute by its old name
-            wrapped = get_peft_model(model, config)
+            wrapped: PeftModel = get_peft_model(model, config)
     except ValueError as error:
         raise UserError(f"model.lora.targets {targets}: {str(error).splitlines()[0]}") from error
     if isinstance(model.get_output_embeddings(), BaseTunerLayer):
         raise UserError(f"model.lora.targets {targets} include the output head, which is scored without adapters")
     return wrapped
-
-
-def _checkpoints(model: nn.Module) -> bool:
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 @torch.no_grad()

@@ -9,9 +9,8 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from dressage.errors import UserError
-from dressage.models.load import load_causal, load_tokenizer, prepare
-from dressage.models.settings import ModelSettings
+from dressage.models.load import load_causal, load_tokenizer, model_folder, prepare
+from dressage.models.settings import ModelSettings, StartSettings
 
 _BASE = "dressage.json"
 
@@ -36,24 +35,32 @@ def save_trained(
 
 
 def load_trained(
-    path: str, gguf_file: str | None = None, dtype: str = "float32"
+    path: str, gguf_file: str | None = None, dtype: str = "float32", quantization: str | None = None
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """Load a model with its tokenizer: a run's folder, its `model` folder, any local folder or a Hub name.
 
     Raises:
         UserError: there is no model.
     """
-    folder = Path(path)
-    if (folder / "run.json").exists():
-        folder /= "model"
-        if not folder.exists():
-            raise UserError(f"{path} has not finished: it has no model yet; continue it with --resume {path}")
-    if not (folder / "adapter_config.json").exists():
-        name = str(folder) if folder.exists() else path
-        return load_causal(name, gguf_file, dtype), load_tokenizer(name, gguf_file)
-    base = _base(folder)
-    model = PeftModel.from_pretrained(load_causal(base["path"], base["gguf_file"], dtype), folder)
-    return prepare(model), load_tokenizer(str(folder))
+    place = model_folder(path)
+    if not (Path(place) / "adapter_config.json").exists():
+        return load_causal(place, gguf_file, dtype, quantization), load_tokenizer(place, gguf_file)
+    base = _base(Path(place))
+    start = StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype)  # type: ignore[arg-type]
+    model = PeftModel.from_pretrained(load_start(start, quantization), place)
+    return prepare(model), load_tokenizer(place)
+
+
+def load_start(settings: StartSettings, quantization: str | None = None) -> PreTrainedModel:
+    """The model that a run begins from: the adapters of an earlier run are merged into their base."""
+    model, _ = load_trained(settings.path, settings.gguf_file, settings.dtype, quantization)
+    return prepare(model.merge_and_unload()) if isinstance(model, PeftModel) else model
+
+
+def load_start_tokenizer(settings: StartSettings) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model that a run begins from."""
+    place = model_folder(settings.path)
+    return load_tokenizer(place, None if place != settings.path else settings.gguf_file)
 
 
 def _base(folder: Path) -> dict[str, Any]:

@@ -31,6 +31,9 @@ def absolute(logprob: Float[Tensor, "*s"], ref_logprob: Float[Tensor, "*s"]) -> 
 # The names users of TRL know; "full" needs the whole distribution and lives in `ops.logprobs.full_kl`.
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": k1, "abs": absolute, "mse": k2, "k3": k3}
 
+# The names of http://joschu.net/blog/kl-approx.html.
+SCHULMAN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+
 
 def adapted_coefficient(coef: float, kl: float, target: float, horizon: float, samples: int) -> float:
     """β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon) (arXiv:1909.08593, section 2.2).

@@ -9,8 +9,14 @@ def clipped_policy(
     logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"], clip: float
 ) -> Float[Tensor, "B T"]:
     """−min(ρ·Â, clip(ρ, 1 − ε, 1 + ε)·Â), ρ = π/π_old (arXiv:1707.06347, eq. 7)."""
-    ratio = (logprob - old_logprob).exp()
-    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    return clipped_ratio((logprob - old_logprob).exp(), advantage, clip, clip)
+
+
+def clipped_ratio(
+    ratio: Float[Tensor, "B T"], advantage: Float[Tensor, "B T"], low: float, high: float
+) -> Float[Tensor, "B T"]:
+    """−min(ρ·Â, clip(ρ, 1 − ε_low, 1 + ε_high)·Â) of any ratio ρ (clip-higher: arXiv:2503.14476, eq. 10)."""
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
 def clipped_value(

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dressage.ops.ratios import response_sum
+
 
 def token_rewards(
     score: Float[Tensor, " B"], kl: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], coef: float
@@ -16,3 +18,15 @@ def token_rewards(
     lengths = mask.sum(1).long()
     positions = torch.arange(mask.shape[1], device=mask.device)
     return penalty + score[:, None] * (positions == lengths[:, None] - 1)
+
+
+def penalised(
+    score: Float[Tensor, " B"], kl: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], coef: float
+) -> Float[Tensor, " B"]:
+    """What a whole response earns when it is one action: r − β·Σ_t KL_t (arXiv:2402.14740, section 2)."""
+    return score - coef * response_sum(kl, mask)
+
+
+def soft_overlong(length: Float[Tensor, " B"], limit: int, buffer: int) -> Float[Tensor, " B"]:
+    """0 up to limit − buffer tokens, then falling in a straight line to −1 at the limit (arXiv:2503.14476, eq. 13)."""
+    return ((limit - buffer - length) / buffer).clamp(-1.0, 0.0)

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from dressage.errors import UserError
-from dressage.models.load import DTYPES, prepare, resolve, with_pad_token
+from dressage.models.load import DTYPES, load_classifier
 
 
 class ClassifierReward:
@@ -55,24 +54,3 @@ class ClassifierReward:
             outputs = logits.softmax(-1) if self.score == "probability" else logits
             scores += outputs[:, self.label].tolist()
         return scores
-
-
-def load_classifier(path: str, dtype: str = "float32") -> tuple[Any, PreTrainedTokenizerBase]:
-    """Load a sequence classifier with its tokenizer.
-
-    Raises:
-        UserError: nothing is there, or what is there has no trained classification head.
-    """
-    try:
-        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-            resolve(path), dtype=DTYPES[dtype], output_loading_info=True
-        )
-        # Padding on the left would move every text to other positions, which models with absolute ones notice.
-        tokenizer = with_pad_token(AutoTokenizer.from_pretrained(resolve(path), padding_side="right"), path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load a reward model from {path!r}: {str(error).splitlines()[0]}") from error
-    model, info = loaded
-    if info["missing_keys"]:
-        raise UserError(f"{path} is no trained classifier: {sorted(info['missing_keys'])[0]} is missing")
-    model.config.pad_token_id = tokenizer.pad_token_id
-    return prepare(model), tokenizer

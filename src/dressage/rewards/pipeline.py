@@ -7,7 +7,7 @@ import torch
 from transformers import pipeline
 
 from dressage.errors import UserError
-from dressage.rewards.classifier import load_classifier
+from dressage.models.load import load_classifier
 
 
 class PipelineReward:

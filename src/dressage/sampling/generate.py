@@ -9,7 +9,7 @@ from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from dressage.config import Settings
-from dressage.data.prompts import DataSettings, PromptSet, load_prompts, tokenize
+from dressage.data.prompts import PromptSet, PromptSettings, load_prompts, tokenize
 from dressage.errors import UserError
 from dressage.models.policy import Policy
 from dressage.models.trained import load_trained
@@ -25,7 +25,7 @@ class GenerateSettings(Settings):
 
     prompt: tuple[str, ...] | str = ()
     """a prompt, or a list of them"""
-    data: DataSettings = DataSettings()
+    data: PromptSettings = PromptSettings()
     """or a file of prompts"""
     samples: int = Field(1, ge=1)
     """responses per prompt"""

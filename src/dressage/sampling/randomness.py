@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     MINI_BATCHES = 4
     GLOBAL = 5
     INITIAL_WEIGHTS = 6
+    NEFTUNE = 7
 
 
 def generator(seed: int, purpose: Purpose, step: int = 0, row: int = 0) -> Generator:

@@ -52,20 +52,22 @@ class Sampler:
         self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), device=causal(policy.model).device)
 
     @torch.no_grad()
-    def sample(self, prompts: Batch, step: int, rows: range) -> Responses:
+    def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
         """One response to each prompt.
 
         Args:
             prompts: columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left.
             step: the training step.
             rows: where these prompts stand in the step's global batch; the same row always gets the same draws.
+            temperature: in the place of that of the settings.
         """
         self.policy.eval()
+        settings = self.settings if temperature is None else self.settings.model_copy(update={"temperature": temperature})
         limits = self._limits(step, rows)
         uniforms = token_uniforms(self.seed, step, rows, int(limits.max()))
         size = self.settings.batch_size or len(rows)
         parts = [
-            self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()])
+            self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()], settings)
             for part in torch.arange(len(rows)).split(size)
         ]
         return _joined(parts, int(self.tokenizer.pad_token_id))
@@ -77,7 +79,9 @@ class Sampler:
         draws = (generator(self.seed, Purpose.LENGTHS, step, row) for row in rows)
         return np.array([int(numbers.integers(low, high, endpoint=True)) for numbers in draws])
 
-    def _sample_part(self, prompts: Batch, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Responses:
+    def _sample_part(
+        self, prompts: Batch, limits: NDArray[np.int64], uniforms: NDArray[np.float64], settings: SamplingSettings
+    ) -> Responses:
         growing = _Growing(len(prompts), limits, self.eos.tolist(), self.stop)
         logprobs: list[Tensor] = []
         numbers = torch.from_numpy(uniforms).to(self.eos.device)
@@ -85,12 +89,12 @@ class Sampler:
         token = None
         for t in range(int(limits.max())):
             logits = decoder.send(token)
-            banned = self.eos if t < self.settings.min_new_tokens else None
-            if self.settings.temperature == 0:
+            banned = self.eos if t < settings.min_new_tokens else None
+            if settings.temperature == 0:
                 distribution = logits.log_softmax(-1)
                 token = (logits if banned is None else logits.index_fill(1, banned, -torch.inf)).argmax(-1)
             else:
-                distribution = sampling_logprobs(logits, self.settings, banned)
+                distribution = sampling_logprobs(logits, settings, banned)
                 token = draw(distribution, numbers[:, t])
             logprobs.append(distribution.gather(1, token[:, None]).squeeze(1))
             growing.append(token.tolist())

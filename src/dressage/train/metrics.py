@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dressage.ops import kl
 from dressage.ops.masked import weighted_mean, weighted_var
+from dressage.text.statistics import response_statistics
 from dressage.types import Batch
 
 
@@ -26,39 +27,65 @@ class Clock:
         yield
         self.seconds[f"time/{stage}"] = self.seconds.get(f"time/{stage}", 0.0) + perf_counter() - start
 
-    def total(self) -> float:
-        return perf_counter() - self._start
+    def metrics(self, tokens: float) -> dict[str, float]:
+        """Seconds per stage and of the whole step, and how many tokens it did in a second."""
+        total = perf_counter() - self._start
+        return {**self.seconds, "time/total": total, "tokens_per_second": tokens / total}
 
 
-def rollout_metrics(batch: Batch, rows: Mapping[str, Sequence[Any]], kl_coef: float) -> dict[str, float]:
+def rollout_metrics(
+    batch: Batch, rows: Mapping[str, Sequence[Any]], kl_coef: float, penalty: str | None
+) -> dict[str, float]:
     """Rewards, KL, entropy, lengths and values of one step's rollouts, before any update."""
     mask = batch["mask"]
     spreads = {
         "reward/": torch.tensor(rows["reward"]),
-        "kl/objective_": _per_response(kl.k1(batch["logprob"], batch["ref_logprob"]), mask),
         "length/response_": mask.sum(1),
         "length/prompt_": batch["prompt_mask"].sum(1).float(),
     }
     metrics = {f"{name}mean": float(x.mean()) for name, x in spreads.items()}
     metrics |= {f"{name}std": float(x.std(correction=0)) for name, x in spreads.items()}
-    metrics["kl/objective"] = metrics.pop("kl/objective_mean")
     metrics |= {
         "reward/shaped": float(batch["shaped_reward"].mean()),
-        "kl/objective_k3": float(_per_response(kl.k3(batch["logprob"], batch["ref_logprob"]), mask).mean()),
-        "kl/penalty": float(_per_response(batch["kl_penalty"], mask).mean()),
-        "kl/coef": kl_coef,
-        "reward/kl_per_token": float(weighted_mean(-kl_coef * batch["kl_penalty"], mask)),
         "entropy/sampled": float(_per_response(-batch["logprob"], mask).mean()),
         "logprob/policy": float(weighted_mean(batch["logprob"], mask)),
-        "logprob/reference": float(weighted_mean(batch["ref_logprob"], mask)),
         "logprob/sampler_gap": float(weighted_mean((batch["logprob"] - batch["sampler_logprob"]).abs(), mask)),
     }
     for name in ("value", "return", "advantage"):
-        metrics[f"{name}/rollout_mean"] = float(weighted_mean(batch[name], mask))
-        metrics[f"{name}/rollout_var"] = float(weighted_var(batch[name], mask))
+        if name in batch:
+            metrics[f"{name}/rollout_mean"] = float(weighted_mean(batch[name], mask))
+            metrics[f"{name}/rollout_var"] = float(weighted_var(batch[name], mask))
     for reason in ("eos", "stop", "length"):
         metrics[f"finish/{reason}"] = sum(r == reason for r in rows["finish_reason"]) / len(rows["finish_reason"])
-    return metrics | _part_means(rows["reward_parts"])
+    if "ref_logprob" in batch:
+        metrics |= _reference_metrics(batch, kl_coef)
+    if penalty is not None:
+        metrics["kl/penalty"] = float(_per_response(batch["kl_penalty"], mask).mean())
+        metrics["reward/kl_per_token"] = float(weighted_mean(-kl_coef * batch["kl_penalty"], mask))
+    ids = [row[: int(length)] for row, length in zip(batch["response_ids"].tolist(), mask.sum(1), strict=True)]
+    return metrics | _part_means(rows["reward_parts"]) | response_statistics(rows["response"], ids)
+
+
+def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What takes both the rollouts and the update to say."""
+    found = {}
+    if "value/error" in metrics and metrics["return/rollout_var"]:
+        found["value/explained_variance"] = 1 - metrics["value/error"] / metrics["return/rollout_var"]
+    if "policy/ratio_error_max" in updates[0]:
+        found["policy/first_ratio_error"] = updates[0]["policy/ratio_error_max"]
+    return found
+
+
+def _reference_metrics(batch: Batch, kl_coef: float) -> dict[str, float]:
+    mask, logprob, reference = batch["mask"], batch["logprob"], batch["ref_logprob"]
+    objective = _per_response(kl.k1(logprob, reference), mask)
+    return {
+        "kl/objective": float(objective.mean()),
+        "kl/objective_std": float(objective.std(correction=0)),
+        "kl/objective_k3": float(_per_response(kl.k3(logprob, reference), mask).mean()),
+        "kl/coef": kl_coef,
+        "logprob/reference": float(weighted_mean(reference, mask)),
+    }
 
 
 def _per_response(x: Tensor, mask: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from accelerate import PartialState
 from torch import Tensor, nn
 
 from dressage.errors import UserError
-from dressage.types import Batch
+from dressage.types import Batch, stacked
 
 
 class Processes:
@@ -46,7 +46,7 @@ class Processes:
             return batch, rows
         everything: list[Any] = [None] * self.count
         dist.all_gather_object(everything, (dict(batch.columns), rows))
-        columns = {name: _stacked([part[0][name] for part in everything], name) for name in batch.columns}
+        columns = {name: stacked([part[0][name] for part in everything], name) for name in batch.columns}
         return Batch(columns), {name: [x for part in everything for x in part[1][name]] for name in rows}
 
     def sum_gradients(self, module: nn.Module) -> None:
@@ -59,6 +59,14 @@ class Processes:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 dist.all_reduce(parameter.grad)
+
+    def sum_tensor(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, on every process (on CPU)."""
+        if self.count == 1:
+            return tensor
+        everything: list[Any] = [None] * self.count
+        dist.all_gather_object(everything, tensor)
+        return torch.stack(everything).sum(0)
 
     def combine(self, values: dict[str, float], how: Any) -> dict[str, float]:
         """Reduce named numbers over all processes with `how` (`sum` or `max`)."""
@@ -77,13 +85,3 @@ class Processes:
     def wait(self) -> None:
         if self.count > 1:
             dist.barrier()
-
-
-def _stacked(columns: list[Tensor], name: str) -> Tensor:
-    if columns[0].ndim == 1:
-        return torch.cat(columns)
-    width = max(column.shape[1] for column in columns)
-    left = name.startswith("prompt_")
-    missing = [width - column.shape[1] for column in columns]
-    pads = [(n, 0) if left else (0, n) for n in missing]
-    return torch.cat([nn.functional.pad(column, pad) for column, pad in zip(columns, pads, strict=True)])

@@ -10,6 +10,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 _SHOWN = (
+    ("loss", "loss/nll", "{:.3f}"),
+    ("loss", "loss/preference", "{:.3f}"),
+    ("perplexity", "perplexity", "{:.2f}"),
+    ("accuracy", "reward/accuracy", "{:.2f}"),
+    ("accuracy", "dpo/accuracy", "{:.2f}"),
+    ("margin", "dpo/reward_margin", "{:.2f}"),
     ("reward", "reward/mean", "{:.3f}"),
     ("KL", "kl/objective", "{:.2f}"),
     ("β", "kl/coef", "{:.3f}"),
@@ -57,6 +63,12 @@ class Progress:
     ) -> None:
         if self._live:
             self._live.stop()
+
+    def finish(self, metrics: dict[str, float]) -> None:
+        """Show what was measured of the trained model."""
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        if shown:
+            self._console.print(f"held out: {shown}", highlight=False, soft_wrap=True)
 
     def report(self, step: int, metrics: dict[str, float]) -> None:
         """Show the numbers of a finished step."""

@@ -13,7 +13,8 @@ from dressage.models.policy import Policy, Scores
 from dressage.ops import kl
 from dressage.rewards import Reward, score
 from dressage.sampling.sampler import Responses, Sampler
-from dressage.types import Batch
+from dressage.text.cleaning import CleaningSettings, discard, is_discarded
+from dressage.types import Batch, stacked
 
 Rows = dict[str, list[Any]]
 
@@ -29,11 +30,17 @@ class Collector:
     sampler: Sampler
     rewards: tuple[Reward, ...]
     tokenizer: PreTrainedTokenizerBase
+    cleaning: CleaningSettings = CleaningSettings()
 
-    def sample(self, indices: Sequence[int], step: int, rows: range) -> tuple[Batch, Rows]:
-        """Sample one response to each of these prompts, which stand at `rows` of the step's global batch."""
+    def sample(
+        self, indices: Sequence[int], step: int, rows: range, temperature: float | None = None
+    ) -> tuple[Batch, Rows]:
+        """Sample one response to each of these prompts, which stand at `rows` of the step's global batch.
+
+        `temperature` takes the place of the sampler's own.
+        """
         batch = self.prompts.batch(indices, int(self.tokenizer.pad_token_id))
-        responses = self.sampler.sample(batch, step, rows)
+        responses = self.sampler.sample(batch, step, rows, temperature)
         texts = [self.text(self.prompts.ids[i], ids) for i, ids in zip(indices, _unpadded(responses), strict=True)]
         batch = batch.with_columns(
             response_ids=responses.response_ids, mask=responses.mask, sampler_logprob=responses.sampler_logprob
@@ -49,11 +56,13 @@ class Collector:
         }
 
     def reward(self, rows: Rows, subtract_query: bool) -> Rows:
-        """Add `reward`, `reward_parts` and, if asked for, `query_reward`."""
+        """Add `reward`, `reward_parts`, `discarded` and, if asked for, `query_reward`."""
         columns = self._columns(rows["group"])
         scored = score(self.rewards, rows["prompt"], rows["response"], columns)
-        parts = [dict(zip(scored.parts, values, strict=True)) for values in zip(*scored.parts.values(), strict=True)]
-        rows = {**rows, "reward": scored.total, "reward_parts": parts}
+        total, discards = discard(self.cleaning, rows["response"], scored.total)
+        named = scored.parts | discards
+        parts = [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
+        rows = {**rows, "reward": total, "reward_parts": parts, "discarded": [is_discarded(part) for part in parts]}
         if subtract_query:
             empty = [""] * len(rows["prompt"])
             rows["query_reward"] = score(self.rewards, rows["prompt"], empty, columns).total
@@ -76,9 +85,10 @@ class Collector:
 
 
 def score_rollouts(
-    policy: Policy, batch: Batch, estimator: str, micro_batch_size: int, keep_graph: bool
+    policy: Policy, batch: Batch, estimator: str | None, micro_batch_size: int, keep_graph: bool
 ) -> tuple[Batch, Scores | None]:
-    """Add `logprob`, `entropy`, `value`, `ref_logprob` and `kl_penalty`, each `[B, T]`.
+    """Add `logprob` and `entropy`, with a critic `value`, with a reference `ref_logprob` and, if an estimator is named,
+    `kl_penalty`, each `[B, T]`.
 
     With `keep_graph` the policy's scores are returned with their graph as well, for a step whose only forward pass
     this is.
@@ -95,15 +105,27 @@ def score_rollouts(
     return batch.with_columns(**joined), scores if keep_graph else None
 
 
-def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str) -> Iterator[tuple[str, Tensor]]:
-    logprob, reference = scores.logprob.detach(), policy.reference_logprob(batch)
-    yield from {"logprob": logprob, "entropy": scores.entropy.detach(), "ref_logprob": reference}.items()
+def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str | None) -> Iterator[tuple[str, Tensor]]:
+    logprob = scores.logprob.detach()
+    yield from {"logprob": logprob, "entropy": scores.entropy.detach()}.items()
     if scores.value is not None:
         yield "value", scores.value.detach()
+    if not policy.has_reference:
+        return
+    reference = policy.reference_logprob(batch)
+    yield "ref_logprob", reference
     if estimator == "full":
         yield "kl_penalty", policy.reference_kl(batch)
-    else:
+    elif estimator is not None:
         yield "kl_penalty", kl.ESTIMATORS[estimator](logprob, reference)
+
+
+def joined(batches: Sequence[Batch], rows: Sequence[Rows]) -> tuple[Batch, Rows]:
+    """Several batches with their rows as one; every column is padded to the longest."""
+    if len(batches) == 1:
+        return batches[0], rows[0]
+    columns = {name: stacked([batch[name] for batch in batches], name) for name in batches[0].columns}
+    return Batch(columns), {name: [value for part in rows for value in part[name]] for name in rows[0]}
 
 
 def _widened(column: Tensor, width: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""From settings to a finished run: build everything, train, leave a model behind."""
+"""A run from its first step, or from where it was left, to a finished model."""
 
 import hashlib
 import platform
@@ -12,36 +12,21 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dressage.algorithms.ppo import PPORun
+from dressage.algorithms import ALGORITHMS, name_of
 from dressage.config import check
-from dressage.data.prompts import PromptSet, load_prompts, tokenize
 from dressage.errors import UserError
-from dressage.models.load import load_causal, load_tokenizer, prepare, with_pad_token
-from dressage.models.policy import Policy, build_policy, causal
-from dressage.models.trained import save_trained
+from dressage.models.policy import causal
 from dressage.record import Recorder, begin_attempt, open_run, write_run, write_vocabulary
-from dressage.rewards import Reward, build_rewards
+from dressage.rewards import Reward
 from dressage.rewards.base import RewardFunction
-from dressage.rewards.shaping import Shaping
-from dressage.sampling.randomness import Purpose, generator
-from dressage.sampling.sampler import Sampler
+from dressage.train.build import Inputs, build
 from dressage.train.checkpoint import latest
 from dressage.train.loop import Report, Trainer
 from dressage.train.memory import keep_freed_memory
-from dressage.train.optimizer import Optimizer
+from dressage.train.online import RolloutTrainer
 from dressage.train.processes import Processes
 from dressage.train.progress import Progress
-from dressage.train.rollouts import Collector
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a caller from Python may give as objects instead of naming it in the settings."""
-
-    model: PreTrainedModel | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None
-    prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None
-    rewards: RewardFunction | Sequence[Reward] | None = None
+from dressage.train.settings import ExampleRun, RolloutRun, RunSettings
 
 
 @dataclass(frozen=True)
@@ -51,7 +36,10 @@ class Result:
     folder: Path
     metrics: list[dict[str, float]]
     """of every step this call did, in order"""
-    policy: Policy
+    final: dict[str, float]
+    """what was measured of the trained model; empty for algorithms that learn from their own responses"""
+    policy: Any
+    """what was trained, in its roles; `policy.model` is the Hugging Face model, wrapped by PEFT if it has adapters"""
     tokenizer: PreTrainedTokenizerBase
 
 
@@ -72,7 +60,7 @@ class Training:
 
     def __init__(
         self,
-        settings: PPORun,
+        settings: RolloutRun | ExampleRun,
         *,
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -89,19 +77,12 @@ class Training:
         self._inputs = Inputs(model, tokenizer, prompts, rewards)
         self.processes = Processes(settings.model.device)
         keep_freed_memory()
-        if settings.batch_size < self.processes.count:
-            raise UserError(f"batch_size {settings.batch_size} is less than one response for each process")
-        self.trainer, self._prompts = _build(settings, self._inputs, self.processes)
+        self.trainer = build(settings, self._inputs, self.processes)
         if resume:
             _check_same_model(folder, self.trainer)
         checkpoint = latest(folder) if resume else None
         if checkpoint is not None:
             self.trainer.restore(checkpoint)
-
-    @property
-    def collector(self) -> Collector:
-        """What samples and rewards responses."""
-        return self.trainer.collector
 
     def run(self, report: Report | None = None) -> Result:
         """Train to the last step and save the model.
@@ -116,50 +97,49 @@ class Training:
         self.processes.wait()
         if main:
             self._open_folder()
+        self.processes.wait()
         metrics: list[dict[str, float]] = []
         with (
-            Progress(self.settings.steps, trainer.next_step, self._notes(), quiet=bool(report) or not main) as progress,
+            Progress(trainer.steps, trainer.next_step, self._notes(), quiet=bool(report) or not main) as progress,
             trainer.recorder or nullcontext(),
         ):
-            trainer.run(folder, lambda step, seen: _collect(metrics, report or progress.report, step, seen))
-        if main:
-            save_trained(folder / "model", trainer.policy.model, self.collector.tokenizer, self.settings.model)
+            final = trainer.run(folder, lambda step, seen: _collect(metrics, report or progress.report, step, seen))
+            if report is None:
+                progress.finish(final)
         self.processes.wait()
-        return Result(folder, metrics, trainer.policy, self.collector.tokenizer)
+        return Result(folder, metrics, final, trainer.learner.model, trainer.tokenizer)
 
     def _notes(self) -> list[str]:
-        notes = []
-        if self.trainer.next_step >= self.settings.steps:
-            notes.append(f"{self.settings.run} is complete: all its {self.settings.steps} steps are done")
-        dropped = self._prompts.dropped
-        if dropped:
-            rows = ", ".join(map(str, dropped[:10])) + (", …" if len(dropped) > 10 else "")
-            count = len(dropped) + len(self._prompts)
-            notes.append(f"{len(dropped)} of {count} prompts are over data.max_prompt_tokens and dropped: rows {rows}")
-        filters = self.settings.sampling.filters
-        if filters:
-            notes.append(f"sampling is filtered ({', '.join(filters)}): KL is measured wrongly and may become negative")
+        trainer = self.trainer
+        notes = trainer.notes()
+        if trainer.next_step >= trainer.steps:
+            notes.append(f"{self.settings.run} is complete: all its {trainer.steps} steps are done")
         return notes
 
     def _open_folder(self) -> None:
         folder = self.settings.run
         if not self.resume:
-            write_run(folder, _describe(self.settings, self._inputs, self.trainer, self._prompts))
+            write_run(folder, _describe(self.settings, self._inputs, self.trainer))
         if not (folder / "vocabulary.parquet").exists():
-            _write_vocabulary(folder, self.collector.tokenizer)
+            _write_vocabulary(folder, self.trainer.tokenizer)
         self.trainer.recorder = Recorder(folder, attempt=begin_attempt(folder, self.trainer.next_step))
 
 
-def train(settings: PPORun, *, report: Report | None = None, **inputs: Any) -> Result:
+def train(settings: RolloutRun | ExampleRun, *, report: Report | None = None, **inputs: Any) -> Result:
     """Train a model: `Training(settings, **inputs).run(report)`."""
     return Training(settings, **inputs).run(report)
 
 
-def resume(folder: Path, kind: type[PPORun] = PPORun) -> Result:
+def resume(folder: Path, algorithm: str) -> Result:
     """Continue a run from its own folder.
 
+    Args:
+        folder: of the run.
+        algorithm: its name in the table of algorithms.
+
     Raises:
-        UserError: there is no run in the folder, or it was started from Python with objects that only Python has.
+        UserError: there is no run in the folder, another algorithm trained it, or it was started from Python with
+            objects that only Python has.
     """
     info = open_run(folder).info
     if info.get("inputs"):
@@ -169,7 +149,9 @@ def resume(folder: Path, kind: type[PPORun] = PPORun) -> Result:
         )
     if "config" not in info:
         raise UserError(f"{folder} was not trained here, it was imported: there is nothing to resume")
-    settings = check(kind, {**info["config"], "run": folder}, f"{folder}/run.json")
+    if info["algorithm"] != algorithm:
+        raise UserError(f"{folder} is a run of {info['algorithm']}: dressage {info['algorithm']} --resume {folder}")
+    settings = check(ALGORITHMS[algorithm].settings, {**info["config"], "run": folder}, f"{folder}/run.json")
     return train(settings, resume=True)
 
 
@@ -178,76 +160,19 @@ def _collect(metrics: list[dict[str, float]], report: Report, step: int, seen: d
     report(step, seen)
 
 
-def _build(settings: PPORun, inputs: Inputs, processes: Processes) -> tuple[Trainer, PromptSet]:
-    # The user's mistakes are found before the first weight is loaded, as far as that is possible.
-    rewards = _rewards(settings, inputs, processes.device)
-    if inputs.model is not None and inputs.tokenizer is None:
-        raise UserError("a model object comes without its tokenizer; pass tokenizer= as well")
-    tokenizer = inputs.tokenizer or load_tokenizer(settings.model.path, settings.model.gguf_file)
-    tokenizer = with_pad_token(tokenizer, settings.model.path)
-    prompts = _prompts(settings, inputs, tokenizer)
-    torch.manual_seed(
-        int(generator(settings.seed, Purpose.INITIAL_WEIGHTS).integers(2**32))
-    )  # adapters start at random
-    model = inputs.model or load_causal(settings.model.path, settings.model.gguf_file, settings.model.dtype)
-    policy = build_policy(
-        prepare(model), settings.model, settings.value, settings.reference, settings.sampling.temperature
-    ).to(processes.device)
-    processes.share_weights(policy)
-    sampler = Sampler(policy, tokenizer, settings.sampling, settings.seed)
-    trainer = Trainer(
-        settings=settings,
-        kl=settings.kl,
-        algorithm=settings.algorithm,
-        policy=policy,
-        optimizer=Optimizer(policy, settings.optimizer),
-        collector=Collector(prompts, sampler, rewards, tokenizer),
-        shaping=Shaping(settings.shaping),
-        processes=processes,
-        recorder=None,
-        kl_coef=settings.kl.coef,
-    )
-    return trainer, prompts
-
-
-def _rewards(settings: PPORun, inputs: Inputs, device: torch.device) -> tuple[Reward, ...]:
-    if inputs.rewards is None:
-        rewards = build_rewards(settings.rewards, device)
-    elif callable(inputs.rewards):
-        rewards = (Reward(getattr(inputs.rewards, "__name__", "reward"), inputs.rewards),)
-    else:
-        rewards = tuple(inputs.rewards)
-    if not rewards:
-        raise UserError("there is no reward: add [[rewards]] to the recipe, or pass rewards=")
-    return rewards
-
-
-def _prompts(settings: PPORun, inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
-    if inputs.prompts is None:
-        return load_prompts(settings.data, tokenizer)
-    limit = settings.data.max_prompt_tokens
-    if not isinstance(inputs.prompts, Mapping):
-        return tokenize(inputs.prompts, tokenizer, limit)
-    columns = dict(inputs.prompts)
-    column = settings.data.column
-    if column not in columns:
-        raise UserError(f"the prompts have no column {column!r}; they have {', '.join(columns) or 'none'}")
-    return tokenize(columns.pop(column), tokenizer, limit, columns=columns)
-
-
-def _describe(settings: PPORun, inputs: Inputs, trainer: Trainer, prompts: PromptSet) -> dict[str, Any]:
+def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
     """What run.json holds."""
-    tokenizer = trainer.collector.tokenizer
+    tokenizer = trainer.tokenizer
     return {
         "dressage": version("dressage"),
-        "algorithm": type(settings.algorithm).__name__.lower(),
+        "algorithm": name_of(settings),
         "config": settings.model_dump(mode="json"),
-        "inputs": [name for name, value in vars(inputs).items() if value is not None],
-        "model": {"name": settings.model.path, "fingerprint": fingerprint(causal(trainer.policy.model))},
+        "inputs": inputs.given,
+        "model": {"name": settings.model.path, "fingerprint": fingerprint(causal(trainer.model))},
         "tokenizer": {"fingerprint": _hash(sorted(tokenizer.get_vocab().items())), "pad": tokenizer.pad_token_id},
-        "eos_token_ids": trainer.collector.sampler.eos.tolist(),
-        "prompts": {"count": len(prompts), "dropped": list(prompts.dropped)},
-        "processes": trainer.processes.count,
+        **trainer.describe(),
+        "steps": trainer.steps,
+        "processes": trainer.learner.processes.count,
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")}
         | {"python": platform.python_version()},
     }
@@ -255,7 +180,7 @@ def _describe(settings: PPORun, inputs: Inputs, trainer: Trainer, prompts: Promp
 
 def _check_same_model(folder: Path, trainer: Trainer) -> None:
     started_with = open_run(folder).info["model"]["fingerprint"]
-    if fingerprint(causal(trainer.policy.model)) != started_with:
+    if fingerprint(causal(trainer.model)) != started_with:
         raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
 
 

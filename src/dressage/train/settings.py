@@ -1,42 +1,57 @@
 """The settings of a training run that every algorithm shares."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dressage.config import Settings
-from dressage.data.prompts import DataSettings
-from dressage.models.settings import ModelSettings
+from dressage.data.examples import Examples
+from dressage.data.prompts import PromptSettings
+from dressage.models.settings import ModelSettings, ReferenceSettings, ValueSettings
+from dressage.models.trained import load_start, load_start_tokenizer
 from dressage.rewards.settings import RewardSettings, ShapingSettings
 from dressage.sampling.settings import SamplingSettings
+from dressage.text.cleaning import CleaningSettings
 
 
-class KLSettings(Settings):
-    """The penalty for leaving the reference."""
+class CoefficientSettings(Settings):
+    """How much leaving the reference costs."""
 
     coef: float = Field(0.05, ge=0)
     """β: reward = score − β · KL"""
-    estimator: Literal["kl", "abs", "mse", "k3", "full"] = "kl"
-    """of the penalty: kl = k1 = Δ (log π − log π_ref), abs = |Δ|, mse = k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ, full = exact
-    over the vocabulary; the reported objective KL is k1 whatever stands here"""
     target: float | None = Field(None, gt=0)
     """adapt β so that the objective KL (nats per response) stays near this; none = β stays fixed"""
     horizon: float = Field(10_000, gt=0)
     """responses over which β adapts: one step changes it by at most 0.2 · responses / horizon"""
 
 
-class UpdateSettings(Settings):
+class KLSettings(CoefficientSettings):
+    """The penalty for leaving the reference."""
+
+    estimator: Literal["kl", "abs", "mse", "k3", "full"] = "kl"
+    """of the penalty: kl = k1 = Δ (log π − log π_ref), abs = |Δ|, mse = k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ, full = exact
+    over the vocabulary; the reported objective KL is k1 whatever stands here"""
+
+
+class OptimizeSettings(Settings):
+    """How a batch becomes an optimiser step."""
+
+    micro_batch_size: int = Field(0, ge=0)
+    """sequences in memory at a time; 0 = all. It changes no number but rounding"""
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    """gradients are scaled down to this norm; none = off"""
+
+
+class UpdateSettings(OptimizeSettings):
     """How one step's rollouts become new weights."""
 
     epochs: int = Field(4, ge=1)
     """passes over the step's rollouts"""
     mini_batches: int = Field(1, ge=1)
     """optimiser steps per pass"""
-    micro_batch_size: int = Field(0, ge=0)
-    """responses in memory at a time, when scoring and when training; 0 = all. It changes no number but rounding"""
-    max_grad_norm: float | None = Field(1.0, gt=0)
-    """gradients are scaled down to this norm; none = off"""
     max_ratio: float | None = Field(10.0, gt=1)
     """skip an optimiser step whose mean ratio π/π_old is over this; the skipped step changes nothing; none = off"""
     target_policy_kl: float | None = Field(None, gt=0)
@@ -69,6 +84,30 @@ class CheckpointSettings(Settings):
     """the newest ones that stay on disk"""
 
 
+class BatchSettings(OptimizeSettings):
+    """How a batch of examples becomes an optimiser step."""
+
+    layout: Literal["packed", "grouped", "padded"] = "packed"
+    """of the examples in memory. "packed": several in a row, each with its own positions and attention, so that
+    almost nothing is padding; "grouped": examples of similar length together; "padded": as they come. It changes no
+    number but rounding"""
+
+
+class RolloutCheckpointSettings(CheckpointSettings):
+    """What a killed run continues from."""
+
+    updates: int = Field(0, ge=0)
+    """optimiser steps between checkpoints inside a training step, whose rollouts are then kept with them; 0 = only
+    between training steps"""
+
+
+class EvaluationSettings(Settings):
+    """Measuring on rows that are not learned from."""
+
+    every: int = Field(0, ge=0)
+    """training steps between evaluations; 0 = only before the first step and after the last"""
+
+
 class RunSettings(Settings):
     """What every run has, whatever its algorithm."""
 
@@ -76,28 +115,63 @@ class RunSettings(Settings):
     """the run's folder; it must not exist yet"""
     seed: int = Field(0, ge=0)
     """with the same seed a run is the same, bit for bit on CPU"""
+    model: ModelSettings = ModelSettings()
+    """the model that learns"""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """AdamW"""
+
+    @property
+    def algorithm(self) -> Any:
+        """The group of settings that is the algorithm."""
+        raise NotImplementedError
+
+
+class RolloutRun(RunSettings):
+    """A run that learns from responses it samples itself."""
+
     steps: int = Field(100, ge=1)
     """training steps: sample, score, update"""
     batch_size: int = Field(64, ge=1)
     """responses per step, over all processes"""
     samples_per_prompt: int = Field(1, ge=1)
     """responses sampled to the same prompt within a step"""
-    model: ModelSettings = ModelSettings()
-    """the policy"""
-    data: DataSettings = DataSettings()
+    data: PromptSettings = PromptSettings()
     """the prompts"""
     sampling: SamplingSettings = SamplingSettings()
     """how responses are sampled"""
     rewards: tuple[RewardSettings, ...] = ()
     """what is rewarded; written [[rewards]] in a recipe"""
+    cleaning: CleaningSettings = CleaningSettings()
+    """where responses are cut, and which are discarded"""
     shaping: ShapingSettings = ShapingSettings()
     """what happens to the reward before training uses it"""
+    kl: CoefficientSettings = CoefficientSettings()
+    """the penalty for leaving the reference"""
+    reference: ReferenceSettings = ReferenceSettings()
+    """the reference"""
     update: UpdateSettings = UpdateSettings()
     """how rollouts become new weights"""
-    optimizer: OptimizerSettings = OptimizerSettings()
-    """AdamW"""
-    checkpoint: CheckpointSettings = CheckpointSettings()
+    checkpoint: RolloutCheckpointSettings = RolloutCheckpointSettings()
     """what a killed run continues from"""
+
+    @property
+    def critic(self) -> ValueSettings | None:
+        """The critic, for algorithms that have one."""
+        return None
+
+    @property
+    def penalty(self) -> str | None:
+        """The estimator of the KL penalty that the loop computes, for algorithms that do not do it themselves."""
+        return None
+
+    @property
+    def scoring_temperature(self) -> float:
+        """What divides the logits of policy and reference when responses are scored."""
+        return self.sampling.temperature
+
+    def sampling_temperature(self, step: int) -> float:
+        """What divides the logits when the responses of a training step are sampled."""
+        return self.sampling.temperature
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -112,3 +186,60 @@ class RunSettings(Settings):
         if self.shaping.normalise and not self.shaping.scale:
             raise ValueError("shaping.normalise needs shaping.scale")
         return self
+
+    @model_validator(mode="after")
+    def _check_penalty(self) -> Self:
+        if self.reference.kind == "none" and self.kl.coef:
+            raise ValueError(f"kl.coef {self.kl.coef:g} needs a reference; set reference.kind or kl.coef = 0")
+        if self.kl.target is not None and self.kl.coef == 0:
+            raise ValueError("kl.coef 0 stays 0 whatever kl.target is; start from a coefficient above 0")
+        if self.kl.target is not None and 0.2 * self.batch_size >= self.kl.horizon:
+            raise ValueError(
+                f"kl.horizon {self.kl.horizon:g} is too short for batch_size {self.batch_size}: "
+                f"one step could make the coefficient negative; set it over {0.2 * self.batch_size:g}"
+            )
+        return self
+
+
+class ExampleRun(RunSettings):
+    """A run that learns from examples which others made."""
+
+    epochs: float = Field(1.0, gt=0)
+    """passes over the examples"""
+    steps: int | None = Field(None, ge=1)
+    """optimiser steps; none = as many as the passes need"""
+    batch_size: int = Field(32, ge=1)
+    """examples per optimiser step, over all processes"""
+    update: BatchSettings = BatchSettings()
+    """how a batch becomes an optimiser step"""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """measuring on rows that are not learned from"""
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    """what a killed run continues from"""
+
+    def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[Any]:
+        """Read what is learned from."""
+        raise NotImplementedError
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the model as it starts."""
+        return load_start_tokenizer(self.model)
+
+    def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """The model as it starts, before adapters."""
+        return load_start(self.model, self.model.quantization)
+
+    def role(self, model: Any) -> nn.Module:
+        """Wrap a model so that it says of a batch what the algorithm's loss reads."""
+        raise NotImplementedError
+
+    def prepare(self, examples: Examples[Any], learner: Any, folder: Path, step: int) -> Examples[Any]:
+        """Add to the examples what must be known before the next step, which is `step`."""
+        return examples
+
+    def finished(self, model: Any) -> Any:
+        """The model as it is saved."""
+        return model
+
+    def report(self, trainer: Any, folder: Path) -> None:
+        """Leave more than metrics about the trained model in the run's folder."""

@@ -1,20 +1,23 @@
-"""From credited rollouts to new weights. The only place that divides: by the weight of the whole mini-batch."""
+"""From credited data to new weights. The only place that divides: by the weight of the whole mini-batch."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dressage.algorithms.base import Algorithm
-from dressage.models.policy import Policy, Scores
 from dressage.ops.masked import weighted_mean
 from dressage.sampling.randomness import Purpose, generator
 from dressage.train.finite import check_finite
 from dressage.train.optimizer import Optimizer
 from dressage.train.processes import Processes
-from dressage.train.settings import UpdateSettings
+from dressage.train.settings import OptimizeSettings, UpdateSettings
 from dressage.types import Batch
+
+Metrics = dict[str, float]
 
 
 class Place(NamedTuple):
@@ -25,51 +28,102 @@ class Place(NamedTuple):
     learning_rate: float
 
 
+@dataclass(frozen=True)
+class Learner:
+    """What learns, by which algorithm, together with whom.
+
+    `model` says of a batch what the algorithm's `loss` reads; it is changed in place.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    algorithm: Algorithm
+    processes: Processes
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
 def update(
-    policy: Policy,
-    optimizer: Optimizer,
-    algorithm: Algorithm,
+    learner: Learner,
     batch: Batch,
     settings: UpdateSettings,
-    processes: Processes,
     place: Place,
-    first: Scores | None = None,
-) -> list[dict[str, float]]:
+    *,
+    first: Any = None,
+    done: Sequence[Metrics] = (),
+    after: Callable[[list[Metrics]], None] = lambda _: None,
+) -> list[Metrics]:
     """Train on one step's rollouts.
 
     Args:
-        policy: the model, changed in place.
-        optimizer: of its parameters.
-        algorithm: says what is averaged over and what is minimised.
+        learner: changed in place.
         batch: the credited rollouts of all processes.
         settings: epochs, mini-batches and guards.
-        processes: who else computes.
         place: seed, step and learning rate.
         first: scores of this process' share under the present weights, with their graph. Given where the step is a
             single pass over a single micro-batch: scoring has then done the forward pass already.
+        done: metrics of the mini-batches that were done before a kill.
+        after: called after every mini-batch with the metrics so far.
 
     Returns:
         the metrics of every mini-batch, in order.
     """
-    metrics = []
-    for rows in _mini_batches(len(batch), settings, place):
-        optimizer.zero_grad()
-        seen = _accumulate(policy, algorithm, batch.take(rows), settings, processes, place, first)
-        verdict = _verdict(seen, settings)
-        if verdict == "step":
-            processes.sum_gradients(policy)
-            norm = optimizer.grad_norm(settings.max_grad_norm)
-            check_finite(place.step, {"the gradient": norm})
-            optimizer.step(place.learning_rate)
-            seen["optim/grad_norm"] = float(norm)
-        metrics.append({**seen, "optim/skipped": float(verdict == "skip"), "optim/stopped": float(verdict == "stop")})
-        if verdict == "stop":
+    metrics = list(done)
+    if done and done[-1]["optim/stopped"]:
+        return metrics
+    for rows in list(_mini_batches(len(batch), settings, place))[len(done) :]:
+        seen = optimize(learner, batch.take(rows), settings, place, first, lambda seen: _verdict(seen, settings))
+        metrics.append(seen)
+        after(metrics)
+        if seen["optim/stopped"]:
             break
-    optimizer.zero_grad()
     return metrics
 
 
-def averaged(metrics: list[dict[str, float]]) -> dict[str, float]:
+def optimize(
+    learner: Learner,
+    mini: Batch,
+    settings: OptimizeSettings,
+    place: Place,
+    first: Any = None,
+    judge: Callable[[Metrics], str] = lambda _: "step",
+) -> Metrics:
+    """One optimiser step on one mini-batch of all processes, unless `judge` says "skip" or "stop" of its metrics."""
+    optimizer, processes = learner.optimizer, learner.processes
+    optimizer.zero_grad()
+    seen = _accumulate(learner, mini, settings, place, first)
+    # Nothing but empty responses: there is no gradient to follow.
+    verdict = judge(seen) if seen["optim/weight"] else "skip"
+    if verdict == "step":
+        processes.sum_gradients(learner.model)
+        norm = optimizer.grad_norm(settings.max_grad_norm)
+        check_finite(place.step, {"the gradient": norm})
+        optimizer.step(place.learning_rate)
+        seen["optim/grad_norm"] = float(norm)
+    optimizer.zero_grad()
+    return {**seen, "optim/skipped": float(verdict == "skip"), "optim/stopped": float(verdict == "stop")}
+
+
+@torch.no_grad()
+def measure(learner: Learner, batch: Batch, micro_batch_size: int) -> tuple[Metrics, float]:
+    """The weighted sums of an algorithm's metrics over data that is not learned from, and the weight.
+
+    They are of this process alone; `batch` is its share.
+    """
+    sums: Metrics = {}
+    weight = 0.0
+    for micro in batch.split(micro_batch_size or len(batch)):
+        micro = micro.to(learner.device)
+        weights = learner.algorithm.weights(micro)
+        for name, items in learner.algorithm.loss(learner.model(micro), micro).means.items():
+            sums[name] = sums.get(name, 0.0) + float(weighted_mean(items, weights, 1.0))
+        weight += float(weights.sum())
+    return sums, weight
+
+
+def averaged(metrics: list[Metrics]) -> Metrics:
     """One step's metrics: maxima over its mini-batches where the name says so, means otherwise."""
     names = dict.fromkeys(name for seen in metrics for name in seen)
     values = {name: [seen[name] for seen in metrics if name in seen] for name in names}
@@ -85,38 +139,29 @@ def _mini_batches(size: int, settings: UpdateSettings, place: Place) -> Iterator
         yield from torch.from_numpy(order).tensor_split(settings.mini_batches)
 
 
-def _accumulate(
-    policy: Policy,
-    algorithm: Algorithm,
-    mini: Batch,
-    settings: UpdateSettings,
-    processes: Processes,
-    place: Place,
-    first: Scores | None,
-) -> dict[str, float]:
+def _accumulate(learner: Learner, mini: Batch, settings: OptimizeSettings, place: Place, first: Any) -> Metrics:
+    algorithm, processes = learner.algorithm, learner.processes
     # Fixed before the first micro-batch, over all processes: neither can change a gradient by its own count.
-    total = float(algorithm.weights(mini).sum())
-    means: dict[str, float] = {}
-    maxima: dict[str, float] = {}
+    total, weight = float(algorithm.total(mini)), float(algorithm.weights(mini).sum())
+    means: Metrics = {}
+    maxima: Metrics = {}
     share = processes.share(len(mini))
     mine = mini.take(torch.tensor(share)) if len(share) else None
-    for micro in mine.split(settings.micro_batch_size or len(mine)) if mine is not None and total else ():
-        micro = micro.to(policy.device)
+    for micro in mine.split(settings.micro_batch_size or len(mine)) if mine is not None and weight else ():
+        micro = micro.to(learner.device)
         weights = algorithm.weights(micro)
-        result = algorithm.loss(policy(micro) if first is None else first, micro)
+        result = algorithm.loss(learner.model(micro) if first is None else first, micro)
         loss = weighted_mean(result.loss, weights, total)
         check_finite(place.step, {"the loss": loss.detach(), **_detached(result.means)}, weights)
         loss.backward()
         for name, items in _detached(result.means).items():
-            means[name] = means.get(name, 0.0) + float(weighted_mean(items, weights, total))
-        for name, items in _detached(result.maxima).items():
-            maxima[name] = max(maxima.get(name, 0.0), float((items * weights).max()))
-    return {**processes.combine(means, sum), **processes.combine(maxima, max), "optim/weight": total}
+            means[name] = means.get(name, 0.0) + float(weighted_mean(items, weights, weight))
+        for name, items in _detached(result.maxima).items() if bool((weights > 0).any()) else ():
+            maxima[name] = max(maxima.get(name, -math.inf), float(items[weights > 0].max()))
+    return {**processes.combine(means, sum), **processes.combine(maxima, max), "optim/weight": weight}
 
 
-def _verdict(seen: dict[str, float], settings: UpdateSettings) -> str:
-    if not seen["optim/weight"]:
-        return "skip"  # nothing but empty responses: there is no gradient to follow
+def _verdict(seen: Metrics, settings: UpdateSettings) -> str:
     if settings.target_policy_kl is not None and seen.get("policy/kl", 0.0) > 1.5 * settings.target_policy_kl:
         return "stop"
     if settings.max_ratio is not None and seen.get("policy/ratio", 1.0) > settings.max_ratio:

@@ -1,0 +1,102 @@
+"""DPO (arXiv:2305.18290) and its kin: make the preferred of two responses likelier, without a reward model."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from dressage.algorithms.base import Loss
+from dressage.config import Settings
+from dressage.data.examples import Examples, load_pairs
+from dressage.data.tokens import PairSettings, PairTokens
+from dressage.models.sequences import PairLogprobs, PairPolicy
+from dressage.models.settings import FrozenSettings, StartSettings
+from dressage.models.trained import load_start
+from dressage.ops import preferences
+from dressage.train.reference import with_reference
+from dressage.train.settings import ExampleRun
+from dressage.train.update import Learner
+from dressage.types import Batch
+
+
+class DPO(Settings):
+    """Direct preference optimisation."""
+
+    loss_type: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    """sigmoid: DPO; ipo: a regression to the margin 1/(2β) (arXiv:2310.12036); hinge: SLiC (arXiv:2305.10425)"""
+    beta: float = Field(0.1, gt=0)
+    """how strongly the policy is held to the reference"""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """share of pairs that are labelled the wrong way round (conservative DPO); sigmoid only"""
+    length_normalised: bool = False
+    """log-probabilities per token instead of per response (arXiv:2411.15124, eq. 6)"""
+    reference_free: bool = False
+    """compare with nothing: log π takes the place of log π − log π_ref"""
+
+    def weights(self, batch: Batch) -> Tensor:
+        """Every pair counts once: `[B]`."""
+        return batch["chosen_length"].new_ones(len(batch)).float()
+
+    def total(self, batch: Batch) -> Tensor:
+        return self.weights(batch).sum()
+
+    def loss(self, scores: PairLogprobs, batch: Batch) -> Loss:
+        """One number per pair, `[B]`."""
+        chosen = self._log_ratio(scores.chosen, batch, "chosen")
+        rejected = self._log_ratio(scores.rejected, batch, "rejected")
+        match self.loss_type:
+            case "sigmoid":
+                loss = preferences.dpo(chosen, rejected, self.beta, self.label_smoothing)
+            case "ipo":
+                loss = preferences.ipo(chosen, rejected, self.beta)
+            case "hinge":
+                loss = preferences.hinge(chosen, rejected, self.beta)
+        means = {
+            "loss/total": loss,
+            "dpo/accuracy": (chosen > rejected).float(),
+            "dpo/reward_chosen": self.beta * chosen,
+            "dpo/reward_rejected": self.beta * rejected,
+            "dpo/reward_margin": self.beta * (chosen - rejected),
+            "logprob/chosen": scores.chosen,
+            "logprob/rejected": scores.rejected,
+        }
+        return Loss(loss, means)
+
+    def _log_ratio(self, logprob: Tensor, batch: Batch, side: str) -> Tensor:
+        ratio = logprob if self.reference_free else logprob - batch[f"{side}_reference"]
+        return ratio / batch[f"{side}_mask"].sum(1) if self.length_normalised else ratio
+
+
+class DPORun(ExampleRun):
+    """Train a model on pairs of a better and a worse response."""
+
+    dpo: DPO = DPO()
+    """the algorithm"""
+    data: PairSettings = PairSettings()
+    """the pairs"""
+    reference: FrozenSettings = FrozenSettings()
+    """the model the policy is compared with"""
+
+    @property
+    def algorithm(self) -> DPO:
+        return self.dpo
+
+    def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[PairTokens]:
+        return load_pairs(self.data, tokenizer, self.seed)
+
+    def role(self, model: Any) -> nn.Module:
+        return PairPolicy(model, self.update.layout == "packed")
+
+    def prepare(
+        self, examples: Examples[PairTokens], learner: Learner, folder: Path, step: int
+    ) -> Examples[PairTokens]:
+        """Score all pairs with the reference, once."""
+        if self.dpo.reference_free:
+            return examples
+        model = learner.model
+        if self.reference.path is not None:
+            model = self.role(load_start(StartSettings(path=self.reference.path, dtype=self.model.dtype))).to(learner.device)
+        at_once = self.update.micro_batch_size or self.batch_size
+        return with_reference(examples, model, learner.processes, folder, step, at_once)

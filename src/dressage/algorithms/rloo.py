@@ -1,0 +1,79 @@
+"""RLOO (arXiv:2402.14740): REINFORCE with a response as one action and the other responses' mean as its baseline."""
+
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from dressage.algorithms.base import Loss
+from dressage.algorithms.grouped import GroupAlgorithm, OnePassSettings
+from dressage.models.policy import Scores
+from dressage.ops import kl, ratios
+from dressage.ops.groups import centred, group_stds, leave_one_out
+from dressage.ops.token_rewards import penalised
+from dressage.train.settings import RolloutRun
+from dressage.types import Batch
+
+
+class RLOO(GroupAlgorithm):
+    """REINFORCE leave-one-out."""
+
+    ratio: Literal["sequence", "token"] = "sequence"
+    """π/π_old that is clipped: of the whole response, or of every token. In the first pass both are 1 and the gradient
+    is the same"""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """of the KL that β takes off the reward: k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ"""
+    whiten_advantages: bool = False
+    """advantages get mean 0 and standard deviation 1 over the responses of the step"""
+
+    def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
+        """Add `signal` `[B]`, the reward after the KL, and `advantage` `[B, T]`, the same on all its tokens."""
+        signal, mask = rollouts["shaped_reward"], rollouts["mask"]
+        if "ref_logprob" in rollouts:
+            spent = kl.SCHULMAN[self.kl_estimator](rollouts["logprob"], rollouts["ref_logprob"])
+            signal = penalised(signal, spent, mask, kl_coef)
+        advantage = leave_one_out(signal, rollouts["group"])
+        if self.whiten_advantages:
+            step = torch.zeros_like(rollouts["group"])
+            advantage = centred(advantage, step) / (group_stds(advantage, step) + 1e-4)
+        return rollouts.with_columns(signal=signal, advantage=advantage[:, None] * mask)
+
+    def weights(self, batch: Batch) -> Tensor:
+        """`[B, T]`: every token counts once, or every response once where its tokens share one ratio."""
+        mask = batch["mask"]
+        return mask if self.ratio == "token" else mask / mask.sum(1, keepdim=True).clamp_min(1.0)
+
+    def total(self, batch: Batch) -> Tensor:
+        """The responses of the mini-batch: their losses are sums over tokens, and are averaged."""
+        return torch.tensor(len(batch))
+
+    def loss(self, scores: Scores, batch: Batch) -> Loss:
+        """Clipped policy loss of every token, or of its whole response, `[B, T]`."""
+        if self.ratio == "token":
+            ratio = ratios.token_ratio(scores.logprob, batch["logprob"])
+        else:
+            ratio = ratios.log_ratio(scores.logprob, batch["logprob"], batch["mask"]).exp()[:, None]
+            ratio = ratio.expand_as(scores.logprob)
+        return self.clipped(scores, batch, ratio)
+
+
+class RLOORun(RolloutRun):
+    """Train a model by RLOO: sample several responses to each prompt, and make the better of them likelier."""
+
+    samples_per_prompt: int = Field(4, ge=1)
+    """responses sampled to the same prompt within a step: the group"""
+    rloo: RLOO = RLOO()
+    """the algorithm"""
+    update: OnePassSettings = OnePassSettings()
+    """how rollouts become new weights"""
+
+    @property
+    def algorithm(self) -> RLOO:
+        return self.rloo
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if self.samples_per_prompt == 1:
+            raise ValueError("samples_per_prompt 1 leaves no other response to compare one with; set it to 2 or more")
+        return self

@@ -1,0 +1,85 @@
+"""Runs the stages of a recipe that are not done yet."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dressage.align.recipe import read_recipe
+from dressage.align.stages import Stage, State
+from dressage.errors import UserError
+
+
+def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
+    """Do a whole recipe: what is done is skipped, what was begun is continued.
+
+    All stages are checked before the first one runs, and their folders are all that is known about an earlier call.
+    They run in this process, one after the other: the memory of one stage is used again by the next.
+
+    Args:
+        recipe: a TOML file with a table for every stage.
+        flags: settings that are laid over it, such as `--ppo.kl.coef 0.1`.
+
+    Raises:
+        UserError: the recipe or the data of any stage is wrong, or a stage went wrong.
+    """
+    console = Console(quiet=os.environ.get("RANK", "0") != "0")  # as torchrun numbers the processes
+    stages = read_recipe(recipe, flags)
+    states = {stage.name: stage.state for stage in stages}
+    console.print(_plan(stages, states))
+    _check(stages)
+    for stage in stages:
+        if states[stage.name] is State.DONE:
+            continue
+        console.print(f"\n{stage.name}: dressage {stage.command}, in {stage.folder}", highlight=False, soft_wrap=True)
+        with _named(stage):
+            stage.run()
+    console.print(_summary(stages, states))
+    return stages
+
+
+@contextmanager
+def _named(stage: Stage) -> Iterator[None]:
+    """A mistake is said together with the stage in which it is found."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"stage {stage.name}: {error}") from error
+
+
+def _check(stages: Sequence[Stage]) -> None:
+    known = {stage.name: stage for stage in stages}
+    for stage in stages:
+        with _named(stage):
+            _check_order(stage, known)
+            stage.check(known)
+
+
+def _check_order(stage: Stage, known: dict[str, Stage]) -> None:
+    """A stage that has begun was begun with models that are there."""
+    missing = [name for name in stage.needs if known[name].state is not State.DONE]
+    if missing and stage.state is not State.NEW:
+        raise UserError(
+            f"{stage.folder} was made with the model of {missing[0]}, which is to be trained again; "
+            "remove that folder as well"
+        )
+
+
+def _plan(stages: Sequence[Stage], states: dict[str, State]) -> Table:
+    table = Table("stage", "command", "builds on", "folder", "", title="Plan")
+    for stage in stages:
+        needs = ", ".join(stage.needs)
+        table.add_row(stage.name, stage.command, needs, str(stage.folder), states[stage.name].value)
+    return table
+
+
+def _summary(stages: Sequence[Stage], states: dict[str, State]) -> Table:
+    did = {State.NEW: "done", State.STARTED: "continued", State.DONE: "was done"}
+    table = Table("stage", "", "seconds", "result", title="Done")
+    for stage in stages:
+        seconds, text = stage.result()
+        table.add_row(stage.name, did[states[stage.name]], f"{seconds:.0f}", text)
+    return table

@@ -1,0 +1,130 @@
+"""Tokenized examples as a trainer takes them: any stretch of an endless stream, as padded columns."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dressage.data.load import Loaded, load
+from dressage.data.order import InMemory, Mixed, Stream
+from dressage.data.tokens import (
+    PairSettings,
+    PairTokens,
+    TextSettings,
+    Tokenized,
+    Tokens,
+    tokenize_demonstrations,
+    tokenize_pairs,
+)
+from dressage.data.types import Demonstration, Pair
+from dressage.errors import UserError
+from dressage.types import Batch
+
+T = TypeVar("T")
+E = TypeVar("E", Tokens, PairTokens)
+R = TypeVar("R", Demonstration, Pair)
+
+
+@dataclass(frozen=True)
+class Examples(Generic[T]):
+    """What is learned from and what is held out."""
+
+    train: Stream[T]
+    held_out: Sequence[T]
+    collate: Callable[[Sequence[T]], Batch]
+    notes: tuple[str, ...] = ()
+    """what was dropped or cut, in words"""
+
+    def with_data(self, train: Stream[T], held_out: Sequence[T]) -> "Examples[T]":
+        return replace(self, train=train, held_out=held_out)
+
+
+def load_demonstrations(settings: TextSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples[Tokens]:
+    """Read and tokenize what `dressage sft` learns from.
+
+    Raises:
+        UserError: there is no such data, or nothing usable in it.
+    """
+    loaded = load(settings, Demonstration)
+    return _examples(loaded, lambda rows: tokenize_demonstrations(rows, tokenizer, settings), collate, seed)
+
+
+def load_texts(settings: TextSettings) -> Iterator[str]:
+    """Every text that `load_demonstrations` would tokenize, for making a tokenizer of them."""
+    loaded = load(settings, Demonstration)
+    for row in chain(*(source.rows for source in loaded.sources), loaded.held_out):
+        for said in (row.prompt, row.response):
+            yield said if isinstance(said, str) else "".join(turn.content for turn in said)
+
+
+def load_pairs(settings: PairSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples[PairTokens]:
+    """Read and tokenize pairs of a better and a worse response.
+
+    Raises:
+        UserError: there is no such data, or nothing usable in it.
+    """
+    loaded = load(settings, Pair)
+    return _examples(loaded, lambda rows: tokenize_pairs(rows, tokenizer, settings), collate_pairs, seed)
+
+
+def _examples(
+    loaded: Loaded[R], tokenize: Callable[[Sequence[R]], Tokenized[E]], put: Callable[[Sequence[E]], Batch], seed: int
+) -> Examples[E]:
+    held_out = tokenize(loaded.held_out).examples if loaded.held_out else ()
+    if loaded.settings.stream:
+        stream = loaded.stream(lambda rows: (e for part in _parts(rows) for e in tokenize(part).examples), seed)
+        return Examples(stream, held_out, put, tuple(loaded.notes()))
+    parts = [tokenize(list(source.rows)) for source in loaded.sources]
+    if not all(part.examples for part in parts):
+        raise UserError("; ".join(["there is no example left to learn from", *(n for p in parts for n in p.notes())]))
+    orders = [
+        InMemory(part.examples, seed, shuffle=loaded.settings.shuffle, source=number)
+        for number, part in enumerate(parts)
+    ]
+    order = orders[0] if len(orders) == 1 else Mixed(orders, [source.weight for source in loaded.sources])
+    notes = [*loaded.notes(), *(note for part in parts for note in part.notes())]
+    return Examples(order, held_out, put, tuple(notes))
+
+
+def _parts(rows: Iterable[R]) -> Iterator[list[R]]:
+    """Rows a thousand at a time: tokenizers are faster with many."""
+    rest = iter(rows)
+    while part := list(islice(rest, 1000)):
+        yield part
+
+
+def collate(examples: Sequence[Tokens]) -> Batch:
+    """Columns `ids`, `mask` `[B, L]`, padded on the right, and `length` `[B]`."""
+    return Batch(_columns(examples, ""))
+
+
+def collate_pairs(pairs: Sequence[PairTokens]) -> Batch:
+    """The columns of `collate` for both responses, `margin` `[B]` and, where they are known, their reference scores."""
+    columns = _columns([pair.chosen for pair in pairs], "chosen_")
+    columns |= _columns([pair.rejected for pair in pairs], "rejected_")
+    columns["margin"] = torch.tensor([pair.margin or 0.0 for pair in pairs])
+    known = [pair.reference for pair in pairs if pair.reference is not None]
+    if len(known) == len(pairs):
+        columns["chosen_reference"], columns["rejected_reference"] = torch.tensor(known).unbind(1)
+    return Batch(columns)
+
+
+def _columns(examples: Sequence[Tokens], prefix: str) -> dict[str, Tensor]:
+    width = max(len(example.ids) for example in examples)
+    ids = torch.zeros(len(examples), width, dtype=torch.long)
+    mask = torch.zeros(len(examples), width)
+    for row, example in enumerate(examples):
+        ids[row, : len(example.ids)] = torch.tensor(example.ids)
+        mask[row, : len(example.ids)] = torch.tensor(example.learn, dtype=torch.float32)
+    mask[:, 0] = 0.0  # nothing comes before the first token that it could be predicted from
+    length = torch.tensor([len(example.ids) for example in examples])
+    return {f"{prefix}ids": ids, f"{prefix}mask": mask, f"{prefix}length": length}
+
+
+def size_of(example: Tokens | PairTokens) -> int:
+    """Tokens of an example, of a pair those of both responses."""
+    return len(example.ids) if isinstance(example, Tokens) else len(example.chosen.ids) + len(example.rejected.ids)

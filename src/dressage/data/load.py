@@ -1,0 +1,172 @@
+"""From settings to rows: every source read, converted to one kind of row, and split."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, TypeVar
+
+from dressage.data.fields import Fields, Row, Skip
+from dressage.data.formats import NAMES, convert, recognise
+from dressage.data.notes import Notes
+from dressage.data.order import InMemory, Mixed, Stream, Streamed
+from dressage.data.settings import DataSettings, SourceSettings
+from dressage.data.sources import read
+from dressage.data.types import Demonstration, Pair, Prompt
+from dressage.errors import UserError
+
+R = TypeVar("R", bound=Prompt | Demonstration | Pair)
+T = TypeVar("T")
+
+
+class Rows(Generic[R]):
+    """The rows of one source as one kind; every iteration reads them anew.
+
+    Args:
+        source: where they are.
+        kind: what they are converted to.
+        stream: whether a Hub data set is read while it is downloaded.
+        limit: read so many rows at most.
+    """
+
+    def __init__(self, source: SourceSettings, kind: type[R], *, stream: bool = False, limit: int | None = None):
+        self.source, self.kind, self.stream, self.limit = source, kind, stream, limit
+        self.notes = Notes()
+        """what was dropped or skipped in the latest reading, as far as it has come"""
+
+    def __iter__(self) -> Iterator[R]:
+        self.notes = Notes()
+        return islice(self._read(), self.limit)
+
+    def _read(self) -> Iterator[R]:
+        recognised: str | None = None
+        for number, raw in enumerate(read(self.source, stream=self.stream)):
+            if number == 0:
+                self._check_mapping(raw)
+            row = self._renamed(raw)
+            stated = self.source.format or row.format
+            if stated is None and recognised is None:
+                recognised = recognise(row.values, self.kind, row.place)
+            try:
+                yield convert(stated or recognised or "", Fields(row, self.notes), self.kind)
+            except Skip as skip:
+                self.notes.add(str(skip), row.place)
+
+    def _renamed(self, row: Row) -> Row:
+        if not self.source.columns:
+            return row
+        mapping = self.source.columns
+        kept = {name: value for name, value in row.values.items() if name not in {*mapping, *mapping.values()}}
+        named = {ours: row.values[theirs] for ours, theirs in mapping.items() if theirs in row.values}
+        return row._replace(values=named | kept)
+
+    def _check_mapping(self, row: Row) -> None:
+        for ours, theirs in self.source.columns.items():
+            if theirs not in row.values:
+                raise UserError(
+                    f"{row.place}: there is no column {theirs!r} to read as {ours!r} (data.columns); "
+                    f"it has {', '.join(row.values)}"
+                )
+
+
+@dataclass(frozen=True)
+class Source(Generic[R]):
+    """The rows of one source that are trained on."""
+
+    rows: Sequence[R] | Rows[R]
+    """a list, or when streaming what reads them"""
+    weight: float
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[R]):
+    """The rows of a run."""
+
+    sources: tuple[Source[R], ...]
+    """one, or those of a mix"""
+    held_out: list[R]
+    settings: DataSettings
+    read: tuple[Rows[R], ...]
+    """everything that was or is being read, for the sake of its notes"""
+
+    @property
+    def train(self) -> list[R]:
+        """The rows of all sources, one source after the other; when streaming, this reads everything."""
+        return [row for source in self.sources for row in source.rows]
+
+    def notes(self) -> list[str]:
+        """What was dropped or skipped, in lines; when streaming, in the latest pass as far as it has come."""
+        return [line for rows in self.read for line in rows.notes.lines()]
+
+    def stream(self, prepare: Callable[[Iterable[R]], Iterable[T]], seed: int) -> Stream[T]:
+        """Endless passes over the rows in the order the settings ask for.
+
+        Args:
+            prepare: makes items of rows, such as their tokens; it may leave rows out. It is called once per source
+                with all of its rows or, when streaming, once per pass with an iterator.
+            seed: the seed of the run.
+        """
+        streams = [self._one(source, number, prepare, seed) for number, source in enumerate(self.sources)]
+        return streams[0] if len(streams) == 1 else Mixed(streams, [source.weight for source in self.sources])
+
+    def _one(
+        self, source: Source[R], number: int, prepare: Callable[[Iterable[R]], Iterable[T]], seed: int
+    ) -> Stream[T]:
+        rows, shuffle = source.rows, self.settings.shuffle
+        if isinstance(rows, Rows):
+            buffer = self.settings.shuffle_buffer
+            return Streamed(lambda: prepare(rows), seed, shuffle=shuffle, buffer=buffer, source=number)
+        return InMemory(list(prepare(rows)), seed, shuffle=shuffle, source=number)
+
+
+def load(settings: DataSettings, kind: type[R]) -> Loaded[R]:
+    """The rows of the settings, converted to one kind.
+
+    Args:
+        settings: what to read, and what of it to hold out.
+        kind: Prompt, Demonstration or Pair.
+
+    Raises:
+        UserError: no such data, rows that are not what their format expects, or none that can be used.
+    """
+    wanted = settings.mix or (settings,)
+    read = [Rows(source, kind, stream=settings.stream, limit=settings.max_rows) for source in wanted]
+    apart = _held_out_source(settings)
+    if apart is not None:
+        read.append(Rows(apart, kind, stream=settings.stream))
+    held_out = _all(read[-1]) if apart is not None else []
+    sources = []
+    for source, rows in zip(wanted, read, strict=False):
+        kept: Sequence[R] | Rows[R] = rows
+        if not settings.stream:
+            kept, last = _split(_all(rows), settings.validation, source.path)
+            held_out += last
+        sources.append(Source(kept, source.weight))
+    return Loaded(tuple(sources), held_out, settings, tuple(read))
+
+
+def _held_out_source(settings: DataSettings) -> SourceSettings | None:
+    if settings.validation_path is None and settings.validation_split is None:
+        return None
+    return SourceSettings(
+        path=settings.validation_path or settings.path,
+        split=settings.validation_split or "train",
+        subset=settings.subset,
+        format=settings.format,
+        columns=settings.columns,
+    )
+
+
+def _all(rows: Rows[R]) -> list[R]:
+    read = list(rows)
+    if not read:
+        why = "; ".join(rows.notes.lines())
+        raise UserError(f"{rows.source.path}: there are no {NAMES[rows.kind]} in it{why and f': {why}'}")
+    return read
+
+
+def _split(rows: list[R], fraction: float, path: str | None) -> tuple[list[R], list[R]]:
+    """The first rows, and the last fraction of them."""
+    last = round(len(rows) * fraction)
+    if fraction and not 0 < last < len(rows):
+        raise UserError(f"{path}: data.validation = {fraction:g} of its {len(rows)} rows leaves one part empty")
+    return rows[: len(rows) - last], rows[len(rows) - last :]

@@ -1,0 +1,131 @@
+"""Shows a row of data as a model sees it: every token, and whether it is learned."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from dressage.data.chat import Chat
+from dressage.data.encode import Encoder, asked_of
+from dressage.data.formats import NAMES
+from dressage.data.load import load
+from dressage.data.tokens import fitted
+from dressage.data.types import Demonstration, Pair, Prompt
+from dressage.data.view import AnyDataSettings, ViewSettings, recognised
+from dressage.errors import UserError
+from dressage.models.load import load_tokenizer
+from dressage.record.show import VISIBLE
+
+BOUNDARY = "│"
+STYLES = {"learned": "bold green", "masked": "", "prompt": ""}
+
+
+class ShowSettings(ViewSettings):
+    """Show a row of data token by token."""
+
+    row: int = Field(1, ge=1)
+    """number of the row"""
+
+
+class Shown(NamedTuple):
+    """One sequence of tokens."""
+
+    title: str
+    ids: Sequence[int]
+    labels: Sequence[str]
+    """for each token: learned, masked or prompt"""
+
+
+def show_data(settings: ShowSettings, console: Console) -> None:
+    """Print how the data is read, and one row of it token by token.
+
+    Raises:
+        UserError: the data or the tokenizer cannot be read, or there is no such row.
+    """
+    tokenizer = load_tokenizer(settings.tokenizer)
+    format, kind = recognised(settings)
+    loaded = load(settings.data, kind)
+    rows = loaded.train
+    if settings.row > len(rows):
+        raise UserError(f"there is no row {settings.row}; there are {len(rows)} {NAMES[kind]}")
+    sequences, remarks = encode_row(rows[settings.row - 1], tokenizer, settings.data)
+    held_out = f", and {len(loaded.held_out):,} held out" if loaded.held_out else ""
+    facts = {"format": format, "rows": f"{len(rows):,} {NAMES[kind]}{held_out}", "row": f"{settings.row}"}
+    lines = [*facts.items(), *(("note", note) for note in loaded.notes()), *(("warning", text) for text in remarks)]
+    grid = Table.grid(padding=(0, 2))
+    for name, text in lines:
+        grid.add_row(Text(name, "bold"), Text(text, "yellow" if name == "warning" else ""))
+    console.print(grid)
+    for sequence in sequences:
+        console.print(_tokens(sequence, tokenizer))
+    console.print(Text(f"{BOUNDARY} ends a token, ↵ is a line break", "dim"))
+
+
+def encode_row(
+    row: Prompt | Demonstration | Pair, tokenizer: PreTrainedTokenizerBase, settings: AnyDataSettings
+) -> tuple[list[Shown], list[str]]:
+    """The tokens of a row, and what is wrong with them.
+
+    A row that would be dropped is given whole.
+    """
+    encoder = Encoder(Chat.of(settings, tokenizer), learn_all=settings.learn == "all" and not isinstance(row, Pair))
+    asked = asked_of(row, "this row")
+    if isinstance(row, Prompt):
+        (prompt,) = encoder.prompts([asked])
+        over = f"longer than data.max_prompt_tokens = {settings.max_prompt_tokens}: dropped"
+        shown = Shown("prompt", prompt.ids, ["prompt"] * len(prompt.ids))
+        return [shown], [over] if len(prompt.ids) > settings.max_prompt_tokens else []
+    (lines,) = encoder.lines([asked])
+    kept, remarks = fitted(lines, settings)
+    titles = ("chosen", "rejected") if isinstance(row, Pair) else ("prompt and response",)
+    sequences = [
+        Shown(title, line.ids, ["learned" if learned else "masked" for learned in line.learn])
+        for title, line in zip(titles, kept or lines, strict=True)
+    ]
+    is_chat = not isinstance(row.prompt, str)
+    return sequences, [*remarks, *(text for shown in sequences for text in _warnings(shown, tokenizer, is_chat))]
+
+
+def _warnings(shown: Shown, tokenizer: PreTrainedTokenizerBase, is_chat: bool) -> Iterator[str]:
+    learned = [token for token, label in zip(shown.ids, shown.labels, strict=True) if label == "learned"]
+    if tokenizer.eos_token_id is None:
+        yield "the tokenizer has no end token, so nothing teaches where a response ends"
+    elif tokenizer.eos_token_id not in learned:
+        yield f"{shown.title}: the end token {tokenizer.eos_token} is not learned; the model will not learn to stop"
+    bos = tokenizer.bos_token_id
+    if is_chat and bos is not None and tokenizer("a")["input_ids"][0] == bos != shown.ids[0]:
+        yield f"{shown.title}: plain texts begin with {tokenizer.bos_token}, and this conversation does not"
+
+
+def _tokens(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Table:
+    learned = sum(label == "learned" for label in shown.labels)
+    title = f"{shown.title}: {len(shown.ids):,} tokens" + (f", {learned:,} learned" if shown.title != "prompt" else "")
+    table = Table("", "tokens", title=title, title_justify="left", title_style="bold")
+    for label, run in groupby(zip(shown.labels, shown.ids, strict=True), key=lambda pair: pair[0]):
+        text = Text(overflow="fold")
+        for _, token in run:
+            piece = token_text(token, tokenizer)
+            text.append(visible(piece), STYLES[label]).append(BOUNDARY, "dim blue")
+            if piece.endswith("\n"):
+                text.append("\n")
+        text.rstrip()
+        table.add_row(Text(label, STYLES[label]), text)
+    return table
+
+
+def token_text(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of one token, with the space that some tokenizers only write between words."""
+    text = str(tokenizer.decode([token]))
+    piece = tokenizer.convert_ids_to_tokens(token)
+    return f" {text}" if str(piece).startswith("▁") and not text.startswith(" ") else text
+
+
+def visible(text: str) -> str:
+    """The text with a sign for every character that cannot be seen."""
+    signs = text.translate(VISIBLE)
+    return "".join(sign if sign.isprintable() else f"⟨U+{ord(sign):04X}⟩" for sign in signs)

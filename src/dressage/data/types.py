@@ -1,0 +1,49 @@
+"""What a row of data is, once its format is understood: texts and turns, before any tokenizer has seen them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of a conversation."""
+
+    role: str
+    """system, user, assistant, or what a template calls its tools"""
+    content: str
+
+
+Said = str | tuple[Turn, ...]
+"""Plain text, or the turns of a conversation, which a chat template makes text of."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model is asked."""
+
+    prompt: Said
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """everything else the row holds; rewards get it"""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """tools offered to the model, as chat templates take them"""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A response that is worth imitating. A plain text without a question is a response to the prompt ""."""
+
+    prompt: Said
+    response: Said
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two responses to the same prompt, of which the first was preferred."""
+
+    prompt: Said
+    chosen: Said
+    rejected: Said
+    margin: float | None = None
+    """by how much, where the data says so"""

@@ -1,0 +1,1 @@
+"""Other tools that get the numbers of a run."""

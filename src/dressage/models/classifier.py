@@ -1,0 +1,55 @@
+"""A sequence classifier with one output, made of any language model: the reward model before it has learned."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+
+from dressage.errors import UserError
+from dressage.models.load import load_classifier, prepare, resolve
+from dressage.models.settings import ModelSettings
+from dressage.models.trained import load_start
+
+
+def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
+    """Load a classifier to go on with, or put a new head on the trunk of a language model.
+
+    The head's weights are drawn from PyTorch's global generator.
+
+    Args:
+        settings: what to start from.
+        pad: id of the pad token, by which the classifier finds the end of a text.
+
+    Raises:
+        UserError: there is no such model, or nobody has written a classifier for its architecture.
+    """
+    if _is_classifier(settings.path):
+        model, _ = load_classifier(settings.path, settings.dtype)
+        if model.config.num_labels != 1:
+            raise UserError(f"{settings.path} has {model.config.num_labels} outputs; a reward model has one")
+        return model  # type: ignore[no-any-return]
+    base = load_start(settings, settings.quantization)
+    config = base.config
+    config.num_labels, config.pad_token_id = 1, pad
+    try:
+        with torch.device("meta"):  # its trunk is thrown away
+            model = AutoModelForSequenceClassification.from_config(config)
+    except ValueError:
+        raise UserError(f"there is no sequence classifier for {config.model_type} models, of which {settings.path} is one") from None
+    prefix = base.base_model_prefix
+    setattr(model, prefix, getattr(base, prefix))
+    model.score = nn.Linear(config.get_text_config().hidden_size, 1, bias=False, dtype=base.dtype)
+    nn.init.normal_(model.score.weight, std=config.get_text_config().hidden_size**-0.5)
+    return prepare(model)
+
+
+def _is_classifier(path: str) -> bool:
+    if path == "tiny" or (Path(path) / "run.json").exists() or (Path(path) / "adapter_config.json").exists():
+        return False
+    try:
+        config: Any = AutoConfig.from_pretrained(resolve(path))
+    except (OSError, ValueError):
+        return False  # GGUF, or nothing at all, which loading will say
+    return any("SequenceClassification" in name for name in config.architectures or ())

@@ -1,0 +1,52 @@
+"""A model and a tokenizer made from nothing but texts and a few sizes."""
+
+from collections.abc import Iterable
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast as FastTokenizer
+
+from dressage.errors import UserError
+from dressage.models.load import DTYPES, prepare
+from dressage.models.settings import ModelSettings, NewModelSettings
+from dressage.models.tiny import tiny_tokenizer
+
+_END, _PAD, _UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
+
+
+def new_tokenizer(settings: NewModelSettings, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+    """One token per byte, or per character that occurs in the texts, in the order of their code points."""
+    if settings.vocabulary == "bytes":
+        return tiny_tokenizer()
+    alphabet = sorted({character for text in texts for character in text})
+    vocabulary = {token: i for i, token in enumerate([_END, _PAD, _UNKNOWN, *alphabet])}
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=_UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = FastTokenizer(tokenizer_object=tokenizer, eos_token=_END, pad_token=_PAD, unk_token=_UNKNOWN)
+    fast.padding_side = "left"
+    return fast
+
+
+def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """A Llama of random weights, drawn from PyTorch's global generator."""
+    sizes = settings.new
+    assert sizes is not None
+    if sizes.hidden_size % (2 * sizes.heads):
+        raise UserError(f"model.new: {sizes.heads} heads of an even width cannot be made of hidden_size {sizes.hidden_size}")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=sizes.hidden_size,
+        intermediate_size=-(-sizes.hidden_size * 8 // 3 // 32) * 32,  # of three matrices, as big as two of 4 · hidden
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
+        max_position_embeddings=sizes.max_length,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config)
+    return prepare(model.to(DTYPES[settings.dtype]))  # type: ignore[arg-type]

@@ -1,0 +1,225 @@
+"""The loop of algorithms that learn from responses they sample, in the order in which the data flows."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dressage.algorithms.base import RolloutAlgorithm
+from dressage.models.policy import Policy, Scores
+from dressage.models.trained import save_trained
+from dressage.ops.kl import adapted_coefficient
+from dressage.rewards.shaping import RunningMoments, Shaping
+from dressage.sampling.randomness import Purpose, generator
+from dressage.train.checkpoint import Checkpoint
+from dressage.train.finite import check_finite
+from dressage.train.loop import Trainer
+from dressage.train.metrics import Clock, rollout_metrics, value_metrics
+from dressage.train.optimizer import learning_rate
+from dressage.train.rollouts import Collector, Rows, joined, score_rollouts
+from dressage.train.settings import RolloutRun
+from dressage.train.update import Metrics, Place, averaged, update
+from dressage.types import Batch
+
+TOKEN_COLUMNS = (
+    "logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return", "entropy"
+)  # fmt: skip
+
+
+@dataclass
+class Round:
+    """The rollouts of one step, credited, and how far training on them has come."""
+
+    batch: Batch
+    rows: Rows
+    metrics: Metrics
+    """of the rollouts"""
+    updates: list[Metrics]
+    """of the mini-batches that are done"""
+    first: Scores | None = None
+    """scores with their graph, see `update`"""
+
+
+@dataclass
+class RolloutTrainer(Trainer):
+    """Sample, reward, score, credit, record, update."""
+
+    settings: RolloutRun
+    algorithm: RolloutAlgorithm
+    policy: Policy
+    collector: Collector
+    shaping: Shaping
+    kl_coef: float
+    folder: Path
+    prompts_used: int = 0
+    """so far in the endless stream of prompts"""
+    unfinished: Round | None = field(default=None)
+    """the round that was being trained on when the run was killed"""
+
+    @property
+    def model(self) -> Any:
+        return self.policy.model
+
+    def step(self, step: int) -> Metrics:
+        """Sample, reward, score, credit, record, update."""
+        clock = Clock()
+        round_ = self.unfinished or self._collect(step, clock)
+        self.unfinished = None
+        with clock("record"):
+            self._record(step, round_)
+            check_finite(step, round_.batch.columns, round_.batch["mask"])
+        with clock("update"):
+            self._update(step, round_)
+        metrics = round_.metrics | averaged(round_.updates)
+        if "kl/objective" in metrics:
+            self._adapt(metrics["kl/objective"], len(round_.batch))
+        metrics |= value_metrics(metrics, round_.updates)
+        return metrics | clock.metrics(tokens=float(round_.batch["mask"].sum()))
+
+    def prepare(self, folder: Path) -> None:
+        pass
+
+    def finish(self, folder: Path) -> Metrics:
+        if self.learner.processes.is_main:
+            save_trained(folder / "model", self.model, self.tokenizer, self.settings.model)
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {"kl_coef": self.kl_coef, "moments": self.shaping.moments.state(), "prompts_used": self.prompts_used}
+
+    def load_state(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        self.kl_coef, self.prompts_used = state["kl_coef"], state["prompts_used"]
+        self.shaping.moments = RunningMoments(**state["moments"])
+        if checkpoint.tensors:
+            batch = Batch(checkpoint.tensors)
+            self.unfinished = Round(batch, state["rows"], state["metrics"], state["updates"])
+
+    def describe(self) -> dict[str, Any]:
+        prompts, sampler = self.collector.prompts, self.collector.sampler
+        return {
+            "eos_token_ids": sampler.eos.tolist(),
+            "prompts": {"count": len(prompts), "dropped": list(prompts.dropped)},
+        }
+
+    def notes(self) -> list[str]:
+        notes = []
+        dropped = self.collector.prompts.dropped
+        if dropped:
+            rows = ", ".join(map(str, dropped[:10])) + (", …" if len(dropped) > 10 else "")
+            count = len(dropped) + len(self.collector.prompts)
+            notes.append(f"{len(dropped)} of {count} prompts are over data.max_prompt_tokens and dropped: rows {rows}")
+        filters = self.settings.sampling.filters
+        if filters:
+            notes.append(f"sampling is filtered ({', '.join(filters)}): KL is measured wrongly and may become negative")
+        return notes
+
+    def _collect(self, step: int, clock: Clock) -> Round:
+        """Rollouts until enough of them can be learned from, or no more may be sampled."""
+        _seed_everything(self.settings.seed, step, self.learner.processes.rank)
+        batches, rows, first = [], [], None
+        for sampled in range(self.algorithm.most_batches):
+            batch, more, first = self._sample(step, sampled, clock)
+            batches.append(batch)
+            rows.append(more)
+            learned = self._learned(rows)
+            if int(learned.sum()) == self.settings.batch_size:
+                break
+        with clock("credit"):
+            batch, all_rows = joined(batches, rows)
+            batch, all_rows = self._shape(batch.with_columns(learned=learned), all_rows)
+            batch = self.algorithm.credit(batch, self.kl_coef)
+        metrics = rollout_metrics(batch, all_rows, self.kl_coef, self.settings.penalty) | self.algorithm.metrics(batch)
+        return Round(batch, all_rows, metrics, [], first)
+
+    def _learned(self, rows: list[Rows]) -> Tensor:
+        """The responses that the step trains on: the first informative ones, or all where none is."""
+        rewards, group = (torch.tensor([v for part in rows for v in part[name]]) for name in ("reward", "group_id"))
+        informative = self.algorithm.informative(rewards, group)
+        first = informative & (informative.cumsum(0) <= self.settings.batch_size)
+        return first if bool(first.any()) else torch.arange(len(first)) < self.settings.batch_size
+
+    def _sample(self, step: int, sampled: int, clock: Clock) -> tuple[Batch, Rows, Scores | None]:
+        settings, processes = self.settings, self.learner.processes
+        share = processes.share(settings.batch_size)
+        numbers = range(sampled * settings.batch_size + share.start, sampled * settings.batch_size + share.stop)
+        with clock("generate"):
+            temperature = settings.sampling_temperature(step)
+            batch, rows = self.collector.sample(self._prompts(share), step, numbers, temperature)
+        with clock("reward"):
+            rows = self.collector.reward(rows, settings.shaping.subtract_query)
+        with clock("score"):
+            batch, first = score_rollouts(
+                self.policy, batch, settings.penalty, settings.update.micro_batch_size, self._is_single_pass(share)
+            )
+        groups = [number // settings.samples_per_prompt for number in numbers]
+        batch, rows = processes.gather(batch, rows | {"group_id": groups})
+        return batch, rows, first
+
+    def _prompts(self, share: range) -> list[int]:
+        per_prompt, data = self.settings.samples_per_prompt, self.settings.data
+        count = self.settings.batch_size // per_prompt
+        order = self.collector.prompts.order(self.settings.seed, data.shuffle, self.prompts_used, count)
+        self.prompts_used += count
+        return [order[row // per_prompt] for row in share]
+
+    def _is_single_pass(self, share: range) -> bool:
+        """Whether the update's only forward pass is the one that scoring does: then its graph is kept for it."""
+        update = self.settings.update
+        fits = 0 < len(share) <= (update.micro_batch_size or len(share))
+        return update.epochs == update.mini_batches == 1 and fits and self.algorithm.most_batches == 1
+
+    def _shape(self, batch: Batch, rows: Rows) -> tuple[Batch, Rows]:
+        ended = [reason != "length" for reason in rows["finish_reason"]]
+        kept = {name: values for name, values in rows.items() if name not in ("query_reward", "group_id", "discarded")}
+        shaped = self.shaping(rows["reward"], rows.get("query_reward"), ended)
+        columns = {"shaped_reward": torch.tensor(shaped), "reward": torch.tensor(rows["reward"])}
+        columns |= {"ended": torch.tensor(ended).float(), "discarded": torch.tensor(rows["discarded"])}
+        columns |= {"group": torch.tensor(rows["group_id"]), "kl_coef": torch.full((len(batch),), self.kl_coef)}
+        return batch.with_columns(**columns), kept | {"shaped_reward": shaped}
+
+    def _record(self, step: int, round_: Round) -> None:
+        if self.recorder is None:
+            return
+        batch = round_.batch
+        constant = {"split": "train", "policy_version": step, "kl_coef": self.kl_coef}
+        columns = round_.rows | {name: [value] * len(batch) for name, value in constant.items()}
+        tokens = {name: batch[name].numpy() for name in TOKEN_COLUMNS if name in batch}
+        tokens |= {"token_id": batch["response_ids"].numpy(), "mask": batch["mask"].bool().numpy()}
+        self.recorder.rollouts(step, columns, tokens)
+        self.algorithm.leave(self.folder, step, round_.rows, batch)
+
+    def _update(self, step: int, round_: Round) -> None:
+        settings = self.settings
+        every = settings.checkpoint.updates
+        total = settings.update.epochs * settings.update.mini_batches
+        learned = round_.batch.take(round_.batch["learned"].nonzero().squeeze(1))
+
+        def save_inside(done: list[Metrics]) -> None:
+            if every and len(done) % every == 0 and len(done) < total:
+                inside = {"rows": round_.rows, "metrics": round_.metrics, "updates": done}
+                self.save(self.folder, round_.batch.columns, **inside)
+
+        place = Place(settings.seed, step, learning_rate(settings.optimizer, step, self.steps))
+        round_.updates = update(
+            self.learner, learned, settings.update, place, first=round_.first, done=round_.updates, after=save_inside
+        )
+        round_.metrics["optim/learning_rate"] = place.learning_rate
+        round_.metrics["optim/mini_batches"] = float(len(round_.updates))
+
+    def _adapt(self, kl: float, samples: int) -> None:
+        target = self.settings.kl.target
+        if target is not None:
+            self.kl_coef = adapted_coefficient(self.kl_coef, kl, target, self.settings.kl.horizon, samples)
+
+
+def _seed_everything(seed: int, step: int, rank: int) -> None:
+    """Seed the global generators that a user's reward may draw from, so that a resumed run draws the same."""
+    number = int(generator(seed, Purpose.GLOBAL, step, rank).integers(2**32))
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)

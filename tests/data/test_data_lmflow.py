@@ -1,0 +1,175 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from dressage.data.lmflow import TYPES
+from dressage.data.load import Loaded, load
+from dressage.data.settings import DataSettings
+from dressage.data.types import Demonstration, Pair, Prompt, Turn
+from dressage.errors import UserError
+
+
+def file_of(folder: Path, type_: str, *instances: dict, name: str = "data.json") -> Path:
+    file = folder / name
+    file.write_text(json.dumps({"type": type_, "instances": instances}, indent=1), encoding="utf-8")
+    return file
+
+
+def read(folder: Path, kind: type, type_: str, *instances: dict) -> Loaded:
+    return load(DataSettings(path=str(file_of(folder, type_, *instances))), kind)
+
+
+def messages(*said: str, roles: tuple[str, ...] = ("user", "assistant")) -> list[dict]:
+    return [{"role": roles[n % len(roles)], "content": content} for n, content in enumerate(said)]
+
+
+USER, ANSWER = Turn("user", "Hi"), Turn("assistant", "Hello")
+
+# What every type becomes, by the description of the types.
+CASES = [
+    ("text_only", {"text": "a"}, Demonstration, Demonstration("", "a")),
+    ("text_only", {"text": "a"}, Prompt, Prompt("a")),
+    ("text2text", {"input": "a", "output": "b"}, Demonstration, Demonstration("a", "b")),
+    ("text2text", {"input": "a", "output": "b"}, Prompt, Prompt("a", {"output": "b"})),
+    ("conversation", {"messages": messages("Hi", "Hello")}, Demonstration, Demonstration((USER,), (ANSWER,))),
+    (
+        "conversation",
+        {"conversation_id": 1, "system": "Be kind", "tools": [{"name": "f"}], "messages": messages("Hi", "Hello")},
+        Demonstration,
+        Demonstration((Turn("system", "Be kind"), USER), (ANSWER,), ({"name": "f"},)),
+    ),
+    ("conversation", {"messages": messages("Hi", "Hello", "Hi")}, Prompt, Prompt((USER, ANSWER, USER))),
+    (
+        "paired_conversation",
+        {"chosen": {"messages": messages("Hi", "Hello")}, "rejected": {"messages": messages("Hi", "Go")}},
+        Pair,
+        Pair((USER,), (ANSWER,), (Turn("assistant", "Go"),)),
+    ),
+    (
+        "paired_conversation",
+        {
+            "chosen": {"system": "S", "messages": messages("Hi", "Hello")},
+            "rejected": {"system": "S", "messages": messages("Hi", "Go")},
+        },
+        Prompt,
+        Prompt((Turn("system", "S"), USER)),
+    ),
+    ("paired_text_to_text", {"prompt": "a", "chosen": "b", "rejected": "c"}, Pair, Pair("a", "b", "c")),
+    (
+        "paired_text_to_text",
+        {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 2},
+        Pair,
+        Pair("a", "b", "c", 2.0),
+    ),
+    ("text_to_textlist", {"input": "a", "output": ["b", "c"]}, Prompt, Prompt("a", {"output": ["b", "c"]})),
+    (
+        "text_to_scored_textlist",
+        {"input": "a", "output": [{"score": 1, "text": "b"}, {"score": 3.5, "text": "c"}, {"score": 0.5, "text": "d"}]},
+        Pair,
+        Pair("a", "c", "d", 3.0),
+    ),
+    (
+        "text_to_scored_textlist",
+        {"input": "a", "output": [{"score": 1, "text": "b"}, {"score": 2, "text": "c"}]},
+        Demonstration,
+        Demonstration("a", "c"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("type_", "instance", "kind", "expected"), CASES)
+def test_every_type(tmp_path, type_, instance, kind, expected):
+    loaded = read(tmp_path, kind, type_, instance)
+    assert loaded.train == [expected]
+    assert loaded.notes() == []
+
+
+@pytest.mark.parametrize("type_", ["text2text", "paired_conversation", "text_to_textlist", "text_to_scored_textlist"])
+def test_instances_are_recognised_in_lines_too(tmp_path, type_):
+    for known, instance, kind, expected in CASES:
+        if known == type_:
+            file = tmp_path / "a.jsonl"
+            file.write_text(json.dumps(instance), encoding="utf-8")
+            assert load(DataSettings(path=str(file)), kind).train == [expected]
+
+
+def test_a_folder_of_files_of_several_types(tmp_path):
+    file_of(tmp_path, "text2text", {"input": "a", "output": "b"}, name="1.json")
+    file_of(tmp_path, "text_only", {"text": "c"}, name="2.json")
+    assert load(DataSettings(path=str(tmp_path)), Demonstration).train == [Demonstration("a", "b"), Demonstration("", "c")]
+
+
+def test_calls_and_observations_are_the_assistant_s_and_the_tool_s(tmp_path):
+    said = messages("Hi", "f()", "3", "Three", roles=("user", "function", "observation", "assistant"))
+    rest = (Turn("assistant", "f()"), Turn("tool", "3"), Turn("assistant", "Three"))
+    assert read(tmp_path, Demonstration, "conversation", {"messages": said}).train == [Demonstration((USER,), rest)]
+
+
+def test_what_is_dropped_and_skipped_is_counted(tmp_path):
+    fine = {"messages": messages("Hi", "Hello")}
+    loaded = read(
+        tmp_path,
+        Demonstration,
+        "conversation",
+        {"messages": messages("Hi", "Hello", "Why?")},
+        {"messages": messages("Hi")},
+        {"system": "S", "messages": messages("Hi")},
+        {"messages": messages("Hello", "Hi", roles=("assistant", "user"))},
+        {"messages": [{"role": "system", "content": "S"}, *messages("Hi", "Hello", "Why?")]},
+        {"messages": messages("Hi", "Hello"), "tools": ["a calculator"]},
+        fine,
+    )
+    one = Demonstration((USER,), (ANSWER,))
+    assert loaded.train == [one, Demonstration((Turn("system", "S"), USER), (ANSWER,)), one, one]
+    file = tmp_path / "data.json"
+    assert loaded.notes() == [
+        f"2 × the odd last turn of a conversation is dropped (first: {file} row 1)",
+        f"2 × conversations of fewer than 2 messages are skipped (first: {file} row 2)",
+        f"1 × conversations that do not begin with the user (after the system) are skipped (first: {file} row 4)",
+        f"1 × tools that are no JSON objects, which chat templates need, are left out (first: {file} row 6)",
+    ]
+
+
+def test_equal_scores_make_no_pair(tmp_path):
+    tie = {"input": "a", "output": [{"score": 1, "text": "b"}, {"score": 1, "text": "c"}]}
+    with pytest.raises(UserError, match="no pairs in it: 1 × scored texts of which none is better than another"):
+        read(tmp_path, Pair, "text_to_scored_textlist", tie)
+
+
+@pytest.mark.parametrize(
+    ("type_", "instance", "kind", "part"),
+    [
+        ("image_text", {"images": ["a.png"], "text": "b"}, Demonstration, "row 1: image_text is data of images"),
+        ("image_text", {"images": ["a.png"], "text": "b"}, Pair, "row 1: image_text gives demonstrations"),
+        ("float_only", {"value": 1.5}, Prompt, "row 1: float_only is data of numbers"),
+        ("text2texts", {}, Prompt, f"LMFlow has no type 'text2texts'; its types are {', '.join(TYPES)}"),
+        ("text2text", {"input": "a"}, Demonstration, "row 1: there is no 'output', where a text was expected"),
+        ("text2text", {"input": None, "output": "b"}, Demonstration, "row 1: 'input' holds null where a text was"),
+        ("text2text", {"input": "a", "output": "b"}, Pair, "row 1: text2text gives demonstrations, and pairs are needed"),
+        ("text_to_textlist", {"input": "a", "output": "b"}, Prompt, "row 1: 'output' holds \"b\" where a list of texts"),
+        ("text_to_textlist", {"input": "a", "output": ["b", 1]}, Prompt, "where a list of texts was expected"),
+        ("text_to_scored_textlist", {"input": "a", "output": [{"text": "b"}]}, Pair, "'output' holds null where a number"),
+        ("conversation", {"messages": [{"role": "user"}]}, Prompt, "row 1: 'messages' holds {\"role\": \"user\"} where"),
+        ("conversation", {"messages": messages("a", "b", roles=("user", "gpt"))}, Prompt, "LMFlow has no role 'gpt'"),
+        ("paired_conversation", {"chosen": [], "rejected": {}}, Pair, "'chosen' holds [] where an object was expected"),
+        ("paired_conversation", {"chosen": {}, "rejected": {}}, Pair, "row 1, 'chosen': there is no 'messages', where"),
+        (
+            "paired_text_to_text",
+            {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "wide"},
+            Pair,
+            "row 1: 'margin' holds \"wide\" where a number was expected",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path, type_, instance, kind, part):
+    with pytest.raises(UserError) as error:
+        read(tmp_path, kind, type_, instance)
+    assert str(error.value).startswith(str(tmp_path / "data.json"))
+    assert part in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_instances_are_no_rows(tmp_path):
+    with pytest.raises(UserError, match="there are no prompts in it"):
+        read(tmp_path, Prompt, "text_only")

@@ -1,0 +1,100 @@
+"""Cutters and discard rules."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from dressage.config import check
+from dressage.errors import UserError
+from dressage.models.tiny import tiny_tokenizer
+from dressage.sampling.stop import StopTexts
+from dressage.text.cleaning import CUTS, DISCARDS, CleaningSettings, discard, is_discarded
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "discarded"),
+    [
+        ("stray_hash", "Sure # thing", True),
+        ("stray_hash", "Sure thing", False),
+        ("stray_hash", "Sure thing.\n\n##", True),  # a turn's mark, cut in half by the length limit
+        ("stray_smiley", "You are welcome :)", True),
+        ("stray_smiley", "You are welcome ;)", True),
+        ("stray_smiley", "(note: see below; ) :-", False),
+        ("too_short", "", True),
+        ("too_short", " \n a ", True),
+        ("too_short", "No", False),
+        ("too_short", "好的", False),
+    ],
+)
+def test_rules(rule, text, discarded):
+    rewards, parts = discard(CleaningSettings(discard=rule, discard_reward=-9), [text], [2.5])
+    assert rewards == ([-9.0] if discarded else [2.5])
+    assert parts == {f"discard/{rule}": [float(discarded)]}
+
+
+def test_several_rules_each_leave_their_own_trace():
+    settings = CleaningSettings(discard=("stray_hash", "too_short"), discard_reward=-1.5)
+    given = [3.0, 4.0, 5.0]
+    rewards, parts = discard(settings, ["fine", "#", "a # b"], given)
+    assert rewards == [3.0, -1.5, -1.5]
+    assert parts == {"discard/stray_hash": [0, 1, 1], "discard/too_short": [0, 1, 0]}
+    assert given == [3.0, 4.0, 5.0]
+
+
+def test_a_discard_reward_of_zero_is_one():
+    assert discard(CleaningSettings(discard="stray_hash", discard_reward=0), ["#"], [7.0])[0] == [0.0]
+
+
+def test_without_rules_nothing_changes():
+    assert discard(CleaningSettings(), ["#", ""], [1.0, 2.0]) == ([1.0, 2.0], {})
+
+
+def test_the_parts_tell_what_was_discarded():
+    assert is_discarded({"score": 0.5, "discard/stray_hash": 0.0, "discard/too_short": 1.0})
+    assert not is_discarded({"score": 0.5, "discard/stray_hash": 0.0})
+    assert not is_discarded({"score": 0.5})
+
+
+def test_cuts_name_stop_texts():
+    assert CleaningSettings().stop == ()
+    assert CleaningSettings(cut=("next_turn", "next_line")).stop == (*CUTS["next_turn"], "\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kept"),
+    [
+        ("next_turn", "Yes.###Human: and?", "Yes."),
+        ("next_turn", "Yes.\n\nHuman: and?\n\nAssistant: no", "Yes."),
+        ("next_turn", "Yes.\n\nAssistant: no", "Yes."),
+        ("next_line", "Yes.\nNo.", "Yes."),
+        ("next_paragraph", "Yes.\nNo.\n\nWell.", "Yes.\nNo."),
+    ],
+)
+def test_the_sampler_ends_a_response_where_the_cut_says(name, text, kept):
+    tokenizer = tiny_tokenizer()
+    stop, ids = StopTexts(tokenizer, CleaningSettings(cut=name).stop), tokenizer(text)["input_ids"]
+    cuts = (stop.cut(ids[:end]) for end in range(1, len(ids) + 1))
+    cut = next(cut for cut in cuts if cut is not None)
+    assert tokenizer.decode(ids[:cut]) == kept
+
+
+def test_an_unknown_name_is_refused_with_those_there_are():
+    with pytest.raises(UserError, match=r"cut: there is no 'next_trun'; use next_turn, next_line, next_paragraph"):
+        check(CleaningSettings, {"cut": ["next_trun"]}, "recipe.toml")
+    with pytest.raises(UserError, match=r"discard: there is no 'hash'; use stray_hash"):
+        check(CleaningSettings, {"discard": ["hash"], "discard_reward": -1}, "recipe.toml")
+
+
+def test_what_a_discarded_response_earns_must_be_said():
+    with pytest.raises(ValidationError, match="discard needs discard_reward"):
+        CleaningSettings(discard="stray_hash")
+
+
+def test_every_rule_is_explained():
+    explained = (Path(__file__).parents[2] / "docs" / "text-statistics.md").read_text("utf-8")
+    help_text = " ".join(field.description or "" for field in CleaningSettings.model_fields.values())
+    for name in [*CUTS, *DISCARDS]:
+        assert f"| `{name}` |" in explained
+        assert f'"{name}"' in help_text
+    assert all(f"`{text}`" in explained for text in CUTS["next_turn"] if "|" not in text and "\n" not in text)
