@@ -59,8 +59,9 @@ class Batch:
         # One column is kept even of an all-empty batch, so that no tensor has a zero axis.
         if name.startswith("prompt_"):
             return column[:, column.shape[1] - max(1, int(self["prompt_mask"].sum(1).max())) :]
-        lengths = next((f"{p}length" for p in ("chosen_", "rejected_", "") if name.startswith(p) and f"{p}length" in self), None)
-        width = int(self["mask"].sum(1).max()) if lengths is None else int(self[lengths].max())
+        side = next((side for side in ("chosen_", "rejected_") if name.startswith(side)), "")
+        lengths = self[f"{side}length"] if f"{side}length" in self else self["mask"].sum(1)
+        width = int(lengths.max())
         return column[:, : max(1, width)]
 
 

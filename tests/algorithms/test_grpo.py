@@ -1,6 +1,8 @@
 import itertools
 import math
+import re
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from dressage.config import load
 from dressage.errors import UserError
 from dressage.ops.kl import k1, k3
 from dressage.types import Batch
+
+PAGE = Path(__file__).parents[2] / "docs" / "algorithms" / "grpo.md"
 
 
 def grpo(**changes: Any) -> GRPO:
@@ -406,6 +410,12 @@ def test_reinforce_plus_plus_needs_no_groups():
     signal = batch["shaped_reward"] - spent
     expected = (signal - signal.mean()) / (signal.std() + 1e-4)
     torch.testing.assert_close(batch["advantage"], expected[:, None].expand(8, LIMIT))
+
+
+@pytest.mark.parametrize("block", re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+def test_every_recipe_of_the_page_is_valid(block, tmp_path):
+    (tmp_path / "recipe.toml").write_text(block, encoding="utf-8")
+    load(GRPORun, tmp_path / "recipe.toml", [])
 
 
 def test_k3_is_the_default_and_positive():

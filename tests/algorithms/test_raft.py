@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from dressage.errors import UserError
 from dressage.models.policy import Policy
 from dressage.models.tiny import tiny_model
 from dressage.ops.masked import weighted_mean
+from dressage.record import open_run
+from dressage.rewards.lowercase import lowercase
+from dressage.train.run import Result, train
 from dressage.types import Batch
 
 
@@ -249,3 +253,62 @@ def test_the_gain_is_printed_beside_that_of_selecting_only():
     assert "+0.750" in text
     assert "Selecting among the untouched model's responses gives +2.500, a gain of +1.500." in text
     assert "–" in text
+
+
+def finished(folder: Path, **changes: Any) -> Result:
+    """A run of two steps with eight responses of at most six bytes."""
+    values: dict[str, Any] = {
+        "run": folder,
+        "steps": 2,
+        "batch_size": 8,
+        "model": {"device": "cpu"},
+        "sampling": {"max_new_tokens": 6},
+        "optimizer": {"learning_rate": 1e-3},
+        "raft": {"k": 2},
+    }
+    run = check(RAFTRun, {**values, **changes}, "recipe.toml")
+    return train(run, report=lambda *_: None, prompts=["On the table", "My", "A dog and", "It"], rewards=lowercase)
+
+
+def test_a_run_leaves_what_its_record_says_it_learned(tmp_path):
+    result = finished(tmp_path / "run")
+    run = open_run(result.folder)
+    for step in range(2):
+        learned = {row["sample"] for row in run.tokens(step).to_pylist() if row["advantage"] == 1}
+        rows = [row for row in run.rows(steps=[step]).to_pylist() if row["sample"] in learned]
+        path = result.folder / "training_sets" / f"step-{step:08d}.json"
+        written = json.loads(path.read_text(encoding="utf-8"))["instances"]
+        assert written == [{"input": row["prompt"], "output": row["response"]} for row in rows]
+        assert len(written) == 4
+        assert result.metrics[step]["raft/selected_reward"] == pytest.approx(sum(r["reward"] for r in rows) / 4)
+        assert result.metrics[step]["optim/weight"] == sum(row["length"] for row in rows)
+
+
+def test_responses_are_sampled_at_the_temperature_and_scored_at_one(tmp_path):
+    result = finished(
+        tmp_path / "run", sampling={"max_new_tokens": 6, "temperature": 1.0}, raft={"final_temperature": 0.2, "k": 2}
+    )
+    gaps = [metrics["logprob/sampler_gap"] for metrics in result.metrics]
+    assert gaps[0] < 1e-4
+    assert gaps[1] > 0.1
+
+
+def test_one_pass_in_one_piece_learns_the_same_as_in_two(tmp_path):
+    whole = finished(tmp_path / "whole", update={"epochs": 1})
+    pieces = finished(tmp_path / "pieces", update={"epochs": 1, "micro_batch_size": 3})
+    assert whole.metrics[1]["loss/total"] == pytest.approx(pieces.metrics[1]["loss/total"], rel=1e-4)
+
+
+def test_fewer_selected_than_mini_batches_are_learned_all_the_same(tmp_path):
+    result = finished(
+        tmp_path / "run",
+        samples_per_prompt=2,
+        sampling={"max_new_tokens": 2, "stop": [chr(c) for c in range(33, 127)]},  # many responses are too short
+        raft={"selection": "local", "k": 2},
+        cleaning={"discard": ["too_short"], "discard_reward": -3},
+        update={"epochs": 2, "mini_batches": 4},
+    )
+    few = [metrics for metrics in result.metrics if 0 < metrics["raft/selected"] < 4]
+    assert few
+    for metrics in few:
+        assert metrics["optim/mini_batches"] == 2 * metrics["raft/selected"]  # as many as can be made, in two epochs

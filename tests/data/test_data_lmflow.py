@@ -97,7 +97,10 @@ def test_instances_are_recognised_in_lines_too(tmp_path, type_):
 def test_a_folder_of_files_of_several_types(tmp_path):
     file_of(tmp_path, "text2text", {"input": "a", "output": "b"}, name="1.json")
     file_of(tmp_path, "text_only", {"text": "c"}, name="2.json")
-    assert load(DataSettings(path=str(tmp_path)), Demonstration).train == [Demonstration("a", "b"), Demonstration("", "c")]
+    assert load(DataSettings(path=str(tmp_path)), Demonstration).train == [
+        Demonstration("a", "b"),
+        Demonstration("", "c"),
+    ]
 
 
 def test_calls_and_observations_are_the_assistant_s_and_the_tool_s(tmp_path):
@@ -146,11 +149,26 @@ def test_equal_scores_make_no_pair(tmp_path):
         ("text2texts", {}, Prompt, f"LMFlow has no type 'text2texts'; its types are {', '.join(TYPES)}"),
         ("text2text", {"input": "a"}, Demonstration, "row 1: there is no 'output', where a text was expected"),
         ("text2text", {"input": None, "output": "b"}, Demonstration, "row 1: 'input' holds null where a text was"),
-        ("text2text", {"input": "a", "output": "b"}, Pair, "row 1: text2text gives demonstrations, and pairs are needed"),
-        ("text_to_textlist", {"input": "a", "output": "b"}, Prompt, "row 1: 'output' holds \"b\" where a list of texts"),
+        (
+            "text2text",
+            {"input": "a", "output": "b"},
+            Pair,
+            "row 1: text2text gives demonstrations, and pairs are needed",
+        ),
+        (
+            "text_to_textlist",
+            {"input": "a", "output": "b"},
+            Prompt,
+            "row 1: 'output' holds \"b\" where a list of texts",
+        ),
         ("text_to_textlist", {"input": "a", "output": ["b", 1]}, Prompt, "where a list of texts was expected"),
-        ("text_to_scored_textlist", {"input": "a", "output": [{"text": "b"}]}, Pair, "'output' holds null where a number"),
-        ("conversation", {"messages": [{"role": "user"}]}, Prompt, "row 1: 'messages' holds {\"role\": \"user\"} where"),
+        (
+            "text_to_scored_textlist",
+            {"input": "a", "output": [{"text": "b"}]},
+            Pair,
+            "'output' holds null where a number",
+        ),
+        ("conversation", {"messages": [{"role": "user"}]}, Prompt, 'row 1: \'messages\' holds {"role": "user"} where'),
         ("conversation", {"messages": messages("a", "b", roles=("user", "gpt"))}, Prompt, "LMFlow has no role 'gpt'"),
         ("paired_conversation", {"chosen": [], "rejected": {}}, Pair, "'chosen' holds [] where an object was expected"),
         ("paired_conversation", {"chosen": {}, "rejected": {}}, Pair, "row 1, 'chosen': there is no 'messages', where"),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.data.order import InMemory, Mixed, Streamed
+from dressage.data.order import InMemory, Mixed, Streamed, permutation
 from dressage.errors import UserError
 from dressage.sampling.randomness import Purpose, generator
 
@@ -73,6 +73,11 @@ def test_every_pass_seed_and_source_has_its_own_order():
         for number in range(4)
     ]
     assert len(set(orders)) == 16  # with one block a stream is shuffled as a list is
+
+
+def test_no_block_is_permuted_as_a_block_of_another_source_is():
+    orders = [tuple(permutation(0, 0, 40, source=source, block=block)) for source in range(3) for block in range(3)]
+    assert len(set(orders)) == 9
 
 
 def test_a_stream_reads_forward_and_skips_whole_passes_it_knows():

@@ -209,7 +209,9 @@ def test_a_folder_s_name_is_no_column_and_no_pattern(tmp_path, place):
 
 
 def test_a_saved_data_set(tmp_path):
-    both = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS[:1])})
+    both = datasets.DatasetDict(
+        {"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS[:1])}
+    )
     both.save_to_disk(tmp_path / "both")
     both["train"].save_to_disk(tmp_path / "one")
     assert rows(tmp_path / "both") == rows(tmp_path / "one") == ROWS

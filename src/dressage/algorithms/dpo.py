@@ -97,6 +97,7 @@ class DPORun(ExampleRun):
             return examples
         model = learner.model
         if self.reference.path is not None:
-            model = self.role(load_start(StartSettings(path=self.reference.path, dtype=self.model.dtype))).to(learner.device)
+            start = StartSettings(path=self.reference.path, dtype=self.model.dtype)
+            model = self.role(load_start(start)).to(learner.device)
         at_once = self.update.micro_batch_size or self.batch_size
         return with_reference(examples, model, learner.processes, folder, step, at_once)

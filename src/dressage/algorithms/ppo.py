@@ -99,5 +99,5 @@ class PPORun(RolloutRun):
     @model_validator(mode="after")
     def _check_reference(self) -> Self:
         if self.reference.kind == "none":
-            raise ValueError("reference.kind \"none\" leaves PPO without the KL it is held by; use kl.coef = 0 instead")
+            raise ValueError('reference.kind "none" leaves PPO without the KL it is held by; use kl.coef = 0 instead')
         return self

@@ -73,7 +73,7 @@ class RewardModelRun(ExampleRun):
     def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         return load_reward_model(self.model, int(tokenizer.pad_token_id))
 
-    def finished(self, model: Any) -> PreTrainedModel:
+    def finished(self, model: Any) -> Any:
         """An ordinary sequence classifier: adapters are merged into their base."""
         return model.merge_and_unload() if isinstance(model, PeftModel) else model
 

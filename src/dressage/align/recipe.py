@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from dressage.algorithms import ALGORITHMS
 from dressage.align.stages import Stage, Training
@@ -26,7 +26,7 @@ class AlignSettings(Settings):
 
     run: Path = Path("runs/align")
     """the folder of the whole; a stage has the folder inside it that is called like the stage"""
-    common: dict[str, Any] = {}
+    common: dict[str, Any] = Field(default={})
     """settings of every stage that has such settings and does not say otherwise"""
 
 

@@ -69,16 +69,15 @@ def _check_order(stage: Stage, known: dict[str, Stage]) -> None:
 
 
 def _plan(stages: Sequence[Stage], states: dict[str, State]) -> Table:
-    table = Table("stage", "command", "builds on", "folder", "", title="Plan")
+    table = Table("stage", "command", "builds on", "state", title="Plan")
     for stage in stages:
-        needs = ", ".join(stage.needs)
-        table.add_row(stage.name, stage.command, needs, str(stage.folder), states[stage.name].value)
+        table.add_row(stage.name, stage.command, ", ".join(stage.needs), states[stage.name].value)
     return table
 
 
 def _summary(stages: Sequence[Stage], states: dict[str, State]) -> Table:
     did = {State.NEW: "done", State.STARTED: "continued", State.DONE: "was done"}
-    table = Table("stage", "", "seconds", "result", title="Done")
+    table = Table("stage", "state", "seconds", "result", title="Result")
     for stage in stages:
         seconds, text = stage.result()
         table.add_row(stage.name, did[states[stage.name]], f"{seconds:.0f}", text)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from dressage.data.settings import DataSettings
-from dressage.data.types import Turn
+from dressage.data.types import Said, Turn
 from dressage.errors import UserError
 
 Span = tuple[int, int]
@@ -28,6 +28,8 @@ class ChatSettings(DataSettings):
     """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
     system: str | None = None
     """what the system says first in conversations that do not begin with a system turn"""
+    chat: bool = False
+    """make conversations of plain texts: the user says the prompt, the assistant the response"""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,19 @@ class Chat:
     """instead of the tokenizer's"""
     system: str | None = None
     """content of a system turn for conversations without one"""
+    of_texts: bool = False
+    """whether plain texts become conversations"""
 
     @classmethod
     def of(cls, settings: ChatSettings, tokenizer: PreTrainedTokenizerBase) -> "Chat":
         """Raises UserError where the template's file is missing."""
-        return cls(tokenizer, read_template(settings.template), settings.system)
+        return cls(tokenizer, read_template(settings.template), settings.system, settings.chat)
+
+    def turns(self, said: Said, role: str) -> Said:
+        """What was said, as a turn where plain texts become conversations; a prompt of "" is none."""
+        if not self.of_texts or not isinstance(said, str):
+            return said
+        return (Turn(role, said),) if said or role == "assistant" else ()
 
     def opened(self, prompt: Sequence[Turn]) -> tuple[Turn, ...]:
         """The turns of a prompt, the system's first if there is anything for it to say."""
@@ -122,7 +132,7 @@ class Chat:
 
     def _template(self, tools: Tools) -> str:
         if self.own_template is None and not self.tokenizer.chat_template:
-            raise UserError("this is a conversation, and the tokenizer has no chat template; set data.template")
+            raise UserError("this is a conversation, but the tokenizer has no chat template; set data.template")
         template: str = self.tokenizer.get_chat_template(self.own_template, [dict(tool) for tool in tools] or None)
         return template
 

@@ -76,7 +76,7 @@ class Encoder:
 
     def prompts(self, asked: Iterable[Asked]) -> Iterator[PromptLine]:
         """Prompts alone; a conversation up to where the answer begins."""
-        return _each_kind(asked, self._plain_prompts, self._chat_prompts)
+        return _each_kind(map(self._asked, asked), self._plain_prompts, self._chat_prompts)
 
     def lines(self, asked: Iterable[Asked]) -> Iterator[list[Line]]:
         """Every prompt with each of its responses.
@@ -86,7 +86,11 @@ class Encoder:
         learned of a conversation: see `Chat.spans`. A token that is part prompt, part response is learned; the first
         token of a line, which nothing comes before, never is.
         """
-        return _each_kind(asked, self._plain_lines, self._chat_lines)
+        return _each_kind(map(self._asked, asked), self._plain_lines, self._chat_lines)
+
+    def _asked(self, one: Asked) -> Asked:
+        responses = tuple(self.chat.turns(response, "assistant") for response in one.responses)
+        return one._replace(prompt=self.chat.turns(one.prompt, "user"), responses=responses)
 
     def _plain_prompts(self, asked: Sequence[Asked]) -> list[PromptLine]:
         texts = [_Text(one.place, str(one.prompt)) for one in asked]

@@ -78,7 +78,7 @@ def _examples(
     if loaded.settings.stream:
         stream = loaded.stream(lambda rows: (e for part in _parts(rows) for e in tokenize(part).examples), seed)
         return Examples(stream, held_out, put, tuple(loaded.notes()))
-    parts = [tokenize(list(source.rows)) for source in loaded.sources]
+    parts: list[Tokenized[E]] = [tokenize(list(source.rows)) for source in loaded.sources]
     if not all(part.examples for part in parts):
         raise UserError("; ".join(["there is no example left to learn from", *(n for p in parts for n in p.notes())]))
     orders = [

@@ -11,7 +11,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from dressage.data.chat import Chat
-from dressage.data.encode import Encoder, asked_of
+from dressage.data.encode import Asked, Encoder, asked_of
 from dressage.data.formats import NAMES
 from dressage.data.load import load
 from dressage.data.tokens import fitted
@@ -52,10 +52,11 @@ def show_data(settings: ShowSettings, console: Console) -> None:
     loaded = load(settings.data, kind)
     rows = loaded.train
     if settings.row > len(rows):
-        raise UserError(f"there is no row {settings.row}; there are {len(rows)} {NAMES[kind]}")
-    sequences, remarks = encode_row(rows[settings.row - 1], tokenizer, settings.data)
+        raise UserError(f"there is no row {settings.row} among {len(rows)} {NAMES[kind]}")
+    place = f"{settings.data.path or 'data.mix'}: row {settings.row}"
+    sequences, remarks = encode_row(rows[settings.row - 1], place, tokenizer, settings.data)
     held_out = f", and {len(loaded.held_out):,} held out" if loaded.held_out else ""
-    facts = {"format": format, "rows": f"{len(rows):,} {NAMES[kind]}{held_out}", "row": f"{settings.row}"}
+    facts = {"format": format, "rows": f"{len(rows):,} ({NAMES[kind]}){held_out}", "row": f"{settings.row}"}
     lines = [*facts.items(), *(("note", note) for note in loaded.notes()), *(("warning", text) for text in remarks)]
     grid = Table.grid(padding=(0, 2))
     for name, text in lines:
@@ -67,14 +68,14 @@ def show_data(settings: ShowSettings, console: Console) -> None:
 
 
 def encode_row(
-    row: Prompt | Demonstration | Pair, tokenizer: PreTrainedTokenizerBase, settings: AnyDataSettings
+    row: Prompt | Demonstration | Pair, place: str, tokenizer: PreTrainedTokenizerBase, settings: AnyDataSettings
 ) -> tuple[list[Shown], list[str]]:
     """The tokens of a row, and what is wrong with them.
 
     A row that would be dropped is given whole.
     """
     encoder = Encoder(Chat.of(settings, tokenizer), learn_all=settings.learn == "all" and not isinstance(row, Pair))
-    asked = asked_of(row, "this row")
+    asked = asked_of(row, place)
     if isinstance(row, Prompt):
         (prompt,) = encoder.prompts([asked])
         over = f"longer than data.max_prompt_tokens = {settings.max_prompt_tokens}: dropped"
@@ -87,25 +88,35 @@ def encode_row(
         Shown(title, line.ids, ["learned" if learned else "masked" for learned in line.learn])
         for title, line in zip(titles, kept or lines, strict=True)
     ]
-    is_chat = not isinstance(row.prompt, str)
-    return sequences, [*remarks, *(text for shown in sequences for text in _warnings(shown, tokenizer, is_chat))]
+    remarks += [text for sequence in sequences for text in _unended(sequence, tokenizer)]
+    is_chat = settings.chat or not isinstance(row.prompt, str)
+    return sequences, [*remarks, *(_unopened(sequences[0], tokenizer) if is_chat else _glued(asked))]
 
 
-def _warnings(shown: Shown, tokenizer: PreTrainedTokenizerBase, is_chat: bool) -> Iterator[str]:
+def _unended(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     learned = [token for token, label in zip(shown.ids, shown.labels, strict=True) if label == "learned"]
     if tokenizer.eos_token_id is None:
-        yield "the tokenizer has no end token, so nothing teaches where a response ends"
+        yield f"{shown.title}: the tokenizer has no end token, so the model will not learn to stop"
     elif tokenizer.eos_token_id not in learned:
-        yield f"{shown.title}: the end token {tokenizer.eos_token} is not learned; the model will not learn to stop"
+        yield f"{shown.title}: the end token {tokenizer.eos_token} is not learned, so the model will not learn to stop"
+
+
+def _unopened(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     bos = tokenizer.bos_token_id
-    if is_chat and bos is not None and tokenizer("a")["input_ids"][0] == bos != shown.ids[0]:
-        yield f"{shown.title}: plain texts begin with {tokenizer.bos_token}, and this conversation does not"
+    if bos is not None and tokenizer("a")["input_ids"][0] == bos != shown.ids[0]:
+        yield f"plain texts begin with {tokenizer.bos_token}; this conversation does not, as the chat template wants it"
+
+
+def _glued(asked: Asked) -> Iterator[str]:
+    before, after = str(asked.prompt)[-1:], [str(response)[:1] for response in asked.responses]
+    if before.strip() and any(first.strip() for first in after):
+        yield "prompt and response meet without white space between them"
 
 
 def _tokens(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Table:
     learned = sum(label == "learned" for label in shown.labels)
     title = f"{shown.title}: {len(shown.ids):,} tokens" + (f", {learned:,} learned" if shown.title != "prompt" else "")
-    table = Table("", "tokens", title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False)
     for label, run in groupby(zip(shown.labels, shown.ids, strict=True), key=lambda pair: pair[0]):
         text = Text(overflow="fold")
         for _, token in run:

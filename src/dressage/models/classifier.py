@@ -26,22 +26,23 @@ def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
         UserError: there is no such model, or nobody has written a classifier for its architecture.
     """
     if _is_classifier(settings.path):
-        model, _ = load_classifier(settings.path, settings.dtype)
-        if model.config.num_labels != 1:
-            raise UserError(f"{settings.path} has {model.config.num_labels} outputs; a reward model has one")
-        return model  # type: ignore[no-any-return]
+        trained, _ = load_classifier(settings.path, settings.dtype)
+        if trained.config.num_labels != 1:
+            raise UserError(f"{settings.path} has {trained.config.num_labels} outputs; a reward model has one")
+        return trained  # type: ignore[no-any-return]
     base = load_start(settings, settings.quantization)
     config = base.config
     config.num_labels, config.pad_token_id = 1, pad
     try:
         with torch.device("meta"):  # its trunk is thrown away
-            model = AutoModelForSequenceClassification.from_config(config)
+            model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
     except ValueError:
-        raise UserError(f"there is no sequence classifier for {config.model_type} models, of which {settings.path} is one") from None
+        kind = config.model_type
+        raise UserError(f"{settings.path} is a {kind} model, of which there is no sequence classifier") from None
     prefix = base.base_model_prefix
     setattr(model, prefix, getattr(base, prefix))
     model.score = nn.Linear(config.get_text_config().hidden_size, 1, bias=False, dtype=base.dtype)
-    nn.init.normal_(model.score.weight, std=config.get_text_config().hidden_size**-0.5)
+    nn.init.normal_(model.score.weight, std=config.get_text_config().hidden_size ** -0.5)
     return prepare(model)
 
 

@@ -94,7 +94,7 @@ def merge(adapter: str, out: Path, settings: MergeSettings | None = None) -> Mer
     layers = sum(hasattr(module, "merge") for module in model.modules())
     texts = _check_texts(tokenizer)
     with_adapter, without = _logits(model, texts), _logits_without(model, texts)
-    merged: Any = model.merge_and_unload()  # type: ignore[operator]
+    merged: Any = model.merge_and_unload()
     report = Merged(
         folder=out,
         base=adapter_base(folder)["path"],
@@ -122,7 +122,7 @@ def _load(folder: Path, dtype: str) -> tuple[PeftModel, PreTrainedTokenizerBase]
             tokenizer = load_tokenizer(str(folder))
             model = _load_classifier(folder, dtype)
             # By its pad tokens the merged model will know where a text ends.
-            model.get_base_model().config.pad_token_id = tokenizer.pad_token_id
+            causal(model).config.pad_token_id = tokenizer.pad_token_id
     assert isinstance(model, PeftModel)
     return prepare(model), tokenizer
 

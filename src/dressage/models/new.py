@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
@@ -34,7 +34,9 @@ def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> Pr
     sizes = settings.new
     assert sizes is not None
     if sizes.hidden_size % (2 * sizes.heads):
-        raise UserError(f"model.new: {sizes.heads} heads of an even width cannot be made of hidden_size {sizes.hidden_size}")
+        raise UserError(
+            f"model.new: hidden_size {sizes.hidden_size} must be a multiple of twice the heads ({sizes.heads})"
+        )
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=sizes.hidden_size,
@@ -48,5 +50,6 @@ def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> Pr
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=True,
     )
-    model = LlamaForCausalLM(config)
-    return prepare(model.to(DTYPES[settings.dtype]))  # type: ignore[arg-type]
+    model: PreTrainedModel = LlamaForCausalLM(config)
+    nn.Module.to(model, dtype=DTYPES[settings.dtype])
+    return prepare(model)

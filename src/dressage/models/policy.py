@@ -215,7 +215,7 @@ def _critic(model: PreTrainedModel, settings: ModelSettings, value: ValueSetting
 
 
 def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
-    """Wrap a model in the adapters of its settings, if they ask for any; a classifier's head then learns beside them."""
+    """Wrap a model in adapters, if its settings ask for any; a classifier's head learns beside them."""
     lora = settings.lora
     if lora is None:
         return model

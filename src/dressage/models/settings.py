@@ -64,7 +64,7 @@ class ModelSettings(StartSettings):
     @model_validator(mode="after")
     def _check_quantization(self) -> Self:
         if self.quantization is not None and self.lora is None:
-            raise ValueError("quantization keeps the base's weights from learning; add model.lora, which learns on them")
+            raise ValueError("quantized weights cannot learn; add model.lora, which learns on them")
         return self
 
 
@@ -81,8 +81,9 @@ class ReferenceSettings(Settings):
     """The model the policy is held close to."""
 
     kind: Literal["auto", "adapters-off", "copy", "model", "none"] = "auto"
-    """"none": KL is neither penalised nor measured; "adapters-off": the policy without its LoRA adapters, which costs no memory; "copy": a frozen copy of the
-    starting point; "model": another model; "auto": adapters-off with LoRA, else copy"""
+    """"adapters-off": the policy without its LoRA adapters, which costs no memory; "copy": a frozen copy of the
+    starting point; "model": another model; "none": KL is neither penalised nor measured; "auto": adapters-off with
+    LoRA, else copy"""
     path: str | None = None
     """the other model, for kind "model"; it must use the policy's tokenizer"""
 

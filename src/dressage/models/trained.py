@@ -46,7 +46,7 @@ def load_trained(
     if not (Path(place) / "adapter_config.json").exists():
         return load_causal(place, gguf_file, dtype, quantization), load_tokenizer(place, gguf_file)
     base = _base(Path(place))
-    start = StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype)  # type: ignore[arg-type]
+    start = StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype)
     model = PeftModel.from_pretrained(load_start(start, quantization), place)
     return prepare(model), load_tokenizer(place)
 

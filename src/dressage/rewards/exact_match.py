@@ -20,9 +20,9 @@ _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]+)\}\{([^{}]+)\}")
 def exact_match(
     prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[Any] | None = None, **_: Any
 ) -> list[float]:
-    """1 where the final answer of a response is that of `ground_truth`, else 0.
+    r"""1 where the final answer of a response is that of `ground_truth`, else 0.
 
-    The final answer of a text is what its last `\\boxed{…}` holds, else the rest of the line after its last `####` (as
+    The final answer of a text is what its last `\boxed{…}` holds, else the rest of the line after its last `####` (as
     in GSM8K, arXiv:2110.14168), else the whole text. If the truth is a number, the last number of that counts, and it
     is compared as a number: 1,200 = 1200.0, 1/2 = 0.5, and units and currency signs are nothing. Other answers are
     compared as texts, without regard to case, spaces, Markdown's stars and a final full stop.

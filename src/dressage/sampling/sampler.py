@@ -62,7 +62,9 @@ class Sampler:
             temperature: in the place of that of the settings.
         """
         self.policy.eval()
-        settings = self.settings if temperature is None else self.settings.model_copy(update={"temperature": temperature})
+        settings = (
+            self.settings if temperature is None else self.settings.model_copy(update={"temperature": temperature})
+        )
         limits = self._limits(step, rows)
         uniforms = token_uniforms(self.seed, step, rows, int(limits.max()))
         size = self.settings.batch_size or len(rows)

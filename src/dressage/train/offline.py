@@ -117,6 +117,6 @@ def steps_of(settings: ExampleRun, size: int | None) -> int | None:
 
 
 def _perplexity(metrics: Metrics, prefix: str) -> Metrics:
-    """exp of the mean loss per token, of algorithms whose loss is that."""
+    """Exp of the mean loss per token, of algorithms whose loss is that."""
     name = f"{prefix}loss/nll"
     return {f"{prefix}perplexity": math.exp(min(metrics[name], 700.0))} if name in metrics else {}

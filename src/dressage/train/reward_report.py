@@ -133,7 +133,9 @@ def show(summary: dict[str, Any], folder: Path, console: Console) -> None:
     }
     for name, share in lines.items():
         if share:
-            table.add_row(name, f"{share['mean']:.3f}", f"{share['low']:.3f} to {share['high']:.3f}", str(share["pairs"]))
+            table.add_row(
+                name, f"{share['mean']:.3f}", f"{share['low']:.3f} to {share['high']:.3f}", str(share["pairs"])
+            )
     console.print(table)
     for warning in warnings(summary):
         console.print(Text(f"Careful: {warning}.", style="bold"))

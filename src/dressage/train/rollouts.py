@@ -1,7 +1,7 @@
 """The first half of a step: sample responses, score them by the rewards, the policy and the reference."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class Collector:
     sampler: Sampler
     rewards: tuple[Reward, ...]
     tokenizer: PreTrainedTokenizerBase
-    cleaning: CleaningSettings = CleaningSettings()
+    cleaning: CleaningSettings = field(default_factory=CleaningSettings)
 
     def sample(
         self, indices: Sequence[int], step: int, rows: range, temperature: float | None = None

@@ -26,6 +26,7 @@ from dressage.train.memory import keep_freed_memory
 from dressage.train.online import RolloutTrainer
 from dressage.train.processes import Processes
 from dressage.train.progress import Progress
+from dressage.train.rollouts import Collector
 from dressage.train.settings import ExampleRun, RolloutRun, RunSettings
 
 
@@ -83,6 +84,12 @@ class Training:
         checkpoint = latest(folder) if resume else None
         if checkpoint is not None:
             self.trainer.restore(checkpoint)
+
+    @property
+    def collector(self) -> Collector:
+        """What samples and rewards responses, of an algorithm that does."""
+        assert isinstance(self.trainer, RolloutTrainer)
+        return self.trainer.collector
 
     def run(self, report: Report | None = None) -> Result:
         """Train to the last step and save the model.

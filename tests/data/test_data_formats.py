@@ -1,0 +1,328 @@
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dressage.data.conversations import shared_text
+from dressage.data.fields import Fields, Row
+from dressage.data.formats import FORMATS, convert, recognise
+from dressage.data.load import Loaded, load
+from dressage.data.notes import Notes
+from dressage.data.settings import DataSettings, SourceSettings
+from dressage.data.sources import read as read_rows
+from dressage.data.types import Demonstration, Pair, Prompt, Turn
+from dressage.errors import UserError
+
+
+def user(text: str) -> Turn:
+    return Turn("user", text)
+
+
+def assistant(text: str) -> Turn:
+    return Turn("assistant", text)
+
+
+def chat(*said: str) -> list[dict]:
+    return [{"role": ("user", "assistant")[n % 2], "content": content} for n, content in enumerate(said)]
+
+
+def one(kind: type, row: dict, name: str | None = None) -> object:
+    """What a row becomes."""
+    return convert(name or recognise(row, kind, "here"), Fields(Row("here", row), Notes()), kind)
+
+
+def read(folder: Path, kind: type, *rows: dict, **settings: object) -> Loaded:
+    file = folder / "a.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return load(DataSettings(path=str(file), **settings), kind)
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+SAY = {"role": "assistant", "content": "Hello"}
+
+CASES = [
+    ("text", {"text": "a", "n": 1}, Demonstration("", "a"), Prompt("a", {"n": 1})),
+    ("prompt", {"prompt": "a", "n": 1}, None, Prompt("a", {"n": 1})),
+    ("prompt", {"prompt": chat("Hi"), "tools": [TOOL]}, None, Prompt((user("Hi"),), {}, (TOOL,))),
+    (
+        "prompt_completion",
+        {"prompt": "a", "completion": " b"},
+        Demonstration("a", " b"),
+        Prompt("a", {"completion": " b"}),
+    ),
+    (
+        "prompt_completion",
+        {"prompt": chat("Hi"), "completion": [SAY], "tools": json.dumps([TOOL])},
+        Demonstration((user("Hi"),), (assistant("Hello"),), (TOOL,)),
+        Prompt((user("Hi"),), {"completion": [SAY]}, (TOOL,)),
+    ),
+    (
+        "prompt_response",
+        {"prompt": chat("Hi"), "response": "Hello"},
+        Demonstration((user("Hi"),), (assistant("Hello"),)),
+        Prompt((user("Hi"),), {"response": "Hello"}),
+    ),
+    ("question_answer", {"question": "a", "answer": "b"}, Demonstration("a", "b"), Prompt("a", {"answer": "b"})),
+    (
+        "alpaca",
+        {"instruction": "Add", "input": "1 2", "output": "3"},
+        Demonstration("Add\n\n1 2", "3"),
+        Prompt("Add\n\n1 2", {"output": "3"}),
+    ),
+    (
+        "alpaca",
+        {"instruction": "Add", "input": "", "output": "3"},
+        Demonstration("Add", "3"),
+        Prompt("Add", {"output": "3"}),
+    ),
+    ("alpaca", {"instruction": "Add", "output": "3"}, Demonstration("Add", "3"), Prompt("Add", {"output": "3"})),
+    (
+        "messages",
+        {"messages": chat("Hi", "Hello", "Why?", "So"), "tools": [TOOL], "n": 1},
+        Demonstration((user("Hi"),), (assistant("Hello"), user("Why?"), assistant("So")), (TOOL,)),
+        Prompt((user("Hi"), assistant("Hello"), user("Why?")), {"n": 1}, (TOOL,)),
+    ),
+    (
+        "sharegpt",
+        {
+            "system": "S",
+            "conversations": [
+                {"from": "human", "value": "Hi"},
+                {"from": "function_call", "value": "f()"},
+                {"from": "observation", "value": "3"},
+                {"from": "gpt", "value": "Hello"},
+            ],
+        },
+        Demonstration((Turn("system", "S"), user("Hi")), (assistant("f()"), Turn("tool", "3"), assistant("Hello"))),
+        Prompt((Turn("system", "S"), user("Hi"), assistant("f()"), Turn("tool", "3"))),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "demonstration", "prompt"), CASES)
+def test_demonstrations_and_prompts(name, row, demonstration, prompt):
+    assert one(Prompt, row) == one(Prompt, row, name) == prompt
+    if demonstration is not None:
+        assert recognise(row, Demonstration, "here") == name
+        assert one(Demonstration, row) == demonstration
+
+
+PAIR = Pair((user("Hi"),), (assistant("Hello"),), (assistant("Go"),))
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, Pair("a", "b", "c")),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": 0.5}, Pair("a", "b", "c", 0.5)),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": None}, Pair("a", "b", "c")),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": "0.5"}, Pair("a", "b", "c", 0.5)),
+        ({"chosen": "The sky is blue.", "rejected": "The sky is green."}, Pair("The sky is", " blue.", " green.")),
+        ({"prompt": chat("Hi"), "chosen": [SAY], "rejected": [SAY | {"content": "Go"}]}, PAIR),
+        ({"prompt": "Hi", "chosen": [SAY], "rejected": [SAY | {"content": "Go"}]}, PAIR),
+        ({"prompt": chat("Hi"), "chosen": "Hello", "rejected": "Go"}, PAIR),
+        ({"chosen": chat("Hi", "Hello"), "rejected": chat("Hi", "Go")}, PAIR),
+        # The prompt twice, once as a text.
+        ({"prompt": "Hi", "chosen": chat("Hi", "Hello"), "rejected": chat("Hi", "Go")}, PAIR),
+    ],
+)
+def test_preferences(row, expected):
+    assert recognise(row, Pair, "here") == "preference"
+    assert one(Pair, row) == expected
+    assert one(Demonstration, row) == Demonstration(expected.prompt, expected.chosen)
+    assert one(Prompt, row, "preference") == Prompt(
+        expected.prompt, {"margin": row["margin"]} if "margin" in row else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "prompt"),
+    [
+        ("Yes", "No", ""),
+        ("It is so", "It isn't", "It"),  # words are not cut
+        ("Q?\n\nA one", "Q?\n\nB", "Q?\n\n"),
+        ("Q? A", "Q? A and more", "Q?"),  # a response is never empty
+        ("Q? A", "Q? A", "Q?"),
+        ("", "No", ""),
+    ],
+)
+def test_the_prompt_of_two_texts(chosen, rejected, prompt):
+    assert shared_text(chosen, rejected) == (prompt, chosen.removeprefix(prompt), rejected.removeprefix(prompt))
+
+
+few = st.text(st.sampled_from("ab \n"), max_size=8)
+
+
+@given(few, few, few)
+def test_two_texts_are_cut_and_not_changed(start, chosen, rejected):
+    prompt, first, second = shared_text(start + chosen, start + rejected)
+    assert (prompt + first, prompt + second) == (start + chosen, start + rejected)
+    assert (first or not start + chosen) and (second or not start + rejected)
+    words = (prompt.split(), first.split(), second.split())
+    assert words[0] + words[1] == (start + chosen).split()
+    assert words[0] + words[2] == (start + rejected).split()
+
+
+said = st.text(st.characters(codec="utf-8"), max_size=6)
+
+
+@given(st.lists(st.tuples(said, said), min_size=1, max_size=4), st.none() | said)
+def test_a_conversation_comes_back_as_it_was_written(rounds, system):
+    spoken = [content for pair in rounds for content in pair]
+    start = (Turn("system", system),) if system is not None else ()
+    turns = (*start, *(Turn(turn["role"], turn["content"]) for turn in chat(*spoken)))
+    row = {"messages": [{"role": turn.role, "content": turn.content} for turn in turns]}
+    names = {"user": "human", "assistant": "gpt", "system": "system"}
+    gpt = {"conversations": [{"from": names[turn.role], "value": turn.content} for turn in turns]}
+    for made in (one(Demonstration, row), one(Demonstration, gpt), one(Demonstration, row, "conversation")):
+        assert (*made.prompt, *made.response) == turns
+        assert made.response[0] == assistant(rounds[0][1])
+        assert len(made.prompt) == len(start) + 1
+    assert one(Prompt, row).prompt == one(Prompt, gpt).prompt == turns[:-1]
+
+
+def test_turns_without_an_answer_are_dropped_for_imitation_and_asked_as_prompts(tmp_path):
+    row = {"messages": chat("Hi", "Hello", "Why?")}
+    loaded = read(tmp_path, Demonstration, row)
+    assert loaded.train == [Demonstration((user("Hi"),), (assistant("Hello"),))]
+    assert loaded.notes() == [f"1 × turns after the last answer are dropped (first: {tmp_path / 'a.jsonl'} line 1)"]
+    assert one(Prompt, row) == Prompt((user("Hi"), assistant("Hello"), user("Why?")))
+    assert one(Prompt, {"messages": chat("Hi")}) == Prompt((user("Hi"),))
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "name"),
+    [
+        # The kind that is asked for decides.
+        (Prompt, {"prompt": "a", "messages": chat("b", "c"), "chosen": "d", "rejected": "e"}, "prompt"),
+        (Demonstration, {"prompt": "a", "messages": chat("b", "c"), "chosen": "d", "rejected": "e"}, "messages"),
+        (Pair, {"prompt": "a", "messages": chat("b", "c"), "chosen": "d", "rejected": "e"}, "preference"),
+        # More columns explained.
+        (Demonstration, {"instruction": "a", "input": "b", "output": "c"}, "alpaca"),
+        (Demonstration, {"input": "b", "output": "c"}, "text2text"),
+        (Demonstration, {"images": [], "text": "c"}, "image_text"),
+        # What the values say.
+        (Prompt, {"input": "b", "output": ["c"]}, "text_to_textlist"),
+        (Pair, {"input": "b", "output": [{"score": 1, "text": "c"}]}, "text_to_scored_textlist"),
+        (Pair, {"chosen": {"messages": []}, "rejected": {}}, "paired_conversation"),
+        (Pair, {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": ""}, "human_assistant"),
+    ],
+)
+def test_the_format_that_explains_most_is_taken(kind, row, name):
+    assert recognise(row, kind, "here") == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "names"),
+    [
+        (Demonstration, {"instruction": "a", "input": "b", "output": "c", "text": "d"}, "text and alpaca"),
+        (Demonstration, {"prompt": "a", "completion": "b", "response": "c"}, "prompt_completion and prompt_response"),
+        (Prompt, {"question": "a", "answer": "b", "text": "c"}, "text and question_answer"),
+    ],
+)
+def test_an_ambiguous_row_is_asked_about(tmp_path, kind, row, names):
+    with pytest.raises(UserError) as error:
+        read(tmp_path, kind, row)
+    assert str(error.value) == f"{tmp_path / 'a.jsonl'} line 1: the columns fit {names}; say which with data.format"
+    first = names.split()[0]
+    assert read(tmp_path, kind, row, format=first).train == [one(kind, row, first)]
+
+
+def test_columns_of_other_names(tmp_path):
+    row = {"couplet": "a", "next": "b", "n": 1}
+    mapping = {"prompt": "couplet", "response": "next"}
+    assert read(tmp_path, Demonstration, row, columns=mapping).train == [Demonstration("a", "b")]
+    assert read(tmp_path, Prompt, row, columns={"prompt": "couplet"}).train == [Prompt("a", {"next": "b", "n": 1})]
+    # A column may also be given to the rewards under another name, and take the place of one that is there.
+    row = {"question": "a", "answer": "b", "prompt": "not this"}
+    mapping = {"prompt": "question", "ground_truth": "answer"}
+    assert read(tmp_path, Prompt, row, columns=mapping).train == [Prompt("a", {"ground_truth": "b"})]
+    assert read(tmp_path, Demonstration, row, columns={"question": "answer", "answer": "question"}).train == [
+        Demonstration("b", "a")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "settings", "part"),
+    [
+        (Prompt, [{"prompt": "a"}, {"prompt": None}], {}, "line 2: 'prompt' holds null where a text was expected"),
+        (Prompt, [{"prompt": "a"}, {"other": "a"}], {}, "line 2: there is no 'prompt', where a text was expected"),
+        (Prompt, [{"prompt": 7}], {}, "line 1: 'prompt' holds 7 where a text was expected"),
+        (Prompt, [{"prompt": []}], {}, "line 1: 'prompt' holds [] where a list such as [{\"role\""),
+        (
+            Demonstration,
+            [{"text": "a" * 99 + "é"}, {"text": ["é" * 99]}],
+            {},
+            "line 2: 'text' holds [\"" + "é" * 58 + "…",
+        ),
+        (Demonstration, [{"messages": None}], {}, "line 1: 'messages' holds null where a list such as [{\"role\""),
+        (Demonstration, [{"messages": [{"role": "user", "content": None}]}], {}, '{"role": "user", "content": null}'),
+        (Demonstration, [{"prompt": "a"}], {}, "line 1: the columns prompt fit no format of demonstrations (text, or "),
+        (Pair, [{"a": 1}], {}, "columns a fit no format of pairs (chosen + rejected, or input + output); say which"),
+        (Prompt, [{}], {}, "line 1: the columns (none) fit no format of prompts (prompt, or input + output)"),
+        (Pair, [{"prompt": "a"}], {"format": "prompt"}, "line 1: prompt gives prompts, and pairs are needed"),
+        (
+            Pair,
+            [{"chosen": "a", "rejected": chat("b")}],
+            {},
+            "line 1: 'chosen' and 'rejected' must both be texts or both",
+        ),
+        (
+            Demonstration,
+            [{"system": "S", "messages": [{"role": "system", "content": "T"}]}],
+            {},
+            "line 1: both 'system' and the first message are the system's",
+        ),
+        (Prompt, [{"a": "b"}], {"columns": {"prompt": "x"}}, "line 1: there is no column 'x' to read as 'prompt'"),
+        (Prompt, [{"messages": chat("a")[:0]}], {}, "line 1: 'messages' holds [] where a list"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path, kind, rows, settings, part):
+    with pytest.raises(UserError) as error:
+        read(tmp_path, kind, *rows, **settings)
+    message = str(error.value)
+    assert message.startswith(str(tmp_path / "a.jsonl"))
+    assert part in message
+    assert "\n" not in message
+
+
+def test_an_unknown_format_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"data\.format: there is no format 'chatml'; there are text, prompt, "):
+        read(tmp_path, Prompt, {"prompt": "a"}, format="chatml")
+
+
+def test_pairs_have_no_tools_and_say_so(tmp_path):
+    loaded = read(tmp_path, Pair, {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [TOOL]})
+    assert loaded.notes()[0].startswith("1 × tools, which pairs have no place for, are left out")
+
+
+DOCS = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"\n((?:[^\n]+\n)+)\n```json\n(.*?)```", DOCS, re.DOTALL)
+
+
+@pytest.mark.parametrize(("paragraph", "block"), EXAMPLES)
+def test_the_examples_of_the_docs_are_what_they_say(tmp_path, paragraph, block):
+    file = tmp_path / "a.json"
+    file.write_text(block, encoding="utf-8")
+    named = set(re.findall("`([^`]+)`", paragraph)) & FORMATS.keys()
+    for row in read_rows(SourceSettings(path=str(file))):
+        if row.format:  # LMFlow's files say it themselves
+            continue
+        recognised = {
+            recognise(row.values, kind, "docs") for kind in (Prompt, Demonstration, Pair) if fits(row.values, kind)
+        }
+        assert named & recognised
+        assert one(Prompt, dict(row.values)).prompt
+
+
+def fits(row: Mapping, kind: type) -> bool:
+    return any(format.fits(row) and format.gives_too(kind) for format in FORMATS.values())
+
+
+def test_every_format_is_in_the_docs():
+    assert [name for name in FORMATS if f"`{name}`" not in DOCS] == []
+    assert len(EXAMPLES) == 14

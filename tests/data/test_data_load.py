@@ -1,0 +1,169 @@
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+from pydantic import ValidationError
+
+from dressage.data.load import load
+from dressage.data.order import InMemory, Mixed, Streamed
+from dressage.data.settings import DataSettings, SourceSettings
+from dressage.data.types import Demonstration, Prompt
+from dressage.errors import UserError
+
+
+def numbered(folder: Path, name: str, count: int) -> str:
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps({"text": f"{name}{n}"}) + "\n" for n in range(count)), encoding="utf-8")
+    return str(file)
+
+
+def texts(rows: object) -> list[str]:
+    return [row.prompt if isinstance(row, Prompt) else row.response for row in rows]
+
+
+def test_the_last_rows_are_held_out(tmp_path):
+    loaded = load(DataSettings(path=numbered(tmp_path, "a", 10), validation=0.2), Demonstration)
+    assert texts(loaded.train) == [f"a{n}" for n in range(8)]
+    assert texts(loaded.held_out) == ["a8", "a9"]
+    for fraction in (0.01, 0.99):
+        with pytest.raises(UserError, match=r"data\.validation = 0\.\d+ of its 10 rows leaves one part empty"):
+            load(DataSettings(path=numbered(tmp_path, "a", 10), validation=fraction), Demonstration)
+
+
+def test_held_out_rows_of_their_own(tmp_path):
+    path, other = numbered(tmp_path, "a", 3), numbered(tmp_path, "b", 2)
+    for stream in (False, True):
+        loaded = load(DataSettings(path=path, validation_path=other, stream=stream), Prompt)
+        assert texts(loaded.train) == ["a0", "a1", "a2"]
+        assert texts(loaded.held_out) == ["b0", "b1"]
+    with pytest.raises(UserError, match="has no splits, so there is no 'test'"):
+        load(DataSettings(path=path, validation_split="test"), Prompt)
+
+
+def test_a_split_is_held_out(tmp_path):
+    parts = {"train": datasets.Dataset.from_dict({"q": ["a"]}), "test": datasets.Dataset.from_dict({"q": ["b"]})}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path)
+    loaded = load(DataSettings(path=str(tmp_path), validation_split="test", columns={"prompt": "q"}), Prompt)
+    assert (loaded.train, loaded.held_out) == ([Prompt("a")], [Prompt("b")])
+
+
+def test_only_the_first_rows(tmp_path):
+    path = numbered(tmp_path, "a", 5)
+    with Path(path).open("a") as out:
+        out.write("broken")  # is not read any more
+    for stream in (False, True):
+        loaded = load(DataSettings(path=path, max_rows=4, stream=stream), Prompt)
+        assert texts(loaded.train) == ["a0", "a1", "a2", "a3"]
+
+
+def test_the_order_is_that_of_the_settings(tmp_path):
+    path = numbered(tmp_path, "a", 7)
+    plain = load(DataSettings(path=path, shuffle=False), Prompt).stream(texts, seed=3)
+    assert plain.take(5, 4) == ["a5", "a6", "a0", "a1"]
+    shuffled = load(DataSettings(path=path), Prompt).stream(texts, seed=3)
+    assert shuffled.take(0, 20) == InMemory([f"a{n}" for n in range(7)], 3).take(0, 20)
+
+
+def test_a_stream_reads_while_it_is_used(tmp_path):
+    path = numbered(tmp_path, "a", 7)
+    loaded = load(DataSettings(path=path, stream=True, shuffle_buffer=2), Prompt)
+    read: list[str] = []
+
+    def prepare(rows):
+        for row in rows:
+            read.append(row.prompt)
+            yield row.prompt
+
+    order = loaded.stream(prepare, seed=3)
+    assert read == []
+    assert order.take(0, 3) == Streamed(lambda: [f"a{n}" for n in range(7)], 3, buffer=2).take(0, 3)
+    assert read == ["a0", "a1", "a2", "a3"]
+    assert sorted(order.take(7, 7)) == [f"a{n}" for n in range(7)]
+
+
+def test_rows_left_out_by_their_preparation_do_not_count(tmp_path):
+    path = numbered(tmp_path, "a", 4)
+    for stream in (False, True):
+        loaded = load(DataSettings(path=path, stream=stream, shuffle=False), Prompt)
+        order = loaded.stream(lambda rows: (row.prompt for row in rows if row.prompt != "a1"), seed=0)
+        assert order.take(0, 4) == ["a0", "a2", "a3", "a0"]
+        assert order.size == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mix(tmp_path, stream):
+    couplets = tmp_path / "c.csv"
+    couplets.write_text("couplet,next\nc0,d0\n", encoding="utf-8")
+    mix = (
+        SourceSettings(path=numbered(tmp_path, "a", 5), weight=3),
+        SourceSettings(path=str(couplets), columns={"prompt": "couplet"}, weight=1),
+    )
+    loaded = load(DataSettings(mix=mix, stream=stream, shuffle=False), Prompt)
+    assert [source.weight for source in loaded.sources] == [3, 1]
+    assert loaded.train[-1] == Prompt("c0", {"next": "d0"})
+    order = loaded.stream(texts, seed=0)
+    expected = Mixed([InMemory([f"a{n}" for n in range(5)], 0, shuffle=False), InMemory(["c0"], 0)], [3, 1])
+    assert order.take(0, 12) == expected.take(0, 12)
+    assert order.take(0, 12).count("c0") == 3
+
+
+def test_every_source_of_a_mix_holds_out_its_share(tmp_path):
+    mix = [{"path": numbered(tmp_path, "a", 10)}, {"path": numbered(tmp_path, "b", 5)}]
+    loaded = load(DataSettings.model_validate({"mix": mix, "validation": 0.2}), Prompt)
+    assert texts(loaded.held_out) == ["a8", "a9", "b4"]
+    assert len(loaded.train) == 12
+
+
+def test_remarks_are_about_the_latest_pass(tmp_path):
+    file = tmp_path / "a.jsonl"
+    turns = [{"role": "user", "content": "Hi"}]
+    rows = [{"messages": [*turns, {"role": "assistant", "content": "Hello"}]}, {"messages": turns}]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    loaded = load(DataSettings(path=str(file), stream=True), Demonstration)
+    assert loaded.notes() == []
+    for _ in range(2):
+        assert len(loaded.train) == 1
+        assert loaded.notes() == [f"1 × conversations of fewer than 2 messages are skipped (first: {file} line 2)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("a.jsonl", "", "a.jsonl: there are no prompts in it"),
+        ("a.json", "[]", "a.json: there are no prompts in it"),
+        ("a.txt", "\n \n", "a.txt: there are no prompts in it"),
+        ("a.csv", "prompt\n", "a.csv: there are no prompts in it"),
+        (
+            "a.jsonl",
+            '{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]}',
+            "in it: 1 × conversations that do not begin with the user (after the system) are skipped (first: ",
+        ),
+    ],
+)
+def test_nothing_usable_is_said(tmp_path, name, content, part):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as error:
+        load(DataSettings(path=str(tmp_path / name)), Prompt)
+    assert part in str(error.value)
+
+
+def test_a_path_is_needed():
+    with pytest.raises(UserError, match=r"data\.path is missing"):
+        load(DataSettings(), Prompt)
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"path": "a", "mix": [{"path": "b"}]}, "path or mix"),
+        ({"path": "a", "validation": 0.1, "validation_path": "b"}, "not both"),
+        ({"path": "a", "validation": 0.1, "validation_split": "b"}, "not both"),
+        ({"path": "a", "validation": 0.1, "stream": True}, "a fraction of a stream"),
+        ({"mix": [{"path": "a"}], "validation_split": "b"}, "needs a validation_path"),
+        ({"mix": [{"path": "a", "weight": 0}]}, "greater than 0"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings, part):
+    with pytest.raises(ValidationError, match=part):
+        DataSettings.model_validate(settings)
