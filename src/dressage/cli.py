@@ -74,7 +74,10 @@ def _add_training(name: str, entry: Entry) -> None:
             result = resume_run(resume, name)
         else:
             result = train(load(entry.settings, *_recipe_and_flags(context.args)))
+        from dressage.record.show import headline
+
         print(f"run      {result.folder}\nmodel    {result.folder}/model\nnext     dressage show {result.folder}")
+        print(f"learned  {headline(result.folder)}")
 
 
 for _name, _entry in ALGORITHMS.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from dressage.errors import UserError
 
@@ -17,6 +17,15 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_may_be_a_word(cls, values: Any) -> Any:
+        """`--name none` means that there is nothing, except where "none" is one of a setting's words."""
+        if not isinstance(values, dict):
+            return values
+        words = {name for name, field in cls.model_fields.items() if "none" in get_args(field.annotation)}
+        return {name: "none" if value is None and name in words else value for name, value in values.items()}
 
 
 S = TypeVar("S", bound=Settings)

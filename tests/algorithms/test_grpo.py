@@ -322,30 +322,30 @@ def test_the_first_ratio_is_one(ratio):
 
 
 def test_metrics_of_the_update_by_hand():
-    # Ratios 0.5, 1 and 2 of a good response, and again of a bad one: high clips the first, low the second.
+    # Ratios ½, 1 and 4 of a good response, and again of a bad one: high clips the first, low the second.
     old = -torch.ones(2, 3)
-    ratio = torch.tensor([[0.5, 1.0, 2.0]] * 2)
+    ratio = torch.tensor([[0.5, 1.0, 4.0]] * 2)
     batch = Batch({"mask": torch.ones(2, 3), "logprob": old, "advantage": torch.tensor([[1.0] * 3, [-1.0] * 3])})
-    seen = weighted_means(grpo(), batch, old + ratio.log())
+    seen = weighted_means(grpo(clip_low=0.3, clip_high=0.6), batch, old + ratio.log())
     assert seen["policy/clip_low"] == pytest.approx(1 / 6)
     assert seen["policy/clip_high"] == pytest.approx(1 / 6)
     assert seen["policy/clip_fraction"] == pytest.approx(2 / 6)
-    assert seen["policy/ratio"] == pytest.approx(3.5 / 3)
-    assert seen["policy/kl"] == pytest.approx(0, abs=1e-6)  # log ½ + log 2
-    assert seen["policy/approx_kl"] == pytest.approx(math.log(2) ** 2 / 3)
-    # good: −(0.5 + 1 + 1.2), bad: 0.8 + 1 + 2
-    assert seen["loss/policy"] == pytest.approx((-2.7 + 3.8) / 6)
+    assert seen["policy/ratio"] == pytest.approx(5.5 / 3)
+    assert seen["policy/kl"] == pytest.approx(-math.log(2) / 3)  # −(log ½ + log 4)
+    assert seen["policy/approx_kl"] == pytest.approx((1 + 4) * math.log(2) ** 2 / 2 / 3)
+    # good: −(0.5 + 1 + 1.6), bad: 0.7 + 1 + 4
+    assert seen["loss/policy"] == pytest.approx((-3.1 + 5.7) / 6)
 
 
 def test_metrics_of_the_step_by_hand():
-    rewards = torch.tensor([1.0, 1, 1, 1, 0, 2, 0, 2])
-    batch = uneven(shaped_reward=rewards, logprob=torch.zeros(8, LIMIT), ref_logprob=-torch.ones(8, LIMIT))
+    rewards, group = torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 2]), torch.tensor([5, 5, 5, 5, 9, 9, 3, 3])
+    batch = uneven(shaped_reward=rewards, group=group, logprob=torch.zeros(8, LIMIT), ref_logprob=-torch.ones(8, LIMIT))
     batch = batch.with_columns(sampler_logprob=torch.tensor([-1.0, 0, 0.5, 0]).expand(8, LIMIT))
     algorithm = grpo(kl_in="reward", kl_estimator="k1", importance=2.0)
     found = algorithm.metrics(algorithm.credit(batch, 0.5))
-    assert found["group/zero_std"] == 0.5
-    assert found["group/reward_std"] == pytest.approx(0.5 * math.sqrt(4 / 3))  # half of the responses have none
-    assert found["reward/signal"] == pytest.approx(1 - 0.5 * 19 / 8)  # Δ = 1 on each of 19 tokens
+    assert found["group/zero_std"] == 6 / 8
+    assert found["group/reward_std"] == pytest.approx(2 / 8 * math.sqrt(2))  # of (0, 2), and 0 of the others
+    assert found["reward/signal"] == pytest.approx(6 / 8 - 0.5 * 19 / 8)  # Δ = 1 on each of 19 tokens
     # Seven responses have a first token (weight 2, at the cap), six a second (1), four a third (e^−½), two a fourth.
     assert found["importance/weight_mean"] == pytest.approx((7 * 2 + 6 + 4 * math.exp(-0.5) + 2) / 19)
     assert found["importance/capped"] == pytest.approx(7 / 19)
@@ -416,6 +416,16 @@ def test_reinforce_plus_plus_needs_no_groups():
 def test_every_recipe_of_the_page_is_valid(block, tmp_path):
     (tmp_path / "recipe.toml").write_text(block, encoding="utf-8")
     load(GRPORun, tmp_path / "recipe.toml", [])
+
+
+def test_no_scale_can_be_said_in_a_flag_and_in_a_recipe():
+    assert load(GRPORun, None, ["--grpo.scale", "none"]).grpo.scale == "none"
+    assert GRPORun.model_validate({"grpo": {"scale": "none"}}).grpo.scale == "none"
+
+
+def test_groups_of_one_have_no_spread_to_measure():
+    batch = grpo(baseline="batch", scale="batch").credit(uneven(group=torch.arange(8)), 0.0)
+    assert grpo().metrics(batch).keys() == {"reward/signal"}
 
 
 def test_k3_is_the_default_and_positive():

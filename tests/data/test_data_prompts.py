@@ -1,165 +1,112 @@
-import csv
 import json
-import tempfile
 from pathlib import Path
 
-import datasets
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from text_helpers import CHATML, byte_pairs
 
-from dressage.data.prompts import DataSettings, PromptSet, load_prompts, padded_prompts, read_table, tokenize
+from dressage.data.chat import Chat
+from dressage.data.prompts import PromptSet, PromptSettings, load_prompts, padded_prompts, tokenize
 from dressage.errors import UserError
 
 TEXTS = ["The old bridge", 'said "yes", then', "größer 🙂", "two\nlines"]
-ANSWERS = [1, 2, 3, 4]
-
-
-def write(file: Path) -> Path:
-    """The same two columns in the format of the file's name."""
-    rows = [{"prompt": text, "answer": answer} for text, answer in zip(TEXTS, ANSWERS, strict=True)]
-    if file.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), file)
-    elif file.suffix == ".csv":
-        with file.open("w", encoding="utf-8", newline="") as out:
-            writer = csv.DictWriter(out, ["prompt", "answer"])
-            writer.writeheader()
-            writer.writerows(rows)
-    elif file.name == "list.json":
-        file.write_text(json.dumps(rows, indent=2), encoding="utf-8")
-    else:
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
+ASKED = [{"role": "user", "content": "What is it?"}]
 
 
 def load(path: Path, tokenizer, **settings: object) -> PromptSet:
-    return load_prompts(DataSettings(path=str(path), **settings), tokenizer)
+    return load_prompts(PromptSettings(path=str(path), **settings), tokenizer)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "lines.json", "list.json", "a.csv", "a.parquet", "A.JSONL"])
-def test_every_kind_of_file(tmp_path, tokenizer, name):
-    prompts = load(write(tmp_path / name), tokenizer)
-    assert prompts.texts == tuple(TEXTS)
-    assert prompts.columns == {"answer": tuple(ANSWERS)}
-    assert prompts.ids == tuple(tuple(tokenizer(text)["input_ids"]) for text in TEXTS)
+def written(folder: Path, *rows: object) -> Path:
+    file = folder / "a.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def test_prompts_come_with_their_other_columns(tmp_path, tokenizer):
+    file = written(tmp_path, *({"prompt": text, "answer": n} for n, text in enumerate(TEXTS)), {"prompt": "x"})
+    prompts = load(file, tokenizer)
+    assert prompts.texts == (*TEXTS, "x")
+    assert prompts.ids == tuple(tuple(tokenizer(text)["input_ids"]) for text in prompts.texts)
+    assert prompts.columns == {"answer": (0, 1, 2, 3, None)}
     assert prompts.dropped == ()
 
 
 def test_a_text_file_has_one_prompt_a_line(tmp_path, tokenizer):
-    file = tmp_path / "a.txt"
-    file.write_bytes("\ufeffThe old bridge\r\n\n   \n  indented\u2028still the same line\n".encode())
-    assert load(file, tokenizer).texts == ("The old bridge", "  indented\u2028still the same line")
-
-
-def test_a_folder_of_the_hub_s_layout(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "set"
-    folder.mkdir()
-    write(folder / "train.parquet")
-    assert load(folder, tokenizer).columns == {"answer": tuple(ANSWERS)}
-    with pytest.raises(UserError, match=r'neither a file .*"test"'):
-        load(folder, tokenizer, split="test")
-
-
-@pytest.mark.parametrize("place", ["lang=en", "prompt=2"])
-def test_a_folder_s_name_is_no_column(tmp_path, tokenizer, place):
-    (tmp_path / place).mkdir()
-    assert set(load(write(tmp_path / place / "a.parquet"), tokenizer).columns) == {"answer"}
+    (tmp_path / "a.txt").write_text("The old bridge\n\nIt is\n", encoding="utf-8")
+    assert load(tmp_path / "a.txt", tokenizer).texts == ("The old bridge", "It is")
 
 
 def test_another_column_may_hold_the_prompts(tmp_path, tokenizer):
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"question": "why?", "prompt": "not this"}\n', encoding="utf-8")
-    prompts = load(file, tokenizer, column="question")
+    prompts = load(
+        written(tmp_path, {"question": "why?", "ground_truth": 7}), tokenizer, columns={"prompt": "question"}
+    )
     assert prompts.texts == ("why?",)
-    assert prompts.columns == {"prompt": ("not this",)}
+    assert prompts.columns == {"ground_truth": (7,)}
 
 
-def test_values_stay_what_they_are_in_json(tmp_path):
-    # Dates stay texts, kinds may differ from row to row, and what a row does not have is None.
-    rows = [{"prompt": "2024-01-01", "x": 1}, {"prompt": "b", "x": "one"}, {"prompt": "c", "y": {"z": [1]}}]
-    file = tmp_path / "a.jsonl"
-    file.write_text("\n\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert read_table(str(file)) == {
-        "prompt": ["2024-01-01", "b", "c"],
-        "x": [1, "one", None],
-        "y": [None, None, {"z": [1]}],
-    }
+def test_a_conversation_is_asked_up_to_where_the_answer_begins(tmp_path):
+    tokenizer = byte_pairs(bos=True)
+    rows = [{"prompt": ASKED, "answer": 1}, {"messages": [*ASKED, {"role": "assistant", "content": "A river."}]}]
+    for row in rows:
+        prompts = load(written(tmp_path, row), tokenizer, template=CHATML)
+        assert prompts.texts == ("<|im_start|>user\nWhat is it?<|im_end|>\n<|im_start|>assistant\n",)
+        assert (
+            list(prompts.ids[0])
+            == tokenizer.apply_chat_template(ASKED, chat_template=CHATML, add_generation_prompt=True, return_dict=True)[
+                "input_ids"
+            ]
+        )
+    with pytest.raises(UserError, match=r"a\.jsonl: row 1: this is a conversation, .* set data\.template"):
+        load(written(tmp_path, rows[0]), tokenizer)
 
 
-def test_large_files_are_read_whole(tmp_path):
-    # Over the megabyte at which readers of blocks cut.
-    rows = [{"prompt": f"line\n{i}\n" + "x" * 200, "n": i} for i in range(6000)]
-    names = ("a.csv", "a.jsonl")
-    with (tmp_path / names[0]).open("w", encoding="utf-8", newline="") as out:
-        writer = csv.DictWriter(out, ["prompt", "n"])
-        writer.writeheader()
-        writer.writerows(rows)
-    (tmp_path / names[1]).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    expected = {"prompt": [row["prompt"] for row in rows], "n": [row["n"] for row in rows]}
-    assert all(read_table(str(tmp_path / name)) == expected for name in names)
+def test_conversations_and_texts_may_be_given_from_python():
+    tokenizer = byte_pairs()
+    prompts = tokenize(
+        [ASKED, "the old"], tokenizer, 99, columns={"n": [1, 2]}, chat=Chat(tokenizer, CHATML, of_texts=True)
+    )
+    start, end = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
+    assert prompts.texts == (f"{start}What is it?{end}", f"{start}the old{end}")
+    assert tokenize(["the old"], tokenizer, 99).texts == ("the old",)
 
 
-keys = st.text(max_size=5)
-values = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(max_size=3), max_size=3)
-
-
-@given(st.lists(st.dictionaries(keys, values, min_size=1, max_size=4), max_size=5), st.booleans())
-def test_json_comes_back_as_it_was_written(rows, as_list):
-    text = json.dumps(rows, ensure_ascii=False) if as_list else "\n".join(json.dumps(row) for row in rows)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "a.json"
-        file.write_text(text, encoding="utf-8", newline="")
-        columns = read_table(str(file))
-    assert set(columns) == {name for row in rows for name in row}
-    assert all(columns[name] == [row.get(name) for row in rows] for name in columns)
+def test_a_tokenizer_that_ends_texts_does_not_end_prompts():
+    assert tokenize(["the old"], byte_pairs(eos=True), 9).ids == tokenize(["the old"], byte_pairs(), 9).ids
 
 
 @pytest.mark.parametrize(
     ("name", "content", "part"),
     [
-        ("a.jsonl", b"", "has no column 'prompt'; it has none"),
-        ("a.json", b"[]", "has no column 'prompt'; it has none"),
-        ("a.txt", b"\n \n", "there is no prompt in it"),
-        ("a.csv", b"", "cannot be read as .csv"),
-        ("a.csv", b"prompt\n", "there is no prompt in it"),
-        ("a.parquet", b"", "cannot be read as .parquet"),
-        ("a.jsonl", b'{"question": "why?", "n": 1}', "has no column 'prompt'; it has question, n (set data.column)"),
-        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": ""}', "the prompt of row 1 is empty"),
-        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": null}', "row 1 holds None where a text was expected"),
-        ("a.jsonl", b'{"prompt": "a"}\n{"other": "b"}', "row 1 holds None where a text was expected"),
-        ("a.jsonl", b'{"prompt": ["a"]}', "row 0 holds ['a'] where a text was expected"),
-        ("a.jsonl", b'{"prompt": "\\ud83d"}', "row 0 holds '\\ud83d' where a text was expected"),
-        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b"\n', "cannot be read as .jsonl: Expecting ',' delimiter: line 2"),
-        ("a.jsonl", b'{"prompt": "a"}\nhello\n', "cannot be read as .jsonl: Expecting value: line 2 column 1"),
-        ("a.json", b'["a", "b"]', "every row must be an object"),
-        ("a.jsonl", b'{"prompt": "caf\xe9"}', "cannot be read as .jsonl: 'utf-8' codec"),
-        ("a.txt", b"caf\xe9", "cannot be read as .txt: 'utf-8' codec"),
-        ("a.csv", b"prompt,n\na\nb,c,d\n", "cannot be read as .csv"),
-        ("a.csv", b"prompt\n1\n2\n", "row 0 holds 1 where a text was expected"),
+        ("a.txt", b"\n \n", "there are no prompts in it"),
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": ""}', "row 2 has an empty prompt"),
+        ("a.jsonl", b'{"prompt": "a", "responses": 1}', "rename the column 'responses'"),
+        ("a.jsonl", b'{"prompt": "aaaa"}', "every prompt is over 3 tokens; raise data.max_prompt_tokens"),
     ],
 )
 def test_what_cannot_be_used_is_named(tmp_path, tokenizer, name, content, part):
     file = tmp_path / name
     file.write_bytes(content)
     with pytest.raises(UserError) as error:
-        load(file, tokenizer)
+        load(file, tokenizer, max_prompt_tokens=3)
     message = str(error.value)
     assert message.startswith(str(file))
     assert part in message
     assert "\n" not in message
 
 
-def test_what_is_not_there_is_named(tmp_path, tokenizer):
-    with pytest.raises(UserError, match="there is no such file"):
-        load(tmp_path / "nowhere.jsonl", tokenizer)
-    (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(UserError, match="there is no such file"):
-        load(tmp_path / "folder.jsonl", tokenizer)
+def test_what_was_given_from_python_is_named_too(tokenizer):
+    with pytest.raises(UserError, match="the prompts: row 2: 'prompt' holds 3 where a text"):
+        tokenize(["a", 3], tokenizer, 9)
+    with pytest.raises(UserError, match="the prompts: row 1: the text holds half of a surrogate pair"):
+        tokenize(["\ud83d"], tokenizer, 9)
+    with pytest.raises(UserError, match="the prompts: there is no prompt in it"):
+        tokenize([], tokenizer, 9)
     with pytest.raises(UserError, match=r"data\.path is missing"):
-        load_prompts(DataSettings(), tokenizer)
+        load_prompts(PromptSettings(), tokenizer)
+    with pytest.raises(UserError, match=r"data\.stream: prompts are kept in memory"):
+        load_prompts(PromptSettings(path="a.txt", stream=True), tokenizer)
 
 
 @pytest.mark.parametrize("name", ["prompts", "responses"])
@@ -187,6 +134,16 @@ def test_a_batch_holds_the_prompts_asked_for(tokenizer):
     prompts = tokenize(["a", "bb", "ccc"], tokenizer, 9)
     batch = prompts.batch([2, 0, 2], pad=1)
     assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in batch["prompt_ids"]] == ["ccc", "a", "ccc"]
+
+
+def test_a_mix_keeps_its_weights(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("aaa\na\nb\n", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("c\nddd\n", encoding="utf-8")
+    mix = [{"path": str(tmp_path / "a.txt"), "weight": 1}, {"path": str(tmp_path / "b.txt"), "weight": 3}]
+    prompts = load_prompts(PromptSettings.model_validate({"mix": mix, "max_prompt_tokens": 2}), tokenizer)
+    assert (prompts.texts, prompts.dropped) == (("a", "b", "c"), (0, 4))
+    taken = [prompts.texts[i] for i in prompts.order(0, True, 0, 80)]
+    assert (taken.count("c"), taken.count("a"), taken.count("b")) == (60, 10, 10)
 
 
 def prompt_set(n: int) -> PromptSet:

@@ -1,9 +1,7 @@
-import os
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_helpers import CHATML, LLAMA2, MARKED, NO_SIGNS, byte_pairs
+from text_helpers import CHATML, LLAMA2, MARKED, NO_SIGNS, byte_pairs, word_pieces
 from transformers import PreTrainedTokenizerBase
 
 from dressage.data.tokens import PairSettings, TextSettings, Tokens, tokenize_demonstrations, tokenize_pairs
@@ -40,7 +38,7 @@ def put_together(turns: tuple[Turn, ...], first: int, tokenizer: PreTrainedToken
     for number, turn in enumerate(turns):
         ours = turn.role == "assistant" and number >= first
         header, whole = tokenizer(f"{turn.role}\n")["input_ids"], tokenizer(f"{turn.role}\n{turn.content}")["input_ids"]
-        same = len(os.path.commonprefix([header, whole]))
+        same = max(n for n in range(len(header) + 1) if header[:n] == whole[:n])
         ids += [start, *whole, end, *tokenizer("\n")["input_ids"]]
         learn += [False, *[False] * same, *[ours] * (len(whole) - same), ours, False]
     return Tokens(tuple(ids), tuple(learn))
@@ -124,8 +122,8 @@ def test_a_conversation_is_what_its_pieces_make_together(texts, whole, trim):
         assert one(Demonstration(turns[:first], turns[first:]), tokenizer, template=template) == expected
 
 
-def test_the_mask_is_transformers_where_the_template_marks_answers():
-    tokenizer = byte_pairs()
+@pytest.mark.parametrize("tokenizer", [byte_pairs(), word_pieces(), tiny_tokenizer()], ids=["bpe", "▁", "bytes"])
+def test_the_mask_is_transformers_where_the_template_marks_answers(tokenizer):
     turns = QUESTION + MORE
     theirs = tokenizer.apply_chat_template(
         [{"role": turn.role, "content": turn.content} for turn in turns],
@@ -183,20 +181,20 @@ def test_two_bos_tokens_are_refused():
     # Without a tokenizer that adds one, the one in the text is the only one.
     assert one(Demonstration("<s>the", " old")).ids.count(0) == 1
     with pytest.raises(
-        UserError, match="row 1: the text begins with two BOS tokens .* chat template or the first turn"
+        UserError, match=r"row 1: the text begins with two BOS tokens .* chat template or the first turn"
     ):
         one(Demonstration(QUESTION, ANSWER), template="{{ bos_token }}" + LLAMA2)
 
 
 def test_a_mistake_names_the_row():
     for prompt in (QUESTION, (Turn("tool", "4"),)):
-        with pytest.raises(UserError, match=r"^data\.mix: row 2: "):
+        with pytest.raises(UserError, match=r"^the data: row 2: "):
             tokenize_demonstrations(
                 [Demonstration("", "a"), Demonstration(prompt, (Turn("system", "b"),))],
                 BPE,
                 TextSettings(template=LLAMA2),
             )
-    with pytest.raises(UserError, match="row 1: this is plain text; data.system is for conversations"):
+    with pytest.raises(UserError, match=r"row 1: this is plain text; data\.system is for conversations"):
         one(Demonstration("a", "b"), system="Be kind.")
     with pytest.raises(UserError, match="row 1: the text holds half of a surrogate pair"):
         one(Demonstration("a", "\ud83d"))
@@ -280,3 +278,27 @@ def test_ids_and_mask_are_those_of_trl(tmp_path):
             assert theirs["input_ids"] == list(tokens.ids)
             # TRL keeps a label for the first token, which its loss never reads.
             assert [label != -100 for label in theirs["labels"]][1:] == list(tokens.learn)[1:]
+
+
+def test_pairs_are_those_of_trl(tmp_path):
+    trl = pytest.importorskip("trl")
+    import datasets
+
+    from dressage.models.tiny import tiny_model
+
+    rows = [("What is", " it?", " old"), ("the ", "river", "!"), ("the  ", "old", " old"), ("What is it?", "", "It is")]
+    tokenizer = byte_pairs()
+    trainer = trl.DPOTrainer(
+        tiny_model(),
+        ref_model=tiny_model(),
+        args=trl.DPOConfig(output_dir=str(tmp_path), report_to="none", use_cpu=True, bf16=False),
+        train_dataset=datasets.Dataset.from_list(
+            [{"prompt": prompt, "chosen": chosen, "rejected": rejected} for prompt, chosen, rejected in rows]
+        ),
+        processing_class=tokenizer,
+    )
+    pairs = tokenize_pairs([Pair(*row) for row in rows], tokenizer, PairSettings()).examples
+    for theirs, pair in zip(trainer.train_dataset, pairs, strict=True):
+        for ids, ours in ((theirs["chosen_ids"], pair.chosen), (theirs["rejected_ids"], pair.rejected)):
+            assert theirs["prompt_ids"] + ids == list(ours.ids)
+            assert ours.learn == (False,) * len(theirs["prompt_ids"]) + (True,) * len(ids)

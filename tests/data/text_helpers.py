@@ -73,3 +73,17 @@ def byte_pairs(*, bos: bool = False, eos: bool = False, trim: bool = False) -> P
             single=single, special_tokens=[("<s>", 0), ("</s>", 1)]
         )
     return FastTokenizer(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+
+
+def word_pieces() -> PreTrainedTokenizerBase:
+    """A BPE tokenizer that writes the space before a word as ▁, as SentencePiece does, and begins texts with <s>."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    alphabet = sorted({letter for text in CORPUS for letter in text} - {" "})
+    trainer = trainers.BpeTrainer(
+        vocab_size=120, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS * 3, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return FastTokenizer(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")

@@ -82,10 +82,11 @@ def test_a_token_with_text_on_both_sides_goes_with_the_stop_text():
     assert StopTexts(Pairs(), ["##"]).cut([0, 2]) == 1
 
 
-def test_a_special_token_as_stop_text_is_a_mistake():
-    # It would never be found, since special tokens are no text.
-    with pytest.raises(UserError, match=r"<\|endoftext\|>.*special token.*eos_token_ids to \[0\]"):
-        StopTexts(TOKENIZER, ["a", "<|endoftext|>"])
+def test_a_special_token_is_found_though_it_is_no_part_of_the_text():
+    stop = StopTexts(TOKENIZER, ["q", "<|endoftext|>"])
+    assert grown(stop, [*ids("ab"), 0]) == 2
+    assert grown(stop, [*ids("ab"), 1]) is None  # another special token
+    assert grown(stop, ids("abq")) == 2
 
 
 texts = st.text(alphabet="ab#é🙂\n", max_size=30)

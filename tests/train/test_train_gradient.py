@@ -15,7 +15,7 @@ from dressage.train.optimizer import Optimizer
 from dressage.train.processes import Processes
 from dressage.train.rollouts import score_rollouts
 from dressage.train.settings import OptimizerSettings, UpdateSettings
-from dressage.train.update import Place, averaged, update
+from dressage.train.update import Learner, Place, averaged, update
 
 PROMPTS = [[70, 71, 72, 73], [80], [90, 91, 92, 93, 94, 95, 96], [100, 101, 102], [110, 111, 112, 113, 114]]
 RESPONSES = [[40, 41, 42, 43, 44], [], [50], [60, 61, 62], [30, 31, 32, 33, 34, 0]]
@@ -159,7 +159,8 @@ def test_gradient_is_that_of_the_formulas(tmp_path: Path, case: str) -> None:
     assert abs(metrics["policy/ratio"] - 1) > 0.01
 
     once = UpdateSettings(epochs=1, max_grad_norm=None, max_ratio=None)
-    seen = averaged(update(policy, optimizer, ppo, batch, once, Processes("cpu"), Place(0, 0, 1e-9)))
+    learner = Learner(policy, optimizer, ppo, Processes("cpu"))
+    seen = averaged(update(learner, batch, once, Place(0, 0, 1e-9)))
     assert {name: seen[name] for name in METRICS} == pytest.approx(metrics, rel=1e-4, abs=1e-5)
     assert seen["loss/total"] == pytest.approx(float(loss.detach()), rel=1e-4)
     norm = sum(float((gradient.double() ** 2).sum()) for gradient in gradients) ** 0.5

@@ -13,12 +13,12 @@ from train_helpers import LORA, build, farthest, finish, quiet, rollouts, uneven
 from dressage.errors import NonFiniteError, UserError
 from dressage.models.policy import Policy
 from dressage.record import open_run
-from dressage.train.loop import Trainer
+from dressage.train.online import RolloutTrainer
 from dressage.train.optimizer import Optimizer
 from dressage.train.processes import Processes
 from dressage.train.rollouts import score_rollouts
 from dressage.train.settings import OptimizerSettings, UpdateSettings
-from dressage.train.update import Place, update
+from dressage.train.update import Learner, Place, update
 from dressage.types import Batch
 
 MODELS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"model__lora": LORA}}
@@ -29,7 +29,7 @@ class Bench:
     """A policy, an optimiser with a history, and credited rollouts to update on."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
-        self.trainer: Trainer = build(folder, **changes).trainer
+        self.trainer: RolloutTrainer = build(folder, **changes).trainer
         self.policy: Policy = self.trainer.policy
         self.optimizer = Optimizer(self.policy, OptimizerSettings())
         self.step(self.batch())
@@ -45,7 +45,8 @@ class Bench:
     def step(self, batch: Batch, **changes: Any) -> list[dict[str, float]]:
         once = UpdateSettings(**{"epochs": 1, **changes})
         place = Place(0, 0, 1e-4)
-        return update(self.policy, self.optimizer, self.trainer.algorithm, batch, once, Processes("cpu"), place)
+        learner = Learner(self.policy, self.optimizer, self.trainer.algorithm, Processes("cpu"))
+        return update(learner, batch, once, place)
 
     def state(self) -> dict[str, Tensor]:
         return {**weights(self.policy), **{f"adam {k}": v.clone() for k, v in self.optimizer.state().items()}}
@@ -104,11 +105,11 @@ def total(gradients: dict[str, Tensor]) -> float:
     return float(sum((gradient.double() ** 2).sum() for gradient in gradients.values())) ** 0.5
 
 
-def poisoning(trainer: Trainer, after: int) -> Any:
+def poisoning(trainer: RolloutTrainer, after: int) -> Any:
     def report(step: int, metrics: dict[str, float]) -> None:
         if step == after:
             with torch.no_grad():
-                next(iter(trainer.optimizer.parameters.values())).view(-1)[::7] = float("nan")
+                next(iter(trainer.learner.optimizer.parameters.values())).view(-1)[::7] = float("nan")
 
     return report
 

@@ -13,7 +13,7 @@ from dressage.train.optimizer import Optimizer
 from dressage.train.processes import Processes
 from dressage.train.rollouts import score_rollouts
 from dressage.train.settings import OptimizerSettings, UpdateSettings
-from dressage.train.update import Place, update
+from dressage.train.update import Learner, Place, update
 from dressage.types import Batch
 
 # AdamW divides by the root of the squared gradient, which turns rounding of a gradient near zero into a full step; a
@@ -62,7 +62,8 @@ def gradients(folder: Path, batch: Batch, keep_graph: bool = False) -> dict[str,
     batch = trainer.algorithm.credit(batch.with_columns(shaped_reward=torch.tensor([1.0, -1.0, 2.0, 0.5])), 0.1)
     optimizer = Optimizer(trainer.policy, OptimizerSettings(learning_rate=1e-9))
     once = UpdateSettings(epochs=1, max_grad_norm=None)
-    update(trainer.policy, optimizer, trainer.algorithm, batch, once, Processes("cpu"), Place(0, 0, 1e-9), first)
+    learner = Learner(trainer.policy, optimizer, trainer.algorithm, Processes("cpu"))
+    update(learner, batch, once, Place(0, 0, 1e-9), first=first)
     return {name: 10 * average for name, average in optimizer.state().items() if name.startswith("exp_avg.")}
 
 

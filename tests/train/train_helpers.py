@@ -1,5 +1,6 @@
 """Small runs on the tiny model."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dressage.algorithms import ALGORITHMS
 from dressage.algorithms.ppo import PPORun
+from dressage.config import load
+from dressage.record import open_run
 from dressage.train.run import Result, Training
 from dressage.types import Batch
 
@@ -55,6 +59,108 @@ def finish(folder: Path, inputs: dict[str, Any] | None = None, **changes: Any) -
 def build(folder: Path, inputs: dict[str, Any] | None = None, **changes: Any) -> Training:
     """A run that has not started."""
     return Training(settings(folder, **changes), **{"prompts": PROMPTS, "rewards": uneven, **(inputs or {})})
+
+
+OFFLINE, ONLINE = ("sft", "reward-model", "dpo"), ("ppo", "grpo", "rloo", "raft")
+
+DEMONSTRATIONS = (
+    ("On the table", " lay a letter."), ("My", " dog"), ("", "It rained all day long, and nobody came."), ("A", "n"),
+    ("Yesterday we", " walked home"), ("The train", " was late again today"), ("Who", "?"), ("She said", " no."),
+)  # fmt: skip
+PAIRS = (
+    ("On the table", " lay a letter.", " X"), ("My", " dog", " DOG BARKS"), ("It", " rained.", "!!"),
+    ("A", "n", "z"), ("Yesterday we", " walked home", " DID"), ("The train", " was late again", "..."),
+    ("Who", "?", "!?!?!"), ("She said", " no.", " NEVER EVER"),
+)  # fmt: skip
+"""Of very uneven lengths; the last two are held out."""
+
+REWARDS = """
+import random
+
+import numpy as np
+import torch
+
+
+def uneven(prompts, responses, **columns):
+    return [sum(map(ord, response)) % 7 / 3 - 1 for response in responses]
+
+
+def noisy(prompts, responses, **columns):
+    return [len(r) + random.random() + np.random.rand() + float(torch.rand(())) for r in responses]
+
+
+def rare(prompts, responses, **columns):
+    return [float(sum(map(ord, response)) % 5 == 0) for response in responses]
+"""
+
+TINY: dict[str, dict[str, Any]] = {
+    "sft": {"data.path": "demonstrations.jsonl"},
+    "reward-model": {"data.path": "pairs.jsonl"},
+    "dpo": {"data.path": "pairs.jsonl"},
+    "ppo": {"kl.target": 0.05, "kl.horizon": 40, "kl.coef": 0.3, "shaping.scale": True, "shaping.normalise": True},
+    "grpo": {"samples_per_prompt": 3, "kl.coef": 0.1},
+    "rloo": {"samples_per_prompt": 3},
+    "raft": {"raft.k": 2},
+}
+
+
+def tiny_flags(name: str, folder: Path, **changes: Any) -> list[str]:
+    """Flags of the smallest run of an algorithm that does everything; `kl__coef=0.1` changes `kl.coef`.
+
+    The data and the rewards it names are written beside its folder.
+    """
+    data = folder.absolute().parent / "data"
+    data.mkdir(exist_ok=True)
+    _write_rows(data / "demonstrations.jsonl", ("prompt", "response"), DEMONSTRATIONS)
+    _write_rows(data / "pairs.jsonl", ("prompt", "chosen", "rejected"), PAIRS)
+    (data / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+    (data / "rewards.py").write_text(REWARDS)
+    values: dict[str, Any] = {
+        "run": str(folder), "model.device": "cpu", "optimizer.learning_rate": 1e-2, "checkpoint.every": 1,
+        "optimizer.schedule": "cosine", "optimizer.warmup_steps": 1,
+    }  # fmt: skip
+    if name in OFFLINE:
+        values |= {"epochs": 2, "batch_size": 5, "data.validation": 0.25, "evaluation.every": 2}
+    else:
+        values |= {"steps": 2, "batch_size": 6, "data.path": "prompts.txt", "sampling.random_length": [1, 6]}
+        values |= {"update.epochs": 2, "update.mini_batches": 2, "rewards": "uneven"}
+    values |= TINY[name] | {change.replace("__", "."): value for change, value in changes.items()}
+    values["data.path"] = str(data / values["data.path"])
+    flags = []
+    for field, value in values.items():
+        text = f'[{{use = "{data}/rewards.py:{value}"}}]' if field == "rewards" else json.dumps(value)
+        flags += [f"--{field}", text]
+    return flags
+
+
+def _write_rows(path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+
+
+def tiny_run(name: str, folder: Path, inputs: dict[str, Any] | None = None, **changes: Any) -> Training:
+    """A run of `tiny_flags` that has not started."""
+    made = load(ALGORITHMS[name].settings, None, tiny_flags(name, folder, **changes))
+    return Training(made, **(inputs or {}))
+
+
+def timeless(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics but for what a clock says."""
+    own = ("attempt", "tokens_per_second")
+    return {name: value for name, value in metrics.items() if name not in own and not name.startswith("time/")}
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """What of a finished run must be the same bit for bit when it is run again, or was killed in between."""
+    run = open_run(folder)
+    rows = run.rows()
+    newest = max((folder / "checkpoints").glob("step-*"))
+    files = [*(folder / "model").glob("*.safetensors"), *newest.iterdir(), *folder.glob("*.safetensors")]
+    return {
+        "metrics": [timeless(row) for row in run.steps().to_pylist()],
+        "rows": rows.drop_columns("attempt").to_pylist(),
+        "tokens": [run.tokens(step).to_pylist() for step in sorted(set(rows["step"].to_pylist()))],
+        "files": {str(path.relative_to(folder)): path.read_bytes() for path in files},
+    }
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:

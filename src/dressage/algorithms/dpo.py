@@ -1,9 +1,9 @@
 """DPO (arXiv:2305.18290) and its kin: make the preferred of two responses likelier, without a reward model."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -42,6 +42,12 @@ class DPO(Settings):
     def total(self, batch: Batch) -> Tensor:
         return self.weights(batch).sum()
 
+    @model_validator(mode="after")
+    def _check_label_smoothing(self) -> Self:
+        if self.label_smoothing and self.loss_type != "sigmoid":
+            raise ValueError(f"label_smoothing belongs to loss_type sigmoid; the {self.loss_type} loss has none")
+        return self
+
     def loss(self, scores: PairLogprobs, batch: Batch) -> Loss:
         """One number per pair, `[B]`."""
         chosen = self._log_ratio(scores.chosen, batch, "chosen")
@@ -55,7 +61,7 @@ class DPO(Settings):
                 loss = preferences.hinge(chosen, rejected, self.beta)
         means = {
             "loss/total": loss,
-            "dpo/accuracy": (chosen > rejected).float(),
+            "dpo/accuracy": (1 + (chosen - rejected).sign()) / 2,  # equal log-ratios, as at the start, are half right
             "dpo/reward_chosen": self.beta * chosen,
             "dpo/reward_rejected": self.beta * rejected,
             "dpo/reward_margin": self.beta * (chosen - rejected),
@@ -78,6 +84,12 @@ class DPORun(ExampleRun):
     """the pairs"""
     reference: FrozenSettings = FrozenSettings()
     """the model the policy is compared with"""
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> Self:
+        if self.dpo.reference_free and self.reference.path is not None:
+            raise ValueError("dpo.reference_free compares with nothing; take reference.path out")
+        return self
 
     @property
     def algorithm(self) -> DPO:

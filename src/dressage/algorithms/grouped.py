@@ -30,13 +30,13 @@ class GroupAlgorithm(RolloutAlgorithm):
         return varied(rewards, group) if self.resample else super().informative(rewards, group)
 
     def metrics(self, rollouts: Batch) -> dict[str, float]:
-        """What the groups of the step look like."""
+        """What the groups of the step look like, unless they are groups of one."""
         rewards, group = rollouts["shaped_reward"], rollouts["group"]
-        return {
-            "group/zero_std": float((~varied(rewards, group)).float().mean()),
-            "group/reward_std": float(group_stds(rewards, group).mean()),
-            "reward/signal": float(rollouts["signal"].mean()),
-        }
+        found = {"reward/signal": float(rollouts["signal"].mean())}
+        if len(group.unique()) < len(group):
+            found["group/zero_std"] = float((~varied(rewards, group)).float().mean())
+            found["group/reward_std"] = float(group_stds(rewards, group).mean())
+        return found
 
     def clipped(self, scores: Scores, batch: Batch, ratio: Tensor) -> Loss:
         """Clipped policy loss of a ratio, and how far the update has moved the policy; all `[B, T]`."""

@@ -3,7 +3,7 @@
 from typing import Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from dressage.algorithms.base import Loss
@@ -102,11 +102,10 @@ class GRPO(GroupAlgorithm):
         assert self.longest is not None, "GRPORun.algorithm fills it in"
         return self.longest
 
-    @model_validator(mode="after")
-    def _check_buffer(self) -> Self:
-        if (self.overlong == "penalty") != (self.overlong_buffer is not None):
-            raise ValueError('overlong "penalty" and overlong_buffer need each other')
-        return self
+    @field_validator("scale", mode="before")
+    @classmethod
+    def _name_none(cls, value: object) -> object:
+        return "none" if value is None else value  # which is what a flag's none means
 
 
 class PenaltySettings(CoefficientSettings):
@@ -133,13 +132,15 @@ class GRPORun(RolloutRun):
         return self.grpo.model_copy(update={"longest": self.grpo.longest or self.sampling.longest})
 
     @model_validator(mode="after")
-    def _check_groups(self) -> Self:
+    def _check_grpo(self) -> Self:
         grpo = self.grpo
         if self.samples_per_prompt == 1 and ("group" in (grpo.baseline, grpo.scale) or grpo.resample):
             raise ValueError(
                 "samples_per_prompt 1 leaves nothing to compare a response with; set it to 2 or more, or "
                 'grpo.baseline = "batch" with a grpo.scale other than "group" and no grpo.resample'
             )
+        if (grpo.overlong == "penalty") != (grpo.overlong_buffer is not None):
+            raise ValueError('grpo.overlong "penalty" and grpo.overlong_buffer need each other')
         longest = grpo.longest or self.sampling.longest
         if longest < self.sampling.longest:
             raise ValueError(f"grpo.longest {longest} is under the length limit {self.sampling.longest} of sampling")

@@ -1,5 +1,7 @@
 """A reward model from pairs of a better and a worse response (arXiv:2203.02155)."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dressage.algorithms.base import Loss
 from dressage.config import Settings
-from dressage.data.examples import Examples, load_pairs
-from dressage.data.tokens import PairSettings, PairTokens
+from dressage.data.examples import Examples, collate_pairs, load_pairs
+from dressage.data.tokens import PairSettings, PairTokens, Tokens
 from dressage.models.classifier import load_reward_model
 from dressage.models.sequences import PairRewards, RewardModel
 from dressage.ops import preferences
 from dressage.train import reward_report
 from dressage.train.offline import ExampleTrainer
+from dressage.train.reward_figures import score
 from dressage.train.settings import ExampleRun
 from dressage.types import Batch
 
@@ -44,7 +47,7 @@ class BradleyTerry(Settings):
         means = {
             "loss/total": loss,
             "loss/preference": preference,
-            "reward/accuracy": (chosen > rejected).float(),
+            "reward/accuracy": (1 + (chosen - rejected).sign()) / 2,  # equal rewards are half right
             "reward/chosen": chosen,
             "reward/rejected": rejected,
             "reward/margin": chosen - rejected,
@@ -65,7 +68,15 @@ class RewardModelRun(ExampleRun):
         return self.reward_model
 
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[PairTokens]:
-        return load_pairs(self.data, tokenizer, self.seed)
+        """Pairs as a reward will see responses: as text, without end token."""
+        examples = load_pairs(self.data, tokenizer, self.seed)
+        special: set[int] = set(tokenizer.all_special_ids)
+        ends = set() if tokenizer("a")["input_ids"][-1] in special else special
+
+        def texts(pairs: Sequence[PairTokens]) -> list[PairTokens]:
+            return [_as_text(pair, ends) for pair in pairs]
+
+        return replace(examples, held_out=texts(examples.held_out), collate=lambda pairs: collate_pairs(texts(pairs)))
 
     def role(self, model: Any) -> nn.Module:
         return RewardModel(model, self.update.layout == "packed")
@@ -83,8 +94,18 @@ class RewardModelRun(ExampleRun):
             return
         learner = trainer.learner
         at_once = self.update.micro_batch_size or self.batch_size
-        scored = reward_report.score(learner.model, trainer.examples, learner.processes, at_once)
+        scored = score(learner.model, trainer.examples, learner.processes, at_once)
         if learner.processes.is_main:
-            summary = reward_report.summarise(scored)
-            reward_report.write(scored, summary, trainer.tokenizer, folder)
-            reward_report.show(summary, folder, Console())
+            reward_report.show(reward_report.write(scored, trainer.tokenizer, folder), folder, Console())
+
+
+def _as_text(pair: PairTokens, ends: set[int]) -> PairTokens:
+    """The pair without the end tokens of its responses, and without what a chat template writes after them."""
+    return replace(pair, chosen=_without_end(pair.chosen, ends), rejected=_without_end(pair.rejected, ends))
+
+
+def _without_end(tokens: Tokens, ends: set[int]) -> Tokens:
+    size = len(tokens.ids)
+    while any(tokens.learn[:size]) and (not tokens.learn[size - 1] or tokens.ids[size - 1] in ends):
+        size -= 1
+    return Tokens(tokens.ids[:size], tokens.learn[:size])

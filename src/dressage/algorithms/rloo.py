@@ -10,7 +10,7 @@ from dressage.algorithms.base import Loss
 from dressage.algorithms.grouped import GroupAlgorithm, OnePassSettings
 from dressage.models.policy import Scores
 from dressage.ops import kl, ratios
-from dressage.ops.groups import centred, group_stds, leave_one_out
+from dressage.ops.groups import group_stds, leave_one_out
 from dressage.ops.token_rewards import penalised
 from dressage.train.settings import RolloutRun
 from dressage.types import Batch
@@ -25,7 +25,7 @@ class RLOO(GroupAlgorithm):
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     """of the KL that β takes off the reward: k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ"""
     whiten_advantages: bool = False
-    """advantages get mean 0 and standard deviation 1 over the responses of the step"""
+    """advantages get standard deviation 1 over the responses of the step; their mean is 0 in any case"""
 
     def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
         """Add `signal` `[B]`, the reward after the KL, and `advantage` `[B, T]`, the same on all its tokens."""
@@ -35,8 +35,8 @@ class RLOO(GroupAlgorithm):
             signal = penalised(signal, spent, mask, kl_coef)
         advantage = leave_one_out(signal, rollouts["group"])
         if self.whiten_advantages:
-            step = torch.zeros_like(rollouts["group"])
-            advantage = centred(advantage, step) / (group_stds(advantage, step) + 1e-4)
+            # Their mean is 0 already: every group's is.
+            advantage = advantage / (group_stds(advantage, torch.zeros_like(rollouts["group"])) + 1e-4)
         return rollouts.with_columns(signal=signal, advantage=advantage[:, None] * mask)
 
     def weights(self, batch: Batch) -> Tensor:

@@ -8,10 +8,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from dressage.algorithms import ALGORITHMS
+from dressage.align import comparison
+from dressage.align.comparison import Comparison, ComparisonSettings
 from dressage.align.stages import Stage, Training
 from dressage.config import Settings, check, describe, load
 from dressage.errors import UserError
 
+COMMANDS = (*ALGORITHMS, comparison.COMMAND)
 REFERENCE = re.compile(r"\{(\w+)\}")
 """A value that is nothing but this stands for the model of an earlier stage."""
 
@@ -45,7 +48,7 @@ def read_recipe(recipe: Path | None, flags: Sequence[str]) -> list[Stage]:
             raise UserError(f"{source}: {name!r} belongs into [common] or the table of a stage")
         stages[name] = _stage(name, table, settings, stages, source)
     if not stages:
-        raise UserError(f"{source}: there is no stage; add a table such as [sft]; commands are {', '.join(ALGORITHMS)}")
+        raise UserError(f"{source}: there is no stage; add a table such as [sft]; commands are {', '.join(COMMANDS)}")
     _check_common(settings.common, list(stages.values()), source)
     return list(stages.values())
 
@@ -53,19 +56,28 @@ def read_recipe(recipe: Path | None, flags: Sequence[str]) -> list[Stage]:
 def _stage(name: str, table: dict[str, Any], align: AlignSettings, before: Mapping[str, Stage], source: str) -> Stage:
     if not re.fullmatch(r"\w+", name):
         raise UserError(f"{source}: [{name}]: a stage is called by letters, digits and _, such as reward_model")
+    where = f"{source}: [{name}]"
     command = str(table.get("command", name.replace("_", "-")))
-    if command not in ALGORITHMS:
-        raise UserError(
-            f"{source}: [{name}]: there is no command {command!r}; give command = one of {', '.join(ALGORITHMS)}"
-        )
-    kind = ALGORITHMS[command].settings
+    kind = _settings_of(command, where)
     own = {key: value for key, value in table.items() if key != "command"}
-    if "run" in own:
-        raise UserError(f"{source}: [{name}]: run is the folder of the whole, given once, before the first stage")
+    taken = next((key for key in ("run", "out") if key in own), None)
+    if taken is not None:
+        raise UserError(f"{where}: {taken} is {align.run / name}; the folder of the whole is run, above all tables")
     needs: list[str] = []
-    values = _resolved(_laid_over(_known(align.common, kind), own), before, needs, f"{source}: [{name}]")
+    values = _resolved(_laid_over(_known(align.common, kind), own), before, needs, where)
     folder = align.run / name
-    return Training(name, command, check(kind, {**values, "run": folder}, f"{source}: [{name}]"), folder, tuple(needs))
+    if kind is ComparisonSettings:
+        compared = check(ComparisonSettings, {**values, "out": folder}, where)
+        return Comparison(name, command, compared, folder, tuple(needs))
+    return Training(name, command, check(kind, {**values, "run": folder}, where), folder, tuple(needs))
+
+
+def _settings_of(command: str, where: str) -> type[Any]:
+    if command == comparison.COMMAND:
+        return ComparisonSettings
+    if command not in ALGORITHMS:
+        raise UserError(f"{where}: there is no command {command!r}; command is one of {', '.join(COMMANDS)}")
+    return ALGORITHMS[command].settings  # type: ignore[no-any-return]
 
 
 def _resolved(value: Any, before: Mapping[str, Stage], needs: list[str], where: str) -> Any:
@@ -84,7 +96,7 @@ def _resolved(value: Any, before: Mapping[str, Stage], needs: list[str], where: 
         raise UserError(f"{where}: {value} is no stage that trains a model before this one ({earlier})")
     if name not in needs:
         needs.append(name)
-    return str(before[name].folder / "model")
+    return before[name].model
 
 
 def _laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 
 from rich.console import Console
 from rich.table import Table
@@ -31,13 +32,16 @@ def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
     states = {stage.name: stage.state for stage in stages}
     console.print(_plan(stages, states))
     _check(stages)
+    seconds: dict[str, float] = {}
     for stage in stages:
         if states[stage.name] is State.DONE:
             continue
         console.print(f"\n{stage.name}: dressage {stage.command}, in {stage.folder}", highlight=False, soft_wrap=True)
+        start = perf_counter()
         with _named(stage):
             stage.run()
-    console.print(_summary(stages, states))
+        seconds[stage.name] = perf_counter() - start
+    console.print(_summary(stages, states, seconds))
     return stages
 
 
@@ -75,10 +79,10 @@ def _plan(stages: Sequence[Stage], states: dict[str, State]) -> Table:
     return table
 
 
-def _summary(stages: Sequence[Stage], states: dict[str, State]) -> Table:
-    did = {State.NEW: "done", State.STARTED: "continued", State.DONE: "was done"}
+def _summary(stages: Sequence[Stage], states: dict[str, State], seconds: dict[str, float]) -> Table:
+    did = {State.NEW: "done", State.STARTED: "continued", State.DONE: "was done before"}
     table = Table("stage", "state", "seconds", "result", title="Result")
     for stage in stages:
-        seconds, text = stage.result()
-        table.add_row(stage.name, did[states[stage.name]], f"{seconds:.0f}", text)
+        took = f"{seconds[stage.name]:.0f}" if stage.name in seconds else ""
+        table.add_row(stage.name, did[states[stage.name]], took, stage.result())
     return table

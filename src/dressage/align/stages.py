@@ -1,7 +1,7 @@
 """What a stage of an align recipe is, and what its folder says about it."""
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,22 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from dressage.config import check
 from dressage.data.prompts import load_prompts
 from dressage.errors import UserError
+from dressage.models.settings import StartSettings
 from dressage.models.trained import load_start_tokenizer
 from dressage.record import open_run
+from dressage.record.show import headline
 from dressage.rewards import build_rewards
+from dressage.rewards.settings import RewardSettings
 from dressage.train.run import resume, train
 from dressage.train.settings import ExampleRun, RolloutRun
-
-_RESULTS = (
-    ("held-out perplexity", "eval/perplexity"),
-    ("held-out accuracy", "eval/reward/accuracy"),
-    ("held-out accuracy", "eval/dpo/accuracy"),
-    ("perplexity", "perplexity"),
-    ("accuracy", "reward/accuracy"),
-    ("accuracy", "dpo/accuracy"),
-    ("reward", "reward/mean"),
-)
-"""What is said of a trained stage, the first that its record has."""
 
 
 class State(Enum):
@@ -42,7 +34,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Stage:
-    """One command of the recipe."""
+    """One command of a recipe."""
 
     name: str
     command: str
@@ -52,20 +44,25 @@ class Stage:
     """the earlier stages whose models it takes"""
 
     @property
+    def model(self) -> str:
+        """What a reference to this stage stands for."""
+        return str(self.folder / "model")
+
+    @property
     def state(self) -> State:
         """What its folder says."""
         raise NotImplementedError
 
-    def check(self, before: Mapping[str, "Stage"]) -> None:
-        """Find mistakes before anything runs; `before` are the stages of the recipe by name."""
+    def check(self, known: Mapping[str, "Stage"]) -> None:
+        """Find mistakes before anything runs; `known` are the stages of the recipe by name."""
         raise NotImplementedError
 
     def run(self) -> None:
         """Do what is still to be done."""
         raise NotImplementedError
 
-    def result(self) -> tuple[float, str]:
-        """Seconds of work that its folder knows of, and what came out of it in a few words."""
+    def result(self) -> str:
+        """What came out of it, in a few words."""
         raise NotImplementedError
 
 
@@ -79,32 +76,29 @@ class Training(Stage):
     def state(self) -> State:
         if not (self.folder / "run.json").exists():
             return State.NEW
-        return State.DONE if (self.folder / "model").exists() else State.STARTED
+        return State.DONE if Path(self.model).exists() else State.STARTED
 
-    def check(self, before: Mapping[str, Stage]) -> None:
-        """Read the data and make the rewards as the run will do it, as far as no earlier stage is needed for that."""
+    def check(self, known: Mapping[str, Stage]) -> None:
+        """Read the data and make the rewards as the run will, as far as that needs no model still to be trained."""
         if self.state is not State.NEW:
-            self._check_same_settings()
+            config = {**open_run(self.folder).info["config"], "run": self.folder}
+            check_same(self, check(type(self.settings), config, f"{self.folder}/run.json"))
         if self.state is State.DONE:
             return
-        tokenizer = self.tokenizer(before)
+        tokenizer = self.tokenizer(known)
         if isinstance(self.settings, ExampleRun):
             self.settings.examples(tokenizer)
             return
         load_prompts(self.settings.data, tokenizer)
+        check_rewards(self.settings.rewards, known)
         if not self.settings.rewards:
-            raise UserError("there is no reward: add [[" + self.name + ".rewards]]")
-        pending = {str(stage.folder / "model") for stage in before.values() if stage.state is not State.DONE}
-        ready = [reward for reward in self.settings.rewards if not pending & set(map(str, reward.options.values()))]
-        build_rewards(ready, torch.device("cpu"))
+            raise UserError("there is no reward: give it rewards")
 
-    def tokenizer(self, before: Mapping[str, Stage]) -> PreTrainedTokenizerBase:
-        """The tokenizer that the stage will find in the model it starts from, even where that is not trained yet."""
-        for name in self.needs:
-            start = before[name]
-            is_start = self.settings.model.path == str(start.folder / "model")
-            if is_start and isinstance(start, Training) and start.state is not State.DONE:
-                return start.tokenizer(before)
+    def tokenizer(self, known: Mapping[str, Stage]) -> PreTrainedTokenizerBase:
+        """The tokenizer of its model, which may be one that is still to be trained."""
+        start = start_of(self.settings.model.path, known)
+        if start is not None:
+            return start.tokenizer(known)
         if isinstance(self.settings, ExampleRun):
             return self.settings.load_tokenizer()
         return load_start_tokenizer(self.settings.model)
@@ -114,28 +108,42 @@ class Training(Stage):
             resume(self.folder, self.command)
         else:
             train(self.settings)
-        gc.collect()  # the models of a stage refer to themselves, and would be in the way of the next one's
+        gc.collect()  # what a run was made of refers to itself, and the next stage needs the memory
 
-    def result(self) -> tuple[float, str]:
-        steps = open_run(self.folder).steps()
-        seconds = sum(value or 0.0 for value in steps["time/total"].to_pylist())
-        label, name = next(((label, name) for label, name in _RESULTS if name in steps.column_names), ("", ""))
-        seen = [value for value in steps[name].to_pylist() if value is not None] if name else []
-        return seconds, f"{label} {seen[0]:.3f} → {seen[-1]:.3f}" if seen else ""
-
-    def _check_same_settings(self) -> None:
-        values = {**open_run(self.folder).info["config"], "run": self.folder}
-        started_with = check(type(self.settings), values, f"{self.folder}/run.json")
-        before, now = dict(_flat(started_with)), dict(_flat(self.settings))
-        name = next((name for name in {**now, **before} if before.get(name) != now.get(name)), None)
-        if name is not None:
-            raise UserError(
-                f"{self.folder} was started with {name} = {before.get(name)}, and the recipe says {now.get(name)}; "
-                "remove that folder and those of the stages that build on it, or undo the change"
-            )
+    def result(self) -> str:
+        return headline(self.folder) or ""
 
 
-def _flat(settings: BaseModel, prefix: str = "") -> Any:
+def start_of(model: str, known: Mapping[str, Stage]) -> Training | None:
+    """The stage that is still to train this model."""
+    pending = (stage for stage in known.values() if isinstance(stage, Training) and stage.state is not State.DONE)
+    return next((stage for stage in pending if stage.model == model), None)
+
+
+def tokenizer_of(model: str, known: Mapping[str, Stage]) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model that may still have to be trained."""
+    start = start_of(model, known)
+    return start.tokenizer(known) if start is not None else load_start_tokenizer(StartSettings(path=model))
+
+
+def check_rewards(rewards: Sequence[RewardSettings], known: Mapping[str, Stage]) -> None:
+    """Make the rewards, but for reward models that are still to be trained."""
+    ready = [r for r in rewards if all(start_of(str(value), known) is None for value in r.options.values())]
+    build_rewards(ready, torch.device("cpu"))
+
+
+def check_same(stage: Stage, before: BaseModel) -> None:
+    """A stage that has begun has the settings it was begun with."""
+    then, now = dict(_flat(before)), dict(_flat(stage.settings))
+    name = next((name for name in {**now, **then} if then.get(name) != now.get(name)), None)
+    if name is not None:
+        raise UserError(
+            f"{stage.folder} was begun with {name} = {then.get(name)}, and the recipe says {now.get(name)}; "
+            "remove that folder and those of the stages that build on it, or undo the change"
+        )
+
+
+def _flat(settings: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings:
         if isinstance(value, BaseModel):
             yield from _flat(value, f"{prefix}{name}.")

@@ -37,6 +37,5 @@ def demonstration(fields: Fields) -> Demonstration:
 
 
 def prompt(column: str, fields: Fields) -> Turns:
-    """What is asked last; the empty turn of a text that ends with `Assistant:` is only an invitation."""
-    turns = parse(fields.text(column))
-    return ask(turns[:-1] if turns[-1:] == (Turn("assistant", ""),) else turns)
+    """What is asked last: everything before the last answer, which is empty where the text ends with `Assistant:`."""
+    return ask(parse(fields.text(column)))

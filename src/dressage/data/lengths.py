@@ -51,7 +51,7 @@ def count_tokens(
     each response; and the whole, of a pair the longer one.
     """
     rows = list(rows)
-    asked = (asked_of(row, f"{settings.path or 'data.mix'}: row {number}") for number, row in enumerate(rows, start=1))
+    asked = (asked_of(row, f"{settings.path or 'the data'}: row {number}") for number, row in enumerate(rows, start=1))
     encoder = Encoder(Chat.of(settings, tokenizer))
     if isinstance(rows[0], Prompt):
         return {"prompt": np.array([len(prompt.ids) for prompt in encoder.prompts(asked)])}

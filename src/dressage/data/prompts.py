@@ -77,7 +77,7 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -
         raise UserError("data.stream: prompts are kept in memory; data.max_rows limits them")
     loaded = load(settings, Prompt)
     chat = Chat.of(settings, tokenizer)
-    prompts = _prompt_set(loaded.train, chat, settings.max_prompt_tokens, settings.path or "data.mix")
+    prompts = _prompt_set(loaded.train, chat, settings.max_prompt_tokens, settings.path or "the data")
     ranges = _kept([len(list(source.rows)) for source in loaded.sources], prompts.dropped)
     sources = zip(ranges, (source.weight for source in loaded.sources), strict=True)
     return replace(prompts, notes=tuple(loaded.notes()), sources=tuple(sources))
@@ -147,6 +147,3 @@ def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str
         columns={name: tuple(rows[row].columns.get(name) for row in kept) for name in names},
         dropped=tuple(sorted(set(range(len(rows))) - set(kept))),
     )
-
-
-DataSettings = PromptSettings

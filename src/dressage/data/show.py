@@ -53,7 +53,7 @@ def show_data(settings: ShowSettings, console: Console) -> None:
     rows = loaded.train
     if settings.row > len(rows):
         raise UserError(f"there is no row {settings.row} among {len(rows)} {NAMES[kind]}")
-    place = f"{settings.data.path or 'data.mix'}: row {settings.row}"
+    place = f"{settings.data.path or 'the data'}: row {settings.row}"
     sequences, remarks = encode_row(rows[settings.row - 1], place, tokenizer, settings.data)
     held_out = f", and {len(loaded.held_out):,} held out" if loaded.held_out else ""
     facts = {"format": format, "rows": f"{len(rows):,} ({NAMES[kind]}){held_out}", "row": f"{settings.row}"}
@@ -63,6 +63,7 @@ def show_data(settings: ShowSettings, console: Console) -> None:
         grid.add_row(Text(name, "bold"), Text(text, "yellow" if name == "warning" else ""))
     console.print(grid)
     for sequence in sequences:
+        console.print(_title(sequence))
         console.print(_tokens(sequence, tokenizer))
     console.print(Text(f"{BOUNDARY} ends a token, ↵ is a line break", "dim"))
 
@@ -113,10 +114,13 @@ def _glued(asked: Asked) -> Iterator[str]:
         yield "prompt and response meet without white space between them"
 
 
+def _title(shown: Shown) -> Text:
+    learned = "" if "prompt" in shown.labels else f", {shown.labels.count('learned'):,} learned"
+    return Text(f"{shown.title}: {len(shown.ids):,} tokens{learned}", "bold")
+
+
 def _tokens(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Table:
-    learned = sum(label == "learned" for label in shown.labels)
-    title = f"{shown.title}: {len(shown.ids):,} tokens" + (f", {learned:,} learned" if shown.title != "prompt" else "")
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False)
+    table = Table(show_header=False)
     for label, run in groupby(zip(shown.labels, shown.ids, strict=True), key=lambda pair: pair[0]):
         text = Text(overflow="fold")
         for _, token in run:

@@ -107,7 +107,7 @@ def _encoded(
 ) -> Iterator[tuple[R, list[Line]]]:
     """Each row with a line for each of its responses, but for the rows that are dropped."""
     rows, again = tee(rows)
-    source = settings.path or "data.mix"
+    source = settings.path or "the data"
     asked = (asked_of(row, f"{source}: row {number}") for number, row in enumerate(again, start=1))
     for number, (row, lines) in enumerate(zip(rows, encoder.lines(asked), strict=True), start=1):
         kept, found = fitted(lines, settings)

@@ -20,13 +20,14 @@ from transformers.utils import logging as transformers_logging
 from dressage.config import Settings
 from dressage.errors import UserError
 from dressage.models.load import DTYPES, load_tokenizer, model_folder, prepare, resolve
+from dressage.models.policy import causal
 from dressage.models.trained import _base as adapter_base
 from dressage.models.trained import load_trained
 from dressage.record.files import new_folder
 
 # Merged and unmerged weights round differently. Logits of a 135-million-parameter model were seen to differ by up to
-# 5e-6 of the largest one in float32 and 0.03 of it in bfloat16, which keeps 8 bits of a number.
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05}
+# 5e-6 of the largest one in float32 and 0.04 of it in bfloat16, which keeps 8 bits of a number.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 _TEXTS = (
     "The ferry leaves at seven, and whoever misses it has to walk around the lake.",
     "def mean(values):\n    return sum(values) / len(values)",

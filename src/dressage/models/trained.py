@@ -43,18 +43,23 @@ def load_trained(
         UserError: there is no model.
     """
     place = model_folder(path)
-    if not (Path(place) / "adapter_config.json").exists():
-        return load_causal(place, gguf_file, dtype, quantization), load_tokenizer(place, gguf_file)
-    base = _base(Path(place))
-    start = StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype)
-    model = PeftModel.from_pretrained(load_start(start, quantization), place)
-    return prepare(model), load_tokenizer(place)
+    is_adapter = (Path(place) / "adapter_config.json").exists()
+    return _load_model(path, gguf_file, dtype, quantization), load_tokenizer(place, None if is_adapter else gguf_file)
 
 
 def load_start(settings: StartSettings, quantization: str | None = None) -> PreTrainedModel:
     """The model that a run begins from: the adapters of an earlier run are merged into their base."""
-    model, _ = load_trained(settings.path, settings.gguf_file, settings.dtype, quantization)
+    model = _load_model(settings.path, settings.gguf_file, settings.dtype, quantization)
     return prepare(model.merge_and_unload()) if isinstance(model, PeftModel) else model
+
+
+def _load_model(path: str, gguf_file: str | None, dtype: str, quantization: str | None) -> PreTrainedModel | PeftModel:
+    place = model_folder(path)
+    if not (Path(place) / "adapter_config.json").exists():
+        return load_causal(place, gguf_file, dtype, quantization)
+    base = _base(Path(place))
+    start = StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype)
+    return prepare(PeftModel.from_pretrained(load_start(start, quantization), place))
 
 
 def load_start_tokenizer(settings: StartSettings) -> PreTrainedTokenizerBase:

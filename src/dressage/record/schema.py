@@ -29,7 +29,7 @@ ROW_COLUMNS = (
     Column("prompt", pa.string(), "text of the prompt", required=True),
     Column("response", pa.string(), "response as text", required=True),
     Column("prompt_ids", pa.list_(pa.int32()), "token ids of the prompt, without padding"),
-    Column("reward", pa.float64(), "weighted sum of the parts, before any scaling or penalty", required=True),
+    Column("reward", pa.float64(), "weighted sum of the parts, or the reward of discards; unscaled", required=True),
     Column("reward_parts", pa.map_(pa.string(), pa.float64()), "score of each reward by its name, before weighting"),
     Column("shaped_reward", pa.float64(), "what training used: after query baseline, scaling, clipping, EOS penalty"),
     Column("ref_response", pa.string(), "the reference policy's response to the same prompt"),

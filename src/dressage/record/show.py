@@ -23,6 +23,21 @@ EXTREMES = {
     "highest KL": ("k1", "DESC"),
     "lowest KL": ("k1", "ASC"),
 }
+METRICS = (
+    "loss/nll", "perplexity", "eval/perplexity", "loss/preference", "reward/accuracy", "eval/reward/accuracy",
+    "dpo/accuracy", "eval/dpo/accuracy", "dpo/reward_margin", "optim/learning_rate",
+)  # fmt: skip
+"""What is shown of a run that learns from given examples and therefore has no rollouts."""
+HEADLINES = {
+    "eval/perplexity": "held-out perplexity",
+    "eval/reward/accuracy": "held-out accuracy",
+    "eval/dpo/accuracy": "held-out accuracy",
+    "perplexity": "perplexity of a batch",
+    "reward/accuracy": "accuracy on a batch",
+    "dpo/accuracy": "accuracy on a batch",
+    "reward/mean": "mean reward of a step",
+}
+"""What a run is trained for: the first of these that it has."""
 TEXTS = ("prompt", "response")
 TOKEN_NUMBERS = {
     "logprob": "logprob",
@@ -62,21 +77,31 @@ def show(folder: Path, console: Console, *, step: int | None = None, sample: int
         _show_rollout(run, console, step, sample)
 
 
+def headline(folder: Path) -> str | None:
+    """Returns what a run has learned in a few words, such as ``held-out perplexity 256 → 1.31``, if it was measured."""
+    table = open_run(folder).steps()
+    name = next((name for name in HEADLINES if name in table.column_names), None)
+    if name is None:
+        return None
+    values = table[name].drop_null().to_pylist()
+    return f"{HEADLINES[name]} {_number(values[0])} → {_number(values[-1])}"
+
+
 def _show_header(run: Run, console: Console) -> None:
-    segments = run.segments()
-    steps = sorted({segment.step for segment in segments})
+    steps = sorted({segment.step for segment in run.segments()}) or run.steps()["step"].to_pylist()
     facts: dict[str, Any] = {"model": run.info.get("model", {}).get("name")}
     facts |= {name: run.info.get(name) for name in ("algorithm", "format", "source")}
     facts["steps"] = f"{steps[0]} to {steps[-1]}, {len(steps)} recorded" if steps else "none recorded yet"
-    facts["rollouts"] = run.rows(["sample"]).num_rows
+    facts["rollouts"] = run.rows(["sample"]).num_rows or None
     console.print(_facts(facts))
 
 
 def _show_steps(run: Run, console: Console) -> None:
     steps = np.array(sorted({segment.step for segment in run.segments()}))
     if not len(steps):
+        _show_metrics(run, console)
         return
-    shown = steps[np.unique(np.linspace(0, len(steps) - 1, MOST_STEPS).round().astype(int))].tolist()
+    shown = _some(steps)
     rows = run.rows(["step", "split", *MEANS], shown)
     rows = rows.set_column(1, "split", pc.fill_null(rows["split"], ""))
     splits = sorted(set(rows["split"].to_pylist()), key=lambda split: (split == "eval", split))
@@ -89,6 +114,21 @@ def _show_steps(run: Run, console: Console) -> None:
             only = {"split": split} if len(splits) > 1 else {}
             lines.append({"step": step, **only, **means, "KL coefficient": coefficients.get(step)})
     console.print(_table("steps: means over the rollouts, reward ± standard deviation", lines))
+
+
+def _show_metrics(run: Run, console: Console) -> None:
+    table = run.steps()
+    names = [name for name in METRICS if name in table.column_names]
+    if not table.num_rows:
+        return
+    rows = table.select(["step", *names]).take(_some(np.arange(table.num_rows))).to_pylist()
+    console.print(_table("steps", rows))
+
+
+def _some(steps: np.ndarray[Any, np.dtype[Any]]) -> list[int]:
+    """At most MOST_STEPS of the steps, evenly spread, the first and the last among them."""
+    chosen: list[int] = steps[np.unique(np.linspace(0, len(steps) - 1, MOST_STEPS).round().astype(int))].tolist()
+    return chosen
 
 
 def _coefficients(run: Run) -> dict[int, float]:

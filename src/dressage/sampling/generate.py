@@ -1,87 +1,172 @@
 """Responses of a model to prompts, without training: what `dressage generate` does."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import pyarrow as pa
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from dressage.config import Settings
+from dressage.data.chat import Chat
 from dressage.data.prompts import PromptSet, PromptSettings, load_prompts, tokenize
 from dressage.errors import UserError
 from dressage.models.policy import Policy
 from dressage.models.trained import load_trained
-from dressage.record.files import replacing
+from dressage.record.files import replacing, write_table
 from dressage.sampling.sampler import Sampler
 from dressage.sampling.settings import SamplingSettings
 from dressage.train.processes import Processes
 from dressage.train.rollouts import Collector
 
+FORMATS = (".jsonl", ".json", ".parquet")
 
-class GenerateSettings(Settings):
-    """Sample responses of a model."""
 
-    prompt: tuple[str, ...] | str = ()
-    """a prompt, or a list of them"""
-    data: PromptSettings = PromptSettings()
-    """or a file of prompts"""
-    samples: int = Field(1, ge=1)
-    """responses per prompt"""
-    seed: int = Field(0, ge=0)
-    """the same seed gives the same responses"""
-    sampling: SamplingSettings = SamplingSettings(max_new_tokens=64)
-    """how to sample"""
+class UseSettings(Settings):
+    """How a trained model is used."""
+
     gguf_file: str | None = None
     """name of the GGUF file inside the model's folder, if the weights come as GGUF"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """numbers to compute in"""
     device: str | None = None
     """where to compute; none = a GPU where there is one"""
+
+
+class ResponseSettings(UseSettings):
+    """Prompts, and how a model answers them."""
+
+    data: PromptSettings = PromptSettings()
+    """where the prompts come from"""
+    samples: int = Field(1, ge=1)
+    """responses per prompt"""
+    seed: int = Field(0, ge=0)
+    """the same seed gives the same responses"""
+    sampling: SamplingSettings = SamplingSettings(max_new_tokens=64)
+    """how to sample"""
     batch_size: int = Field(32, ge=1)
-    """responses sampled at the same time"""
+    """responses sampled at the same time; it changes no response"""
+
+
+class GenerateSettings(ResponseSettings):
+    """Sample responses of a model."""
+
+    prompt: tuple[str, ...] | str = ()
+    """a prompt, or a list of them, instead of data"""
     out: Path | None = None
-    """a .jsonl file to write; none = print"""
+    """a .jsonl, .json or .parquet file to write; none = print"""
 
 
-def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, str]]:
-    """Yield prompt, response and finish reason, prompt by prompt.
+class Response(NamedTuple):
+    """One response."""
+
+    group: int
+    """which prompt it answers"""
+    prompt: str
+    response: str
+    finish_reason: str
+    """eos, stop or length"""
+    tokens: int
+    """its length, end token included"""
+    columns: Mapping[str, Any]
+    """what else the prompt's row holds"""
+
+
+def load_policy(model: str, settings: UseSettings, temperature: float) -> tuple[Policy, PreTrainedTokenizerBase]:
+    """Load a trained model, ready to sample and to score; raises UserError where there is none."""
+    loaded, tokenizer = load_trained(model, settings.gguf_file, settings.dtype)
+    policy = Policy(loaded, temperature=temperature or 1.0)
+    return policy.to(Processes(settings.device).device), tokenizer
+
+
+def responses(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: PromptSet,
+    settings: ResponseSettings,
+    indices: Sequence[int] | None = None,
+) -> Iterator[Response]:
+    """Yield `settings.samples` responses to every prompt, prompt by prompt.
+
+    Args:
+        policy: the model.
+        tokenizer: its tokenizer.
+        prompts: tokenized by it.
+        settings: how to sample.
+        indices: of the prompts to answer; all when None. Response number n draws the same random numbers whatever the
+            model and whichever prompts these are.
+    """
+    chosen = range(len(prompts)) if indices is None else indices
+    collector = Collector(prompts, Sampler(policy, tokenizer, settings.sampling, settings.seed), (), tokenizer)
+    total = len(chosen) * settings.samples
+    for start in range(0, total, settings.batch_size):
+        rows = range(start, min(start + settings.batch_size, total))
+        groups = [row // settings.samples for row in rows]
+        batch, texts = collector.sample([chosen[group] for group in groups], 0, rows)
+        lengths = batch["mask"].sum(1).long().tolist()
+        for n, group in enumerate(groups):
+            columns = {name: values[chosen[group]] for name, values in prompts.columns.items()}
+            prompt, response, reason = (texts[name][n] for name in ("prompt", "response", "finish_reason"))
+            yield Response(group, prompt, response, reason, lengths[n], columns)
+
+
+def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]:
+    """Yield prompt, response, finish reason and the other columns of the prompt's row, prompt by prompt.
 
     Raises:
         UserError: there is no such model, or no prompt.
     """
-    loaded, tokenizer = load_trained(model, settings.gguf_file, settings.dtype)
+    policy, tokenizer = load_policy(model, settings, settings.sampling.temperature)
     prompts = _prompts(settings, tokenizer)
-    policy = Policy(loaded, temperature=settings.sampling.temperature or 1.0)
-    policy.to(Processes(settings.device).device)
-    collector = Collector(prompts, Sampler(policy, tokenizer, settings.sampling, settings.seed), (), tokenizer)
-    total = len(prompts) * settings.samples
-    for start in range(0, total, settings.batch_size):
-        rows = range(start, min(start + settings.batch_size, total))
-        _, columns = collector.sample([row // settings.samples for row in rows], 0, rows)
-        for prompt, response, reason in zip(
-            columns["prompt"], columns["response"], columns["finish_reason"], strict=True
-        ):
-            yield {"prompt": prompt, "response": response, "finish_reason": reason}
+    taken = {"response", "finish_reason"} & set(prompts.columns)
+    if taken:
+        raise UserError(f"{settings.data.path}: rename the column {min(taken)!r}; what is generated gets that name")
+    for one in responses(policy, tokenizer, prompts, settings):
+        yield {
+            "prompt": one.prompt,
+            "response": one.response,
+            "finish_reason": one.finish_reason,
+            **one.columns,
+        }
 
 
-def write(responses: Iterator[dict[str, str]], out: Path) -> int:
-    """Write responses as JSON lines and return their number; raises UserError where the file exists."""
+def write(rows: Iterator[dict[str, Any]], out: Path) -> int:
+    """Write rows as JSON lines, one JSON list or Parquet, and return their number.
+
+    Raises:
+        UserError: the file exists, or its name says none of these.
+    """
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out")
+    if out.suffix not in FORMATS:
+        raise UserError(f"--out {out}: the name must end in {', '.join(FORMATS)}")
+    if out.suffix == ".jsonl":
+        return _write_lines(rows, out)
+    everything = list(rows)
+    if out.suffix == ".json":
+        with replacing(out) as file:
+            file.write(json.dumps(everything, ensure_ascii=False, indent=1, default=str).encode())
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_table(out, pa.Table.from_pylist(everything))
+    return len(everything)
+
+
+def _write_lines(rows: Iterator[dict[str, Any]], out: Path) -> int:
     count = 0
     with replacing(out) as file:
-        for response in responses:
+        for row in rows:
             count += 1
-            file.write(f"{json.dumps(response, ensure_ascii=False)}\n".encode())
+            file.write(f"{json.dumps(row, ensure_ascii=False, default=str)}\n".encode())
     return count
 
 
 def _prompts(settings: GenerateSettings, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
     given = (settings.prompt,) if isinstance(settings.prompt, str) else settings.prompt
-    if bool(given) == bool(settings.data.path):
+    if bool(given) == bool(settings.data.path or settings.data.mix):
         raise UserError('give either --prompt "…" or --data.path FILE')
     if given:
-        return tokenize(given, tokenizer, settings.data.max_prompt_tokens)
+        return tokenize(given, tokenizer, settings.data.max_prompt_tokens, chat=Chat.of(settings.data, tokenizer))
     return load_prompts(settings.data, tokenizer)

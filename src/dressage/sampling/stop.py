@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from dressage.errors import UserError
-
 
 class StopTexts:
     """Finds stop texts in growing responses and says at which token to cut.
@@ -20,22 +18,20 @@ class StopTexts:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         self.tokenizer = tokenizer
-        self.stop = tuple(stop)
         special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        hidden = next((text for text in stop if text in special), None)
-        if hidden is not None:
-            raise UserError(
-                f"sampling.stop: {hidden!r} is a special token and so never part of the text; "
-                f"set sampling.eos_token_ids to [{special[hidden]}] to end responses at it"
-            )
+        # Special tokens are no part of the text: they are found by their ids.
+        self.special = {special[text] for text in stop if text in special}
+        self.stop = tuple(text for text in stop if text not in special)
         # A stop text of n bytes is spread over at most n tokens; a few more give a split character its other half.
-        self._tail = max((len(text.encode()) for text in stop), default=0) + 4
+        self._tail = max((len(text.encode()) for text in self.stop), default=0) + 4
 
     def cut(self, ids: Sequence[int]) -> int | None:
         """The number of tokens that lie wholly before the earliest stop text, or None if there is none.
 
         To be called after every new token: a stop text further back than its own length is not looked for.
         """
+        if ids and ids[-1] in self.special:
+            return len(ids) - 1
         if not self.stop or self._find(ids[-self._tail :]) is None:
             return None
         start = self._find(ids)

@@ -197,6 +197,8 @@ class RolloutTrainer(Trainer):
         settings = self.settings
         every = settings.checkpoint.updates
         total = settings.update.epochs * settings.update.mini_batches
+        # The graph is that of all rollouts.
+        first = round_.first if bool(round_.batch["learned"].all()) else None
         learned = round_.batch.take(round_.batch["learned"].nonzero().squeeze(1))
 
         def save_inside(done: list[Metrics]) -> None:
@@ -206,7 +208,7 @@ class RolloutTrainer(Trainer):
 
         place = Place(settings.seed, step, learning_rate(settings.optimizer, step, self.steps))
         round_.updates = update(
-            self.learner, learned, settings.update, place, first=round_.first, done=round_.updates, after=save_inside
+            self.learner, learned, settings.update, place, first=first, done=round_.updates, after=save_inside
         )
         round_.metrics["optim/learning_rate"] = place.learning_rate
         round_.metrics["optim/mini_batches"] = float(len(round_.updates))

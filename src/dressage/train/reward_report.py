@@ -1,195 +1,113 @@
-"""What a reward model is worth: how often it is right on held-out pairs, when, and where it is most wrong."""
+"""The report on a reward model: figures and extreme cases as files, a page to read, and a table in the terminal."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from dressage.data.examples import Examples, size_of
-from dressage.data.tokens import PairTokens, Tokens
-from dressage.models.sequences import RewardModel
-from dressage.record.files import write_json
-from dressage.train.intervals import Interval, share_interval
-from dressage.train.processes import Processes
+from dressage.record.files import replacing, write_json
+from dressage.train.reward_figures import Scored, extreme_cases, summarise, warnings
 
-Numbers = NDArray[np.float64]
-
-CALIBRATION = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Bounds of the bins of confidence σ(|r_chosen − r_rejected|)."""
-EXTREMES = 5
-"""Pairs in each list of extreme cases."""
+MOST_CHARACTERS = 600
+"""Of a prompt or response in the page; `extreme_cases.jsonl` has all."""
 
 
-@dataclass(frozen=True)
-class Scored:
-    """Held-out pairs with their rewards and lengths in tokens, `[N]` each."""
+def write(scored: Scored, tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, Any]:
+    """Write `reward_model.json`, `.md` and `.png` and `extreme_cases.jsonl` into the run's folder.
 
-    pairs: Sequence[PairTokens]
-    chosen: Numbers
-    rejected: Numbers
+    Returns:
+        the figures, as `summarise` has them.
+    """
+    from dressage.train.reward_chart import draw  # matplotlib takes a second to import
 
-    @property
-    def right(self) -> NDArray[np.bool_]:
-        return self.chosen > self.rejected
-
-    @property
-    def longer_by(self) -> Numbers:
-        """How many learned tokens the chosen response has more than the rejected one."""
-        return np.array([sum(pair.chosen.learn) - sum(pair.rejected.learn) for pair in self.pairs], dtype=float)
-
-
-@torch.no_grad()
-def score(model: RewardModel, examples: Examples[PairTokens], processes: Processes, at_once: int) -> Scored:
-    """Rewards of all held-out pairs; every process scores its share."""
-    pairs = examples.held_out
-    device = next(model.parameters()).device
-    order = sorted(processes.share(len(pairs)), key=lambda i: size_of(pairs[i]))
-    rewards = torch.zeros(len(pairs), 2)
-    for start in range(0, len(order), at_once):
-        rows = order[start : start + at_once]
-        seen = model(examples.collate([pairs[i] for i in rows]).to(device))
-        rewards[rows] = torch.stack([seen.chosen, seen.rejected], dim=1).cpu()
-    chosen, rejected = processes.sum_tensor(rewards).double().numpy().T
-    return Scored(pairs, chosen, rejected)
-
-
-def summarise(scored: Scored) -> dict[str, Any]:
-    """Every figure of the report, as plain values."""
-    right, longer = scored.right, scored.longer_by
-    margins = np.abs(scored.chosen - scored.rejected)
-    return {
-        "pairs": len(scored.pairs),
-        "accuracy": _share(right),
-        "length_baseline": _share(longer > 0),
-        "by_length": {
-            "chosen longer": _share(right[longer > 0]),
-            "same length": _share(right[longer == 0]),
-            "chosen shorter": _share(right[longer < 0]),
-        },
-        "length_correlation": _rank_correlation(scored.chosen - scored.rejected, longer),
-        "calibration": list(_calibration(1 / (1 + np.exp(-margins)), right)),
-        "reward": {"mean": float(_both(scored).mean()), "std": float(_both(scored).std())},
-    }
-
-
-def warnings(summary: dict[str, Any]) -> list[str]:
-    """What a user should be told about this reward model, in words."""
-    found = []
-    accuracy, baseline = summary["accuracy"], summary["length_baseline"]
-    if accuracy["low"] <= 0.5:
-        found.append("it is not better than a coin: the interval of its accuracy reaches down to 0.5")
-    if accuracy["mean"] <= max(baseline["mean"], 1 - baseline["mean"]):
-        found.append("looking at the length of the responses alone does as well")
-    longer, shorter = summary["by_length"]["chosen longer"], summary["by_length"]["chosen shorter"]
-    if longer and shorter and (longer["low"] > shorter["high"] or shorter["low"] > longer["high"]):
-        liked = "long" if longer["mean"] > shorter["mean"] else "short"
-        found.append(
-            f"it likes {liked} responses: right {longer['mean']:.0%} of the time where the better one is longer, "
-            f"{shorter['mean']:.0%} where it is shorter"
-        )
-    return found
-
-
-def write(scored: Scored, summary: dict[str, Any], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write `reward_model.json` (figures and warnings) and `extreme_cases.jsonl` (texts) into the run's folder."""
+    summary, cases = summarise(scored), extreme_cases(scored, tokenizer)
     write_json(folder / "reward_model.json", {**summary, "warnings": warnings(summary)})
-    lines = [json.dumps(case, ensure_ascii=False) for case in extreme_cases(scored, tokenizer)]
-    (folder / "extreme_cases.jsonl").write_text("\n".join([*lines, ""]), encoding="utf-8")
-
-
-def extreme_cases(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """The pairs that are worth reading: most wrong, most surely right, and the highest and lowest rewards."""
-    difference = scored.chosen - scored.rejected
-    orders = {
-        "most wrong": difference,
-        "most surely right": -difference,
-        "highest reward": -np.maximum(scored.chosen, scored.rejected),
-        "lowest reward": np.minimum(scored.chosen, scored.rejected),
-    }
-    return [
-        {"list": name, **_case(scored, row, tokenizer)}
-        for name, order in orders.items()
-        for row in np.argsort(order, kind="stable")[:EXTREMES].tolist()
-    ]
+    _write_text(folder / "extreme_cases.jsonl", "".join(json.dumps(case, ensure_ascii=False) + "\n" for case in cases))
+    draw(scored, summary, folder / "reward_model.png")
+    _write_text(folder / "reward_model.md", page(summary, cases))
+    return summary
 
 
 def show(summary: dict[str, Any], folder: Path, console: Console) -> None:
     """Print the figures."""
     table = Table("held-out pairs", "share right", "95 % interval", "pairs", title="The reward model")
-    lines = {
-        "all": summary["accuracy"],
-        **summary["by_length"],
-        "the longer response, always": summary["length_baseline"],
-        **{f"confidence {bin_['from']:.1f} to {bin_['to']:.1f}": bin_ for bin_ in summary["calibration"]},
-    }
-    for name, share in lines.items():
-        if share:
-            table.add_row(
-                name, f"{share['mean']:.3f}", f"{share['low']:.3f} to {share['high']:.3f}", str(share["pairs"])
-            )
+    for row in _shares(summary):
+        table.add_row(*row)
     console.print(table)
+    for name, value in _numbers(summary):
+        console.print(f"{name}: {value}", highlight=False)
     for warning in warnings(summary):
         console.print(Text(f"Careful: {warning}.", style="bold"))
-    console.print(f"Pairs to look at: {folder}/extreme_cases.jsonl", soft_wrap=True, highlight=False)
+    console.print(f"report   {folder}/reward_model.md", soft_wrap=True, highlight=False)
 
 
-def _both(scored: Scored) -> Numbers:
-    return np.concatenate([scored.chosen, scored.rejected])
+def page(summary: dict[str, Any], cases: list[dict[str, Any]]) -> str:
+    """All of it in Markdown."""
+    lines = [f"# The reward model on {summary['pairs']} held-out pairs", ""]
+    lines += [line for warning in warnings(summary) for line in (f"**Careful:** {warning}.", "")]
+    lines += ["| held-out pairs | share right | 95 % interval | pairs |", "|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in _shares(summary)] + [""]
+    lines += ["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in _numbers(summary))]
+    lines += ["", "![Calibration, accuracy by length, rewards](reward_model.png)", ""]
+    for name in dict.fromkeys(case["list"] for case in cases):
+        lines += [f"## {name.capitalize()}", ""]
+        for case in cases:
+            if case["list"] == name:
+                lines += _case(case)
+    return "\n".join(lines)
 
 
-def _share(right: NDArray[np.bool_]) -> dict[str, Any] | None:
-    if not len(right):
-        return None
-    interval: Interval = share_interval(int(right.sum()), len(right))
-    return {**asdict(interval), "pairs": len(right)}
-
-
-def _calibration(confidence: Numbers, right: NDArray[np.bool_]) -> Any:
-    """How often the model is right where it gives its choice this probability: a line for each bin that has a pair."""
-    for low, high in zip(CALIBRATION[:-1], CALIBRATION[1:], strict=True):
-        inside = (confidence >= low) & ((confidence < high) | (high == CALIBRATION[-1]))
-        if inside.any():
-            share = _share(right[inside])
-            assert share is not None
-            yield {"from": low, "to": high, "confidence": float(confidence[inside].mean()), **share}
-
-
-def _rank_correlation(x: Numbers, y: Numbers) -> float | None:
-    """Spearman's ρ, ties sharing their mean rank; None where nothing varies."""
-    ranks = [_ranks(values) for values in (x, y)]
-    if min(rank.std() for rank in ranks) == 0:
-        return None
-    return float(np.corrcoef(*ranks)[0, 1])
-
-
-def _ranks(values: Numbers) -> Numbers:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    return np.asarray((last - (counts - 1) / 2)[inverse], dtype=float)
-
-
-def _case(scored: Scored, row: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    pair = scored.pairs[row]
-    prompt, chosen = _texts(pair.chosen, tokenizer)
-    return {
-        "pair": row,
-        "chosen_reward": float(scored.chosen[row]),
-        "rejected_reward": float(scored.rejected[row]),
-        "prompt": prompt,
-        "chosen": chosen,
-        "rejected": _texts(pair.rejected, tokenizer)[1],
+def _shares(summary: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    named = {
+        "all": summary["accuracy"],
+        **summary["by_length"],
+        **{f"confidence {bin_['from']:.1f} to {bin_['to']:.1f}": bin_ for bin_ in summary["calibration"]},
+        "by taking the longer response": summary["length_baseline"],
     }
+    for name, share in named.items():
+        if share:
+            yield name, f"{share['mean']:.3f}", f"{share['low']:.3f} to {share['high']:.3f}", str(share["pairs"])
 
 
-def _texts(tokens: Tokens, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    begin = tokens.learn.index(True)
-    return str(tokenizer.decode(list(tokens.ids[:begin]))), str(tokenizer.decode(list(tokens.ids[begin:])))
+def _numbers(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    prompt, length = summary["prompt_correlation"], summary["length_correlation"]
+    yield "loss", f"{summary['loss']:.4f}"
+    yield "mean confidence", f"{summary['confidence']:.3f}"
+    yield "pairs with equal rewards", f"{summary['ties']:.1%}"
+    yield "mean reward", f"{summary['reward']['mean']:.3f} (standard deviation {summary['reward']['std']:.3f})"
+    if length is not None:
+        yield "rank correlation of reward and length, within pairs", f"{length:+.3f}"
+    if prompt is not None:
+        low, mean, high = (f"{max(0.0, prompt[name]):.0%}" for name in ("low", "mean", "high"))
+        yield "share of the rewards' variance that the prompt decides", f"{mean} ({low} to {high})"
+
+
+def _case(case: dict[str, Any]) -> list[str]:
+    chosen, rejected = case["chosen_reward"], case["rejected_reward"]
+    return [
+        f"Pair {case['pair']}, prompt:",
+        "",
+        _quoted(case["prompt"][-MOST_CHARACTERS:]),
+        f"Chosen, reward {chosen:+.3f}:",
+        "",
+        _quoted(case["chosen"][:MOST_CHARACTERS]),
+        f"Rejected, reward {rejected:+.3f}:",
+        "",
+        _quoted(case["rejected"][:MOST_CHARACTERS]),
+    ]
+
+
+def _quoted(text: str) -> str:
+    """An indented block, which no text can break out of."""
+    return indent(text, "    ", lambda line: True) + "\n"
+
+
+def _write_text(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())

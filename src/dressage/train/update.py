@@ -136,7 +136,8 @@ def _mini_batches(size: int, settings: UpdateSettings, place: Place) -> Iterator
         return
     for epoch in range(settings.epochs):
         order = generator(place.seed, Purpose.MINI_BATCHES, place.step, epoch).permutation(size)
-        yield from torch.from_numpy(order).tensor_split(settings.mini_batches)
+        # An algorithm may learn from fewer rows than there are mini-batches.
+        yield from (part for part in torch.from_numpy(order).tensor_split(settings.mini_batches) if len(part))
 
 
 def _accumulate(learner: Learner, mini: Batch, settings: OptimizeSettings, place: Place, first: Any) -> Metrics:

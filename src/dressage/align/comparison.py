@@ -1,0 +1,63 @@
+"""The stage that compares models, usually the last one."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import Field
+from rich.console import Console
+
+from dressage.align.stages import Stage, State, check_rewards, check_same, tokenizer_of
+from dressage.config import check
+from dressage.data.prompts import load_prompts
+from dressage.tools.compare import CompareSettings, compare, show
+
+COMMAND = "compare"
+_RESULT = "comparison.json"
+
+
+class ComparisonSettings(CompareSettings):
+    """Compare models on the same prompts."""
+
+    models: tuple[str, ...] = Field(min_length=1)
+    """the models, such as ["tiny", "{sft}", "{ppo}"]"""
+
+
+@dataclass(frozen=True)
+class Comparison(Stage):
+    """A stage that compares models."""
+
+    settings: ComparisonSettings
+
+    @property
+    def state(self) -> State:
+        return State.DONE if (self.folder / _RESULT).exists() else State.NEW
+
+    def check(self, known: Mapping[str, Stage]) -> None:
+        """Read the prompts with every model's tokenizer, and make the rewards."""
+        if self.state is State.DONE:
+            check_same(self, self._before())
+            return
+        data = self.settings.data
+        if self.settings.prompts is not None:
+            data = data.model_copy(update={"path": self.settings.prompts})
+        for model in self.settings.models:
+            load_prompts(data, tokenizer_of(model, known))
+        check_rewards(self.settings.rewards, known)
+
+    def run(self) -> None:
+        show(compare(self.settings.models, self.settings), Console(), self.settings.show)
+
+    def result(self) -> str:
+        columns = json.loads((self.folder / _RESULT).read_bytes())["columns"]
+        means = [next(iter(column["rewards"].values()), None) for column in columns]
+        rewards = ", ".join(f"{mean['mean']:.3f}" for mean in means if mean)
+        return f"{f'rewards {rewards}; ' if rewards else ''}see {self.folder}/comparison.html"
+
+    def _before(self) -> ComparisonSettings:
+        """What the comparison that is there was made with."""
+        written = json.loads((self.folder / _RESULT).read_bytes())
+        settings = {**written["settings"], "models": [column["name"] for column in written["columns"]]}
+        if settings["prompts"] is not None:
+            settings["data"] = {**settings["data"], "path": None}
+        return check(ComparisonSettings, settings, f"{self.folder}/{_RESULT}")

@@ -1,0 +1,86 @@
+"""Figures of one model on held-out data: what `dressage evaluate` does."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from dressage.data.chat import Chat
+from dressage.data.prompts import load_prompts
+from dressage.errors import UserError
+from dressage.record.files import write_json
+from dressage.sampling.generate import ResponseSettings, load_policy, responses
+from dressage.tools.perplexity import Likelihood, TextSettings, measure, read_documents
+from dressage.tools.scorers import ScorerSettings, estimate, parts_of, score_by_length, shown
+from dressage.train.intervals import Interval
+
+
+class EvaluateSettings(ResponseSettings, ScorerSettings):
+    """Evaluate a model on held-out text, by rewards, or both."""
+
+    text: TextSettings = TextSettings()
+    """text whose perplexity is measured; of prompts with responses, the responses'"""
+    out: Path | None = None
+    """a .json file to write, with every response"""
+
+    @model_validator(mode="after")
+    def _anything(self) -> Self:
+        if not any((self.text.path, self.text.mix, self.data.path, self.data.mix)):
+            raise ValueError("give --text.path FILE for the perplexity, --data.path FILE and --rewards, or both")
+        return self
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures of one model; what was not asked for is None or empty."""
+
+    model: str
+    text: Likelihood | None
+    rewards: dict[str, Interval]
+    """the sum of all, and every part; of a reward that is only 0 or 1, such as exact_match, the accuracy"""
+    responses: list[dict[str, Any]]
+
+    def __str__(self) -> str:
+        lines = []
+        if self.text is not None:
+            text = self.text
+            lines = [
+                f"perplexity  {text.perplexity:.4g} ({text.nll:.4f} nats per token)",
+                f"            {text.tokens} tokens of {text.documents} documents; windows of {text.context} tokens "
+                f"every {text.stride}",
+            ]
+        count = f"{len(self.responses)} responses"
+        return "\n".join(
+            [*lines, *(f"{name}  {shown(mean)}, 95 % interval, {count}" for name, mean in self.rewards.items())]
+        )
+
+
+def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
+    """Measure the perplexity of a text, the rewards of sampled responses, or both.
+
+    Raises:
+        UserError: there is no model, no data or no reward, or the file to write exists.
+    """
+    if settings.out is not None and settings.out.exists():
+        raise UserError(f"{settings.out} exists already; choose another --out")
+    policy, tokenizer = load_policy(model, settings, 1.0)
+    likelihood = None
+    if settings.text.path or settings.text.mix:
+        documents = read_documents(settings.text, Chat.of(settings.text, tokenizer))
+        likelihood = measure(policy, documents, settings.text, settings.batch_size, int(tokenizer.pad_token_id))
+    rewards: dict[str, Interval] = {}
+    answers: list[dict[str, Any]] = []
+    if settings.data.path or settings.data.mix:
+        policy.temperature = settings.sampling.temperature or 1.0
+        prompts = load_prompts(settings.data, tokenizer)
+        said = list(responses(policy, tokenizer, prompts, settings))
+        columns = {name: [one.columns[name] for one in said] for name in prompts.columns}
+        texts = [one.prompt for one in said], [one.response for one in said]
+        parts = parts_of(score_by_length(settings, settings.device, *texts, columns))
+        rewards = {name: estimate(values, [one.group for one in said]) for name, values in parts.items()}
+        answers = [one._asdict() | {name: parts[name][n] for name in parts} for n, one in enumerate(said)]
+    evaluation = Evaluation(model, likelihood, rewards, answers)
+    if settings.out is not None:
+        write_json(settings.out, asdict(evaluation))
+    return evaluation

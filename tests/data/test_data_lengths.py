@@ -1,0 +1,89 @@
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from text_helpers import CHATML, byte_pairs
+
+from dressage.data.lengths import LengthSettings, count_tokens, histogram, predict, show_lengths
+from dressage.data.types import Demonstration, Pair, Prompt, Turn
+from dressage.data.view import AnyDataSettings
+from dressage.models.tiny import tiny_tokenizer
+
+
+def counted(*rows: Prompt | Demonstration | Pair, **options: object) -> dict[str, list[int]]:
+    counts = count_tokens(rows, tiny_tokenizer(), AnyDataSettings(**options))
+    return {name: values.tolist() for name, values in counts.items()}
+
+
+def test_tokens_are_counted_by_what_they_are_of():
+    # One token a byte, and an end token after each response.
+    assert counted(Prompt("ab"), Prompt("é")) == {"prompt": [2, 2]}
+    demonstrations = counted(Demonstration("ab", "cde"), Demonstration("a", ""))
+    assert demonstrations == {"prompt": [2, 1], "response": [4, 1], "whole": [6, 2]}
+    pairs = counted(Pair("ab", "c", "defg"), Pair("ab", "cdef", "g"))
+    assert pairs == {"prompt": [2, 2], "chosen": [2, 5], "rejected": [5, 2], "whole": [7, 7]}
+
+
+def test_the_limits_do_not_shorten_what_is_counted():
+    row = Demonstration("ab", "cde")
+    assert counted(row, max_length=3) == counted(row, max_length=3, overlong="drop") == counted(row)
+    assert counted(Prompt("abc"), max_prompt_tokens=1) == {"prompt": [3]}
+
+
+def test_a_row_of_which_nothing_is_learned_is_all_prompt():
+    turns = (Turn("user", "a"), Turn("system", "b"))
+    row = Demonstration(turns[:1], turns[1:])
+    counts = count_tokens([row], byte_pairs(), AnyDataSettings(template=CHATML))
+    assert counts["response"].tolist() == [0]
+    assert counts["prompt"].tolist() == counts["whole"].tolist()
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1))
+def test_the_histogram_counts_every_row_once(lengths):
+    rows = histogram(np.array(lengths))
+    for i, (top, within, longer) in enumerate(rows):
+        assert top == 2**i
+        assert within == sum(top / 2 < length <= top for length in lengths)
+        assert longer == sum(length > top for length in lengths)
+    assert rows[-1][0] >= max(lengths)
+    assert len(rows) == 1 or rows[-2][0] < max(lengths)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        (Prompt, {"max_prompt_tokens": 8}, "data.max_prompt_tokens = 8: 1 of 4 rows (25.0%) are longer and dropped"),
+        (Prompt, {"max_length": 2}, "data.max_prompt_tokens = 256: 0 of 4 rows (0.0%) are longer and dropped"),
+        (Pair, {"max_length": 3}, "data.max_length = 3: 2 of 4 rows (50.0%) are longer and cut"),
+        (
+            Pair,
+            {"max_length": 3, "overlong": "drop"},
+            "data.max_length = 3: 2 of 4 rows (50.0%) are longer and dropped",
+        ),
+    ],
+)
+def test_what_a_limit_drops_is_predicted(kind, options, expected):
+    assert predict(np.array([2, 3, 8, 9]), kind, AnyDataSettings(**options)) == expected
+
+
+def test_the_prediction_is_what_happens(tmp_path: Path):
+    from dressage.data.prompts import PromptSettings, load_prompts
+
+    file = tmp_path / "a.jsonl"
+    rows = [{"prompt": "a" * n} for n in range(1, 21)]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    dropped = load_prompts(PromptSettings(path=str(file), max_prompt_tokens=15), tiny_tokenizer()).dropped
+    out = io.StringIO()
+    settings = {"kind": "prompts", "data": {"path": str(file), "max_prompt_tokens": 15}}
+    show_lengths(LengthSettings.model_validate(settings), Console(file=out, width=100))
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "20 prompts (prompt), tokens of tiny"
+    assert lines[-1] == f"data.max_prompt_tokens = 15: {len(dropped)} of 20 rows (25.0%) are longer and dropped"
+    # Quantiles that occur: the smallest length that so many rows do not exceed.
+    cells = next(line for line in lines if "prompt " in line and "│" in line).replace("│", " ").split()
+    assert cells == ["prompt", "1", "1", "5", "10", "15", "19", "20", "20", "10.5"]

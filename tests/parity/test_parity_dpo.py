@@ -1,0 +1,33 @@
+"""DPO learns what TRL's learns: one loss per pair of summed log-ratios, averaged over the pairs."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity_helpers import BATCH_SIZE, LEARNING_RATE, STEPS, TOLERANCE, build, losses, pairs, save_model, write_rows
+
+pytest.importorskip("trl", reason="TRL is not installed")
+import trl_runs
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({}, {}),
+        ({"beta": 0.5}, {"beta": 0.5}),
+        ({"loss_type": ["ipo"]}, {"loss_type": "ipo", "length_normalised": True}),
+        ({"loss_type": ["hinge"]}, {"loss_type": "hinge"}),
+        ({"loss_type": ["sigmoid_norm"], "beta": 2.0}, {"length_normalised": True, "beta": 2.0}),
+    ],
+    ids=["sigmoid", "beta", "ipo", "hinge", "sigmoid_norm"],
+)
+def test_losses_are_those_of_trl(tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    rows, model = pairs(), save_model(tmp_path / "model")
+    expected = trl_runs.dpo(str(model), rows, BATCH_SIZE, LEARNING_RATE, **theirs)
+    training = build("dpo", tmp_path / "run", model, write_rows(tmp_path / "rows.jsonl", rows), dpo=ours)
+    seen = losses(training, "loss/total")
+    assert len(seen) == STEPS and max(expected) - min(expected) > 1e-3
+    assert seen == pytest.approx(expected, abs=TOLERANCE)
+    if not theirs:
+        assert expected[0] == pytest.approx(math.log(2), abs=1e-6)

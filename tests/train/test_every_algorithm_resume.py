@@ -1,0 +1,136 @@
+"""Every algorithm, killed at any moment, goes on to the bits of the run that nobody killed."""
+
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from train_helpers import OFFLINE, ONLINE, everything, tiny_flags
+
+from dressage.record import open_run
+
+sys.path.append(str(Path(__file__).parents[1] / "cli"))
+from cli_helpers import dressage
+
+LORA = {"model.lora.rank": 2}
+# Killed inside a step as well: with two passes over two mini-batches, three of a step's checkpoints are inside it.
+INSIDE = {"checkpoint.updates": 1, "rewards": "noisy"}
+RESAMPLED = {**INSIDE, "grpo.resample": 2, "samples_per_prompt": 2, "rewards": "rare", "steps": 3}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in OFFLINE},
+    **{name: (name, INSIDE) for name in ONLINE},
+    "sft with noise": ("sft", {"sft.neftune_alpha": 10, "update.micro_batch_size": 2, "data.stream": False}),
+    "reward-model with adapters": ("reward-model", LORA),
+    "dpo with adapters": ("dpo", LORA),
+    "grpo with adapters, resampled": ("grpo", {**RESAMPLED, **LORA}),
+    "raft without a reference": ("raft", {**INSIDE, "kl.coef": 0, "update.mini_batches": 1}),
+    "rloo without a reference": ("rloo", {**INSIDE, "kl.coef": 0, "reference.kind": "none"}),
+    "in bfloat16": ("grpo", {**INSIDE, "model.dtype": "bfloat16", "steps": 1}),
+}
+# Of the disk operations of the whole run; several mean that the resumed run is killed as well.
+KILLS = [(0.2,), (0.55,), (0.9,), (0.35, 0.1, 0.3)]
+
+
+class Whole(NamedTuple):
+    """A run that nobody interrupted."""
+
+    name: str
+    changes: dict[str, Any]
+    operations: int
+    result: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    name, changes = CASES[request.param]
+    folder = tmp_path_factory.mktemp("whole")
+    dressage(folder, "--help")  # the first process is forked from one that must still import everything
+    done = dressage(folder, name, *tiny_flags(name, folder / "run", **changes))
+    assert done.code == 0, done.err
+    return Whole(name, changes, int((folder / ".operations").read_text()), everything(folder / "run"))
+
+
+def again(folder: Path, name: str, changes: dict[str, Any]) -> list[str]:
+    """What a person types after a kill: go on, or start anew where nothing was begun."""
+    if (folder / "run" / "run.json").exists():
+        return [name, "--resume", "run"]
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    return [name, *tiny_flags(name, folder / "run", **changes)]
+
+
+def newest(folder: Path) -> str:
+    return max((path.name for path in (folder / "run" / "checkpoints").glob("step-*")), default="")
+
+
+def differences(first: Any, second: Any, place: str = "") -> list[str]:
+    """Where two results differ; a NaN is a NaN."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        names = [*first, *(name for name in second if name not in first)]
+        return [d for n in names for d in differences(first.get(n), second.get(n), f"{place}/{n}")]
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        return [d for i, pair in enumerate(zip(first, second, strict=True)) for d in differences(*pair, f"{place}/{i}")]
+    same = first == second or (first != first and second != second)
+    return [] if same else [f"{place}: {first!r:.80} {second!r:.80}"]
+
+
+def test_killed_anywhere(whole: Whole, tmp_path: Path) -> None:
+    left = []
+    for number, fractions in enumerate(KILLS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for fraction in fractions:
+            operation = 1 + int(fraction * whole.operations)
+            done = dressage(folder, *again(folder, whole.name, whole.changes), die_at=operation)
+            assert done.code == -signal.SIGKILL, done.err
+            left.append(newest(folder))
+        done = dressage(folder, *again(folder, whole.name, whole.changes))
+        assert done.code == 0, done.err
+        assert differences(whole.result, everything(folder / "run")) == [], fractions
+    assert any(left)  # it went on from somewhere
+    if "checkpoint.updates" in whole.changes:
+        assert any("update" in name for name in left)
+
+
+def test_what_was_resampled_is_worth_testing(whole: Whole) -> None:
+    if "grpo.resample" not in whole.changes:
+        pytest.skip("nothing is resampled")
+    sampled = [sum(row["step"] == step for row in whole.result["rows"]) for step in range(3)]
+    assert len(set(sampled)) > 1 and {12, 18} & set(sampled)  # how many prompts a step takes is not known before
+    assert open_run  # of each of them the rollouts are there
+
+
+def test_dpo_killed_at_every_moment_around_the_reference_pass(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert dressage(whole, "dpo", *tiny_flags("dpo", whole / "run")).code == 0
+    expected = everything(whole / "run")
+    before, after = [], []
+    for operation in range(1, 40):
+        folder = tmp_path / str(operation)
+        folder.mkdir()
+        dressage(folder, "dpo", *tiny_flags("dpo", folder / "run"), die_at=operation)
+        known = (folder / "run" / "reference.safetensors").exists()
+        if (folder / "run" / "run.json").exists():
+            (after if known else before).append(folder)
+        if newest(folder):
+            break
+    # The last kill without the numbers, when they were written but not yet in place, and the first one with them.
+    assert (before[-1] / "run" / "reference.tmp").exists()
+    for folder in (before[-1], after[0], after[-1]):
+        done = dressage(folder, "dpo", "--resume", "run")
+        assert done.code == 0, done.err
+        assert everything(folder / "run") == expected
+    return
+
+
+def test_dpo_does_not_take_a_trained_policy_for_the_reference(tmp_path: Path) -> None:
+    flags = tiny_flags("dpo", tmp_path / "run")
+    assert dressage(tmp_path, "dpo", *flags).code == 0
+    for name in ("step-00000002", "step-00000003"):
+        assert (tmp_path / "run" / "checkpoints" / name).exists()
+    (tmp_path / "run" / "reference.safetensors").unlink()
+    done = dressage(tmp_path, "dpo", "--resume", "run")
+    assert done.code == 2 and len(done.err.splitlines()) == 1
+    assert "reference.safetensors is missing" in done.err
