@@ -1,6 +1,7 @@
 """Small runs that learn from given examples."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,13 @@ def build(algorithm: str, folder: Path, rows: Sequence[Row], **changes: Any) -> 
 
 def finish(algorithm: str, folder: Path, rows: Sequence[Row], **changes: Any) -> Result:
     return build(algorithm, folder, rows, **changes).run(quiet)
+
+
+def explained(page: str) -> set[str]:
+    """The metrics that a page of docs/algorithms explains."""
+    text = (Path(__file__).parents[2] / "docs" / "algorithms" / page).read_text(encoding="utf-8")
+    part = text.split("\n## Explanation of the logged metrics\n")[1].split("\n## ")[0]
+    return set(re.findall(r"^\| `([^`]+)` \|", part, flags=re.MULTILINE))
 
 
 def quiet(step: int, metrics: dict[str, float]) -> None:

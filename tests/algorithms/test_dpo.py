@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from example_helpers import build, demonstrations, finish, logprobs, loss_of, pairs, quiet, settings
+from example_helpers import build, demonstrations, explained, finish, logprobs, loss_of, pairs, quiet, settings
 from safetensors.torch import load_file
 
 from dressage.algorithms.dpo import DPO
@@ -45,7 +45,7 @@ def softplus(x: float) -> float:
     [
         ({}, (softplus(-0.2) + softplus(0.3)) / 2),
         ({"beta": 0.5}, (softplus(-1) + softplus(1.5)) / 2),
-        ({"label_smoothing": 0.1}, (0.9 * softplus(-0.2) + 0.1 * softplus(0.2) + 0.9 * softplus(0.3) + 0.1 * softplus(-0.3)) / 2),
+        ({"label_smoothing": 0.1}, 0.45 * (softplus(-0.2) + softplus(0.3)) + 0.05 * (softplus(0.2) + softplus(-0.3))),
         ({"loss_type": "ipo"}, ((2 - 5) ** 2 + (-3 - 5) ** 2) / 2),
         ({"loss_type": "hinge"}, ((1 - 0.2) + (1 + 0.3)) / 2),
         ({"loss_type": "hinge", "beta": 0.5}, (0 + 2.5) / 2),
@@ -54,7 +54,7 @@ def softplus(x: float) -> float:
         ({"reference_free": True}, (softplus(-0.3) + softplus(-0.1)) / 2),
         ({"reference_free": True, "length_normalised": True}, (softplus(-0.15) + softplus(-0.05)) / 2),
     ],
-)  # fmt: skip
+)
 def test_losses_by_hand(settings: dict[str, Any], expected: float):
     loss, means = loss_of(DPO(**settings), SEEN, REFERENCE)
     assert loss == pytest.approx(expected)
@@ -209,3 +209,8 @@ def test_a_resumed_run_keeps_the_reference_of_its_start(tmp_path: Path):
 def test_settings_that_say_nothing_are_refused(tmp_path: Path, changes: dict[str, Any]):
     with pytest.raises(UserError):
         build("dpo", tmp_path, pairs(), **changes)
+
+
+def test_every_metric_is_explained_and_every_explained_one_is_there(tmp_path: Path):
+    result = finish("dpo", tmp_path, pairs(), steps=1, data__validation=0.25)
+    assert set(result.metrics[0]) | set(result.final) == explained("dpo.md")

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-import dressage
 from dressage.algorithms.ppo import PPORun
 from dressage.config import Settings, check, describe, load
 from dressage.errors import UserError
@@ -296,11 +295,3 @@ def test_values_survive_the_way_through_a_flag(steps, coef, switch, names):
     assert settings.group.coef == coef
     assert settings.switch is switch
     assert settings.group.inner.names == tuple(names)
-
-
-RECIPES = [*Path(__file__).parents[2].glob("recipes/*.toml"), *Path(dressage.__file__).parent.rglob("*.toml")]
-
-
-@pytest.mark.parametrize("recipe", sorted(RECIPES), ids=lambda recipe: recipe.name)
-def test_every_recipe_loads(recipe):
-    assert load(PPORun, recipe, []) != PPORun()

@@ -90,10 +90,11 @@ def test_pairs_that_part_earlier_begin_with_an_answer_of_both(tmp_path):
     ]
 
 
-def test_two_turns_in_a_row_stay_and_are_counted(tmp_path):
-    row = {"chosen": text("Hi", "Key:\n\nAssistant: 12"), "rejected": text("Hi", "No")}
+def test_two_turns_in_a_row_stay_and_the_row_is_counted_once(tmp_path):
+    row = {"chosen": text("Hi", "Key:\n\nAssistant: 12"), "rejected": text("Hi", "No\n\nAssistant: No!")}
     loaded = read(tmp_path, Pair, row)
     assert loaded.train[0].chosen == (assistant("Key:"), assistant("12"))
+    assert loaded.train[0].rejected == (assistant("No"), assistant("No!"))
     assert [note.split(" (")[0] for note in loaded.notes()] == [
         "1 × one speaker has two turns in a row, which some chat templates refuse",
         "1 × chosen and rejected differ in more than their last turn",

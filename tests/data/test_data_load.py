@@ -118,13 +118,13 @@ def test_every_source_of_a_mix_holds_out_its_share(tmp_path):
 def test_remarks_are_about_the_latest_pass(tmp_path):
     file = tmp_path / "a.jsonl"
     turns = [{"role": "user", "content": "Hi"}]
-    rows = [{"messages": [*turns, {"role": "assistant", "content": "Hello"}]}, {"messages": turns}]
+    rows = [{"messages": [*turns, {"role": "assistant", "content": "Hello"}]}, *[{"messages": turns}] * 2]
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     loaded = load(DataSettings(path=str(file), stream=True), Demonstration)
     assert loaded.notes() == []
     for _ in range(2):
         assert len(loaded.train) == 1
-        assert loaded.notes() == [f"1 × conversations of fewer than 2 messages are skipped (first: {file} line 2)"]
+        assert loaded.notes() == [f"2 × conversations of fewer than 2 messages are skipped (first: {file} line 2)"]
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,15 @@ def test_any_row_can_be_shown_as_any_kind(tmp_path):
             ],
         ),
         (
+            # An end token in the prompt ends nothing.
+            Demonstration("the</s>", " old bridge"),
+            {"max_length": 3},
+            [
+                "longer than data.max_length = 3 tokens, and cut there",
+                "prompt and response: the end token </s> is not learned, so the model will not learn to stop",
+            ],
+        ),
+        (
             Demonstration("the old bridge is", " it"),
             {"max_length": 2},
             ["dropped: no token of a response is within data.max_length = 2"],

@@ -11,6 +11,7 @@ from dressage.models.tiny import tiny_tokenizer
 
 BPE = byte_pairs()
 QUESTION = (Turn("user", "What is it?"),)
+CHAT = TextSettings(template=CHATML)
 ANSWER = (Turn("assistant", "It is a river."),)
 MORE = (*ANSWER, Turn("user", "old?"), Turn("assistant", "  the old\n"))
 
@@ -85,6 +86,14 @@ def test_a_token_of_both_is_learned_and_noted():
         "1 × a token is part prompt, part response: it is learned, and a sampler sees another prompt "
         "(first: a.jsonl: row 2)"
     ]
+
+
+def test_a_token_of_the_header_and_the_answer_is_noted_too():
+    # Two line breaks are one token, of which the template writes the first.
+    result = tokenize_demonstrations([Demonstration(QUESTION, (Turn("assistant", "\n"),))], BPE, CHAT)
+    assert learned(result.examples[0]) == ["\n\n<|im_end|>"]
+    assert len(result.notes()) == 1
+    assert tokenize_demonstrations([Demonstration(QUESTION, ANSWER)], BPE, CHAT).notes() == []
 
 
 words = st.text(alphabet="theold rivr\n.?", max_size=12)
@@ -249,6 +258,15 @@ def test_pairs_without_a_difference_are_dropped():
     result = tokenize_pairs(rows, tiny_tokenizer(), PairSettings(path="a", max_length=7))
     assert len(result.examples) == 1
     assert "2 × dropped: chosen and rejected are the same tokens (first: a: row 1)" in result.notes()
+
+
+def test_a_pair_of_which_one_response_is_nothing_is_dropped():
+    tokenizer = tiny_tokenizer()
+    assert len(tokenize_pairs([Pair("ab", "", "c")], tokenizer, PairSettings()).examples) == 1
+    tokenizer.eos_token = None
+    result = tokenize_pairs([Pair("ab", "", "c")], tokenizer, PairSettings(path="a"))
+    assert result.examples == ()
+    assert result.notes() == ["1 × dropped: no token of a response is within data.max_length = 1024 (first: a: row 1)"]
 
 
 def test_ids_and_mask_are_those_of_trl(tmp_path):

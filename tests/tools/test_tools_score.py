@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, LlamaForSequenceClassification
 from dressage.config import load
 from dressage.errors import UserError
 from dressage.tools.score import ScoreSettings, score
+from dressage.tools.scorers import estimate
 
 ROWS = [
     {"prompt": "What is 2+2? ", "response": "4", "level": 1},
@@ -92,6 +93,13 @@ def test_other_columns_reach_the_reward_and_shares_get_wilson_s_interval(tmp_pat
     expected = binomtest(4, 10).proportion_ci(method="wilson")  # n % 3 = 0 for 0, 3, 6 and 9
     interval = summary.rewards[use]
     assert (interval.mean, interval.low, interval.high) == pytest.approx((0.4, expected.low, expected.high))
+
+
+def test_responses_to_one_prompt_are_no_independent_trials():
+    # Two prompts that were answered twice: their means are 1 and 1/2.
+    interval = estimate([1.0, 1.0, 0.0, 1.0], [0, 0, 1, 1])
+    half = 1.959964 * stdev([1.0, 0.5]) / 2**0.5
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.75, 0.75 - half, 0.75 + half))
 
 
 def test_several_rewards_are_weighted_and_listed(tmp_path):

@@ -22,7 +22,7 @@ TOKENIZER = tiny_tokenizer()
 
 
 def tokens(response: str) -> Tokens:
-    ids = tuple(TOKENIZER(PROMPT + response)["input_ids"])  # one for each byte
+    ids = (*TOKENIZER(PROMPT + response)["input_ids"], TOKENIZER.eos_token_id)  # one for each byte
     return Tokens(ids, tuple(i >= len(PROMPT) for i in range(len(ids))))
 
 

@@ -128,8 +128,8 @@ def tiny_flags(name: str, folder: Path, **changes: Any) -> list[str]:
     values["data.path"] = str(data / values["data.path"])
     flags = []
     for field, value in values.items():
-        text = f'[{{use = "{data}/rewards.py:{value}"}}]' if field == "rewards" else json.dumps(value)
-        flags += [f"--{field}", text]
+        text = f'[{{use = "{data}/rewards.py:{value}", name = "{value}"}}]' if field == "rewards" else json.dumps(value)
+        flags += [f"--{field}", "none" if value is None else text]
     return flags
 
 

@@ -3,7 +3,7 @@
 from typing import Literal, Self
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from dressage.algorithms.base import Loss
@@ -101,11 +101,6 @@ class GRPO(GroupAlgorithm):
     def _limit(self) -> int:
         assert self.longest is not None, "GRPORun.algorithm fills it in"
         return self.longest
-
-    @field_validator("scale", mode="before")
-    @classmethod
-    def _name_none(cls, value: object) -> object:
-        return "none" if value is None else value  # which is what a flag's none means
 
 
 class PenaltySettings(CoefficientSettings):

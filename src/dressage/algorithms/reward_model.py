@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +70,15 @@ class RewardModelRun(ExampleRun):
         return self.reward_model
 
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[PairTokens]:
-        """Pairs as a reward will see responses: as text, without end token."""
-        examples = load_pairs(self.data, tokenizer, self.seed)
-        special: set[int] = set(tokenizer.all_special_ids)
-        ends = set() if tokenizer("a")["input_ids"][-1] in special else special
+        """Pairs, read as rewards read responses: as text, with what the tokenizer writes after every text."""
+        special = set(tokenizer.all_special_ids)
+        tail = tuple(takewhile(special.__contains__, reversed(tokenizer("a")["input_ids"])))[::-1]
+        read = partial(_as_text, special=special, tail=tail)
 
-        def texts(pairs: Sequence[PairTokens]) -> list[PairTokens]:
-            return [_as_text(pair, ends) for pair in pairs]
+        def as_texts(pairs: Sequence[PairTokens]) -> Batch:
+            return collate_pairs([replace(p, chosen=read(p.chosen), rejected=read(p.rejected)) for p in pairs])
 
-        return replace(examples, held_out=texts(examples.held_out), collate=lambda pairs: collate_pairs(texts(pairs)))
+        return replace(load_pairs(self.data, tokenizer, self.seed), collate=as_texts)
 
     def role(self, model: Any) -> nn.Module:
         return RewardModel(model, self.update.layout == "packed")
@@ -99,13 +101,9 @@ class RewardModelRun(ExampleRun):
             reward_report.show(reward_report.write(scored, trainer.tokenizer, folder), folder, Console())
 
 
-def _as_text(pair: PairTokens, ends: set[int]) -> PairTokens:
-    """The pair without the end tokens of its responses, and without what a chat template writes after them."""
-    return replace(pair, chosen=_without_end(pair.chosen, ends), rejected=_without_end(pair.rejected, ends))
-
-
-def _without_end(tokens: Tokens, ends: set[int]) -> Tokens:
+def _as_text(tokens: Tokens, special: set[int], tail: tuple[int, ...]) -> Tokens:
+    """The same with another end: no end token, nothing that a chat template writes after it, but `tail`."""
     size = len(tokens.ids)
-    while any(tokens.learn[:size]) and (not tokens.learn[size - 1] or tokens.ids[size - 1] in ends):
+    while any(tokens.learn[:size]) and (not tokens.learn[size - 1] or tokens.ids[size - 1] in special):
         size -= 1
-    return Tokens(tokens.ids[:size], tokens.learn[:size])
+    return Tokens(tokens.ids[:size] + tail, tokens.learn[:size] + (False,) * len(tail))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pydantic import Field
 from rich.console import Console
 
-from dressage.align.stages import Stage, State, check_rewards, check_same, tokenizer_of
+from dressage.align.stages import Stage, State, check_rewards, check_same, is_main, tokenizer_of
 from dressage.config import check
 from dressage.data.prompts import load_prompts
 from dressage.tools.compare import CompareSettings, compare, show
@@ -46,7 +46,8 @@ class Comparison(Stage):
         check_rewards(self.settings.rewards, known)
 
     def run(self) -> None:
-        show(compare(self.settings.models, self.settings), Console(), self.settings.show)
+        if is_main():
+            show(compare(self.settings.models, self.settings), Console(), self.settings.show)
 
     def result(self) -> str:
         columns = json.loads((self.folder / _RESULT).read_bytes())["columns"]

@@ -1,6 +1,5 @@
 """Runs the stages of a recipe that are not done yet."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dressage.align.recipe import read_recipe
-from dressage.align.stages import Stage, State
+from dressage.align.stages import Stage, State, is_main
 from dressage.errors import UserError
 
 
@@ -27,7 +26,7 @@ def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
     Raises:
         UserError: the recipe or the data of any stage is wrong, or a stage went wrong.
     """
-    console = Console(quiet=os.environ.get("RANK", "0") != "0")  # as torchrun numbers the processes
+    console = Console(quiet=not is_main())
     stages = read_recipe(recipe, flags)
     states = {stage.name: stage.state for stage in stages}
     console.print(_plan(stages, states))
@@ -41,7 +40,8 @@ def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
         with _named(stage):
             stage.run()
         seconds[stage.name] = perf_counter() - start
-    console.print(_summary(stages, states, seconds))
+    if is_main():
+        console.print(_summary(stages, states, seconds))
     return stages
 
 

@@ -1,6 +1,7 @@
 """What a stage of an align recipe is, and what its folder says about it."""
 
 import gc
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +23,11 @@ from dressage.rewards import build_rewards
 from dressage.rewards.settings import RewardSettings
 from dressage.train.run import resume, train
 from dressage.train.settings import ExampleRun, RolloutRun
+
+
+def is_main() -> bool:
+    """Whether this is the first, or the only, of the processes that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 class State(Enum):

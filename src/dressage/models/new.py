@@ -22,7 +22,7 @@ def new_tokenizer(settings: NewModelSettings, texts: Iterable[str]) -> PreTraine
     alphabet = sorted({character for text in texts for character in text})
     vocabulary = {token: i for i, token in enumerate([_END, _PAD, _UNKNOWN, *alphabet])}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=_UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     fast = FastTokenizer(tokenizer_object=tokenizer, eos_token=_END, pad_token=_PAD, unk_token=_UNKNOWN)
     fast.padding_side = "left"

@@ -74,11 +74,10 @@ class Response(NamedTuple):
     """what else the prompt's row holds"""
 
 
-def load_policy(model: str, settings: UseSettings, temperature: float) -> tuple[Policy, PreTrainedTokenizerBase]:
+def load_policy(model: str, settings: UseSettings) -> tuple[Policy, PreTrainedTokenizerBase]:
     """Load a trained model, ready to sample and to score; raises UserError where there is none."""
     loaded, tokenizer = load_trained(model, settings.gguf_file, settings.dtype)
-    policy = Policy(loaded, temperature=temperature or 1.0)
-    return policy.to(Processes(settings.device).device), tokenizer
+    return Policy(loaded).to(Processes(settings.device).device), tokenizer
 
 
 def responses(
@@ -118,7 +117,7 @@ def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]
     Raises:
         UserError: there is no such model, or no prompt.
     """
-    policy, tokenizer = load_policy(model, settings, settings.sampling.temperature)
+    policy, tokenizer = load_policy(model, settings)
     prompts = _prompts(settings, tokenizer)
     taken = {"response", "finish_reason"} & set(prompts.columns)
     if taken:

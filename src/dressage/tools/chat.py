@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -37,7 +38,7 @@ def chat(model: str, settings: TalkSettings) -> None:
     Raises:
         UserError: there is no model, or no chat template.
     """
-    policy, tokenizer = load_policy(model, settings, settings.sampling.temperature)
+    policy, tokenizer = load_policy(model, settings)
     talk = Talk(policy, tokenizer, settings)
     if sys.stdin.isatty():
         print("/reset forgets what was said; /quit, Ctrl-C or Ctrl-D leaves")
@@ -73,7 +74,7 @@ class Talk:
         text = self.chat.render(self.chat.opened(turns), answer=True)
         ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").to(self.policy.device)
         length = ids["input_ids"].shape[1]
-        model = causal(self.policy.model)
+        model: Any = causal(self.policy.model)
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and length + self.settings.sampling.max_new_tokens > limit:
             print(f"(this conversation no longer fits into the model's {limit} tokens; /reset starts a new one)")
@@ -84,7 +85,7 @@ class Talk:
             **ids,
             generation_config=self._generation(),
             tokenizer=self.tokenizer,
-            streamer=TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),  # type: ignore[arg-type]
+            streamer=TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
         )
         answer = self.tokenizer.decode(whole[0, length:], skip_special_tokens=True)
         self.turns = [*turns, Turn("assistant", str(answer))]

@@ -117,7 +117,7 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
 def show(comparison: Comparison, console: Console, prompts: int) -> None:
     """Print the table, and the first responses to the first prompts side by side."""
     names = [escape(column.name) for column in comparison.columns]
-    title = f"{comparison.prompts} prompts, {comparison.samples} responses each"
+    title = f"{comparison.prompts} prompts, responses to each: {comparison.samples}"
     table = Table("", *names, title=title)
     for label, cells in rows(comparison):
         table.add_row(Text(label), *cells)
@@ -161,7 +161,7 @@ def _common(sets: Sequence[PromptSet]) -> list[list[int]]:
 
 
 def _answers(model: str, prompts: PromptSet, indices: Sequence[int], settings: CompareSettings) -> list[Response]:
-    policy, tokenizer = load_policy(model, settings, settings.sampling.temperature)
+    policy, tokenizer = load_policy(model, settings)
     answers = list(responses(policy, tokenizer, prompts, settings, indices))
     del policy
     gc.collect()  # modules and their parameters refer to each other, and the next model needs their memory

@@ -64,7 +64,7 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
     """
     if settings.out is not None and settings.out.exists():
         raise UserError(f"{settings.out} exists already; choose another --out")
-    policy, tokenizer = load_policy(model, settings, 1.0)
+    policy, tokenizer = load_policy(model, settings)
     likelihood = None
     if settings.text.path or settings.text.mix:
         documents = read_documents(settings.text, Chat.of(settings.text, tokenizer))
@@ -72,7 +72,6 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
     rewards: dict[str, Interval] = {}
     answers: list[dict[str, Any]] = []
     if settings.data.path or settings.data.mix:
-        policy.temperature = settings.sampling.temperature or 1.0
         prompts = load_prompts(settings.data, tokenizer)
         said = list(responses(policy, tokenizer, prompts, settings))
         columns = {name: [one.columns[name] for one in said] for name in prompts.columns}

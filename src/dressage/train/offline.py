@@ -98,11 +98,12 @@ class ExampleTrainer(Trainer):
         return min(settings.batch_size, math.ceil(settings.epochs * size) - start)
 
     def _batch(self, examples: Sequence[Any], step: int) -> Batch:
+        rows = list(range(len(examples)))
         if self.settings.update.layout == "grouped":
-            examples = sorted(examples, key=size_of)
-        batch = self.examples.collate(examples)
-        rows = torch.arange(len(examples))
-        return batch.with_columns(row=rows, step=torch.full_like(rows, step))
+            rows.sort(key=lambda row: size_of(examples[row]))
+        batch = self.examples.collate([examples[row] for row in rows])
+        row = torch.tensor(rows)
+        return batch.with_columns(row=row, step=torch.full_like(row, step))
 
     def _evaluated_at_once(self) -> int:
         # Nothing is kept for a backward pass, but the examples may be many.

@@ -204,7 +204,9 @@ class RolloutTrainer(Trainer):
         def save_inside(done: list[Metrics]) -> None:
             if every and len(done) % every == 0 and len(done) < total:
                 inside = {"rows": round_.rows, "metrics": round_.metrics, "updates": done}
-                self.save(self.folder, round_.batch.columns, **inside)
+                # An algorithm may give one tensor two names, which a file of tensors does not allow.
+                tensors = {name: column.clone() for name, column in round_.batch.columns.items()}
+                self.save(self.folder, tensors, **inside)
 
         place = Place(settings.seed, step, learning_rate(settings.optimizer, step, self.steps))
         round_.updates = update(

@@ -214,17 +214,16 @@ def _about_prompts(summary: dict[str, Any]) -> Iterator[str]:
 
 def _case(scored: Scored, row: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     pair = scored.pairs[row]
-    prompt, chosen = _texts(pair.chosen, tokenizer)
     return {
         "pair": row,
         "chosen_reward": float(scored.chosen[row]),
         "rejected_reward": float(scored.rejected[row]),
-        "prompt": prompt,
-        "chosen": chosen,
-        "rejected": _texts(pair.rejected, tokenizer)[1],
+        "prompt": tokenizer.decode(list(pair.chosen.ids[: pair.chosen.learn.index(True)])),
+        "chosen": _response(pair.chosen, tokenizer),
+        "rejected": _response(pair.rejected, tokenizer),
     }
 
 
-def _texts(tokens: Tokens, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    begin = tokens.learn.index(True) if any(tokens.learn) else len(tokens.ids)
-    return str(tokenizer.decode(list(tokens.ids[:begin]))), str(tokenizer.decode(list(tokens.ids[begin:])))
+def _response(tokens: Tokens, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text that was rewarded, without end token."""
+    return str(tokenizer.decode(list(tokens.ids[tokens.learn.index(True) :]), skip_special_tokens=True))

@@ -43,7 +43,7 @@ def show(summary: dict[str, Any], folder: Path, console: Console) -> None:
     for name, value in _numbers(summary):
         console.print(f"{name}: {value}", highlight=False)
     for warning in warnings(summary):
-        console.print(Text(f"Careful: {warning}.", style="bold"))
+        console.print(Text(f"Careful: {warning}.", style="bold"), soft_wrap=True)
     console.print(f"report   {folder}/reward_model.md", soft_wrap=True, highlight=False)
 
 

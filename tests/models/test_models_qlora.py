@@ -1,0 +1,83 @@
+"""Adapters on a base in 4 or 8 bits. Needs bitsandbytes, which computes on CPU as well: pip install 'dressage[qlora]'."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from peft.tuners.tuners_utils import BaseTunerLayer
+
+from dressage.algorithms.grpo import GRPORun
+from dressage.algorithms.sft import SFTRun
+from dressage.models.tiny import tiny_model, tiny_tokenizer
+from dressage.models.trained import load_trained
+from dressage.train.run import Training
+
+pytestmark = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed: pip install 'dressage[qlora]'"
+)
+LORA = {"rank": 4, "alpha": 8}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qlora") / "base"
+    tiny_model(seed=3, hidden=128).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data.jsonl"
+    rows = [{"prompt": "Count:", "response": " one two three four"}] * 8
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("bits", ["nf4", "int8"])
+def test_adapters_learn_on_a_quantized_base_and_load_on_the_whole_one(
+    bits: str, base: Path, data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    settings = {"path": str(base), "lora": LORA, "quantization": bits, "device": "cpu"}
+    training = Training(
+        SFTRun.model_validate(
+            {
+                "run": run,
+                "model": settings,
+                "data": {"path": str(data)},
+                "steps": 12,
+                "batch_size": 8,
+                "optimizer": {"learning_rate": 2e-2},
+            }
+        )
+    )
+    layers = [m for m in training.trainer.model.modules() if isinstance(m, BaseTunerLayer)]
+    # The weights of the base really are in fewer bits: bytes, and for nf4 two weights in each.
+    assert {layer.get_base_layer().weight.element_size() for layer in layers} == {1}
+    losses = [step["loss/nll"] for step in training.run(lambda *_: None).metrics]
+    assert losses[-1] < losses[0] - 0.5
+    model, _ = load_trained(str(run))
+    assert not any(p.element_size() == 1 for p in model.parameters())
+
+
+def test_the_reference_is_the_quantized_base_without_its_adapters(base: Path, tmp_path: Path) -> None:
+    run = GRPORun.model_validate(
+        {
+            "run": tmp_path / "run",
+            "steps": 2,
+            "batch_size": 8,
+            "samples_per_prompt": 4,
+            "model": {"path": str(base), "lora": LORA, "quantization": "nf4", "device": "cpu"},
+            "sampling": {"max_new_tokens": 6},
+            "optimizer": {"learning_rate": 1e-2},
+        }
+    )
+    prompts = ["The morning", "A dog"]
+    result = Training(run, prompts=prompts, rewards=lambda prompts, responses, **_: list(map(len, responses))).run(
+        lambda *_: None
+    )
+    first, second = (step["kl/objective"] for step in result.metrics)
+    assert first == 0.0
+    assert second != 0.0
