@@ -2,18 +2,16 @@
 
 import os
 import sys
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from pydantic import BaseModel
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from dressage.algorithms import ALGORITHMS, Entry
-from dressage.config import describe, load
+from dressage.cli_flags import FLAGS, Help, explain, words_and_flags
+from dressage.cli_tools import tools
+from dressage.config import load
 from dressage.errors import UserError, is_disk_full
 
 app = typer.Typer(
@@ -23,7 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _NEEDED_TO_TRAIN = {"torch", "transformers", "tokenizers", "peft", "accelerate", "jaxtyping", "vaderSentiment"}
-_TRAINING = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app.add_typer(tools)
 
 F = TypeVar("F")
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
@@ -56,14 +55,14 @@ def main() -> None:
 def _add_training(name: str, entry: Entry) -> None:
     """A command for an algorithm of the table."""
 
-    @app.command(name, help=entry.help, context_settings=_TRAINING, add_help_option=False)
+    @app.command(name, help=entry.help, context_settings=FLAGS, add_help_option=False)
     def command(
         context: typer.Context,
         resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
-        help: Annotated[bool, typer.Option("--help", help="Explain every setting.")] = False,
+        help: Help = False,
     ) -> None:
         if help:
-            _explain(context, entry.settings, "RECIPE.toml", "--resume RUN")
+            explain(context, entry.settings, "RECIPE.toml", "--resume RUN")
             return
         from dressage.train.run import resume as resume_run
         from dressage.train.run import train
@@ -73,7 +72,8 @@ def _add_training(name: str, entry: Entry) -> None:
                 raise UserError("--resume continues a run with the settings it was started with; give nothing else")
             result = resume_run(resume, name)
         else:
-            result = train(load(entry.settings, *_recipe_and_flags(context.args)))
+            words, flags = words_and_flags(context.args, "[RECIPE.toml]")
+            result = train(load(entry.settings, Path(words[0]) if words else None, flags))
         from dressage.record.show import headline
 
         print(f"run      {result.folder}\nmodel    {result.folder}/model\nnext     dressage show {result.folder}")
@@ -84,47 +84,35 @@ for _name, _entry in ALGORITHMS.items():
     _add_training(_name, _entry)
 
 
-@app.command(context_settings=_TRAINING, add_help_option=False)
+@app.command(context_settings=FLAGS, add_help_option=False)
 def demo(
     context: typer.Context,
     run: Annotated[Path | None, typer.Option(help="Run folder; the first free of runs/demo, runs/demo-2, …")] = None,
-    help: Annotated[bool, typer.Option("--help", help="Explain every setting.")] = False,
+    help: Help = False,
 ) -> None:
     """Train a real model by PPO in a few minutes and show what changed."""
     from dressage.algorithms.ppo import PPORun
 
     if help:
-        _explain(context, PPORun, "[--run RUN]")
+        explain(context, PPORun, "[--run RUN]")
         return
     from dressage.demo.run import demo as run_demo
 
     run_demo(run, context.args)
 
 
-@app.command(context_settings=_TRAINING, add_help_option=False)
-def generate(
-    context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a model folder or a Hub name.")] = "",
-    help: Annotated[bool, typer.Option("--help", help="Explain every setting.")] = False,
-) -> None:
-    """Sample responses: dressage generate MODEL --prompt "The hotel room"."""
-    from dressage.sampling.generate import GenerateSettings, write
-    from dressage.sampling.generate import generate as run_generate
-
+@app.command(context_settings=FLAGS, add_help_option=False)
+def align(context: typer.Context, help: Help = False) -> None:
+    """Do a whole recipe, stage after stage: dressage align recipe.toml. Called again, it goes on where it was."""
     if help:
-        _explain(context, GenerateSettings, "MODEL")
+        from dressage.align.recipe import AlignSettings
+
+        explain(context, AlignSettings, "RECIPE.toml [--stage.setting value …]")
         return
-    if not model or model.startswith("--"):
-        raise UserError('name a model first: dressage generate MODEL --prompt "…"')
-    settings = load(GenerateSettings, None, context.args)
-    responses = run_generate(model, settings)
-    if settings.out is not None:
-        print(f"{write(responses, settings.out)} responses written to {settings.out}")
-        return
-    console = Console()
-    for row in responses:
-        console.print(Text(row["prompt"], style="dim") + Text(row["response"]), soft_wrap=True)
-        console.print(Text(f"[{row['finish_reason']}]\n", style="dim"))
+    from dressage.align.run import align as run_align
+
+    (recipe,), flags = words_and_flags(context.args, "RECIPE.toml")
+    run_align(Path(recipe), flags)
 
 
 @app.command()
@@ -170,30 +158,3 @@ def _known(table: dict[str, F], name: str) -> F:
     if name not in table:
         raise UserError(f"there is no format {name!r}; there is {', '.join(table)}")
     return table[name]
-
-
-def _recipe_and_flags(arguments: list[str]) -> tuple[Path | None, list[str]]:
-    """The one argument that is neither a flag nor a flag's value is the recipe, wherever it stands."""
-    recipe, flags, rest = None, [], iter(arguments)
-    for argument in rest:
-        if argument.startswith("--"):
-            flags += [argument] if "=" in argument else [argument, *islice(rest, 1)]
-        elif recipe is None:
-            recipe = Path(argument)
-        else:
-            raise UserError(f"{argument!r} is one recipe too many; {recipe} is one already")
-    return recipe, flags
-
-
-def _explain(context: typer.Context, kind: type[BaseModel], arguments: str, *others: str) -> None:
-    console = Console()
-    console.print(Text(f"Usage: {context.command_path} {arguments} [--setting value …]"))
-    for other in others:
-        console.print(Text(f"       {context.command_path} {other}"))
-    console.print(Text(f"\n{kind.__doc__}\n"))
-    table = Table(box=None, pad_edge=False)
-    for title in ("setting", "default", "what it does"):
-        table.add_column(title, overflow="fold")
-    for name, type_name, default, text in describe(kind):
-        table.add_row(Text(f"--{name}"), Text(default), Text(f"{' '.join(text.split())} ({type_name})"))
-    console.print(table)

@@ -42,7 +42,7 @@ class Rows(Generic[R]):
         for number, raw in enumerate(read(self.source, stream=self.stream)):
             if number == 0:
                 self._check_mapping(raw)
-            row = self._renamed(raw)
+            row = self.renamed(raw)
             stated = self.source.format or row.format
             if stated is None and recognised is None:
                 recognised = recognise(row.values, self.kind, row.place)
@@ -51,7 +51,7 @@ class Rows(Generic[R]):
             except Skip as skip:
                 self.notes.add(str(skip), row.place)
 
-    def _renamed(self, row: Row) -> Row:
+    def renamed(self, row: Row) -> Row:
         if not self.source.columns:
             return row
         mapping = self.source.columns

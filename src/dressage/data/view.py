@@ -48,7 +48,7 @@ def recognised(settings: ViewSettings) -> Recognised:
     raw = next(read(source, stream=settings.data.stream), None)
     if raw is None:
         raise UserError(f"{source.path}: there is no row in it")
-    row = Rows(source, Prompt)._renamed(raw)
+    row = Rows(source, Prompt).renamed(raw)
     kind = KINDS[settings.kind] if settings.kind else None
     stated = source.format or row.format
     if stated is not None:

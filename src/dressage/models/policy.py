@@ -60,7 +60,7 @@ class Policy(nn.Module):
         self.value_head = None if value is None else ValueHead(causal(model).config.get_text_config().hidden_size)
         # A frozen reference is not a child: its weights are neither trained nor saved with the policy's.
         self._reference = (reference,)
-        _check_head(model)
+        check_head(model)
 
     @property
     def device(self) -> torch.device:
@@ -245,7 +245,7 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
 
 
 @torch.no_grad()
-def _check_head(model: nn.Module) -> None:
+def check_head(model: nn.Module) -> None:
     """Some architectures cap or scale their logits after the head; scoring must not silently differ from them."""
     inner = causal(model)
     tokens = torch.arange(4, device=inner.device)[None]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dressage.data.packing import pack
-from dressage.models.policy import Scores, causal, output_weight, trunk, use_checkpoints
+from dressage.errors import UserError
+from dressage.models.policy import Scores, causal, check_head, output_weight, trunk, use_checkpoints
 from dressage.ops.logprobs import token_logprobs
 from dressage.types import Batch, stacked
 
@@ -83,6 +84,9 @@ class SequencePolicy(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.packed, self.disturb = model, packed, disturb
+        check_head(model)
+        if packed:
+            check_packing(model)
 
     def forward(self, batch: Batch) -> Scores:
         """Log-probability and entropy `[B, L]` of every learned token, 0 elsewhere."""
@@ -122,6 +126,8 @@ class RewardModel(nn.Module):
     def __init__(self, model: Any, packed: bool) -> None:
         super().__init__()
         self.model, self.packed = model, packed
+        if packed and hasattr(causal(model), "score"):
+            check_packing(model)
 
     def forward(self, batch: Batch) -> PairRewards:
         """Reward `[B]` of each response."""
@@ -146,6 +152,27 @@ def hidden_states(model: nn.Module, layout: Layout) -> Tensor:
         input_ids=layout.ids, position_ids=layout.positions, use_cache=False
     ).last_hidden_state
     return states
+
+
+@torch.no_grad()
+def check_packing(model: nn.Module) -> None:
+    """Some architectures tell examples in one row apart in no way; packing must not silently mix them.
+
+    Raises:
+        UserError: what the model says of an example depends on those beside it.
+    """
+    inner = causal(model)
+    ids = torch.arange(12, device=inner.device).view(3, 4)
+    length = torch.tensor([4, 2, 2], device=inner.device)
+    inside = _inside(ids, length)
+    packed, alone = (lay_out(ids, length, packed) for packed in (True, False))
+    seen, expected = (hidden_states(model, x).flatten(0, 1)[x.place[inside]].float() for x in (packed, alone))
+    # bfloat16 keeps 8 bits of a number, float32 24.
+    tolerance = 0.05 if inner.dtype == torch.bfloat16 else 1e-3
+    if float((seen - expected).abs().max()) > tolerance * float(expected.abs().max()):
+        raise UserError(
+            f"{inner.config.model_type} does not keep packed examples apart; set update.layout to grouped or padded"
+        )
 
 
 def last_token(batch: Batch, pad: int | None) -> Tensor:

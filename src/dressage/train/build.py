@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from dressage.data.chat import Chat, ChatSettings, read_template
 from dressage.data.prompts import PromptSet, load_prompts, tokenize
 from dressage.errors import UserError
+from dressage.integrations.trackers import require
 from dressage.models.load import prepare, with_pad_token
 from dressage.models.policy import build_learner, build_policy
 from dressage.models.trained import load_start, load_start_tokenizer
@@ -51,6 +53,7 @@ def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processe
         raise UserError("a model object comes without its tokenizer; pass tokenizer= as well")
     if settings.batch_size < processes.count:
         raise UserError(f"batch_size {settings.batch_size} is less than one row for each process")
+    require(settings.trackers)
     if isinstance(settings, RolloutRun):
         return build_rollout_trainer(settings, inputs, processes)
     return build_example_trainer(settings, inputs, processes)
@@ -61,7 +64,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     # The user's mistakes are found before the first weight is loaded, as far as that is possible.
     rewards = _rewards(settings, inputs, processes.device)
     tokenizer = inputs.tokenizer or load_start_tokenizer(settings.model)
-    tokenizer = with_pad_token(tokenizer, settings.model.path)
+    tokenizer = _ready(tokenizer, settings.model.path, settings.data)
     prompts = _prompts(settings, inputs, tokenizer)
     _seed_initial_weights(settings.seed)  # adapters start at random
     model = inputs.model or load_start(settings.model, settings.model.quantization)
@@ -78,6 +81,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         tokenizer=tokenizer,
         steps=settings.steps,
         recorder=None,
+        trackers=None,
         next_step=0,
         algorithm=settings.algorithm,
         policy=policy,
@@ -94,7 +98,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     if wrong:
         raise UserError(f"this algorithm learns from the examples in data.path; it takes no {min(wrong)}=")
     tokenizer = inputs.tokenizer or settings.load_tokenizer()
-    tokenizer = with_pad_token(tokenizer, settings.model.path)
+    tokenizer = _ready(tokenizer, settings.model.path, settings.data)
     examples = settings.examples(tokenizer)
     steps = steps_of(settings, examples.train.size)
     if steps is None:
@@ -109,6 +113,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
         tokenizer=tokenizer,
         steps=steps,
         recorder=None,
+        trackers=None,
         next_step=0,
         examples=examples,
     )
@@ -116,6 +121,13 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
 
 def _seed_initial_weights(seed: int) -> None:
     torch.manual_seed(int(generator(seed, Purpose.INITIAL_WEIGHTS).integers(2**32)))
+
+
+def _ready(tokenizer: PreTrainedTokenizerBase, name: str, data: ChatSettings) -> PreTrainedTokenizerBase:
+    """A tokenizer that can pad, with the chat template of the settings, which is thus saved with the model."""
+    if data.template is not None:
+        tokenizer.chat_template = read_template(data.template)
+    return with_pad_token(tokenizer, name)
 
 
 def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tuple[Reward, ...]:
@@ -133,10 +145,10 @@ def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tupl
 def _prompts(settings: RolloutRun, inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
     if inputs.prompts is None:
         return load_prompts(settings.data, tokenizer)
-    limit = settings.data.max_prompt_tokens
+    limit, chat = settings.data.max_prompt_tokens, Chat.of(settings.data, tokenizer)
     if not isinstance(inputs.prompts, Mapping):
-        return tokenize(inputs.prompts, tokenizer, limit)
+        return tokenize(inputs.prompts, tokenizer, limit, chat=chat)
     columns = dict(inputs.prompts)
     if "prompt" not in columns:
         raise UserError(f"the prompts have no column 'prompt'; they have {', '.join(columns) or 'none'}")
-    return tokenize(columns.pop("prompt"), tokenizer, limit, columns=columns)
+    return tokenize(columns.pop("prompt"), tokenizer, limit, columns=columns, chat=chat)

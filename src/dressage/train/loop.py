@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from dressage.integrations.trackers import Trackers
 from dressage.record.recorder import Recorder
 from dressage.train.checkpoint import Checkpoint, save
 from dressage.train.settings import CheckpointSettings, ExampleRun, RolloutRun
@@ -29,6 +30,8 @@ class Trainer(ABC):
     steps: int
     """of the whole run"""
     recorder: Recorder | None
+    """None on all processes but the main one"""
+    trackers: Trackers | None
     """None on all processes but the main one"""
     next_step: int
 
@@ -75,17 +78,22 @@ class Trainer(ABC):
         checkpoint: CheckpointSettings = self.settings.checkpoint
         while self.next_step < self.steps:
             metrics = self.step(self.next_step)
-            if self.recorder is not None:
-                self.recorder.metrics(self.next_step, metrics)
+            self._log(self.next_step, metrics)
             report(self.next_step, metrics)
             self.next_step += 1
             due = checkpoint.every and self.next_step % checkpoint.every == 0
             if due or self.next_step == self.steps:
                 self.save(folder)
         final = self.finish(folder)
-        if self.recorder is not None and final:
-            self.recorder.metrics(self.steps, final)
+        if final:
+            self._log(self.steps, final)
         return final
+
+    def _log(self, step: int, metrics: dict[str, float]) -> None:
+        if self.recorder is not None:
+            self.recorder.metrics(step, metrics)
+        if self.trackers is not None:
+            self.trackers.log(step, metrics)
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor] | None = None, **inside: Any) -> None:
         """Write a checkpoint of the state between two steps, or `inside` one, with the tensors that it works on."""

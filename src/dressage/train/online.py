@@ -107,10 +107,10 @@ class RolloutTrainer(Trainer):
         }
 
     def notes(self) -> list[str]:
-        notes = []
+        notes = list(self.collector.prompts.notes)
         dropped = self.collector.prompts.dropped
         if dropped:
-            rows = ", ".join(map(str, dropped[:10])) + (", …" if len(dropped) > 10 else "")
+            rows = ", ".join(str(row + 1) for row in dropped[:10]) + (", …" if len(dropped) > 10 else "")
             count = len(dropped) + len(self.collector.prompts)
             notes.append(f"{len(dropped)} of {count} prompts are over data.max_prompt_tokens and dropped: rows {rows}")
         filters = self.settings.sampling.filters

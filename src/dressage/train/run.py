@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dressage.algorithms import ALGORITHMS, name_of
 from dressage.config import check
 from dressage.errors import UserError
+from dressage.integrations.trackers import Trackers
 from dressage.models.policy import causal
 from dressage.record import Recorder, begin_attempt, open_run, write_run, write_vocabulary
 from dressage.rewards import Reward
@@ -109,6 +110,7 @@ class Training:
         with (
             Progress(trainer.steps, trainer.next_step, self._notes(), quiet=bool(report) or not main) as progress,
             trainer.recorder or nullcontext(),
+            trainer.trackers or nullcontext(),
         ):
             final = trainer.run(folder, lambda step, seen: _collect(metrics, report or progress.report, step, seen))
             if report is None:
@@ -130,6 +132,10 @@ class Training:
         if not (folder / "vocabulary.parquet").exists():
             _write_vocabulary(folder, self.trainer.tokenizer)
         self.trainer.recorder = Recorder(folder, attempt=begin_attempt(folder, self.trainer.next_step))
+        settings = self.settings
+        self.trainer.trackers = Trackers(
+            settings.trackers, folder, settings.project, settings.model_dump(mode="json"), self.trainer.next_step
+        )
 
 
 def train(settings: RolloutRun | ExampleRun, *, report: Report | None = None, **inputs: Any) -> Result:

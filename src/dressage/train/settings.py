@@ -8,8 +8,10 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dressage.config import Settings
+from dressage.data.chat import ChatSettings
 from dressage.data.examples import Examples
 from dressage.data.prompts import PromptSettings
+from dressage.integrations.trackers import Names
 from dressage.models.settings import ModelSettings, ReferenceSettings, ValueSettings
 from dressage.models.trained import load_start, load_start_tokenizer
 from dressage.rewards.settings import RewardSettings, ShapingSettings
@@ -119,6 +121,10 @@ class RunSettings(Settings):
     """the model that learns"""
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW"""
+    trackers: Names = ()
+    """where metrics are sent beside the record: "tensorboard", "wandb", "trackio", or several of them"""
+    project: str = "dressage"
+    """what W&B and trackio file the run under"""
 
     @property
     def algorithm(self) -> Any:
@@ -216,6 +222,8 @@ class ExampleRun(RunSettings):
     """measuring on rows that are not learned from"""
     checkpoint: CheckpointSettings = CheckpointSettings()
     """what a killed run continues from"""
+    data: ChatSettings = ChatSettings()
+    """the examples"""
 
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[Any]:
         """Read what is learned from."""

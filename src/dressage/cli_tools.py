@@ -1,0 +1,141 @@
+"""The commands that look at data and use what was trained."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from dressage.cli_flags import FLAGS, Help, explain, words_and_flags
+from dressage.config import load
+
+tools = typer.Typer()
+data = typer.Typer(help="Look at data as a run would read it.", no_args_is_help=True)
+tools.add_typer(data, name="data")
+
+
+@tools.command(context_settings=FLAGS, add_help_option=False)
+def generate(
+    context: typer.Context,
+    chat: Annotated[bool, typer.Option("--chat", help="Talk to the model in the terminal.")] = False,
+    help: Help = False,
+) -> None:
+    """Sample responses: dressage generate MODEL --prompt "The hotel room", or talk: dressage generate MODEL --chat."""
+    from dressage.sampling.generate import GenerateSettings, write
+    from dressage.sampling.generate import generate as sample
+    from dressage.tools.chat import TalkSettings
+    from dressage.tools.chat import chat as talk
+
+    if help:
+        explain(context, TalkSettings if chat else GenerateSettings, "MODEL", "MODEL --chat")
+        return
+    (model,), flags = words_and_flags(context.args, "MODEL")
+    if chat:
+        talk(model, load(TalkSettings, None, flags))
+        return
+    settings = load(GenerateSettings, None, flags)
+    responses = sample(model, settings)
+    if settings.out is not None:
+        print(f"{write(responses, settings.out)} responses written to {settings.out}")
+        return
+    console = Console()
+    for row in responses:
+        console.print(Text(row["prompt"], style="dim") + Text(row["response"]), soft_wrap=True)
+        console.print(Text(f"[{row['finish_reason']}]\n", style="dim"))
+
+
+@tools.command(context_settings=FLAGS, add_help_option=False)
+def merge(context: typer.Context, help: Help = False) -> None:
+    """Merge an adapter into its base model: dressage merge ADAPTER OUT."""
+    from dressage.models.merge import MergeSettings
+    from dressage.models.merge import merge as run_merge
+
+    if help:
+        explain(context, MergeSettings, "ADAPTER OUT")
+        return
+    (adapter, out), flags = words_and_flags(context.args, "ADAPTER", "OUT")
+    print(run_merge(adapter, Path(out), load(MergeSettings, None, flags)))
+
+
+@tools.command(context_settings=FLAGS, add_help_option=False)
+def score(context: typer.Context, help: Help = False) -> None:
+    """Score the responses in a file by a reward model or any other reward: dressage score FILE --rewards RUN."""
+    from dressage.tools.score import ScoreSettings
+    from dressage.tools.score import score as run_score
+
+    if help:
+        explain(context, ScoreSettings, "FILE")
+        return
+    (path,), flags = words_and_flags(context.args, "FILE")
+    print(run_score(path, load(ScoreSettings, None, flags)))
+
+
+@tools.command(context_settings=FLAGS, add_help_option=False)
+def compare(context: typer.Context, help: Help = False) -> None:
+    """Compare models on the same prompts with the same random numbers: dressage compare A B --prompts FILE."""
+    from dressage.tools.compare import CompareSettings, show
+    from dressage.tools.compare import compare as run_compare
+
+    if help:
+        explain(context, CompareSettings, "MODEL MODEL…")
+        return
+    models, flags = words_and_flags(context.args, "MODEL", "MODEL…")
+    settings = load(CompareSettings, None, flags)
+    show(run_compare(models, settings), Console(), settings.show)
+
+
+@tools.command(context_settings=FLAGS, add_help_option=False)
+def evaluate(context: typer.Context, help: Help = False) -> None:
+    """Measure perplexity on a text, rewards of sampled responses, or both: dressage evaluate MODEL --text.path FILE."""
+    from dressage.tools.evaluate import EvaluateSettings
+    from dressage.tools.evaluate import evaluate as run_evaluate
+
+    if help:
+        explain(context, EvaluateSettings, "MODEL")
+        return
+    (model,), flags = words_and_flags(context.args, "MODEL")
+    print(run_evaluate(model, load(EvaluateSettings, None, flags)))
+
+
+@data.command("show", context_settings=FLAGS, add_help_option=False)
+def data_show(context: typer.Context, help: Help = False) -> None:
+    """Show a row token by token, with what is learned of it: dressage data show FILE --tokenizer MODEL."""
+    from dressage.data.show import ShowSettings, show_data
+
+    if help:
+        explain(context, ShowSettings, "[FILE]")
+        return
+    show_data(load(ShowSettings, None, _with_path(context)), Console())
+
+
+@data.command("lengths", context_settings=FLAGS, add_help_option=False)
+def data_lengths(context: typer.Context, help: Help = False) -> None:
+    """Count tokens, and what the limits would drop: dressage data lengths FILE --tokenizer MODEL."""
+    from dressage.data.lengths import LengthSettings, show_lengths
+
+    if help:
+        explain(context, LengthSettings, "[FILE]")
+        return
+    show_lengths(load(LengthSettings, None, _with_path(context)), Console())
+
+
+@data.command("duplicates", context_settings=FLAGS, add_help_option=False)
+def data_duplicates(context: typer.Context, help: Help = False) -> None:
+    """Find rows that are there twice, and held-out rows that are trained on: dressage data duplicates FILE."""
+    from dressage.data.duplicates import duplicates, print_duplicates
+    from dressage.data.load import load as load_rows
+    from dressage.data.view import ViewSettings, recognised
+
+    if help:
+        explain(context, ViewSettings, "[FILE]")
+        return
+    settings = load(ViewSettings, None, _with_path(context))
+    rows = load_rows(settings.data, recognised(settings).kind)
+    print_duplicates(duplicates(rows.train, rows.held_out), Console())
+
+
+def _with_path(context: typer.Context) -> list[str]:
+    """The flags, with the file as data.path."""
+    words, flags = words_and_flags(context.args, "[FILE]")
+    return [*flags, *(["--data.path", words[0]] if words else [])]

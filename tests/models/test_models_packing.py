@@ -1,0 +1,171 @@
+"""Several examples in a row: each is read as if it were alone."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models_helpers import absolute_model, sharp_model
+from torch import Tensor, nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+)
+
+from dressage.data.packing import pack
+from dressage.errors import UserError
+from dressage.models.load import prepare
+from dressage.models.policy import trunk
+from dressage.models.sequences import PairPolicy, RewardModel, SequencePolicy, hidden_states, lay_out
+from dressage.types import Batch
+
+LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=7)
+MODELS = {"rotary positions": sharp_model(), "learned positions": absolute_model()}
+
+
+@given(lengths=st.lists(st.integers(1, 40), max_size=30), capacity=st.integers(1, 40))
+def test_every_sequence_has_one_place_and_no_row_overflows(lengths: list[int], capacity: int) -> None:
+    rows = pack(lengths, capacity)
+    assert sorted(itertools.chain(*rows)) == list(range(len(lengths)))
+    for row in rows:
+        assert sum(lengths[i] for i in row) <= capacity or len(row) == 1
+    for earlier, later in itertools.combinations(rows, 2):  # first fit: whatever came later had no room before
+        assert all(sum(lengths[i] for i in earlier) + lengths[j] > capacity for j in later)
+
+
+def test_rows_worked_by_hand() -> None:
+    assert pack([2, 6, 3, 4, 1], 8) == [[1, 0], [3, 2, 4]]
+
+
+def examples(lengths: list[int], seed: int = 0) -> Batch:
+    """Random ids, learned but for the first; padding holds what must not matter."""
+    width = max(lengths) + 2
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, 258, (len(lengths), width), generator=generator)
+    inside = torch.arange(width) < torch.tensor(lengths)[:, None]
+    mask = inside.float()
+    mask[:, 0] = 0.0
+    return Batch({"ids": ids, "mask": mask, "length": torch.tensor(lengths)})
+
+
+@given(lengths=LENGTHS)
+def test_ids_and_positions_stand_where_they_should(lengths: list[int]) -> None:
+    batch = examples(lengths)
+    layout = lay_out(batch["ids"], batch["length"], packed=True)
+    flat, taken = layout.ids.flatten(), []
+    assert layout.ids.shape == (len(pack(lengths, max(lengths))), max(lengths))
+    for row, length in enumerate(lengths):
+        place = layout.place[row, :length]
+        assert torch.equal(flat[place], batch["ids"][row, :length])
+        if layout.positions is None:
+            assert (place % max(lengths)).tolist() == list(range(length))
+        else:
+            assert layout.positions.flatten()[place].tolist() == list(range(length))
+        taken += place.tolist()
+    assert len(set(taken)) == len(taken) == sum(lengths)
+    if layout.positions is not None:  # an example begins wherever the position does not go on, and nowhere else
+        starts = {int(layout.place[row, 0]) for row in range(len(lengths))}
+        filled = sorted(taken)
+        begins = {p for p in filled if layout.positions.flatten()[p] == 0}
+        assert begins == starts
+
+
+@torch.no_grad()
+def alone(model: nn.Module, ids: Tensor) -> Tensor:
+    return trunk(model)(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("kind", MODELS)
+@settings(max_examples=30, deadline=None)
+@given(lengths=LENGTHS)
+def test_no_example_sees_another(kind: str, packed: bool, lengths: list[int]) -> None:
+    model, batch = MODELS[kind], examples(lengths)
+    layout = lay_out(batch["ids"], batch["length"], packed)
+    with torch.no_grad():
+        states = hidden_states(model, layout).flatten(0, 1)
+    for row, length in enumerate(lengths):
+        expected = alone(model, batch["ids"][row, :length])
+        torch.testing.assert_close(states[layout.place[row, :length]], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_that_would_be_noticed(kind: str) -> None:
+    """With positions that go on, or attention to what stands before, states differ by far more than rounding."""
+    model, batch = MODELS[kind], examples([5, 3, 2])
+    layout = lay_out(batch["ids"], batch["length"], packed=True)
+    with torch.no_grad():
+        mixed = hidden_states(model, layout._replace(positions=None)).flatten(0, 1)
+    differences = [
+        float((mixed[layout.place[row, :length]] - alone(model, batch["ids"][row, :length])).abs().max())
+        for row, length in enumerate([5, 3, 2])
+    ]
+    assert differences[0] < 1e-4 and differences[1] < 1e-4 and differences[2] > 0.05
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_tokens_and_pairs_are_scored_as_alone(kind: str, packed: bool) -> None:
+    lengths = [7, 2, 5, 1, 3, 4]
+    model, batch = MODELS[kind], examples(lengths)
+    with torch.no_grad():
+        scores = SequencePolicy(model, packed)(batch)
+        for row, length in enumerate(lengths):
+            logits = model(input_ids=batch["ids"][row : row + 1, :length]).logits[0, :-1].log_softmax(-1)
+            expected = logits.gather(1, batch["ids"][row, 1:length, None]).squeeze(1)
+            torch.testing.assert_close(scores.logprob[row, 1:length], expected, rtol=1e-4, atol=1e-4)
+            entropy = -(logits.exp() * logits).sum(-1)
+            torch.testing.assert_close(scores.entropy[row, 1:length], entropy, rtol=1e-4, atol=1e-4)
+            assert not scores.logprob[row, length:].any() and scores.logprob[row, 0] == 0
+        sides = {"chosen": [0, 1, 2], "rejected": [3, 4, 5]}
+        columns = {f"{side}_{name}": batch[name][rows] for side, rows in sides.items() for name in batch.columns}
+        pairs = PairPolicy(model, packed)(Batch(columns))
+    torch.testing.assert_close(torch.cat(pairs), scores.logprob.sum(1), rtol=1e-4, atol=1e-4)
+
+
+def mixing_model() -> PreTrainedModel:
+    """An OPT, which makes no use of positions when it says which tokens see which."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = OPTConfig(vocab_size=258, max_position_embeddings=64, word_embed_proj_dim=32, init_std=0.2, **sizes)
+    return prepare(OPTForCausalLM(config))
+
+
+def test_a_model_that_would_mix_packed_examples_is_refused() -> None:
+    model = mixing_model()
+    with pytest.raises(UserError, match="opt does not keep packed examples apart; set update.layout"):
+        SequencePolicy(model, packed=True)
+    batch = examples([5, 3, 2])
+    with torch.no_grad():
+        scores = SequencePolicy(model, packed=False)(batch)
+        expected = model(input_ids=batch["ids"][2:, :2]).logits[0, 0].log_softmax(-1)[batch["ids"][2, 1]]
+    torch.testing.assert_close(scores.logprob[2, 1], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_caps_its_logits_is_refused_here_too() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Gemma2Config(
+        vocab_size=258, num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.05, pad_token_id=1, **sizes
+    )  # fmt: skip
+    with pytest.raises(UserError, match="gemma2 changes its logits"):
+        SequencePolicy(prepare(Gemma2ForCausalLM(config)), packed=False)
+
+
+def test_an_encoder_is_never_packed() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=258, initializer_range=0.5, num_labels=1, pad_token_id=1, **sizes)
+    model = prepare(BertForSequenceClassification(config))
+    batch = examples([5, 3, 2, 4])
+    sides = {"chosen": [0, 1], "rejected": [2, 3]}
+    columns = {f"{side}_{name}": batch[name][rows] for side, rows in sides.items() for name in batch.columns}
+    with torch.no_grad():
+        seen = torch.cat(RewardModel(model, packed=True)(Batch(columns)))
+        expected = [model(batch["ids"][row : row + 1, :n]).logits[0, 0] for row, n in enumerate([5, 3, 2, 4])]
+    torch.testing.assert_close(seen, torch.stack(expected), rtol=1e-4, atol=1e-5)
