@@ -9,9 +9,7 @@ from models_helpers import absolute_model, scramble, sharp_model
 from torch import Tensor, nn
 from transformers import (
     AutoModelForSequenceClassification,
-    BloomConfig,
     GemmaConfig,
-    GPT2LMHeadModel,
     MistralConfig,
     PreTrainedModel,
     Qwen2Config,

@@ -15,7 +15,16 @@ from dressage.models.trained import load_trained, save_trained
 
 # No surrogates, which are no characters.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-AWKWARD = ["two  spaces .", "a\nb\r\n\tc", " leading", "trailing ", "don't , stop !", "天地玄黄，宇宙洪荒。", "é e\u0301 ﬁ 👩‍🚀", "\u2028\x00\x85"]
+AWKWARD = [
+    "two  spaces .",
+    "a\nb\r\n\tc",
+    " leading",
+    "trailing ",
+    "don't , stop !",
+    "天地玄黄，宇宙洪荒。",
+    "é e\u0301 ﬁ 👩‍🚀",
+    "\u2028\x00\x85",
+]
 
 
 def characters(texts: list[str]) -> PreTrainedTokenizerBase:

@@ -16,6 +16,7 @@ from dressage.models.settings import ReferenceSettings
 from dressage.ops import kl
 from dressage.ops.masked import weighted_mean
 from dressage.record.files import write_json
+from dressage.record.reader import open_run
 from dressage.train.settings import CoefficientSettings, RolloutRun
 from dressage.types import Batch
 
@@ -94,6 +95,10 @@ class RAFTRun(RolloutRun):
     @property
     def algorithm(self) -> RAFT:
         return self.raft
+
+    def show(self, folder: Path, console: Console) -> None:
+        """The gain of every step, beside what choosing among the untouched model's responses gives."""
+        print_rounds(console, open_run(folder).steps().to_pylist())
 
     @property
     def scoring_temperature(self) -> float:

@@ -3,14 +3,13 @@
 from collections.abc import Iterable
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from dressage.errors import UserError
 from dressage.models.load import DTYPES, prepare
 from dressage.models.settings import ModelSettings, NewModelSettings
-from dressage.models.tiny import tiny_tokenizer
+from dressage.models.tiny import cast_weights, tiny_tokenizer
 
 _END, _PAD, _UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
 
@@ -24,9 +23,8 @@ def new_tokenizer(settings: NewModelSettings, texts: Iterable[str]) -> PreTraine
     tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=_UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    fast = FastTokenizer(tokenizer_object=tokenizer, eos_token=_END, pad_token=_PAD, unk_token=_UNKNOWN)
-    fast.padding_side = "left"
-    return fast
+    special = {"eos_token": _END, "pad_token": _PAD, "unk_token": _UNKNOWN}
+    return FastTokenizer(tokenizer_object=tokenizer, padding_side="left", **special)
 
 
 def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -51,5 +49,5 @@ def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> Pr
         tie_word_embeddings=True,
     )
     model: PreTrainedModel = LlamaForCausalLM(config)
-    nn.Module.to(model, dtype=DTYPES[settings.dtype])
+    cast_weights(model, DTYPES[settings.dtype])
     return prepare(model)

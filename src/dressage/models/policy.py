@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from dressage.errors import UserError
 from dressage.models.load import load_causal
 from dressage.models.settings import ModelSettings, ReferenceSettings, ValueSettings
+from dressage.models.tiny import cast_weights
 from dressage.ops.logprobs import full_kl, token_logprobs
 from dressage.types import Batch
 
@@ -145,7 +146,7 @@ def build_policy(
     dtype = model.dtype
     policy = Policy(with_adapters(model, settings), temperature=temperature, value=critic, reference=role)
     if policy.critic is not None:
-        policy.critic.to(dtype)
+        cast_weights(policy.critic, dtype)
     return policy
 
 

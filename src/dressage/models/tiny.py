@@ -16,9 +16,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerBase:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = FastTokenizer(tokenizer_object=tokenizer, eos_token=_SPECIAL[0], pad_token=_SPECIAL[1])
-    fast.padding_side = "left"
-    return fast
+    special = {"eos_token": _SPECIAL[0], "pad_token": _SPECIAL[1]}
+    return FastTokenizer(tokenizer_object=tokenizer, padding_side="left", **special)
 
 
 def tiny_model(seed: int = 0, layers: int = 2, hidden: int = 96, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -39,5 +38,11 @@ def tiny_model(seed: int = 0, layers: int = 2, hidden: int = 96, dtype: torch.dt
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-        nn.Module.to(model, dtype=dtype)
+        cast_weights(model, dtype)
         return model
+
+
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> None:
+    """Change the numbers of the weights alone, as loading does: in bfloat16 the frequencies of positions would be off."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)

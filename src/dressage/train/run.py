@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dressage.algorithms import ALGORITHMS, name_of
@@ -115,6 +116,8 @@ class Training:
             final = trainer.run(folder, lambda step, seen: _collect(metrics, report or progress.report, step, seen))
             if report is None:
                 progress.finish(final)
+        if report is None and main:
+            self.settings.show(folder, Console())
         self.processes.wait()
         return Result(folder, metrics, final, trainer.learner.model, trainer.tokenizer)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
+from rich.console import Console
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -130,6 +131,9 @@ class RunSettings(Settings):
     def algorithm(self) -> Any:
         """The group of settings that is the algorithm."""
         raise NotImplementedError
+
+    def show(self, folder: Path, console: Console) -> None:
+        """Print what a finished run has to say beside its metrics."""
 
 
 class RolloutRun(RunSettings):
