@@ -35,8 +35,14 @@ class Compared(NamedTuple):
     batch: int
     mode: str
     faster: float
-    """tokens per second over TRL's, at least"""
-    bound: bool = True
+    """examples or tokens per second over TRL's, at least"""
+    peer: str = "four"
+    """TRL's mode"""
+    ours: str = "ours.py"
+    theirs: str = "trl_ppo.py"
+    steps: int = 3
+    unit: str = "response_tokens_per_second"
+    bound: bool = False
     """whether bound.py does the same work"""
     of_bound: float | None = None
     """tokens per second over the bound's, at least"""
@@ -44,11 +50,27 @@ class Compared(NamedTuple):
     """peak memory over TRL's, at most"""
 
 
+def _examples(model: str, mode: str) -> Compared:
+    scripts = {"ours": "ours_now.py", "theirs": "trl_now.py"}
+    return Compared(model, 8, mode, 2.0, mode, **scripts, steps=6, unit="examples_per_second", memory=0.6)
+
+
+def _grpo(model: str, batch: int, mode: str, faster: float) -> Compared:
+    return Compared(model, batch, mode, faster, "grpo", "ours_now.py", "trl_now.py", memory=0.6)
+
+
 COMPARED = (
-    Compared("smol", 16, "four", 1.3, of_bound=0.9),
-    Compared("smol", 16, "trunk", 1.9),
-    Compared("smol", 16, "own", 3.5, bound=False, memory=0.4),
-    Compared("tiny", 64, "four", 2.0, of_bound=0.9),
+    Compared("smol", 16, "four", 1.3, bound=True, of_bound=0.9),
+    Compared("smol", 16, "trunk", 1.9, bound=True),
+    Compared("smol", 16, "own", 3.5, memory=0.4),
+    Compared("tiny", 64, "four", 2.0, bound=True, of_bound=0.9),
+    _examples("smol", "sft"),
+    _examples("tiny", "sft"),
+    _examples("smol", "reward"),
+    _examples("tiny", "reward"),
+    _grpo("smol", 16, "grpo", 1.4),
+    _grpo("smol", 16, "grpo-lora", 2.5),
+    _grpo("tiny", 16, "grpo", 2.0),
 )
 RECORDED = {"smol": ("smol", "32", "2"), "tiny": ("tiny", "64", "20")}
 """model, batch and steps of recording.py; "tiny" without a folder is Dressage's own 0.3 million parameters"""
@@ -86,27 +108,40 @@ def trl_python(given: Path | None, console: Console) -> Path | None:
 
 
 def compare(lines: Iterable[Compared], rounds: int, trl: Path | None, console: Console) -> Results:
-    """Measure everything `rounds` times, ours and theirs in turn."""
-    sides = {"ours": (sys.executable, "ours.py"), "TRL": (trl, "trl_ppo.py"), "bound": (sys.executable, "bound.py")}
+    """Measure everything `rounds` times, ours and theirs in turn; what two lines share is measured once a round."""
     results: Results = {}
-    for _, line, (side, (python, script)) in product(range(rounds), lines, sides.items()):
-        if python is None or (side == "TRL" and line.mode != "four") or (side == "bound" and not line.bound):
-            continue
-        flags = () if side == "TRL" else ("--mode", line.mode)
-        numbers = measure(python, script, *flags, str(MODELS / line.model), str(line.batch), str(STEPS))
-        results.setdefault(f"{side} {line.mode} {line.model}", []).append(numbers)
-        speed, peak = numbers["response_tokens_per_second"], numbers["peak_rss_gib"]
-        console.print(f"{line.model} {line.mode:5} {side:5} {speed:7.1f} tokens/s {peak:6.2f} GiB", highlight=False)
+    for number, line in product(range(rounds), lines):
+        for side, (python, script, mode) in _sides(line, trl).items():
+            seen = results.setdefault(_key(side, line), [])
+            if python is None or len(seen) > number:
+                continue
+            flags = () if script == "trl_ppo.py" else ("--mode", mode)
+            numbers = measure(python, script, *flags, str(MODELS / line.model), str(line.batch), str(line.steps))
+            seen.append(numbers)
+            speed, peak, unit = numbers[line.unit], numbers["peak_rss_gib"], line.unit.replace("_per_second", "/s")
+            console.print(f"{line.model} {mode:9} {side:5} {speed:8.2f} {unit} {peak:6.2f} GiB", highlight=False)
     return results
+
+
+def _sides(line: Compared, trl: Path | None) -> dict[str, tuple[Path | str | None, str, str]]:
+    """Python, script and mode of every side; TRL 1.16, which has no PPO, is one of this project's own tools."""
+    theirs = trl if line.theirs == "trl_ppo.py" else sys.executable
+    sides = {"ours": (sys.executable, line.ours, line.mode), "TRL": (theirs, line.theirs, line.peer)}
+    return sides | ({"bound": (sys.executable, "bound.py", line.mode)} if line.bound else {})
+
+
+def _key(side: str, line: Compared) -> str:
+    return f"{side} {line.peer if side == 'TRL' else line.mode} {line.model}"
 
 
 def ratios(line: Compared, results: Results) -> dict[str, float | None]:
     """The figures of one line of the table: medians and how they compare; None where one side was not run."""
-    keys = {"ours": line.mode, "TRL": "four", "bound": line.mode}
-    runs = {side: results.get(f"{side} {mode} {line.model}", []) for side, mode in keys.items()}
+    runs = {side: results.get(_key(side, line), []) for side in ("ours", "TRL", "bound")}
+    if not line.bound:
+        runs["bound"] = []
     speed, peak = (
         {side: median(run[name] for run in seen) if seen else None for side, seen in runs.items()}
-        for name in ("response_tokens_per_second", "peak_rss_gib")
+        for name in (line.unit, "peak_rss_gib")
     )
     return {
         **speed,
@@ -120,7 +155,9 @@ def table(lines: Iterable[Compared], figures: Iterable[dict[str, float | None]])
     """The table that people read."""
     columns = ("model", "mode", "ours", "TRL", "bound", "ours / TRL", "ours / bound", "memory / TRL")
     shown = Table(
-        *columns, title="Response tokens per second, and peak memory: medians", caption="in brackets: targets"
+        *columns,
+        title="Response tokens (sft, reward: examples) per second, and peak memory: medians",
+        caption="in brackets: targets",
     )
     for line, seen in zip(lines, figures, strict=True):
         speeds = ("–" if seen[side] is None else f"{seen[side]:.1f}" for side in ("ours", "TRL", "bound"))
@@ -174,6 +211,7 @@ def arguments() -> Namespace:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2, help="times that everything is measured (default 2)")
     parser.add_argument("--only", choices=("smol", "tiny"), help="SmolLM2-135M or the 17 million parameters alone")
+    parser.add_argument("--modes", help="only these, such as sft,reward,grpo; without recording and products")
     parser.add_argument("--trl-python", type=Path, help="Python of an environment with TRL 1.10 (default: build/trl's)")
     return parser.parse_args()
 
@@ -186,14 +224,18 @@ def main() -> None:
     if not (MODELS / "smol-classifier" / "model.safetensors").exists():
         console.print("Making the models …")
         subprocess.run([sys.executable, str(HERE / "models.py"), str(MODELS)], check=True)
-    trl = trl_python(given.trl_python, console)
     load = os.getloadavg()[0]
     if load > 0.5:
         console.print(f"[bold]Other programs are busy (load {load:.1f}): the figures will be noisy.[/bold]")
-    lines = [line for line in COMPARED if given.only in (None, line.model)]
+    modes = given.modes.split(",") if given.modes else [line.mode for line in COMPARED]
+    lines = [line for line in COMPARED if given.only in (None, line.model) and line.mode in modes]
+    needed = any(line.theirs == "trl_ppo.py" for line in lines)
+    trl = trl_python(given.trl_python, console) if needed else None
     results = compare(lines, given.rounds, trl, console)
     figures = [ratios(line, results) for line in lines]
     console.print(table(lines, figures))
+    if given.modes:
+        return
     recorded = recording([given.only] if given.only else ["tiny", "smol"], given.rounds, console)
     products = measure(sys.executable, "linear.py")
     for name, ratio in products.items():

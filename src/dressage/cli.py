@@ -43,7 +43,7 @@ def main() -> None:
         print(f"dressage: training needs {error.name}; install it with: pip install 'dressage[train]'", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("dressage: interrupted; continue with --resume RUN", file=sys.stderr)
+        print("dressage: interrupted; continue with --resume RUN, and align with the same command", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         if not is_disk_full(error):

@@ -53,10 +53,10 @@ def test_a_margin_is_taken_off_the_difference():
 
 
 def test_centring_adds_the_squared_sum():
-    rows = [(2.0, 0.5), (-1.0, 1.0)]
+    rows = [(2.0, 0.5), (-1.0, 1.5)]
     means = scored(rows, centring_coef=0.01)
     assert means["loss/preference"] == scored(rows)["loss/preference"]
-    assert means["loss/total"] == pytest.approx(means["loss/preference"] + 0.01 * (2.5**2 + 0) / 2)
+    assert means["loss/total"] == pytest.approx(means["loss/preference"] + 0.01 * (2.5**2 + 0.5**2) / 2)
 
 
 def test_rewards_are_those_of_the_classifier_on_the_text(tmp_path: Path):

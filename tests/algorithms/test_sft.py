@@ -8,7 +8,9 @@ from example_helpers import build, demonstrations, explained, finish, logprobs, 
 
 from dressage.algorithms.sft import SFT
 from dressage.errors import UserError
+from dressage.models.neftune import neftune
 from dressage.models.policy import Scores
+from dressage.models.sequences import lay_out
 from dressage.models.trained import load_trained
 from dressage.record import open_run
 from dressage.types import Batch
@@ -63,6 +65,17 @@ def test_noise_is_for_training_only(tmp_path: Path):
     assert abs(noisy.metrics[0]["loss/nll"] - plain.metrics[0]["loss/nll"]) > 1e-3
     again = finish("sft", tmp_path / "again", demonstrations(), steps=1, data__validation=0.3, sft__neftune_alpha=30.0)
     assert again.metrics[0]["loss/nll"] == noisy.metrics[0]["loss/nll"]
+
+
+def test_noise_is_as_large_as_the_paper_says():
+    ids, length = torch.zeros(2, 50, dtype=torch.long), torch.tensor([50, 8])
+    batch = Batch({"length": length, "step": torch.tensor([3, 3]), "row": torch.tensor([0, 1])})
+    noise = neftune(5.0, seed=0)(torch.zeros(2, 50, 64), lay_out(ids, length, packed=False), batch)
+    for row, tokens in zip(noise, length.tolist(), strict=True):
+        bound = 5 / (tokens * 64) ** 0.5
+        assert row.abs().max() <= bound
+        assert row[:tokens].std() == pytest.approx(bound / 3**0.5, rel=0.1)  # of a uniform distribution
+        assert row[tokens:].eq(0).all()
 
 
 def test_held_out_rows_are_the_last_and_are_measured_alone(tmp_path: Path):

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from dressage.errors import UserError
-from dressage.models.load import load_causal, load_classifier
+from dressage.models.load import load_causal
 from dressage.models.merge import MergeSettings, merge
 from dressage.models.settings import ModelSettings, StartSettings
 from dressage.models.trained import load_start, load_trained, save_trained
@@ -33,6 +33,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 def base(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     model = sharp_model()
     model.generation_config.eos_token_id = [0, 5]
+    model.config.pad_token_id = None
     model.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     return tmp_path / "base"
@@ -142,7 +143,7 @@ def test_a_classifier_keeps_its_head_and_finds_the_end_of_a_text(tmp_path, base,
         AutoModelForSequenceClassification.from_pretrained(base, num_labels=labels), tmp_path / "adapter"
     )
     merge(str(tmp_path / "adapter"), tmp_path / "out")
-    merged, _ = load_classifier(str(tmp_path / "out"))
+    merged = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert isinstance(merged, LlamaForSequenceClassification)
     assert logits(merged).shape == (1, labels)
     torch.testing.assert_close(logits(merged), logits(unmerged.eval()), rtol=0, atol=1e-4)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from dressage.config import load
@@ -79,10 +80,13 @@ def test_in_a_terminal(models):
     assert "Ctrl-D leaves" in out and answer(models / "one", "u:Hello\na:") in out and out.endswith("left\n")
 
 
-def test_what_the_model_s_own_configuration_says_is_left_aside(models, tmp_path, capsys):
+def test_defaults_of_model_and_tokenizer_are_left_aside(models, tmp_path, capsys):
     for file in (models / "one").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     GenerationConfig(eos_token_id=0, repetition_penalty=9.0, do_sample=True, min_new_tokens=9).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(models / "one")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="b $A", special_tokens=[("b", 70)])
+    tokenizer.save_pretrained(tmp_path)  # it begins every text with a token, which a template writes itself
     settings = load(TalkSettings, None, FLAGS)
     Talk(*load_policy(str(tmp_path), settings), settings).answer("Hello")
     assert capsys.readouterr().out.rstrip("\n") == answer(models / "one", "u:Hello\na:").rstrip("\n")

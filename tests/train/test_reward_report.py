@@ -156,6 +156,7 @@ def test_a_good_model_is_not_warned_about():
 def test_a_coin_is_called_a_coin():
     assert told(scored(*[(0.1, 0)] * 50, *[(0, 0.1)] * 50, lengths=EVEN)) == ["nothing shows that"]
     assert told(scored((1, 0), lengths=[(3, 3)])) == ["nothing shows that"]
+    assert told(scored((0.1, 0), (0, 0.1), (0, 0.1))) == ["nothing shows that"]  # a third, but of three
 
 
 def test_a_model_that_is_wrong_is_called_so():

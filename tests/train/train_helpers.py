@@ -1,6 +1,7 @@
 """Small runs on the tiny model."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,10 @@ def noisy(prompts, responses, **columns):
 
 def rare(prompts, responses, **columns):
     return [float(sum(map(ord, response)) % 5 == 0) for response in responses]
+
+
+def same(prompts, responses, **columns):
+    return [0.5] * len(responses)
 """
 
 TINY: dict[str, dict[str, Any]] = {
@@ -113,8 +118,8 @@ def tiny_flags(name: str, folder: Path, **changes: Any) -> list[str]:
     data.mkdir(exist_ok=True)
     _write_rows(data / "demonstrations.jsonl", ("prompt", "response"), DEMONSTRATIONS)
     _write_rows(data / "pairs.jsonl", ("prompt", "chosen", "rejected"), PAIRS)
-    (data / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
-    (data / "rewards.py").write_text(REWARDS)
+    _write(data / "prompts.txt", "".join(f"{prompt}\n" for prompt in PROMPTS))
+    _write(data / "rewards.py", REWARDS)
     values: dict[str, Any] = {
         "run": str(folder), "model.device": "cpu", "optimizer.learning_rate": 1e-2, "checkpoint.every": 1,
         "optimizer.schedule": "cosine", "optimizer.warmup_steps": 1,
@@ -134,7 +139,13 @@ def tiny_flags(name: str, folder: Path, **changes: Any) -> list[str]:
 
 
 def _write_rows(path: Path, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    _write(path, "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+
+
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")  # another process may be reading it
+    unfinished.write_text(text)
+    unfinished.rename(path)
 
 
 def tiny_run(name: str, folder: Path, inputs: dict[str, Any] | None = None, **changes: Any) -> Training:

@@ -1,6 +1,7 @@
-"""Started by torchrun: the runs of test_train_processes.py, one after the other, in every process.
+"""Started by torchrun: the runs of test_…_processes.py, one after the other, in every process.
 
-The arguments are a JSON file of runs, each a dictionary of changes to `settings`, and the folder to run them in.
+The arguments are a JSON file of runs, each a dictionary of changes to `settings` or, where it names an algorithm, to
+`tiny_flags`, and the folder to run them in.
 """
 
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from train_helpers import PROMPTS, settings, uneven
+from train_helpers import PROMPTS, settings, tiny_run, uneven
 
 from dressage import cli
 from dressage.train.run import Training
@@ -33,6 +34,9 @@ def report(step: int, metrics: dict[str, float]) -> None:
 def main(runs: dict[str, dict[str, Any]], folder: Path) -> None:
     torch.set_num_threads(1)
     for name, changes in runs.items():
+        if "algorithm" in changes:
+            tiny_run(changes.pop("algorithm"), folder / name, **changes).run(report)
+            continue
         broken_off = changes.pop("broken_off", False)
         made = settings(folder / name, **changes)
         if broken_off:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from dressage.config import check
 from dressage.data.prompts import load_prompts
 from dressage.errors import UserError
+from dressage.integrations.trackers import require
 from dressage.models.settings import StartSettings
 from dressage.models.trained import load_start_tokenizer
 from dressage.record import open_run
@@ -91,6 +92,7 @@ class Training(Stage):
             check_same(self, check(type(self.settings), config, f"{self.folder}/run.json"))
         if self.state is State.DONE:
             return
+        require(self.settings.trackers)
         tokenizer = self.tokenizer(known)
         if isinstance(self.settings, ExampleRun):
             self.settings.examples(tokenizer)

@@ -43,6 +43,6 @@ def tiny_model(seed: int = 0, layers: int = 2, hidden: int = 96, dtype: torch.dt
 
 
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> None:
-    """Change the numbers of the weights alone, as loading does: in bfloat16 the frequencies of positions would be off."""
+    """Cast the weights alone, as loading does: frequencies of positions would be wrong in bfloat16."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -50,7 +50,10 @@ def load_trained(
 def load_start(settings: StartSettings, quantization: str | None = None) -> PreTrainedModel:
     """The model that a run begins from: the adapters of an earlier run are merged into their base."""
     model = _load_model(settings.path, settings.gguf_file, settings.dtype, quantization)
-    return prepare(model.merge_and_unload()) if isinstance(model, PeftModel) else model
+    if not isinstance(model, PeftModel):
+        return model
+    # PEFT had frozen the base.
+    return prepare(model.merge_and_unload()).requires_grad_(True)
 
 
 def _load_model(path: str, gguf_file: str | None, dtype: str, quantization: str | None) -> PreTrainedModel | PeftModel:

@@ -1,6 +1,5 @@
 """Several models on the same prompts with the same random numbers: what `dressage compare` does."""
 
-import gc
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -162,10 +161,7 @@ def _common(sets: Sequence[PromptSet]) -> list[list[int]]:
 
 def _answers(model: str, prompts: PromptSet, indices: Sequence[int], settings: CompareSettings) -> list[Response]:
     policy, tokenizer = load_policy(model, settings)
-    answers = list(responses(policy, tokenizer, prompts, settings, indices))
-    del policy
-    gc.collect()  # modules and their parameters refer to each other, and the next model needs their memory
-    return answers
+    return list(responses(policy, tokenizer, prompts, settings, indices))
 
 
 def _scores(answers: Sequence[Response], settings: CompareSettings) -> dict[str, list[float]]:

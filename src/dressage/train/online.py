@@ -126,9 +126,11 @@ class RolloutTrainer(Trainer):
             batch, more, first = self._sample(step, sampled, clock)
             batches.append(batch)
             rows.append(more)
-            learned = self._learned(rows)
+            learned = self._informative(rows)
             if int(learned.sum()) == self.settings.batch_size:
                 break
+        if not bool(learned.any()):
+            learned[: self.settings.batch_size] = True
         with clock("credit"):
             batch, all_rows = joined(batches, rows)
             batch, all_rows = self._shape(batch.with_columns(learned=learned), all_rows)
@@ -136,12 +138,11 @@ class RolloutTrainer(Trainer):
         metrics = rollout_metrics(batch, all_rows, self.kl_coef, self.settings.penalty) | self.algorithm.metrics(batch)
         return Round(batch, all_rows, metrics, [], first)
 
-    def _learned(self, rows: list[Rows]) -> Tensor:
-        """The responses that the step trains on: the first informative ones, or all where none is."""
+    def _informative(self, rows: list[Rows]) -> Tensor:
+        """The first responses that can be learned from, at most a batch of them: `[B]` bool."""
         rewards, group = (torch.tensor([v for part in rows for v in part[name]]) for name in ("reward", "group_id"))
         informative = self.algorithm.informative(rewards, group)
-        first = informative & (informative.cumsum(0) <= self.settings.batch_size)
-        return first if bool(first.any()) else torch.arange(len(first)) < self.settings.batch_size
+        return informative & (informative.cumsum(0) <= self.settings.batch_size)
 
     def _sample(self, step: int, sampled: int, clock: Clock) -> tuple[Batch, Rows, Scores | None]:
         settings, processes = self.settings, self.learner.processes
