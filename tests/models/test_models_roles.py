@@ -44,6 +44,15 @@ def test_the_reference_stays_where_it_was(lora, kind):
     assert (policy(batch()).logprob - before).abs().max() > 0.01
 
 
+def test_a_critic_in_bfloat16_reads_positions_as_its_policy_does():
+    model = sharp_model(dtype=torch.bfloat16)
+    policy = policy_of(model, value=ValueSettings(kind="separate"), dtype="bfloat16")
+    ids = torch.arange(2, 202)[None]
+    with torch.no_grad():
+        states = [module(input_ids=ids).last_hidden_state for module in (policy.critic, trunk(policy.model))]
+    assert torch.equal(*states)
+
+
 def test_adapters_off_holds_one_model_only():
     policy = policy_of(lora=LORA, reference=AUTO)
     assert policy._reference == ("adapters-off",)

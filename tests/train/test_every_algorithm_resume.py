@@ -20,6 +20,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in OFFLINE},
     **{name: (name, INSIDE) for name in ONLINE},
     "sft with noise": ("sft", {"sft.neftune_alpha": 10, "update.micro_batch_size": 2}),
+    "sft from a stream": ("sft", {"data.stream": True, "data.validation": 0, "data.shuffle_buffer": 3, "steps": 4}),
+    "sft from nothing": ("sft", {"model.new.layers": 1, "model.new.hidden_size": 16, "model.new.heads": 2}),
     "reward-model with adapters": ("reward-model", {**LORA, "data.validation": 0}),
     "dpo with adapters": ("dpo", LORA),
     "grpo with adapters, resampled": ("grpo", {**RESAMPLED, **LORA}),
@@ -94,6 +96,15 @@ def test_killed_anywhere(whole: Whole, tmp_path: Path) -> None:
 def test_what_was_resampled_could_go_wrong(whole: Whole) -> None:
     sampled = [sum(row["step"] == step for row in whole.result["rows"]) for step in range(3)]
     assert len(set(sampled)) > 1  # so nobody knows beforehand which prompts a step begins with
+
+
+@pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
+def test_a_finished_run_says_so_and_stays_as_it_is(name: str, tmp_path: Path) -> None:
+    assert dressage(tmp_path, name, *tiny_flags(name, tmp_path / "run")).code == 0
+    before = everything(tmp_path / "run")
+    done = dressage(tmp_path, name, "--resume", "run")
+    assert done.code == 0 and "is complete: all its" in done.out, done.err
+    assert differences(before, everything(tmp_path / "run")) == []
 
 
 def test_dpo_killed_at_every_moment_around_the_reference_pass(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from dressage.config import Settings
 from dressage.errors import UserError
 from dressage.models.load import DTYPES, load_tokenizer, model_folder, prepare, resolve
 from dressage.models.policy import causal
-from dressage.models.trained import _base as adapter_base
-from dressage.models.trained import load_trained
+from dressage.models.trained import adapter_base, load_trained
 from dressage.record.files import new_folder
 
 # Merged and unmerged weights round differently. Logits of a 135-million-parameter model were seen to differ by up to

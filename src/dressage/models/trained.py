@@ -52,15 +52,16 @@ def load_start(settings: StartSettings, quantization: str | None = None) -> PreT
     model = _load_model(settings.path, settings.gguf_file, settings.dtype, quantization)
     if not isinstance(model, PeftModel):
         return model
-    # PEFT had frozen the base.
-    return prepare(model.merge_and_unload()).requires_grad_(True)
+    merged: PreTrainedModel = prepare(model.merge_and_unload())
+    merged.requires_grad_(True)  # PEFT had frozen it
+    return merged
 
 
 def _load_model(path: str, gguf_file: str | None, dtype: str, quantization: str | None) -> PreTrainedModel | PeftModel:
     place = model_folder(path)
     if not (Path(place) / "adapter_config.json").exists():
         return load_causal(place, gguf_file, dtype, quantization)
-    base = _base(Path(place))
+    base = adapter_base(Path(place))
     start = StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype)
     return prepare(PeftModel.from_pretrained(load_start(start, quantization), place))
 
@@ -71,7 +72,7 @@ def load_start_tokenizer(settings: StartSettings) -> PreTrainedTokenizerBase:
     return load_tokenizer(place, None if place != settings.path else settings.gguf_file)
 
 
-def _base(folder: Path) -> dict[str, Any]:
+def adapter_base(folder: Path) -> dict[str, Any]:
     if (folder / _BASE).exists():
         return json.loads((folder / _BASE).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))

@@ -9,13 +9,14 @@ import torch
 from dressage.errors import UserError
 from dressage.rewards.base import RewardFunction, call_reward
 from dressage.rewards.classifier import ClassifierReward
+from dressage.rewards.exact_match import exact_match
 from dressage.rewards.function import load_function
 from dressage.rewards.lowercase import lowercase
 from dressage.rewards.pipeline import PipelineReward
 from dressage.rewards.sentiment import sentiment
 from dressage.rewards.settings import RewardSettings
 
-FUNCTIONS: dict[str, RewardFunction] = {"lowercase": lowercase, "sentiment": sentiment}
+FUNCTIONS: dict[str, RewardFunction] = {"exact_match": exact_match, "lowercase": lowercase, "sentiment": sentiment}
 MODELS: dict[str, type[ClassifierReward] | type[PipelineReward]] = {
     "classifier": ClassifierReward,
     "pipeline": PipelineReward,

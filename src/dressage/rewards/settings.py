@@ -11,7 +11,7 @@ class RewardSettings(Settings):
     """One reward. Several are added up, each times its weight."""
 
     use: str
-    """"sentiment", "lowercase", "classifier", "pipeline", or your own function as file.py:function or
+    """"sentiment", "exact_match", "lowercase", "classifier", "pipeline", or your own function as file.py:function or
     module:function"""
     name: str | None = None
     """what it is called in the record; none = `use`"""
