@@ -51,6 +51,8 @@ class Batch:
             yield self.take(torch.arange(start, min(start + size, len(self))))
 
     def _trimmed(self) -> "Batch":
+        if not any(name.endswith(("mask", "length")) for name in self.columns if name != "prompt_mask"):
+            return self
         return Batch({name: self._cut(name, column) for name, column in self.columns.items()})
 
     def _cut(self, name: str, column: Tensor) -> Tensor:

@@ -119,13 +119,18 @@ def test_equal_log_ratios_are_half_right():
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_reference_is_what_the_starting_point_says_of_every_response_alone(tmp_path: Path, layout):
     rows = pairs(12)
-    finish("dpo", tmp_path, rows, steps=1, data__validation=0.25, update__layout=layout)
+    seen = finish("dpo", tmp_path, rows, steps=1, data__validation=0.25, update__layout=layout).metrics[0]
     kept = load_file(tmp_path / "run" / "reference.safetensors")["scores"]
     expected = [
         [float(logprobs(row["prompt"] + row[side], len(row["prompt"])).sum()) for side in ("chosen", "rejected")]
         for row in rows
     ]
     torch.testing.assert_close(kept, torch.tensor(expected), rtol=0, atol=1e-3)
+    for prefix, part in (("", expected[:8]), ("eval/", expected[9:])):
+        for number, side in enumerate(("chosen", "rejected")):
+            assert seen[f"{prefix}logprob/{side}"] == pytest.approx(
+                sum(row[number] for row in part) / len(part), abs=1e-3
+            )
 
 
 @pytest.mark.parametrize(("loss_type", "first"), [("sigmoid", math.log(2)), ("ipo", 25.0), ("hinge", 1.0)])

@@ -40,7 +40,7 @@ SETTINGS = {
     "no such device": ('device = "cpu"', 'device = "abacus"', ["abacus", "cpu"]),
     "no prompt file": ("prompts.txt", "promts.txt", ["promts.txt", "no such file"]),
     "no data": ('path = "prompts.txt"', "", ["data.path"]),
-    "a column that is not there": ('"prompts.txt"', '"prompts.txt"\ncolumn = "query"', ["query", "prompt"]),
+    "a column that is not there": ('"prompts.txt"', '"prompts.txt"\ncolumns.prompt = "query"', ["query", "prompt"]),
     "no model folder": ('device = "cpu"', 'device = "cpu"\npath = "./nowhere"', ["./nowhere", "no model folder"]),
     "no reward": ('[[rewards]]\nuse = "lowercase"', "", ["no reward", "[[rewards]]"]),
     "an unknown reward": ('"lowercase"', '"uppercase"', ["uppercase", "lowercase"]),
@@ -62,7 +62,7 @@ FLAGS = {
     "a flag without its group": (["--coef", "0.1"], ["coef", "kl.coef"]),
     "a flag without a value": (["--kl.coef"], ["--kl.coef needs a value"]),
     "a value out of range": (["--kl.coef", "-1"], ["kl.coef", "greater than or equal to 0", "-1"]),
-    "a word that is no flag": (["--seed", "1", "hello"], ["hello", "recipe.toml"]),
+    "a word that is no flag": (["--seed", "1", "hello"], ["hello", "RECIPE.toml"]),
     "too few responses for the mini-batches": (["--update.mini_batches", "9"], ["9 mini-batches"]),
 }
 
@@ -87,8 +87,8 @@ def test_a_recipe_that_is_not_there(folder: Path) -> None:
         ("empty.csv", "", "empty.csv"),
         ("blank.txt", "\n  \n", "no prompt"),
         ("broken.jsonl", '{"prompt": ', "broken.jsonl"),
-        ("numbers.jsonl", '{"prompt": 7}\n', "row 0"),
-        ("nothing.jsonl", '{"prompt": "a"}\n{"prompt": ""}\n', "row 1"),
+        ("numbers.jsonl", '{"prompt": 7}\n', "line 1"),
+        ("nothing.jsonl", '{"prompt": "a"}\n{"prompt": ""}\n', "row 2"),
     ],
 )
 def test_in_the_data(folder: Path, name: str, content: str, text: str) -> None:
@@ -192,8 +192,8 @@ OTHERS = {
     "import nothing": (["import", "nowhere", "new"], ["nowhere"]),
     "export in no format": (["export", "nowhere", "out", "--format", "cuneiform"], ["cuneiform", "rl-logging-board"]),
     "import from no format": (["import", ".", "new", "--format", "cuneiform"], ["cuneiform", "rl-logging-board"]),
-    "generate with no model": (["generate"], ["model"]),
-    "generate with a flag first": (["generate", "--prompt", "Hello"], ["model"]),
+    "generate with no model": (["generate"], ["MODEL"]),
+    "generate with a flag first": (["generate", "--prompt", "Hello"], ["MODEL"]),
     "generate with no model folder": (["generate", "./nowhere", "--prompt", "Hello"], ["./nowhere"]),
     "generate from nothing": (["generate", "tiny"], ["--prompt"]),
     "generate with a wrong setting": (["generate", "tiny", "--promt", "Hello"], ["promt", "prompt"]),

@@ -1,4 +1,4 @@
-"""Adapters on a base in 4 or 8 bits. Needs bitsandbytes, which computes on CPU as well: pip install 'dressage[qlora]'."""
+"""Adapters on a base in 4 or 8 bits, through bitsandbytes, which computes on CPU as well."""
 
 import json
 from importlib.util import find_spec

@@ -133,7 +133,7 @@ def test_rewards_are_built_by_name_with_weights():
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        ([{"use": "sentimental"}], "there is no reward 'sentimental'; use lowercase, sentiment, classifier, pipeline,"),
+        ([{"use": "sentimental"}], "there is no reward 'sentimental'; use exact_match, lowercase, sentiment,"),
         ([{"use": "lowercase", "options": {"path": "x"}}], "reward 'lowercase' takes no options"),
         ([{"use": "classifier", "options": {"pth": "x"}}], "reward 'classifier': options: "),
         ([{"use": "classifier"}], "path"),

@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.errors import UserError
 from dressage.models.tiny import tiny_tokenizer
 from dressage.sampling.stop import StopTexts
 

@@ -16,6 +16,7 @@ from train_helpers import OFFLINE, ONLINE, quiet, timeless, tiny_run
 
 from dressage.record import Run, open_run
 
+pytestmark = pytest.mark.slow
 SMOOTH: dict[str, Any] = {"optimizer__eps": 1e-3}
 # Batches of five and of seven, the last one of the examples of two; odd numbers of held-out examples and of groups.
 ODD: dict[str, Any] = {"batch_size": 5, "data__validation": 0.375}

@@ -93,6 +93,7 @@ class RewardModelRun(ExampleRun):
     def report(self, trainer: ExampleTrainer, folder: Path) -> None:
         """Say how often the model is right on the held-out pairs, when, and where it is most wrong."""
         if not trainer.examples.held_out:
+            print("no pair is held out (data.validation), so nothing says how often this reward model is right")
             return
         learner = trainer.learner
         at_once = self.update.micro_batch_size or self.batch_size

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from dressage.errors import UserError
-from dressage.models.load import load_classifier, prepare, resolve
+from dressage.models.load import load_classifier, model_folder, prepare, resolve
 from dressage.models.settings import ModelSettings
 from dressage.models.trained import load_start
 
@@ -47,7 +47,8 @@ def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
 
 
 def _is_classifier(path: str) -> bool:
-    if path == "tiny" or (Path(path) / "run.json").exists() or (Path(path) / "adapter_config.json").exists():
+    path = model_folder(path)
+    if path == "tiny" or (Path(path) / "adapter_config.json").exists():
         return False
     try:
         config: Any = AutoConfig.from_pretrained(resolve(path))

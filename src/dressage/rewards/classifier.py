@@ -46,9 +46,13 @@ class ClassifierReward:
     def __call__(self, prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
         texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
         scores: list[float] = []
+        # A chat template may have written the first token that the tokenizer would add.
+        bos = self.tokenizer.bos_token
+        add = not (bos and all(text.startswith(bos) for text in texts))
         for start in range(0, len(texts), self.batch_size):
+            part = texts[start : start + self.batch_size]
             inputs = self.tokenizer(
-                texts[start : start + self.batch_size], return_tensors="pt", padding=True, truncation=True
+                part, return_tensors="pt", padding=True, truncation=True, add_special_tokens=add
             ).to(self.model.device)
             logits = self.model(**inputs).logits.float()
             outputs = logits.softmax(-1) if self.score == "probability" else logits

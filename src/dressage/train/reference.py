@@ -42,6 +42,8 @@ def with_reference(
     path = folder / _FILE
     if path.exists():
         scores = load_file(path)["scores"]
+        if len(scores) != len(pairs):
+            raise UserError(f"{path} has {len(scores)} pairs, the data {len(pairs)}: it has changed since the start")
     elif step:
         raise UserError(f"{path} is missing: the reference's log-probabilities cannot be computed after the first step")
     else:
