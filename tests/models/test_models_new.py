@@ -18,6 +18,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 AWKWARD = [
     "two  spaces .",
     "a\nb\r\n\tc",
+    "a\n\n\nb\r\r  \t\t\u2028\u2028",
     " leading",
     "trailing ",
     "don't , stop !",

@@ -5,17 +5,19 @@ The slow versions tokenize by hand, run plain Hugging Face models on each text a
 
 import copy
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from train_helpers import DEMONSTRATIONS, PAIRS, move, quiet, tiny_run
+from train_helpers import DEMONSTRATIONS, OFFLINE, PAIRS, move, quiet, tiny_run
 from transformers import LlamaForSequenceClassification
 
 from dressage.models.tiny import tiny_model, tiny_tokenizer
 from dressage.train.run import Result
+from dressage.types import Batch
 
 # One step on everything: what AdamW then remembers is a tenth of the gradient.
 ONE_STEP: dict[str, Any] = {
@@ -142,3 +144,21 @@ def test_dpo_starts_at_log_2_where_policy_and_reference_agree(tmp_path: Path) ->
     result, _ = trained("dpo", tmp_path / "run", moved(tiny_model()))
     assert result.metrics[0]["loss/total"] == pytest.approx(0.6931472, abs=1e-5)
     assert result.metrics[0]["dpo/reward_margin"] == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(("epochs", "sizes"), [(2, [5, 5, 2]), (1.5, [5, 4]), (0.5, [3])])
+@pytest.mark.parametrize("name", OFFLINE)
+def test_passes_end_where_they_should(tmp_path: Path, name: str, epochs: float, sizes: list[int]) -> None:
+    training = tiny_run(name, tmp_path / "run", epochs=epochs, data__validation=0.25)
+    assert training.trainer.steps == len(sizes)
+    taken: list[int] = []
+
+    def count(_module: nn.Module, arguments: tuple[Batch], _output: Any) -> None:
+        if torch.is_grad_enabled():
+            taken.append(len(arguments[0]))
+
+    training.trainer.learner.model.register_forward_hook(count)
+    metrics = training.run(quiet).metrics
+    assert taken == sizes
+    assert [step["data/examples"] for step in metrics] == list(accumulate(sizes))
+    assert metrics[-1]["data/passes"] == epochs

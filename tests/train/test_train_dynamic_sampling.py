@@ -9,6 +9,7 @@ import torch
 from train_helpers import PROMPTS, farthest, tiny_run, weights
 
 from dressage.data.order import InMemory
+from dressage.errors import UserError
 from dressage.record import Run, open_run
 from dressage.types import Batch
 
@@ -133,3 +134,11 @@ def test_fewer_informative_responses_than_mini_batches(tmp_path: Path) -> None:
     assert {2, 4} & set(sizes)
     for size, metrics in zip(sizes, watched.result.metrics, strict=True):
         assert metrics["optim/mini_batches"] == (min(size, 6) or 6)
+
+
+def test_the_horizon_of_an_adapted_coefficient_allows_for_all_that_may_be_sampled(tmp_path: Path) -> None:
+    # 18 responses change the coefficient by at most 0.2 · 18 / horizon.
+    changes = {"rewards": "rare", "kl__target": 0.1, "grpo__resample": 2}
+    with pytest.raises(UserError, match=r"3\.6 is too short for the 18 responses.*set it over 3\.6"):
+        tiny_run("grpo", tmp_path / "a", **PAIRED, **changes, kl__horizon=3.6)
+    tiny_run("grpo", tmp_path / "b", **PAIRED, **changes, kl__horizon=3.7)

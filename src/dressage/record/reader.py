@@ -34,12 +34,13 @@ class Rollout(NamedTuple):
     tokens: pa.Table
 
 
-def open_run(folder: Path) -> "Run":
+def open_run(folder: Path | str) -> "Run":
     """Opens a run folder for reading.
 
     Raises:
         UserError: ``folder`` has no readable ``run.json``.
     """
+    folder = Path(folder)
     path = folder / "run.json"
     if not path.is_file():
         raise UserError(f"{folder} is no run folder: it has no run.json")

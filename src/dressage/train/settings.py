@@ -203,10 +203,11 @@ class RolloutRun(RunSettings):
             raise ValueError(f"kl.coef {self.kl.coef:g} needs a reference; set reference.kind or kl.coef = 0")
         if self.kl.target is not None and self.kl.coef == 0:
             raise ValueError("kl.coef 0 stays 0 whatever kl.target is; start from a coefficient above 0")
-        if self.kl.target is not None and 0.2 * self.batch_size >= self.kl.horizon:
+        most = self.batch_size * self.algorithm.most_batches
+        if self.kl.target is not None and 0.2 * most >= self.kl.horizon:
             raise ValueError(
-                f"kl.horizon {self.kl.horizon:g} is too short for batch_size {self.batch_size}: "
-                f"one step could make the coefficient negative; set it over {0.2 * self.batch_size:g}"
+                f"kl.horizon {self.kl.horizon:g} is too short for the {most} responses that a step may sample: "
+                f"it could make the coefficient negative; set it over {0.2 * most:g}"
             )
         return self
 
