@@ -1,6 +1,9 @@
 """Set up before anything of ours is imported: every call into `ops` is checked against the shapes it declares."""
 
+import os
 import random
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, and what is not there is not waited for
 
 import jaxtyping
 import numpy as np

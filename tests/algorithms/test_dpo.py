@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,16 @@ def test_at_the_start_policy_and_reference_agree(tmp_path: Path, loss_type, firs
         assert result.metrics[0][f"{prefix}dpo/reward_margin"] == pytest.approx(0, abs=1e-4)
 
 
+def test_pairs_of_a_mix_are_scored_by_the_reference_each_in_its_place(tmp_path: Path):
+    sources = []
+    for name, rows in {"a": pairs(7), "b": pairs(5)[::-1]}.items():
+        sources.append({"path": str(tmp_path / f"{name}.jsonl")})
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    result = finish("dpo", tmp_path, pairs(1), steps=1, batch_size=12, data__path=None, data__mix=sources)
+    assert result.metrics[0]["loss/total"] == pytest.approx(math.log(2), abs=1e-5)
+    assert result.metrics[0]["dpo/accuracy"] == 0.5
+
+
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_it_learns_to_prefer_what_is_chosen(tmp_path: Path, loss_type):
     result = finish("dpo", tmp_path, pairs(48), epochs=3, dpo__loss_type=loss_type, data__validation=0.25)
@@ -208,6 +219,7 @@ def test_a_resumed_run_keeps_the_reference_of_its_start(tmp_path: Path):
         {"dpo__label_smoothing": 0.1, "dpo__loss_type": "ipo"},
         {"dpo__label_smoothing": 0.1, "dpo__loss_type": "hinge"},
         {"dpo__reference_free": True, "reference__path": "tiny"},
+        {"data__stream": True},
         {"dpo__beta": 0},
     ],
 )

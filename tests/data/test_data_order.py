@@ -146,3 +146,11 @@ def test_every_source_of_a_mix_makes_its_own_passes():
     assert Counter(mix.take(0, 12)) == Counter([*range(6), *[100, 101] * 3])
     assert all((first < 100) != (second < 100) for first, second in pairwise(mix.take(0, 12)))
     assert Mixed([InMemory("a", 0), streamed(3)], [1, 1]).size is None
+
+
+def test_a_mix_keeps_its_order_over_other_items():
+    sources = [InMemory([1, 2, 3], 5), InMemory([40, 50], 5, source=1)]
+    mixed = Mixed(sources, [2.0, 1.0])
+    assert mixed.items == [1, 2, 3, 40, 50]
+    squares = mixed.with_items([item**2 for item in mixed.items])
+    assert squares.take(0, 20) == [item**2 for item in mixed.take(0, 20)]

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
@@ -61,7 +62,7 @@ class DPO(Settings):
                 loss = preferences.hinge(chosen, rejected, self.beta)
         means = {
             "loss/total": loss,
-            "dpo/accuracy": (1 + (chosen - rejected).sign()) / 2,  # equal log-ratios, as at the start, are half right
+            "dpo/accuracy": _right(chosen - rejected),
             "dpo/reward_chosen": self.beta * chosen,
             "dpo/reward_rejected": self.beta * rejected,
             "dpo/reward_margin": self.beta * (chosen - rejected),
@@ -73,6 +74,12 @@ class DPO(Settings):
     def _log_ratio(self, logprob: Tensor, batch: Batch, side: str) -> Tensor:
         ratio = logprob if self.reference_free else logprob - batch[f"{side}_reference"]
         return ratio / batch[f"{side}_mask"].sum(1) if self.length_normalised else ratio
+
+
+def _right(difference: Tensor) -> Tensor:
+    """1 where the chosen response gained more, ½ where both gained the same, as before the first step."""
+    is_rounding = difference.abs() < 1e-3
+    return torch.where(is_rounding, 0.5, (difference > 0).float())
 
 
 class DPORun(ExampleRun):
@@ -89,6 +96,8 @@ class DPORun(ExampleRun):
     def _check_reference(self) -> Self:
         if self.dpo.reference_free and self.reference.path is not None:
             raise ValueError("dpo.reference_free compares with nothing; take reference.path out")
+        if self.data.stream and not self.dpo.reference_free:
+            raise ValueError("data.stream: the reference scores all pairs before the first step, in memory")
         return self
 
     @property

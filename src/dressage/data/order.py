@@ -156,8 +156,22 @@ class Mixed(Generic[T]):
     """
 
     def __init__(self, sources: Sequence[Stream[T]], weights: Sequence[float]):
-        self.sources = sources
+        self.sources, self.weights = sources, weights
         self._shares = _shares(weights)
+
+    def with_items(self, items: Sequence[U]) -> "Mixed[U]":
+        """The same order over other items, one for each of the sources' lists, one list after the other."""
+        rest = iter(items)
+        sources = []
+        for source in self.sources:
+            assert isinstance(source, InMemory)
+            sources.append(source.with_items([next(rest) for _ in range(source.size)]))
+        return Mixed(sources, self.weights)
+
+    @property
+    def items(self) -> list[T]:
+        """The items of all sources, which are lists, one list after the other."""
+        return [item for source in self.sources if isinstance(source, InMemory) for item in source.items]
 
     @property
     def size(self) -> int | None:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dressage.data.examples import Examples, size_of
-from dressage.data.order import InMemory
+from dressage.data.order import InMemory, Mixed
 from dressage.data.tokens import PairTokens
 from dressage.errors import UserError
 from dressage.train.processes import Processes
@@ -33,11 +33,10 @@ def with_reference(
         at_once: pairs in memory at a time.
 
     Raises:
-        UserError: the pairs are a stream, or the kept numbers are gone.
+        UserError: the kept numbers are gone, or belong to other data.
     """
     train, held_out = examples.train, examples.held_out
-    if not isinstance(train, InMemory):
-        raise UserError("DPO scores every pair with the reference before training; use data.stream = false without mix")
+    assert isinstance(train, InMemory | Mixed), "DPORun refuses streams"
     pairs = [*train.items, *held_out]
     path = folder / _FILE
     if path.exists():
