@@ -20,7 +20,7 @@ from transformers import (
 
 from dressage.errors import UserError
 from dressage.models.load import load_causal
-from dressage.models.merge import MergeSettings, merge
+from dressage.models.merge import MergeSettings, _stored_dtype, merge
 from dressage.models.settings import ModelSettings, StartSettings
 from dressage.models.trained import load_start, load_trained, save_trained
 
@@ -191,3 +191,11 @@ def test_numbers_that_are_not_finite_are_not_written(tmp_path, base, tokenizer):
     with pytest.raises(UserError, match="changes what the model says"):
         merge(str(tmp_path / "adapter"), tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
+
+
+def test_the_hub_is_not_asked_for_the_built_in_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: object, **__: object) -> None:
+        raise AssertionError("the Hub was asked")
+
+    monkeypatch.setattr("dressage.models.merge.AutoConfig.from_pretrained", ask)
+    assert _stored_dtype("tiny") == "float32"

@@ -132,7 +132,9 @@ class Chat:
 
     def _template(self, tools: Tools) -> str:
         if self.own_template is None and not self.tokenizer.chat_template:
-            raise UserError("this is a conversation, but the tokenizer has no chat template; set data.template")
+            raise UserError(
+                "this is a conversation, but the tokenizer has no chat template; set data.template (chat: --template)"
+            )
         template: str = self.tokenizer.get_chat_template(self.own_template, [dict(tool) for tool in tools] or None)
         return template
 

@@ -74,10 +74,12 @@ def load_pairs(settings: PairSettings, tokenizer: PreTrainedTokenizerBase, seed:
 def _examples(
     loaded: Loaded[R], tokenize: Callable[[Sequence[R]], Tokenized[E]], put: Callable[[Sequence[E]], Batch], seed: int
 ) -> Examples[E]:
-    held_out = tokenize(loaded.held_out).examples if loaded.held_out else ()
+    held_out: Tokenized[E] = tokenize(loaded.held_out)
+    apart: list[str] = [*loaded.notes(), *(f"held out: {note}" for note in held_out.notes())]
     if loaded.settings.stream:
         stream = loaded.stream(lambda rows: (e for part in _parts(rows) for e in tokenize(part).examples), seed)
-        return Examples(stream, held_out, put, tuple(loaded.notes()))
+        apart.append("data.stream: examples that are too long or hold nothing to learn are passed over uncounted")
+        return Examples(stream, held_out.examples, put, tuple(apart))
     parts: list[Tokenized[E]] = [tokenize(list(source.rows)) for source in loaded.sources]
     if not all(part.examples for part in parts):
         raise UserError("; ".join(["there is no example left to learn from", *(n for p in parts for n in p.notes())]))
@@ -86,8 +88,8 @@ def _examples(
         for number, part in enumerate(parts)
     ]
     order = orders[0] if len(orders) == 1 else Mixed(orders, [source.weight for source in loaded.sources])
-    notes = [*loaded.notes(), *(note for part in parts for note in part.notes())]
-    return Examples(order, held_out, put, tuple(notes))
+    notes = [*apart, *(note for part in parts for note in part.notes())]
+    return Examples(order, held_out.examples, put, tuple(notes))
 
 
 def _parts(rows: Iterable[R]) -> Iterator[list[R]]:

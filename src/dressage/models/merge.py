@@ -158,12 +158,14 @@ def _head(folder: Path) -> Tensor | None:
 
 def _stored_dtype(path: str) -> str:
     """The numbers a model's weights are stored in; float32 where they are none of ours, as in GGUF files."""
+    if path == "tiny":  # built in; the Hub must not be asked for it
+        return "float32"
     folder = Path(model_folder(path))
     if (folder / "adapter_config.json").exists():
         return _stored_dtype(adapter_base(folder)["path"])
     try:
         stored = AutoConfig.from_pretrained(resolve(str(folder))).dtype
-    except (OSError, ValueError):  # the built-in model, or nothing but a GGUF file; what else is wrong, loading says
+    except (OSError, ValueError):  # nothing but a GGUF file; what else is wrong, loading says
         return "float32"
     return next((name for name, dtype in DTYPES.items() if dtype == stored), "float32")
 
