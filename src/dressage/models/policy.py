@@ -9,11 +9,12 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from dressage.errors import UserError
 from dressage.models.load import load_causal
 from dressage.models.settings import ModelSettings, ReferenceSettings, ValueSettings
+from dressage.models.shared_prompts import distinct, growing_cache
 from dressage.models.tiny import cast_weights
 from dressage.ops.logprobs import full_kl, token_logprobs
 from dressage.types import Batch
@@ -102,13 +103,21 @@ class Policy(nn.Module):
     def hidden(self, model: nn.Module, batch: Batch) -> Tensor:
         """The trunk's last hidden states from which each response token is predicted, `[B, T, H]`."""
         prompt, response = batch["prompt_ids"], batch["response_ids"]
-        tokens = torch.cat([prompt, response], dim=1)[:, :-1]
         mask = torch.cat([batch["prompt_mask"], batch["mask"].to(batch["prompt_mask"].dtype)], dim=1)[:, :-1]
-        use_checkpoints(model)
-        states = trunk(model)(
-            input_ids=tokens, attention_mask=mask, position_ids=positions(mask), use_cache=False
-        ).last_hidden_state
-        return states[:, prompt.shape[1] - 1 :]  # type: ignore[no-any-return]
+        checkpoints = use_checkpoints(model)
+        among = distinct(prompt, batch["prompt_mask"])
+        # Activations that are computed again cannot be kept as keys and values.
+        cache = growing_cache(causal(model).config) if among.shared and not checkpoints else None
+        if cache is None:
+            tokens = torch.cat([prompt, response], dim=1)[:, :-1]
+            return _states(model, tokens, mask, positions(mask))[:, prompt.shape[1] - 1 :]
+        prompt_mask = batch["prompt_mask"][among.first]
+        before = _states(model, prompt[among.first], prompt_mask, positions(prompt_mask), cache)[among.prompt, -1:]
+        if response.shape[1] == 1:
+            return before
+        among.spread(cache)
+        after = _states(model, response[:, :-1], mask, positions(mask)[:, prompt.shape[1] :], cache)
+        return torch.cat([before, after], dim=1)
 
     def _logprobs(self, model: nn.Module, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         inside = batch["mask"] > 0
@@ -173,15 +182,24 @@ def output_weight(model: nn.Module) -> Tensor:
     return causal(model).get_output_embeddings().weight  # type: ignore[no-any-return]
 
 
-def use_checkpoints(model: nn.Module) -> None:
-    """Models recompute activations only in training mode; dropout is off in either."""
+def use_checkpoints(model: nn.Module) -> bool:
+    """Recompute activations if the model is to; models do so only in training mode, and dropout is off in either."""
     checkpoints = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     model.train(torch.is_grad_enabled() and checkpoints)
+    return model.training
 
 
 def positions(mask: Tensor) -> Tensor:
     """Position of every token, counted from the first real one: `[B, L]`."""
     return (mask.cumsum(1) - 1).clamp_min(0)
+
+
+def _states(model: nn.Module, ids: Tensor, mask: Tensor, position: Tensor, cache: Cache | None = None) -> Tensor:
+    """The trunk's last hidden states of tokens `[B, L]`, which stand at the end of what is in the cache."""
+    output = trunk(model)(
+        input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=cache is not None
+    )
+    return output.last_hidden_state  # type: ignore[no-any-return]
 
 
 def _reference(model: PreTrainedModel, settings: ModelSettings, reference: ReferenceSettings) -> nn.Module | str | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, StaticCache
 
 from dressage.models.policy import Policy, causal, output_weight, positions, trunk
+from dressage.models.shared_prompts import distinct
 from dressage.ops.linear import linear
 from dressage.sampling.distribution import draw, sampling_logprobs
 from dressage.sampling.randomness import Purpose, generator, token_uniforms
@@ -111,14 +112,22 @@ class Sampler:
         head = output_weight(self.policy.model).float()
         cache = StaticCache(config=causal(self.policy.model).config, max_cache_len=ids.shape[1] + longest)
         position = positions(mask)
-        while True:
-            states = model(
+        among = distinct(ids, mask)
+
+        def states(ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+            output = model(
                 input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
-            ).last_hidden_state
-            token = yield linear(states[:, -1].float(), head)
+            )
+            return output.last_hidden_state[:, -1].float()  # type: ignore[no-any-return]
+
+        last = states(ids[among.first], mask[among.first], position[among.first])[among.prompt]
+        among.spread(cache)
+        while True:
+            token = yield linear(last, head)
             assert token is not None
             ids, position = token[:, None], position[:, -1:] + 1
             mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+            last = states(ids, mask, position)
 
 
 class _Growing:
