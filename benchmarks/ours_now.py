@@ -28,6 +28,8 @@ def of_examples(given: Namespace, folder: Path, rows: list[dict[str, str]], mode
         "batch_size": given.batch,
         "model": {"path": model},
         "data": {"path": str(path), "max_length": examples.MAX_LENGTH},
+        # Where TRL computes activations again to save memory, ours holds those of two examples at a time.
+        "update": {"micro_batch_size": 2},
     }
 
 

@@ -2,6 +2,9 @@
 
 import os
 import random
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, and what is not there is not waited for
 
@@ -10,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 jaxtyping.install_import_hook("dressage.ops", "beartype.beartype")
 
@@ -30,3 +36,28 @@ def tokenizer() -> PreTrainedTokenizerBase:
     from dressage.models.tiny import tiny_tokenizer
 
     return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """The system's Chromium; for one module, because Playwright's event loop stands in the way of others."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs Chromium: apt install chromium, or have another one on the PATH as `chromium`")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: "Browser") -> "Iterator[Page]":
+    """An empty page, 1280 × 900; what it reports as an error afterwards fails the test."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    yield page
+    page.close()
+    assert errors == []

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dressage.algorithms.ppo import PPORun
     from dressage.errors import UserError
-    from dressage.record import Recorder, open_run
+    from dressage.record import Recorder, open
     from dressage.rewards import Reward
     from dressage.train.run import Training
 
-__all__ = ["PPORun", "Recorder", "Reward", "Training", "UserError", "open_run"]
+__all__ = ["PPORun", "Recorder", "Reward", "Training", "UserError", "open"]
 
 # Resolved on first use, so that `import dressage` needs neither torch nor a second.
 _HOMES = {
@@ -19,7 +19,7 @@ _HOMES = {
     "Reward": "dressage.rewards",
     "Training": "dressage.train.run",
     "UserError": "dressage.errors",
-    "open_run": "dressage.record",
+    "open": "dressage.record",
 }
 
 

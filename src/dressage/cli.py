@@ -9,7 +9,9 @@ import typer
 from rich.console import Console
 
 from dressage.algorithms import ALGORITHMS, Entry
+from dressage.cli_board import board_app
 from dressage.cli_flags import FLAGS, Help, explain, words_and_flags
+from dressage.cli_record import record
 from dressage.cli_tools import tools
 from dressage.config import load
 from dressage.errors import UserError, is_disk_full
@@ -23,6 +25,8 @@ app = typer.Typer(
 _NEEDED_TO_TRAIN = {"torch", "transformers", "tokenizers", "peft", "accelerate", "jaxtyping", "vaderSentiment"}
 
 app.add_typer(tools)
+app.add_typer(record)
+app.add_typer(board_app)
 
 F = TypeVar("F")
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
@@ -145,13 +149,15 @@ def export(
 def import_(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Another tool's file or folder.")],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder to write; it must not exist.")],
-    format: Annotated[str, typer.Option(help="What the source is.")] = "rl-logging-board",
+    format: Annotated[str | None, typer.Option(help="What the source is; without it, it is recognised.")] = None,
+    map: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN: what the source calls a column.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Read on while files are written, until Ctrl-C.")] = False,
+    until_idle: Annotated[float | None, typer.Option(help="With --follow: end after so many seconds without.")] = None,
 ) -> None:
-    """Read another tool's rollouts into a run folder."""
-    from dressage.importers import IMPORTERS
+    """Read another tool's rollouts into a run folder: dressage import SOURCE RUN."""
+    from dressage.importers.command import run_import
 
-    count = _known(IMPORTERS, format)(source, run)
-    print(f"{count} rollouts read into {run}\nnext     dressage show {run}")
+    run_import(source, run, format, map or [], follow, until_idle)
 
 
 def _known(table: dict[str, F], name: str) -> F:

@@ -100,11 +100,19 @@ def evaluate(context: typer.Context, help: Help = False) -> None:
 
 @data.command("show", context_settings=FLAGS, add_help_option=False)
 def data_show(context: typer.Context, help: Help = False) -> None:
-    """Show a row token by token, with what is learned of it: dressage data show FILE --tokenizer MODEL."""
+    """Show a row token by token, with what is learned of it: dressage data show FILE --tokenizer MODEL, or a recipe."""
     from dressage.data.show import ShowSettings, show_data
 
     if help:
-        explain(context, ShowSettings, "[FILE]")
+        explain(
+            context, ShowSettings, "[FILE]", "RECIPE.toml [--row N] [--kind KIND] [--setting-of-the-recipe value …]"
+        )
+        return
+    words, flags = words_and_flags(context.args, "[FILE]")
+    if words and words[0].endswith(".toml"):
+        from dressage.data.show_recipe import show_recipe
+
+        show_recipe(Path(words[0]), flags, Console())
         return
     show_data(load(ShowSettings, None, _with_path(context)), Console())
 

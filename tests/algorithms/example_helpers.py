@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from settings_helpers import changed
 from torch import Tensor
 
 from dressage.algorithms import ALGORITHMS
@@ -48,13 +49,7 @@ def settings(algorithm: str, folder: Path, rows: Sequence[Row], **changes: Any) 
         "data": {"path": str(path), "shuffle": False},
         "optimizer": {"learning_rate": 1e-3},
     }
-    for name, value in changes.items():
-        *groups, last = name.split("__")
-        place = values
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = value
-    return check(ALGORITHMS[algorithm].settings, values, "the test")
+    return check(ALGORITHMS[algorithm].settings, changed(values, changes), "the test")
 
 
 def build(algorithm: str, folder: Path, rows: Sequence[Row], **changes: Any) -> Training:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dressage.algorithms.base import RolloutAlgorithm
+from dressage.algorithms.grpo import GRPO
 from dressage.models.policy import Scores
 from dressage.ops.masked import weighted_mean
 from dressage.types import Batch
@@ -39,6 +40,10 @@ def uneven(dtype: torch.dtype = torch.float32, **changes: Any) -> Batch:
         "ended": torch.tensor([1.0, 1, 0, 1, 0, 1, 1, 1], dtype=dtype),
     }
     return Batch({**columns, **changes})
+
+
+def grpo(**changes: Any) -> GRPO:
+    return GRPO(**{"longest": LIMIT, **changes})
 
 
 def full(batch: Batch) -> Batch:

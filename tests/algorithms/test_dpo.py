@@ -8,12 +8,13 @@ import torch
 from example_helpers import build, demonstrations, explained, finish, logprobs, loss_of, pairs, quiet, settings
 from safetensors.torch import load_file
 
+import dressage
 from dressage.algorithms.dpo import DPO
 from dressage.errors import UserError
 from dressage.models.sequences import PairLogprobs
+from dressage.models.tiny import tiny_model
 from dressage.models.trained import load_trained
 from dressage.ops.preferences import bradley_terry
-from dressage.record import open_run
 from dressage.train.run import Training, resume
 from dressage.types import Batch
 
@@ -160,7 +161,7 @@ def test_it_learns_to_prefer_what_is_chosen(tmp_path: Path, loss_type):
     assert result.final["eval/loss/total"] < 0.8 * result.metrics[0]["eval/loss/total"]
     assert result.final["eval/dpo/accuracy"] == 1
     assert result.final["eval/dpo/reward_margin"] > 0.1
-    recorded = open_run(tmp_path / "run").steps()["eval/dpo/accuracy"].to_pylist()
+    recorded = dressage.open(tmp_path / "run").steps()["eval/dpo/accuracy"].to_pylist()
     assert recorded[-1] == 1
 
 
@@ -191,6 +192,16 @@ def test_another_model_as_reference(tmp_path: Path):
     expected = sum(softplus(-0.1 * delta) for delta in deltas) / 8
     assert max(map(abs, deltas)) > 1
     assert result.metrics[0]["loss/total"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("adapters", [None, {"rank": 2}], ids=["full", "lora"])
+def test_a_reference_of_another_vocabulary_is_refused(tmp_path: Path, adapters):
+    other = str(tmp_path / "other")
+    wide = tiny_model(hidden=32)
+    wide.resize_token_embeddings(300)
+    wide.save_pretrained(other)
+    with pytest.raises(UserError, match=f"the reference {other} has another vocabulary than the policy tiny"):
+        finish("dpo", tmp_path, pairs(8), steps=1, reference__path=other, model__lora=adapters)
 
 
 def test_a_resumed_run_keeps_the_reference_of_its_start(tmp_path: Path):

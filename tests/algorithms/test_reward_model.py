@@ -106,7 +106,8 @@ def test_it_learns_and_its_report_is_that_of_the_saved_model(tmp_path: Path, lor
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["full", "lora"])
 def test_the_result_is_an_ordinary_classifier(tmp_path: Path, lora):
     changes = {} if lora is None else {"model__lora": lora}
-    finish("reward-model", tmp_path, pairs(8), steps=1, **changes)
+    result = finish("reward-model", tmp_path, pairs(8), steps=1, **changes)
+    assert not any("lora" in name for name, _ in result.policy.named_parameters())
     folder = tmp_path / "run" / "model"
     loaded: Any = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     model, info = loaded

@@ -6,13 +6,13 @@ import pytest
 import torch
 from example_helpers import build, demonstrations, explained, finish, logprobs, loss_of, quiet, settings
 
+import dressage
 from dressage.algorithms.sft import SFT
 from dressage.errors import UserError
 from dressage.models.neftune import neftune
 from dressage.models.policy import Scores
 from dressage.models.sequences import lay_out
 from dressage.models.trained import load_trained
-from dressage.record import open_run
 from dressage.types import Batch
 
 LAYOUTS = ("packed", "grouped", "padded")
@@ -98,7 +98,7 @@ def test_it_learns_what_it_is_shown(tmp_path: Path):
     # Of 24 different sentences the words repeat: far below the 258 of a model that knows nothing.
     assert result.metrics[0]["eval/perplexity"] > 200
     assert result.final["eval/perplexity"] < 2
-    recorded = open_run(tmp_path / "run").steps()["eval/perplexity"].to_pylist()
+    recorded = dressage.open(tmp_path / "run").steps()["eval/perplexity"].to_pylist()
     assert recorded[-1] == result.final["eval/perplexity"]
     saved, _ = load_trained(str(tmp_path / "run"))
     held_out = demonstrations(48)[36:]
@@ -133,3 +133,18 @@ def test_noise_cannot_be_negative(tmp_path: Path):
 def test_every_metric_is_explained_and_every_explained_one_is_there(tmp_path: Path):
     result = finish("sft", tmp_path, demonstrations(), steps=1, data__validation=0.25)
     assert set(result.metrics[0]) | set(result.final) == explained("sft.md")
+
+
+def test_what_a_stream_drops_is_counted_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    long = {"prompt": "a", "response": "x" * 50}
+    rows = [*demonstrations(8), long, *demonstrations(8), long, *demonstrations(8)]
+    limits = {"data__max_length": 40, "data__overlong": "drop"}
+    build("sft", tmp_path, rows, data__stream=True, data__shuffle_buffer=1, steps=3, **limits).run()
+    lines = capsys.readouterr().out.splitlines()
+    counted = f"2 × longer than data.max_length = 40 tokens, and dropped (first: {tmp_path}/rows.jsonl: row 9)"
+    (place,) = [number for number, line in enumerate(lines) if "longer than" in line]
+    assert lines[place] == counted
+    assert lines[place - 1].startswith("step 3/3")
+    build("sft", tmp_path / "memory", rows, steps=1, **limits).run()
+    said = [line for line in capsys.readouterr().out.splitlines() if "longer than" in line]
+    assert said == [counted.replace("/rows", "/memory/rows")]

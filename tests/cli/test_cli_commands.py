@@ -11,9 +11,9 @@ import pytest
 from cli_helpers import RECIPE, dressage, fresh, write_recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dressage import open as open_run
 from dressage.algorithms.ppo import PPORun
 from dressage.config import describe
-from dressage.record import open_run
 from dressage.sampling.generate import GenerateSettings
 
 LORA = f"{RECIPE}\n[model.lora]\nrank = 2\n"
@@ -107,6 +107,17 @@ def test_show(folder: Path) -> None:
     for arguments in (["--step", "7", "--sample", "0"], ["--sample", "0"]):
         wrong = dressage(folder, "show", "run", *arguments)
         assert wrong.code == 2 and wrong.err.startswith("dressage: ")
+
+
+def test_data_show_takes_a_recipe_or_a_file(tmp_path: Path) -> None:
+    here = fresh(tmp_path / "here")
+    path = tomllib.loads(RECIPE)["data"]["path"]
+    second = (here / path).read_text().splitlines()[1]
+    for arguments in (["recipe.toml"], [path, "--kind", "prompts"]):
+        done = dressage(here, "data", "show", *arguments, "--row", "2")
+        assert done.code == 0, done.err
+        assert second in done.out.replace("│", "")
+        assert ("recipe of" in done.out) == (arguments == ["recipe.toml"])
 
 
 def test_export_and_import_bring_every_rollout_back(folder: Path) -> None:

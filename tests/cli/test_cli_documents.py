@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from cli_helpers import Done, dressage, fresh
 
+from dressage import open as open_run
 from dressage.algorithms import ALGORITHMS
 from dressage.config import load
-from dressage.record import open_run
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

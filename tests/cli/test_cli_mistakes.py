@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from cli_helpers import RECIPE, Done, dressage, fresh
 
-from dressage.record import open_run, write_run
+from dressage import open as open_run
+from dressage.record import write_run
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cli_helpers import dressage, start, write_recipe
 
-from dressage.record import open_run
+from dressage import open as open_run
 
 STEPS = 6
 RECIPE = f"""

@@ -6,7 +6,6 @@ import pytest
 from pydantic import ValidationError
 
 from dressage.data.load import load
-from dressage.data.order import InMemory, Mixed, Streamed
 from dressage.data.settings import DataSettings, SourceSettings
 from dressage.data.types import Demonstration, Prompt
 from dressage.errors import UserError
@@ -57,40 +56,6 @@ def test_only_the_first_rows(tmp_path):
         assert texts(loaded.train) == ["a0", "a1", "a2", "a3"]
 
 
-def test_the_order_is_that_of_the_settings(tmp_path):
-    path = numbered(tmp_path, "a", 7)
-    plain = load(DataSettings(path=path, shuffle=False), Prompt).stream(texts, seed=3)
-    assert plain.take(5, 4) == ["a5", "a6", "a0", "a1"]
-    shuffled = load(DataSettings(path=path), Prompt).stream(texts, seed=3)
-    assert shuffled.take(0, 20) == InMemory([f"a{n}" for n in range(7)], 3).take(0, 20)
-
-
-def test_a_stream_reads_while_it_is_used(tmp_path):
-    path = numbered(tmp_path, "a", 7)
-    loaded = load(DataSettings(path=path, stream=True, shuffle_buffer=2), Prompt)
-    read: list[str] = []
-
-    def prepare(rows):
-        for row in rows:
-            read.append(row.prompt)
-            yield row.prompt
-
-    order = loaded.stream(prepare, seed=3)
-    assert read == []
-    assert order.take(0, 3) == Streamed(lambda: [f"a{n}" for n in range(7)], 3, buffer=2).take(0, 3)
-    assert read == ["a0", "a1", "a2", "a3"]
-    assert sorted(order.take(7, 7)) == [f"a{n}" for n in range(7)]
-
-
-def test_rows_left_out_by_their_preparation_do_not_count(tmp_path):
-    path = numbered(tmp_path, "a", 4)
-    for stream in (False, True):
-        loaded = load(DataSettings(path=path, stream=stream, shuffle=False), Prompt)
-        order = loaded.stream(lambda rows: (row.prompt for row in rows if row.prompt != "a1"), seed=0)
-        assert order.take(0, 4) == ["a0", "a2", "a3", "a0"]
-        assert order.size == 3
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_mix(tmp_path, stream):
     couplets = tmp_path / "c.csv"
@@ -99,13 +64,10 @@ def test_a_mix(tmp_path, stream):
         SourceSettings(path=numbered(tmp_path, "a", 5), weight=3),
         SourceSettings(path=str(couplets), columns={"prompt": "couplet"}, weight=1),
     )
-    loaded = load(DataSettings(mix=mix, stream=stream, shuffle=False), Prompt)
+    loaded = load(DataSettings(mix=mix, stream=stream), Prompt)
     assert [source.weight for source in loaded.sources] == [3, 1]
+    assert [len(list(source.rows)) for source in loaded.sources] == [5, 1]
     assert loaded.train[-1] == Prompt("c0", {"next": "d0"})
-    order = loaded.stream(texts, seed=0)
-    expected = Mixed([InMemory([f"a{n}" for n in range(5)], 0, shuffle=False), InMemory(["c0"], 0)], [3, 1])
-    assert order.take(0, 12) == expected.take(0, 12)
-    assert order.take(0, 12).count("c0") == 3
 
 
 def test_every_source_of_a_mix_holds_out_its_share(tmp_path):
@@ -115,16 +77,22 @@ def test_every_source_of_a_mix_holds_out_its_share(tmp_path):
     assert len(loaded.train) == 12
 
 
-def test_remarks_are_about_the_latest_pass(tmp_path):
+def test_remarks_are_about_one_pass(tmp_path):
     file = tmp_path / "a.jsonl"
     turns = [{"role": "user", "content": "Hi"}]
-    rows = [{"messages": [*turns, {"role": "assistant", "content": "Hello"}]}, *[{"messages": turns}] * 2]
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    answered = {"messages": [*turns, {"role": "assistant", "content": "Hello"}]}
+    file.write_text("\n".join(map(json.dumps, [{"messages": turns}, answered] * 2)), encoding="utf-8")
     loaded = load(DataSettings(path=str(file), stream=True), Demonstration)
     assert loaded.notes() == []
+    remark = f"conversations of fewer than 2 messages are skipped (first: {file} line 1)"
     for _ in range(2):
-        assert len(loaded.train) == 1
-        assert loaded.notes() == [f"2 × conversations of fewer than 2 messages are skipped (first: {file} line 2)"]
+        next(iter(loaded.sources[0].rows))
+        assert loaded.notes() == [f"1 × {remark}"]  # as far as this pass has come
+    for _ in range(2):
+        assert len(loaded.train) == 2
+        assert loaded.notes() == [f"2 × {remark}"]
+    next(iter(loaded.sources[0].rows))
+    assert loaded.notes() == [f"2 × {remark}"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.data.order import InMemory, Mixed, Streamed, permutation
+from dressage.data.order import InMemory, Mixed, Streamed, passes_over, permutation
 from dressage.errors import UserError
 from dressage.sampling.randomness import Purpose, generator
 
@@ -154,3 +154,18 @@ def test_a_mix_keeps_its_order_over_other_items():
     assert mixed.items == [1, 2, 3, 40, 50]
     squares = mixed.with_items([item**2 for item in mixed.items])
     assert squares.take(0, 20) == [item**2 for item in mixed.take(0, 20)]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_passes_are_over_lists_in_memory_and_over_anything_else_as_a_stream(shuffle):
+    order = passes_over([range(7)], [2.0], 3, shuffle=shuffle)
+    assert order.take(0, 20) == InMemory(range(7), 3, shuffle=shuffle).take(0, 20)
+    pieces = dict.fromkeys(range(7))  # is no sequence
+    order = passes_over([pieces], [2.0], 3, shuffle=shuffle, buffer=4)
+    assert order.take(0, 20) == Streamed(lambda: pieces, 3, shuffle=shuffle, buffer=4).take(0, 20)
+    mix = passes_over(["abc", pieces], [3, 1], 3, shuffle=shuffle, buffer=4)
+    sources = [
+        InMemory("abc", 3, shuffle=shuffle),
+        Streamed(lambda: pieces, 3, shuffle=shuffle, buffer=4, source=1),
+    ]
+    assert mix.take(0, 40) == Mixed(sources, [3, 1]).take(0, 40)

@@ -142,7 +142,7 @@ def test_a_mix_keeps_its_weights(tmp_path, tokenizer):
     mix = [{"path": str(tmp_path / "a.txt"), "weight": 1}, {"path": str(tmp_path / "b.txt"), "weight": 3}]
     prompts = load_prompts(PromptSettings.model_validate({"mix": mix, "max_prompt_tokens": 2}), tokenizer)
     assert (prompts.texts, prompts.dropped) == (("a", "b", "c"), (0, 4))
-    taken = [prompts.texts[i] for i in prompts.order(0, True, 0, 80)]
+    taken = [prompts.texts[i] for i in prompts.order(0, True).take(0, 80)]
     assert (taken.count("c"), taken.count("a"), taken.count("b")) == (60, 10, 10)
 
 
@@ -152,7 +152,7 @@ def prompt_set(n: int) -> PromptSet:
 
 @given(st.integers(1, 30), st.integers(0, 5), st.integers(0, 3), st.booleans())
 def test_every_pass_covers_every_prompt_once(n, seed, number, shuffle):
-    order = prompt_set(n).order(seed, shuffle, number * n, n)
+    order = prompt_set(n).order(seed, shuffle).take(number * n, n)
     assert sorted(order) == list(range(n))
     if not shuffle:
         assert order == list(range(n))
@@ -160,14 +160,12 @@ def test_every_pass_covers_every_prompt_once(n, seed, number, shuffle):
 
 @given(st.integers(1, 12), st.integers(0, 50), st.integers(0, 20), st.integers(0, 20), st.booleans())
 def test_the_order_is_one_stream_however_it_is_cut(n, start, first, second, shuffle):
-    prompts = prompt_set(n)
-    whole = prompts.order(3, shuffle, start, first + second)
-    parts = prompts.order(3, shuffle, start, first) + prompts.order(3, shuffle, start + first, second)
-    assert parts == whole
+    order = prompt_set(n).order(3, shuffle)
+    assert order.take(start, first) + order.take(start + first, second) == order.take(start, first + second)
 
 
 def test_every_pass_and_every_seed_has_its_own_order():
     prompts = prompt_set(40)
-    orders = [prompts.order(seed, True, 40 * number, 40) for seed in (0, 1) for number in range(4)]
+    orders = [prompts.order(seed, True).take(40 * number, 40) for seed in (0, 1) for number in range(4)]
     assert len({tuple(order) for order in orders}) == 8
-    assert prompts.order(1, True, 40, 40) == orders[5]
+    assert prompts.order(1, True).take(40, 40) == orders[5]

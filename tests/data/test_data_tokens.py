@@ -17,7 +17,7 @@ MORE = (*ANSWER, Turn("user", "old?"), Turn("assistant", "  the old\n"))
 
 
 def one(row: Demonstration, tokenizer: PreTrainedTokenizerBase = BPE, **options: object) -> Tokens | None:
-    return next(iter(tokenize_demonstrations([row], tokenizer, TextSettings(**options)).examples), None)
+    return next(iter(tokenize_demonstrations([row], tokenizer, TextSettings(**options))), None)
 
 
 def learned(tokens: Tokens, tokenizer: PreTrainedTokenizerBase = BPE) -> list[str]:
@@ -80,8 +80,9 @@ def test_a_token_of_both_is_learned_and_noted():
     result = tokenize_demonstrations(
         [Demonstration("the", " river"), Demonstration("the ", "river")], BPE, TextSettings(path="a.jsonl")
     )
-    assert result.examples[0] == result.examples[1]
-    assert learned(result.examples[1]) == [" river</s>"]
+    first, second = result
+    assert first == second
+    assert learned(second) == [" river</s>"]
     assert result.notes() == [
         "1 × a token is part prompt, part response: it is learned, and a sampler sees another prompt "
         "(first: a.jsonl: row 2)"
@@ -91,9 +92,11 @@ def test_a_token_of_both_is_learned_and_noted():
 def test_a_token_of_the_header_and_the_answer_is_noted_too():
     # Two line breaks are one token, of which the template writes the first.
     result = tokenize_demonstrations([Demonstration(QUESTION, (Turn("assistant", "\n"),))], BPE, CHAT)
-    assert learned(result.examples[0]) == ["\n\n<|im_end|>"]
+    (tokens,) = result
+    assert learned(tokens) == ["\n\n<|im_end|>"]
     assert len(result.notes()) == 1
-    assert tokenize_demonstrations([Demonstration(QUESTION, ANSWER)], BPE, CHAT).notes() == []
+    plain = tokenize_demonstrations([Demonstration(QUESTION, ANSWER)], BPE, CHAT)
+    assert (len(list(plain)), plain.notes()) == (1, [])
 
 
 words = st.text(alphabet="theold rivr\n.?", max_size=12)
@@ -164,8 +167,8 @@ def test_texts_become_conversations_on_request():
 def test_texts_and_conversations_may_be_mixed():
     rows = [Demonstration("the", " old"), Demonstration(QUESTION, ANSWER), Demonstration("old", " bridge")]
     options = TextSettings(template=CHATML)
-    together = tokenize_demonstrations(rows * 400, BPE, options).examples
-    assert together == tuple(one(row, template=CHATML) for row in rows) * 400
+    together = list(tokenize_demonstrations(rows * 400, BPE, options))
+    assert together == [one(row, template=CHATML) for row in rows] * 400
 
 
 def test_a_template_may_have_no_special_token():
@@ -184,9 +187,8 @@ def test_two_bos_tokens_are_refused():
     with pytest.raises(
         UserError, match=r"^x\.jsonl: row 2: the text begins with two BOS tokens \(<s>\); the tokenizer"
     ):
-        tokenize_demonstrations(
-            [Demonstration("the", " old"), Demonstration("<s>the", " old")], tokenizer, TextSettings(path="x.jsonl")
-        )
+        rows = [Demonstration("the", " old"), Demonstration("<s>the", " old")]
+        list(tokenize_demonstrations(rows, tokenizer, TextSettings(path="x.jsonl")))
     # Without a tokenizer that adds one, the one in the text is the only one.
     assert one(Demonstration("<s>the", " old")).ids.count(0) == 1
     with pytest.raises(
@@ -198,11 +200,8 @@ def test_two_bos_tokens_are_refused():
 def test_a_mistake_names_the_row():
     for prompt in (QUESTION, (Turn("tool", "4"),)):
         with pytest.raises(UserError, match=r"^the data: row 2: "):
-            tokenize_demonstrations(
-                [Demonstration("", "a"), Demonstration(prompt, (Turn("system", "b"),))],
-                BPE,
-                TextSettings(template=LLAMA2),
-            )
+            rows = [Demonstration("", "a"), Demonstration(prompt, (Turn("system", "b"),))]
+            list(tokenize_demonstrations(rows, BPE, TextSettings(template=LLAMA2)))
     with pytest.raises(UserError, match=r"row 1: this is plain text; data\.system is for conversations"):
         one(Demonstration("a", "b"), system="Be kind.")
     with pytest.raises(UserError, match="row 1: the text holds half of a surrogate pair"):
@@ -215,7 +214,7 @@ def test_long_texts_are_cut_or_dropped_and_counted():
 
     def lengths(**options: object) -> tuple[list[int], list[str]]:
         result = tokenize_demonstrations(rows, tokenizer, TextSettings(path="a", **options))
-        return [len(tokens.ids) for tokens in result.examples], result.notes()
+        return [len(tokens.ids) for tokens in result], result.notes()
 
     assert lengths(max_length=6) == ([4, 5, 5, 6], [])
     assert lengths(max_length=4) == (
@@ -233,12 +232,12 @@ def test_long_texts_are_cut_or_dropped_and_counted():
 
 def test_a_pair_is_two_demonstrations_of_one_prompt():
     row = Pair("What is", " the river", " it", margin=0.5)
-    (pair,) = tokenize_pairs([row], BPE, PairSettings()).examples
+    (pair,) = tokenize_pairs([row], BPE, PairSettings())
     assert pair.chosen == one(Demonstration("What is", " the river"))
     assert pair.rejected == one(Demonstration("What is", " it"))
     assert pair.margin == 0.5
     talk = Pair(QUESTION, ANSWER, (Turn("assistant", "old"),))
-    (pair,) = tokenize_pairs([talk], BPE, PairSettings(template=CHATML)).examples
+    (pair,) = tokenize_pairs([talk], BPE, PairSettings(template=CHATML))
     assert learned(pair.chosen) == ["It is a river.<|im_end|>"]
     assert learned(pair.rejected) == ["old<|im_end|>"]
     assert pair.margin is None
@@ -247,7 +246,7 @@ def test_a_pair_is_two_demonstrations_of_one_prompt():
 def test_responses_of_a_pair_begin_at_the_same_token():
     # " river" takes the prompt's last space into its first token; "!" does not, and yet it is learned from there on.
     result = tokenize_pairs([Pair("the ", "river", "!")], BPE, PairSettings())
-    (pair,) = result.examples
+    (pair,) = result
     assert learned(pair.chosen) == [" river</s>"]
     assert learned(pair.rejected) == [" !</s>"]
     assert len(result.notes()) == 1
@@ -256,16 +255,16 @@ def test_responses_of_a_pair_begin_at_the_same_token():
 def test_pairs_without_a_difference_are_dropped():
     rows = [Pair("the", " old", " old"), Pair("the", " old bridge", " old river"), Pair("the", " old", " river")]
     result = tokenize_pairs(rows, tiny_tokenizer(), PairSettings(path="a", max_length=7))
-    assert len(result.examples) == 1
+    assert len(list(result)) == 1
     assert "2 × dropped: chosen and rejected are the same tokens (first: a: row 1)" in result.notes()
 
 
 def test_a_pair_of_which_one_response_is_nothing_is_dropped():
     tokenizer = tiny_tokenizer()
-    assert len(tokenize_pairs([Pair("ab", "", "c")], tokenizer, PairSettings()).examples) == 1
+    assert len(list(tokenize_pairs([Pair("ab", "", "c")], tokenizer, PairSettings()))) == 1
     tokenizer.eos_token = None
     result = tokenize_pairs([Pair("ab", "", "c")], tokenizer, PairSettings(path="a"))
-    assert result.examples == ()
+    assert list(result) == []
     assert result.notes() == ["1 × dropped: no token of a response is within data.max_length = 1024 (first: a: row 1)"]
 
 
@@ -315,7 +314,7 @@ def test_pairs_are_those_of_trl(tmp_path):
         ),
         processing_class=tokenizer,
     )
-    pairs = tokenize_pairs([Pair(*row) for row in rows], tokenizer, PairSettings()).examples
+    pairs = tokenize_pairs([Pair(*row) for row in rows], tokenizer, PairSettings())
     for theirs, pair in zip(trainer.train_dataset, pairs, strict=True):
         for ids, ours in ((theirs["chosen_ids"], pair.chosen), (theirs["rejected_ids"], pair.rejected)):
             assert theirs["prompt_ids"] + ids == list(ours.ids)

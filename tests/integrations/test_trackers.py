@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -13,11 +14,12 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
+import dressage
 from dressage.config import Settings, load
 from dressage.errors import UserError
 from dressage.integrations import trackers
 from dressage.integrations.trackers import Names, Trackers
-from dressage.record import Recorder, begin_attempt, open_run, write_run
+from dressage.record import Recorder, begin_attempt, write_run
 
 Steps = dict[int, dict[str, float]]
 
@@ -38,6 +40,9 @@ FLAT = {
     "model.gguf_file": None,
     "rewards": '[{"use": "lowercase"}]',
 }
+
+
+needs_trackio = pytest.mark.skipif(find_spec("trackio") is None, reason="needs Trackio: pip install trackio")
 
 
 class Example(Settings):
@@ -73,7 +78,7 @@ def attempt(folder: Path, names: Names, start: int, end: int) -> None:
 
 
 def recorded(folder: Path) -> Steps:
-    rows = open_run(folder).steps().drop_columns(["attempt"]).to_pylist()
+    rows = dressage.open(folder).steps().drop_columns(["attempt"]).to_pylist()
     return {row.pop("step"): {name: value for name, value in row.items() if value is not None} for row in rows}
 
 
@@ -129,6 +134,16 @@ def wandb(file: Path) -> tuple[str, Steps, Mapping[str, Any]]:
         for item in (*record.run.config.update, *record.config.update):
             config[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
     return identity, steps, config
+
+
+def trackio(folder: Path) -> tuple[list[tuple[int, dict[str, float]]], Mapping[str, Any]]:
+    """The history of a run, in the order in which it was sent, and its configuration out of Trackio's database."""
+    from trackio import Api
+    from trackio.sqlite_storage import SQLiteStorage
+
+    (run,) = (run for run in Api().runs("project") if run.name.startswith(f"{folder.name}-"))
+    rows = SQLiteStorage.get_logs("project", run.name)
+    return [(row.pop("step"), {k: v for k, v in row.items() if k != "timestamp"}) for row in rows], run.config
 
 
 def test_tensorboard_has_every_metric_of_the_record(tmp_path: Path) -> None:
@@ -192,13 +207,31 @@ def test_several_trackers_get_the_same(tmp_path: Path) -> None:
     assert as_float32(wandb(file)[1]) == tensorboard(tmp_path) == as_float32(recorded(tmp_path))
 
 
-def test_trackio_has_every_metric(tmp_path: Path) -> None:
-    trackio = pytest.importorskip("trackio", reason="trackio is not installed")
-    attempt(tmp_path, ("trackio",), 0, 3)
-    attempt(tmp_path, ("trackio",), 3, 5)
-    (run,) = trackio.Api().runs("project")
-    steps = {row.pop("step"): row for row in run.history()}
-    assert {step: {n: row[n] for n in recorded(tmp_path)[step]} for step, row in steps.items()} == recorded(tmp_path)
+@needs_trackio
+def test_trackio_has_every_metric_and_setting(tmp_path: Path) -> None:
+    attempt(tmp_path, ("trackio",), 0, 5)
+    rows, config = trackio(tmp_path)
+    assert rows == [*recorded(tmp_path).items()]
+    assert {name: config[name] for name in FLAT} == FLAT
+
+
+@needs_trackio
+def test_a_continued_trackio_run_keeps_its_name_and_its_settings(tmp_path: Path) -> None:
+    """Steps 3 and 4 are done twice and there twice, the later ones with their own times."""
+    attempt(tmp_path, ("trackio",), 0, 5)
+    attempt(tmp_path, ("trackio",), 3, 7)
+    rows, config = trackio(tmp_path)
+    assert [step for step, _ in rows] == [0, 1, 2, 3, 4, 3, 4, 5, 6]
+    assert dict(rows) == recorded(tmp_path)
+    assert rows[3][1]["time/total"] == 3 and rows[5][1]["time/total"] == 3 + 1 / 7
+    assert {name: config[name] for name in FLAT} == FLAT
+
+
+@needs_trackio
+def test_a_project_that_trackio_refuses_is_a_plain_message(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^the tracker trackio did not start: .*'registry-x' is not allowed.*$"):
+        Trackers(("trackio",), tmp_path, "registry-x", {})
+    assert not (tmp_path / "trackers.json").exists()
 
 
 def test_without_trackers_nothing_is_written(tmp_path: Path) -> None:
@@ -275,7 +308,7 @@ def test_wandb_without_a_key_is_a_plain_message(tmp_path: Path, monkeypatch: pyt
 def test_steps_table_is_read_without_surprises(tmp_path: Path) -> None:
     """The helper above drops what was not measured and nothing else."""
     attempt(tmp_path, (), 0, 3)
-    table = open_run(tmp_path).steps()
+    table = dressage.open(tmp_path).steps()
     assert sum(len(seen) for seen in recorded(tmp_path).values()) == sum(
         pc.count(table[name]).as_py() for name in table.column_names if name not in ("step", "attempt")
     )

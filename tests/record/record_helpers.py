@@ -1,4 +1,6 @@
+import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,3 +24,28 @@ def plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(plain, value)) + "]"
     return repr(value)
+
+
+def kept(name: str, values: np.ndarray) -> np.ndarray:
+    """What the recorder should keep of a token column, rounded number by number with fractions and float16."""
+    if not np.issubdtype(values.dtype, np.floating):
+        return values
+    flat = [float(value) for value in values.ravel()]
+    with np.errstate(over="ignore"):
+        narrow = [float(np.float32(value)) for value in flat]
+    if not any(math.isinf(new) and math.isfinite(old) for new, old in zip(narrow, flat, strict=True)):
+        flat = narrow
+    one = _on_the_grid if name.endswith("logprob") else _as_float16
+    return np.array([one(value) if math.isfinite(value) else value for value in flat]).reshape(values.shape)
+
+
+def _on_the_grid(value: float) -> float:
+    return float(Fraction(round(Fraction(value) * 2**17), 2**17))
+
+
+def _as_float16(value: float) -> float:
+    mantissa, exponent = math.frexp(value)
+    try:
+        return math.ldexp(float(np.float16(mantissa)), exponent)
+    except OverflowError:
+        return value

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_helpers import rollouts
 
+import dressage
 from dressage.errors import UserError
-from dressage.record import Recorder, begin_attempt, open_run, write_run
-from dressage.record.files import segment_path, write_segment
+from dressage.record import Recorder, begin_attempt, write_run
+from dressage.record.segments import segment_name, write_segment
 
 BATCH = 5
 
@@ -72,7 +73,7 @@ def test_a_killed_process_leaves_every_flushed_step_and_nothing_broken(folder):
         flushed += map(int, process.stdout.read().split())
         process.wait()
         process.stdout.close()
-        run = open_run(folder)
+        run = dressage.open(folder)
         steps = check_whole(run)
         assert steps[: len(flushed)] == flushed, f"seed {seed}, trial {trial}"
         assert len(steps) - len(flushed) in (0, 1)
@@ -83,7 +84,7 @@ def test_a_reader_sees_whole_steps_while_another_process_writes(folder):
     process = write_in_another_process(folder, 60)
     seen = []
     while process.poll() is None:
-        run = open_run(folder)
+        run = dressage.open(folder)
         before = seen
         seen = check_whole(run)
         assert seen[: len(before)] == before
@@ -94,7 +95,7 @@ def test_a_reader_sees_whole_steps_while_another_process_writes(folder):
         assert counts[0] == counts[1] and counts[0] % BATCH == 0
     assert process.returncode == 0
     process.stdout.close()
-    assert check_whole(open_run(folder)) == list(range(60))
+    assert check_whole(dressage.open(folder)) == list(range(60))
 
 
 def test_tokens_without_rows_are_not_committed(folder):
@@ -102,10 +103,10 @@ def test_tokens_without_rows_are_not_committed(folder):
         recorder.rollouts(0, *rollouts())
         recorder.rollouts(1, *rollouts())
         recorder.rollouts(2, *rollouts())
-    segment_path(folder, "rows", 1, 0, 0).unlink()
-    segment_path(folder, "tokens", 2, 0, 0).unlink()
-    run = open_run(folder)
-    assert [segment.step for segment in run.segments()] == [0]
+    (folder / segment_name("rows", 1, 0, 0)).unlink()
+    (folder / segment_name("tokens", 2, 0, 0)).unlink()
+    run = dressage.open(folder)
+    assert [segment.first for segment in run.segments()] == [0]
     assert run.rows()["step"].unique().to_pylist() == [0]
     assert run.tokens(1).num_rows == 0
     assert run.sql("SELECT DISTINCT step FROM tokens").fetchall() == [(0,)]
@@ -116,7 +117,7 @@ def test_hidden_and_foreign_files_are_not_read(folder):
         recorder.rollouts(0, *rollouts())
     for name in (".rows-00000001-0000-0000.parquet", "notes.txt", "rows-1.parquet"):
         (folder / "record" / name).write_text("half")
-    assert open_run(folder).rows().num_rows == 2
+    assert dressage.open(folder).rows().num_rows == 2
 
 
 def test_attempts_are_numbered_from_zero(folder):
@@ -135,7 +136,7 @@ def record(folder: Path, attempt: int, steps: range) -> None:
 def test_a_resumed_run_shows_the_later_attempt_and_keeps_the_earlier_on_disk(folder):
     record(folder, begin_attempt(folder, 0), range(0, 5))
     record(folder, begin_attempt(folder, 3), range(3, 4))
-    run = open_run(folder)
+    run = dressage.open(folder)
     # Attempt 0 had got to step 4, attempt 1 began again at step 3 and has not reached step 4 yet.
     assert [(r["step"], r["attempt"]) for r in run.rows().to_pylist()] == [(0, 0), (1, 0), (2, 0), (3, 1)]
     assert [(r["step"], r["attempt"]) for r in run.steps().to_pylist()] == [(0, 0), (1, 0), (2, 0), (3, 1)]
@@ -154,7 +155,7 @@ def test_attempts_like_a_notebook_that_is_torn_off_at_each_start(starts):
             record(Path(name), attempt, range(start, start + count))
             notebook = {step: a for step, a in notebook.items() if step < start}
             notebook |= dict.fromkeys(range(start, start + count), attempt)
-        run = open_run(Path(name))
+        run = dressage.open(Path(name))
         rows = [(row["step"], row["attempt"], row["reward"]) for row in run.rows().to_pylist()]
         assert rows == [(step, attempt, attempt) for step, attempt in sorted(notebook.items())]
         assert [(r["step"], r["attempt_number"]) for r in run.steps().to_pylist()] == sorted(notebook.items())
@@ -167,8 +168,8 @@ def test_several_ranks_are_one_step(folder):
     for rank in (1, 0):
         with Recorder(folder, rank=rank) as recorder:
             recorder.rollouts(0, *rollouts(2, 2, sample=[2 - 2 * rank, 3 - 2 * rank]))
-    run = open_run(folder)
-    assert [(r["rank"], r["sample"]) for r in run.rows().to_pylist()] == [(0, 2), (0, 3), (1, 0), (1, 1)]
+    run = dressage.open(folder)
+    assert [(r["rank"], r["sample"]) for r in run.rows().to_pylist()] == [(1, 0), (1, 1), (0, 2), (0, 3)]
     assert run.tokens(0)["sample"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert run.tokens(0, 2)["sample"].to_pylist() == [2, 2]
     assert run.rollout(0, 3).row["rank"] == 0
@@ -178,7 +179,7 @@ def test_columns_and_steps_can_be_chosen(folder):
     with Recorder(folder) as recorder:
         for step in range(4):
             recorder.rollouts(step, *rollouts(1))
-    table = open_run(folder).rows(["step", "reward"], steps=[3, 1])
+    table = dressage.open(folder).rows(["step", "reward"], steps=[3, 1])
     assert table.to_pylist() == [{"step": 1, "reward": 0.0}, {"step": 3, "reward": 0.0}]
 
 
@@ -188,7 +189,7 @@ def test_files_of_an_older_schema_are_read_with_nulls(folder):
     write_segment(folder, 0, 0, 0, old_rows, old_tokens)
     with Recorder(folder) as recorder:
         recorder.rollouts(1, *rollouts(1, 1, group=[7]))
-    run = open_run(folder)
+    run = dressage.open(folder)
     assert run.rows(["reward", "group"]).to_pylist() == [{"reward": 1.0, "group": None}, {"reward": 0.0, "group": 7}]
     assert run.tokens(0)["logprob"].to_pylist() == [0.1]
     assert run.sql('SELECT step, "group", k1 FROM rows ORDER BY step').fetchall() == [(0, None, None), (1, 7, None)]
@@ -199,11 +200,11 @@ def test_the_folder_is_no_pattern_to_a_query(folder):
     for name in (folder.name, "run 1 and 'é'"):
         with Recorder(folder.with_name(name)) as recorder:
             recorder.rollouts(0, *rollouts(1, prompt=[name]))
-    assert open_run(folder).sql("SELECT prompt, step FROM rows").fetchall() == [(folder.name, 0)]
+    assert dressage.open(folder).sql("SELECT prompt, step FROM rows").fetchall() == [(folder.name, 0)]
 
 
 def test_an_empty_run_has_every_column_and_no_row(folder):
-    run = open_run(folder)
+    run = dressage.open(folder)
     assert run.rows().num_rows == run.tokens(0).num_rows == run.steps().num_rows == 0
     assert run.sql("SELECT reward_parts, logprob FROM rows, tokens, steps").fetchall() == []
 
@@ -212,12 +213,12 @@ def test_a_rollout_that_is_not_there_is_named(folder):
     with Recorder(folder) as recorder:
         recorder.rollouts(0, *rollouts(2))
     with pytest.raises(UserError, match="no sample 2 in step 0, which has 2 rollouts"):
-        open_run(folder).rollout(0, 2)
+        dressage.open(folder).rollout(0, 2)
 
 
 def test_no_run_folder_is_said(tmp_path):
     with pytest.raises(UserError, match=r"no run\.json"):
-        open_run(tmp_path)
+        dressage.open(tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(UserError, match="no JSON"):
-        open_run(tmp_path)
+        dressage.open(tmp_path)

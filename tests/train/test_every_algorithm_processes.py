@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_train_processes import HERE, torchrun
-from train_helpers import OFFLINE, ONLINE, quiet, timeless, tiny_run
+from train_helpers import OFFLINE, ONLINE, SIGNAL, quiet, timeless, tiny_run
 
-from dressage.record import Run, open_run
+import dressage
+from dressage.record import Run
 
 pytestmark = pytest.mark.slow
 SMOOTH: dict[str, Any] = {"optimizer__eps": 1e-3}
@@ -55,7 +56,8 @@ def same_rollouts(one: Run, other: Run) -> None:
         tokens, theirs = one.tokens(step), other.tokens(step)
         assert tokens["token_id"] == theirs["token_id"]
         for name in ("logprob", "advantage"):
-            assert theirs[name].to_pylist() == pytest.approx(tokens[name].to_pylist(), abs=1e-4)
+            # Two numbers that hardly differ can be rounded to neighbours.
+            assert theirs[name].to_pylist() == pytest.approx(tokens[name].to_pylist(), abs=1e-4, rel=2 * SIGNAL)
 
 
 def measured(metrics: dict[str, Any]) -> dict[str, float]:
@@ -70,7 +72,7 @@ def test_two_processes_are_one(two: Path, tmp_path: Path, name: str) -> None:
     training = tiny_run(changes.pop("algorithm"), tmp_path / "run", **SMOOTH, **changes)
     start = {key: weight.detach().clone() for key, weight in training.trainer.learner.optimizer.parameters.items()}
     training.run(quiet)
-    alone, run = open_run(tmp_path / "run"), open_run(two / name)
+    alone, run = dressage.open(tmp_path / "run"), dressage.open(two / name)
     assert run.info["processes"] == 2 and alone.info["processes"] == 1
     same_rollouts(alone, run)
     steps, theirs = alone.steps().to_pylist(), run.steps().to_pylist()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from train_helpers import LORA, STOP, build, finish, quiet
 
-from dressage.record import open_run
+import dressage
 
 MODELS = {"full": {}, "lora": {"model__lora": LORA}}
 UPDATES = {
@@ -26,7 +26,7 @@ def test_first_ratio_is_one_and_first_kl_is_zero(tmp_path: Path, model: str, upd
     assert [step["policy/first_ratio_error"] for step in metrics] == pytest.approx([0.0, 0.0], abs=tolerance)
     assert (metrics[0]["kl/objective"], metrics[0]["kl/objective_k3"]) == (0.0, 0.0)
     assert metrics[1]["kl/objective"] != 0.0  # something was learned
-    tokens = open_run(tmp_path / "run").tokens(0)
+    tokens = dressage.open(tmp_path / "run").tokens(0)
     assert tokens["logprob"] == tokens["ref_logprob"]
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_helpers import LORA, STOP, finish
+from train_helpers import LORA, SIGNAL, STOP, finish
 
-from dressage.record import Run, open_run
+import dressage
+from dressage.record import Run
 from dressage.train.processes import Processes
 from dressage.types import Batch
 
@@ -38,7 +39,10 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def torchrun(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{HERE.parent}:{os.environ.get('PYTHONPATH', '')}",
+    }
     return subprocess.run(
         [*launcher, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
@@ -72,14 +76,16 @@ def same_rollouts(one: Run, other: Run) -> None:
         for name in ("sample", "position", "token_id"):
             assert tokens[name] == theirs[name]
         for name in ("logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return"):
-            np.testing.assert_allclose(tokens[name].to_numpy(), theirs[name].to_numpy(), rtol=0, atol=1e-4)
+            # Two numbers that hardly differ can be rounded to neighbours.
+            rounding = 0 if name.endswith("logprob") else 2 * SIGNAL
+            np.testing.assert_allclose(tokens[name].to_numpy(), theirs[name].to_numpy(), rtol=rounding, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_are_one(two: Path, tmp_path: Path, name: str) -> None:
     alone = finish(tmp_path / "run", **{**COMMON, **RUNS[name]})
-    run = open_run(two / name)
-    same_rollouts(open_run(tmp_path / "run"), run)
+    run = dressage.open(two / name)
+    same_rollouts(dressage.open(tmp_path / "run"), run)
     for one, other in zip(alone.metrics, run.steps().to_pylist(), strict=True):
         for key in one:
             if not key.startswith(("time/", "tokens_per_second")):
@@ -108,7 +114,7 @@ def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     done = torchrun("-m", "--", "dressage", "ppo", *arguments, folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("step 1/1") == 1  # said once, not by every process
-    run = open_run(tmp_path / "here")
+    run = dressage.open(tmp_path / "here")
     assert run.info["processes"] == 2 and run.rows()["sample"].to_pylist() == [0, 1, 2]
     assert (tmp_path / "here" / "model" / "model.safetensors").exists()
 

@@ -26,7 +26,7 @@ def test_fifteen_lines_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
         rewards=short_and_positive,
     )
     result = training.run()
-    rows = dressage.open_run(result.folder).rows().to_pylist()
+    rows = dressage.open(result.folder).rows().to_pylist()
     assert len(rows) == 8 and {row["prompt"] for row in rows} <= set(training.collector.prompts.texts)
     for row in rows:
         expected = ("good" in row["response"]) - 0.01 * len(row["response"])
@@ -77,7 +77,7 @@ def test_only_python_goes_on_with_what_only_python_has(
     resumed = dressage.Training(made, **given(), resume=True).run(quiet)
     whole = dressage.Training(made.model_copy(update={"run": tmp_path / "whole"}), **given()).run(quiet)
     assert farthest(weights(whole.policy), weights(resumed.policy)) == 0.0
-    records = [dressage.open_run(tmp_path / name).rows().drop_columns("attempt") for name in ("run", "whole")]
+    records = [dressage.open(tmp_path / name).rows().drop_columns("attempt") for name in ("run", "whole")]
     assert records[0] == records[1]
 
 
@@ -97,10 +97,10 @@ def test_resuming_with_another_model_or_nothing_to_resume_is_refused(tmp_path: P
 
 def test_a_finished_run_is_resumed_without_harm(tmp_path: Path) -> None:
     result = finish(tmp_path / "run")
-    before = dressage.open_run(tmp_path / "run").rows()
+    before = dressage.open(tmp_path / "run").rows()
     again = dressage.Training(settings(tmp_path / "run"), prompts=PROMPTS, rewards=uneven, resume=True).run(quiet)
     assert again.metrics == [] and farthest(weights(result.policy), weights(again.policy)) == 0.0
-    assert dressage.open_run(tmp_path / "run").rows() == before
+    assert dressage.open(tmp_path / "run").rows() == before
 
 
 def test_the_global_random_state_of_the_caller_does_not_matter(tmp_path: Path) -> None:

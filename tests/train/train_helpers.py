@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from settings_helpers import changed
 from torch import Tensor, nn
 
+import dressage
 from dressage.algorithms import ALGORITHMS
 from dressage.algorithms.ppo import PPORun
 from dressage.config import load
-from dressage.record import open_run
 from dressage.train.run import Result, Training
 from dressage.types import Batch
 
 PROMPTS = ("On the table", "My", "The morning train was", "A dog and", "Yesterday we", "It")
+
+# What the recorder keeps of a number: dressage/record/schema.py.
+LOGPROB = 2.0**-17
+"""what the difference of two recorded log-probabilities can be off"""
+SIGNAL = 2.0**-11
+"""what a recorded value, reward, advantage or return can be off, times its size"""
 
 LORA = {"rank": 4, "alpha": 8}
 
@@ -39,13 +46,7 @@ def settings(folder: Path, **changes: Any) -> PPORun:
         "sampling": {"random_length": (1, 6)},
         "optimizer": {"learning_rate": 1e-3},
     }
-    for name, value in changes.items():
-        *groups, last = name.split("__")
-        place = values
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = value
-    return PPORun.model_validate(values)
+    return PPORun.model_validate(changed(values, changes))
 
 
 def quiet(step: int, metrics: dict[str, float]) -> None:
@@ -162,7 +163,7 @@ def timeless(metrics: dict[str, Any]) -> dict[str, Any]:
 
 def everything(folder: Path) -> dict[str, Any]:
     """What of a finished run must be the same bit for bit when it is run again, or was killed in between."""
-    run = open_run(folder)
+    run = dressage.open(folder)
     rows = run.rows()
     newest = max((folder / "checkpoints").glob("step-*"))
     files = [*(folder / "model").glob("*.safetensors"), *newest.iterdir(), *folder.glob("*.safetensors")]

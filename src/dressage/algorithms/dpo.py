@@ -12,6 +12,7 @@ from dressage.algorithms.base import Loss
 from dressage.config import Settings
 from dressage.data.examples import Examples, load_pairs
 from dressage.data.tokens import PairSettings, PairTokens
+from dressage.models.policy import check_vocabulary
 from dressage.models.sequences import PairLogprobs, PairPolicy
 from dressage.models.settings import FrozenSettings, StartSettings
 from dressage.models.trained import load_start
@@ -113,12 +114,18 @@ class DPORun(ExampleRun):
     def prepare(
         self, examples: Examples[PairTokens], learner: Learner, folder: Path, step: int
     ) -> Examples[PairTokens]:
-        """Score all pairs with the reference, once."""
+        """Score all pairs with the reference, once.
+
+        Raises:
+            UserError: the reference has another vocabulary, or what was kept of it does not fit the pairs.
+        """
         if self.dpo.reference_free:
             return examples
-        model = learner.model
+        model: Any = learner.model
         if self.reference.path is not None:
             start = StartSettings(path=self.reference.path, dtype=self.model.dtype)
-            model = self.role(load_start(start)).to(learner.device)
+            reference = load_start(start)
+            check_vocabulary(reference, self.reference.path, model.model, self.model.path)
+            model = self.role(reference).to(learner.device)
         at_once = self.update.micro_batch_size or self.batch_size
         return with_reference(examples, model, learner.processes, folder, step, at_once)

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+import dressage
 from dressage.algorithms.base import Loss, RolloutAlgorithm
 from dressage.models.policy import Scores
 from dressage.models.settings import ReferenceSettings
 from dressage.ops import kl
 from dressage.ops.masked import weighted_mean
 from dressage.record.files import write_json
-from dressage.record.reader import open_run
 from dressage.train.settings import CoefficientSettings, RolloutRun
 from dressage.types import Batch
 
@@ -98,7 +98,7 @@ class RAFTRun(RolloutRun):
 
     def show(self, folder: Path, console: Console) -> None:
         """The gain of every step, beside what choosing among the untouched model's responses gives."""
-        print_rounds(console, open_run(folder).steps().to_pylist())
+        print_rounds(console, dressage.open(folder).steps().to_pylist())
 
     @property
     def scoring_temperature(self) -> float:
@@ -151,7 +151,7 @@ class Round(NamedTuple):
 
 
 def rounds(steps: Sequence[Mapping[str, Any]]) -> Iterator[Round]:
-    """The table's rows, from the recorded metrics of all steps: `open_run(folder).steps().to_pylist()`."""
+    """The table's rows, from the recorded metrics of all steps: `dressage.open(folder).steps().to_pylist()`."""
     for step in steps:
         reward = step["reward/mean"]
         gain = reward - steps[0]["reward/mean"]

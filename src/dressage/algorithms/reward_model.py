@@ -87,7 +87,7 @@ class RewardModelRun(ExampleRun):
         return load_reward_model(self.model, int(tokenizer.pad_token_id))
 
     def finished(self, model: Any) -> Any:
-        """An ordinary sequence classifier: adapters are merged into their base."""
+        """An ordinary sequence classifier: adapters are merged into their base, in place."""
         return model.merge_and_unload() if isinstance(model, PeftModel) else model
 
     def report(self, trainer: ExampleTrainer, folder: Path) -> None:

@@ -12,13 +12,13 @@ import torch
 from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase
 
+import dressage
 from dressage.config import check
 from dressage.data.prompts import load_prompts
 from dressage.errors import UserError
 from dressage.integrations.trackers import require
 from dressage.models.settings import StartSettings
 from dressage.models.trained import load_start_tokenizer
-from dressage.record import open_run
 from dressage.record.show import headline
 from dressage.rewards import build_rewards
 from dressage.rewards.settings import RewardSettings
@@ -88,7 +88,7 @@ class Training(Stage):
     def check(self, known: Mapping[str, Stage]) -> None:
         """Read the data and make the rewards as the run will, as far as that needs no model still to be trained."""
         if self.state is not State.NEW:
-            config = {**open_run(self.folder).info["config"], "run": self.folder}
+            config = {**dressage.open(self.folder).info["config"], "run": self.folder}
             check_same(self, check(type(self.settings), config, f"{self.folder}/run.json"))
         if self.state is State.DONE:
             return
@@ -107,9 +107,7 @@ class Training(Stage):
         start = start_of(self.settings.model.path, known)
         if start is not None:
             return start.tokenizer(known)
-        if isinstance(self.settings, ExampleRun):
-            return self.settings.load_tokenizer()
-        return load_start_tokenizer(self.settings.model)
+        return self.settings.load_tokenizer()
 
     def run(self) -> None:
         if self.state is State.STARTED:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Generic, TypeVar
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dressage.data.load import Loaded, load
-from dressage.data.order import InMemory, Mixed, Stream
+from dressage.data.notes import Reading
+from dressage.data.order import Stream, passes_over
 from dressage.data.tokens import (
     PairSettings,
     PairTokens,
     TextSettings,
-    Tokenized,
     Tokens,
     tokenize_demonstrations,
     tokenize_pairs,
@@ -36,8 +36,8 @@ class Examples(Generic[T]):
     train: Stream[T]
     held_out: Sequence[T]
     collate: Callable[[Sequence[T]], Batch]
-    notes: tuple[str, ...] = ()
-    """what was dropped or cut, in words"""
+    notes: Callable[[], list[str]]
+    """says what was dropped or cut; when streaming, in one pass as far as it has come"""
 
     def with_data(self, train: Stream[T], held_out: Sequence[T]) -> "Examples[T]":
         return replace(self, train=train, held_out=held_out)
@@ -72,31 +72,24 @@ def load_pairs(settings: PairSettings, tokenizer: PreTrainedTokenizerBase, seed:
 
 
 def _examples(
-    loaded: Loaded[R], tokenize: Callable[[Sequence[R]], Tokenized[E]], put: Callable[[Sequence[E]], Batch], seed: int
+    loaded: Loaded[R], tokenize: Callable[[Iterable[R]], Reading[E]], put: Callable[[Sequence[E]], Batch], seed: int
 ) -> Examples[E]:
-    held_out: Tokenized[E] = tokenize(loaded.held_out)
-    apart: list[str] = [*loaded.notes(), *(f"held out: {note}" for note in held_out.notes())]
-    if loaded.settings.stream:
-        stream = loaded.stream(lambda rows: (e for part in _parts(rows) for e in tokenize(part).examples), seed)
-        apart.append("data.stream: examples that are too long or hold nothing to learn are passed over uncounted")
-        return Examples(stream, held_out.examples, put, tuple(apart))
-    parts: list[Tokenized[E]] = [tokenize(list(source.rows)) for source in loaded.sources]
-    if not all(part.examples for part in parts):
-        raise UserError("; ".join(["there is no example left to learn from", *(n for p in parts for n in p.notes())]))
-    orders = [
-        InMemory(part.examples, seed, shuffle=loaded.settings.shuffle, source=number)
-        for number, part in enumerate(parts)
-    ]
-    order = orders[0] if len(orders) == 1 else Mixed(orders, [source.weight for source in loaded.sources])
-    notes = [*apart, *(note for part in parts for note in part.notes())]
-    return Examples(order, held_out.examples, put, tuple(notes))
+    settings, held_out = loaded.settings, tokenize(loaded.held_out)
+    parts: list[Reading[E]] = [tokenize(source.rows) for source in loaded.sources]
 
+    def notes() -> list[str]:
+        apart: list[str] = [f"held out: {note}" for note in held_out.notes()]
+        return [*loaded.notes(), *apart, *(note for part in parts for note in part.notes())]
 
-def _parts(rows: Iterable[R]) -> Iterator[list[R]]:
-    """Rows a thousand at a time: tokenizers are faster with many."""
-    rest = iter(rows)
-    while part := list(islice(rest, 1000)):
-        yield part
+    kept = list(held_out)
+    sources: list[Iterable[E]] = [part if settings.stream else list(part) for part in parts]
+    if [] in sources:
+        raise UserError("; ".join(["there is no example left to learn from", *notes()]))
+    weights = [source.weight for source in loaded.sources]
+    train = passes_over(sources, weights, seed, shuffle=settings.shuffle, buffer=settings.shuffle_buffer)
+    # The texts of what is in memory as tokens need not stay there for the sake of what is noted about them.
+    noted = notes()
+    return Examples(train, kept, put, notes if settings.stream else lambda: noted)
 
 
 def collate(examples: Sequence[Tokens]) -> Batch:

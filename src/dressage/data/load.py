@@ -1,24 +1,22 @@
 """From settings to rows: every source read, converted to one kind of row, and split."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
 from dressage.data.fields import Fields, Row, Skip
 from dressage.data.formats import NAMES, convert, recognise
-from dressage.data.notes import Notes
-from dressage.data.order import InMemory, Mixed, Stream, Streamed
+from dressage.data.notes import Notes, Reading
 from dressage.data.settings import DataSettings, SourceSettings
 from dressage.data.sources import read
 from dressage.data.types import Demonstration, Pair, Prompt
 from dressage.errors import UserError
 
 R = TypeVar("R", bound=Prompt | Demonstration | Pair)
-T = TypeVar("T")
 
 
-class Rows(Generic[R]):
+class Rows(Reading[R]):
     """The rows of one source as one kind; every iteration reads them anew.
 
     Args:
@@ -29,15 +27,10 @@ class Rows(Generic[R]):
     """
 
     def __init__(self, source: SourceSettings, kind: type[R], *, stream: bool = False, limit: int | None = None):
-        self.source, self.kind, self.stream, self.limit = source, kind, stream, limit
-        self.notes = Notes()
-        """what was dropped or skipped in the latest reading, as far as it has come"""
+        self.source, self.kind, self.stream = source, kind, stream
+        super().__init__(lambda notes: islice(self._converted(notes), limit))
 
-    def __iter__(self) -> Iterator[R]:
-        self.notes = Notes()
-        return islice(self._read(), self.limit)
-
-    def _read(self) -> Iterator[R]:
+    def _converted(self, notes: Notes) -> Iterator[R]:
         recognised: str | None = None
         for number, raw in enumerate(read(self.source, stream=self.stream)):
             if number == 0:
@@ -47,9 +40,9 @@ class Rows(Generic[R]):
             if stated is None and recognised is None:
                 recognised = recognise(row.values, self.kind, row.place)
             try:
-                yield convert(stated or recognised or "", Fields(row, self.notes), self.kind)
+                yield convert(stated or recognised or "", Fields(row, notes), self.kind)
             except Skip as skip:
-                self.notes.add(str(skip), row.place)
+                notes.add(str(skip), row.place)
 
     def renamed(self, row: Row) -> Row:
         if not self.source.columns:
@@ -94,28 +87,8 @@ class Loaded(Generic[R]):
         return [row for source in self.sources for row in source.rows]
 
     def notes(self) -> list[str]:
-        """What was dropped or skipped, in lines; when streaming, in the latest pass as far as it has come."""
-        return [line for rows in self.read for line in rows.notes.lines()]
-
-    def stream(self, prepare: Callable[[Iterable[R]], Iterable[T]], seed: int) -> Stream[T]:
-        """Endless passes over the rows in the order the settings ask for.
-
-        Args:
-            prepare: makes items of rows, such as their tokens; it may leave rows out. It is called once per source
-                with all of its rows or, when streaming, once per pass with an iterator.
-            seed: the seed of the run.
-        """
-        streams = [self._one(source, number, prepare, seed) for number, source in enumerate(self.sources)]
-        return streams[0] if len(streams) == 1 else Mixed(streams, [source.weight for source in self.sources])
-
-    def _one(
-        self, source: Source[R], number: int, prepare: Callable[[Iterable[R]], Iterable[T]], seed: int
-    ) -> Stream[T]:
-        rows, shuffle = source.rows, self.settings.shuffle
-        if isinstance(rows, Rows):
-            buffer = self.settings.shuffle_buffer
-            return Streamed(lambda: prepare(rows), seed, shuffle=shuffle, buffer=buffer, source=number)
-        return InMemory(list(prepare(rows)), seed, shuffle=shuffle, source=number)
+        """What was dropped or skipped, in lines; when streaming, in one pass as far as it has come."""
+        return [line for rows in self.read for line in rows.notes()]
 
 
 def load(settings: DataSettings, kind: type[R]) -> Loaded[R]:
@@ -159,7 +132,7 @@ def _held_out_source(settings: DataSettings) -> SourceSettings | None:
 def _all(rows: Rows[R]) -> list[R]:
     read = list(rows)
     if not read:
-        why = "; ".join(rows.notes.lines())
+        why = "; ".join(rows.notes())
         raise UserError(f"{rows.source.path}: there are no {NAMES[rows.kind]} in it{why and f': {why}'}")
     return read
 

@@ -1,6 +1,9 @@
 """What was dropped, skipped or looked odd while reading: counted, with the first place, never silent."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class _Remark(NamedTuple):
@@ -24,3 +27,27 @@ class Notes:
     def lines(self) -> list[str]:
         """One line per remark, such as `3 × turns after the last answer are dropped (first: a.jsonl line 7)`."""
         return [f"{made.rows} × {remark} (first: {made.first})" for remark, made in self._made.items()]
+
+
+class Reading(Generic[T]):
+    """What every iteration reads anew, and what is to be said about it.
+
+    Args:
+        read: begins to read, and makes remarks.
+    """
+
+    def __init__(self, read: Callable[[Notes], Iterator[T]]):
+        self._read = read
+        self._notes = Notes()
+        self._is_whole = False
+
+    def __iter__(self) -> Iterator[T]:
+        notes = Notes()
+        if not self._is_whole:
+            self._notes = notes
+        yield from self._read(notes)
+        self._is_whole = True
+
+    def notes(self) -> list[str]:
+        """The remarks of one whole reading, in lines; until there was one, of the latest as far as it has come."""
+        return self._notes.lines()

@@ -206,6 +206,27 @@ class Mixed(Generic[T]):
         raise AssertionError("the last share is 1")
 
 
+def passes_over(
+    sources: Sequence[Iterable[T]], weights: Sequence[float], seed: int, *, shuffle: bool, buffer: int = 10_000
+) -> Stream[T]:
+    """Endless passes over one source, or over a mix of several.
+
+    Args:
+        sources: lists, or what is read anew by every iteration.
+        weights: how often each has its turn, relative to the others.
+        seed: the seed of the run.
+        shuffle: a new order in every pass.
+        buffer: items per block of what is no list, see `Streamed`.
+    """
+    streams: list[Stream[T]] = [
+        InMemory(items, seed, shuffle=shuffle, source=number)
+        if isinstance(items, Sequence)
+        else Streamed(items.__iter__, seed, shuffle=shuffle, buffer=buffer, source=number)
+        for number, items in enumerate(sources)
+    ]
+    return streams[0] if len(streams) == 1 else Mixed(streams, weights)
+
+
 def _shares(weights: Sequence[float]) -> list[Fraction]:
     """What each source takes of what those before it leave; fractions, so that no turn is lost to rounding."""
     exact = [Fraction(weight) for weight in weights]

@@ -14,7 +14,7 @@ from dressage.data.encode import Encoder, asked_of
 from dressage.data.fields import Fields, Row
 from dressage.data.load import load
 from dressage.data.notes import Notes
-from dressage.data.order import InMemory, Mixed
+from dressage.data.order import Stream, passes_over
 from dressage.data.types import Prompt, Said
 from dressage.errors import UserError
 from dressage.types import Batch
@@ -45,11 +45,10 @@ class PromptSet:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def order(self, seed: int, shuffle: bool, start: int, count: int) -> list[int]:
-        """Indices of prompts number start … start + count − 1 of the endless stream of passes over the data."""
+    def order(self, seed: int, shuffle: bool) -> Stream[int]:
+        """Indices of prompts, in endless passes over the data."""
         sources = self.sources or ((range(len(self)), 1.0),)
-        passes = [InMemory(prompts, seed, shuffle=shuffle, source=i) for i, (prompts, _) in enumerate(sources)]
-        return Mixed(passes, [weight for _, weight in sources]).take(start, count)
+        return passes_over([prompts for prompts, _ in sources], [w for _, w in sources], seed, shuffle=shuffle)
 
     def batch(self, indices: Sequence[int], pad: int) -> Batch:
         """Columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""

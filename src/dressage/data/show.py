@@ -1,6 +1,6 @@
 """Shows a row of data as a model sees it: every token, and whether it is learned."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from dressage.data.formats import NAMES
 from dressage.data.load import load
 from dressage.data.tokens import fitted
 from dressage.data.types import Demonstration, Pair, Prompt
-from dressage.data.view import AnyDataSettings, ViewSettings, recognised
+from dressage.data.view import AnyDataSettings, Recognised, ViewSettings, recognised
 from dressage.errors import UserError
 from dressage.models.load import load_tokenizer
 from dressage.record.show import VISIBLE
@@ -48,15 +48,32 @@ def show_data(settings: ShowSettings, console: Console) -> None:
         UserError: the data or the tokenizer cannot be read, or there is no such row.
     """
     tokenizer = load_tokenizer(settings.tokenizer)
-    format, kind = recognised(settings)
-    loaded = load(settings.data, kind)
+    show_row(settings.data, recognised(settings), settings.row, tokenizer, console, {})
+
+
+def show_row(
+    settings: AnyDataSettings,
+    found: Recognised,
+    number: int,
+    tokenizer: PreTrainedTokenizerBase,
+    console: Console,
+    facts: Mapping[str, str],
+) -> None:
+    """Print these facts, how the data is read, and row `number` of it, counted from 1.
+
+    Raises:
+        UserError: the data cannot be read, or there is no such row.
+    """
+    format, kind = found
+    loaded = load(settings, kind)
     rows = loaded.train
-    if settings.row > len(rows):
-        raise UserError(f"there is no row {settings.row} among {len(rows)} {NAMES[kind]}")
-    place = f"{settings.data.path or 'the data'}: row {settings.row}"
-    sequences, remarks = encode_row(rows[settings.row - 1], place, tokenizer, settings.data)
+    if number > len(rows):
+        raise UserError(f"there is no row {number} among {len(rows)} {NAMES[kind]}")
+    place = f"{settings.path or 'the data'}: row {number}"
+    sequences, remarks = encode_row(rows[number - 1], place, tokenizer, settings)
     held_out = f", and {len(loaded.held_out):,} held out" if loaded.held_out else ""
-    facts = {"format": format, "rows": f"{len(rows):,} ({NAMES[kind]}){held_out}", "row": f"{settings.row}"}
+    rows_read = f"{len(rows):,} ({NAMES[kind]}){held_out}"
+    facts = {**facts, "format": format, "rows": rows_read, "row": f"{number}"}
     lines = [*facts.items(), *(("note", note) for note in loaded.notes()), *(("warning", text) for text in remarks)]
     grid = Table.grid(padding=(0, 2))
     for name, text in lines:

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
-from typing import Generic, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from dressage.data.chat import Chat, ChatSettings
 from dressage.data.encode import Encoder, Line, asked_of
-from dressage.data.notes import Notes
+from dressage.data.notes import Notes, Reading
 from dressage.data.types import Demonstration, Pair
 
 R = TypeVar("R", Demonstration, Pair)
@@ -54,25 +54,9 @@ class PairTokens:
     """log-probabilities of the two responses under the reference, once they are known"""
 
 
-E = TypeVar("E", Tokens, PairTokens)
-
-
-@dataclass(frozen=True)
-class Tokenized(Generic[E]):
-    """Examples, and what is to be said about the rows they were made of."""
-
-    examples: tuple[E, ...]
-    remarks: Notes
-    """what was dropped, cut or looks odd; rows are counted from 1"""
-
-    def notes(self) -> list[str]:
-        """A line for every kind of remark."""
-        return self.remarks.lines()
-
-
 def tokenize_demonstrations(
     rows: Iterable[Demonstration], tokenizer: PreTrainedTokenizerBase, settings: TextSettings
-) -> Tokenized[Tokens]:
+) -> Reading[Tokens]:
     """Tokenize every prompt and its response as one text; what of it is learned, see `Encoder.lines`.
 
     Args:
@@ -80,30 +64,36 @@ def tokenize_demonstrations(
         tokenizer: for conversations one with a chat template.
         settings: what is learned, and how much fits.
 
-    Raises:
-        UserError: a text starts with two BOS tokens, or the chat template does not fit a conversation.
+    Returns:
+        The examples, tokenized anew by every iteration, and what of the rows is dropped, cut or looks odd. While it is
+        iterated over, a UserError says that a text starts with two BOS tokens, or that the chat template does not fit
+        a conversation.
     """
-    remarks = Notes()
     encoder = Encoder(Chat.of(settings, tokenizer), learn_all=settings.learn == "all")
-    examples = tuple(Tokens(line.ids, line.learn) for _, (line,) in _encoded(rows, encoder, settings, remarks))
-    return Tokenized(examples, remarks)
+
+    def read(notes: Notes) -> Iterator[Tokens]:
+        return (Tokens(line.ids, line.learn) for _, (line,) in _encoded(rows, encoder, settings, notes))
+
+    return Reading(read)
 
 
 def tokenize_pairs(
     rows: Iterable[Pair], tokenizer: PreTrainedTokenizerBase, settings: PairSettings
-) -> Tokenized[PairTokens]:
+) -> Reading[PairTokens]:
     """Tokenize every prompt with each of its two responses, as `tokenize_demonstrations` does with one."""
-    remarks = Notes()
     encoder = Encoder(Chat.of(settings, tokenizer))
-    examples = tuple(
-        PairTokens(Tokens(chosen.ids, chosen.learn), Tokens(rejected.ids, rejected.learn), row.margin)
-        for row, (chosen, rejected) in _encoded(rows, encoder, settings, remarks)
-    )
-    return Tokenized(examples, remarks)
+
+    def read(notes: Notes) -> Iterator[PairTokens]:
+        return (
+            PairTokens(Tokens(chosen.ids, chosen.learn), Tokens(rejected.ids, rejected.learn), row.margin)
+            for row, (chosen, rejected) in _encoded(rows, encoder, settings, notes)
+        )
+
+    return Reading(read)
 
 
 def _encoded(
-    rows: Iterable[R], encoder: Encoder, settings: PairSettings, remarks: Notes
+    rows: Iterable[R], encoder: Encoder, settings: PairSettings, notes: Notes
 ) -> Iterator[tuple[R, list[Line]]]:
     """Each row with a line for each of its responses, but for the rows that are dropped."""
     rows, again = tee(rows)
@@ -112,7 +102,7 @@ def _encoded(
     for number, (row, lines) in enumerate(zip(rows, encoder.lines(asked), strict=True), start=1):
         kept, found = fitted(lines, settings)
         for remark in found:
-            remarks.add(remark, f"{source}: row {number}")
+            notes.add(remark, f"{source}: row {number}")
         if kept:
             yield row, kept
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import dressage
 from dressage.algorithms.ppo import PPORun
 from dressage.config import load
 from dressage.data.prompts import tokenize
 from dressage.demo.chart import draw
 from dressage.demo.openings import HELD_OUT, TRAINING
-from dressage.record import open_run
 from dressage.train.evaluate import evaluate
 from dressage.train.intervals import mean_interval
 from dressage.train.rollouts import Collector, Rows
@@ -47,7 +47,7 @@ def demo(run: Path | None, flags: list[str]) -> dict[str, Any]:
     (result.folder / "evaluation.json").write_text(
         json.dumps({"before": before, "after": after}, indent=1, ensure_ascii=False), encoding="utf-8"
     )
-    draw(open_run(result.folder), result.folder / "curves.png")
+    draw(dressage.open(result.folder), result.folder / "curves.png")
     _print(console, summary, result.folder)
     return summary
 

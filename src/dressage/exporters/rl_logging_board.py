@@ -2,20 +2,21 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+import dressage
 from dressage.errors import UserError
-from dressage.importers.rl_logging_board import ROW_KEYS, TOKEN_KEYS, to_json
+from dressage.importers.rl_logging_board import ROW_KEYS, TOKEN_KEYS
+from dressage.importers.rollout import to_json
 from dressage.record.files import new_folder
-from dressage.record.reader import Run, Segment, open_run, read_tokens
+from dressage.record.reader import Run
+from dressage.record.schema import TOKEN_COLUMNS, arrow_schema
+from dressage.record.segments import TOKEN_ORDER, Segment, by_step, union
 
 
 def export(run_folder: Path, out_folder: Path) -> int:
@@ -35,23 +36,37 @@ def export(run_folder: Path, out_folder: Path) -> int:
         UserError: ``run_folder`` is no run folder or lacks the vocabulary of its token ids, or ``out_folder``
             is taken.
     """
-    run = open_run(run_folder)
+    run = dressage.open(run_folder)
     count = 0
     with new_folder(out_folder) as folder:
-        for rank, segments in groupby(sorted(run.segments(), key=attrgetter("rank")), attrgetter("rank")):
-            with (folder / f"rank-{rank:04d}.jsonl").open("w", encoding="utf-8", newline="\n") as file:
-                for line in (line for segment in segments for line in _lines(run, segment)):
-                    file.write(to_json(line) + "\n")
-                    count += 1
+        for rank, line in _lines(run):
+            with (folder / f"rank-{rank:04d}.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+                file.write(to_json(line) + "\n")
+                count += 1
     return count
 
 
-def _lines(run: Run, segment: Segment) -> Iterator[dict[str, Any]]:
-    rows = pq.ParquetFile(segment.rows).read().to_pylist()
-    measured = pq.read_schema(segment.tokens).names
-    tokens = _with_token_texts(run, read_tokens([segment.tokens]))
+def _lines(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields every rollout with its rank, holding one step of one segment at a time."""
+    for segment in run.segments():
+        for step, rows in by_step(run.storage, segment, "rows"):
+            if step < segment.stop:
+                yield from _lines_of_step(run, rows, _tokens_of_step(run, segment, rows))
+
+
+def _tokens_of_step(run: Run, segment: Segment, rows: pa.Table) -> pa.Table:
+    if "token_start" not in rows.column_names:
+        return run.read(segment, "tokens")
+    start, count = pc.min(rows["token_start"]).as_py(), pc.sum(rows["token_count"]).as_py()
+    return run.read(segment, "tokens", start=start, count=count)
+
+
+def _lines_of_step(run: Run, rows: pa.Table, tokens: pa.Table) -> Iterator[tuple[int, dict[str, Any]]]:
+    measured = [name for name in tokens.column_names if not len(tokens) or tokens[name].null_count < len(tokens)]
+    tokens = union(arrow_schema(TOKEN_COLUMNS).empty_table(), tokens).sort_by(TOKEN_ORDER)
+    tokens = _with_token_texts(run, tokens)
     samples = tokens["sample"].to_numpy()
-    for row in rows:
+    for row in rows.sort_by("sample").to_pylist():
         line = json.loads(row.get("extra") or "{}")
         line |= {key: row[key] for key in ("step", *ROW_KEYS) if row.get(key) is not None}
         start, end = np.searchsorted(samples, row["sample"], "left"), np.searchsorted(samples, row["sample"], "right")
@@ -59,7 +74,7 @@ def _lines(run: Run, segment: Segment) -> Iterator[dict[str, Any]]:
             line |= _token_lists(tokens.slice(start, end - start))
         elif row.get("length") == 0:
             line |= {k: [] for k, name in TOKEN_KEYS.items() if {"token": "token_id"}.get(name, name) in measured}
-        yield line
+        yield row.get("rank") or 0, line
 
 
 def _token_lists(tokens: pa.Table) -> Mapping[str, list[Any]]:

@@ -49,7 +49,7 @@ class Trackers:
         names: which trackers; none of them is fine.
         folder: of the run; TensorBoard's files go to `folder`/tensorboard, Weights & Biases' to `folder`/wandb.
         project: what Weights & Biases and Trackio file the run under.
-        config: the settings of the run, sent along once, as hyperparameters called like the flags.
+        config: the settings of the run, sent along as hyperparameters called like the flags.
         start_step: the first step that will be logged; over 0 when a run is continued.
 
     Raises:
@@ -73,7 +73,7 @@ class Trackers:
             tracker = _tracker(name, folder, project, identity, start_step)
             _start(tracker)
             self._trackers.append(tracker)
-            if not known.exists():
+            if name == "trackio" or not known.exists():  # Trackio forgets the settings of a run that is continued
                 tracker.store_init_configuration(dict(_flat(config)))
         write_json(known, {"id": identity})
 
@@ -107,18 +107,21 @@ def _tracker(name: Name, folder: Path, project: str, identity: str, start_step: 
 
 
 def _start(tracker: Any) -> None:
-    if tracker.name != "wandb":
-        tracker.start()
-        return
-    from wandb.errors import Error
-
     try:
         tracker.start()
-    except Error as error:
+    except _refusals(tracker.name) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"the tracker wandb did not start: {reason}\nWANDB_MODE=offline keeps the run on this machine instead"
-        ) from error
+        offline = "\nWANDB_MODE=offline keeps the run on this machine instead" if tracker.name == "wandb" else ""
+        raise UserError(f"the tracker {tracker.name} did not start: {reason}{offline}") from error
+
+
+def _refusals(name: Name) -> tuple[type[Exception], ...]:
+    """What a tracker raises for a user's mistake: no key, a name that Trackio keeps for itself."""
+    if name == "wandb":
+        from wandb.errors import Error
+
+        return (Error,)
+    return (ValueError,) if name == "trackio" else ()
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str | None]]:

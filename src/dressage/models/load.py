@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import transformers
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -48,7 +49,7 @@ def load_causal(
             source,
             gguf_file=gguf_file,
             dtype=DTYPES[dtype],
-            quantization_config=_quantized(quantization, dtype),
+            quantization_config=_quantized(quantization, dtype) or _unpacked(gguf_file),
             output_loading_info=True,
         )
     except ImportError as error:
@@ -163,8 +164,14 @@ def _quantized(quantization: str | None, dtype: str) -> BitsAndBytesConfig | Non
     return None
 
 
+def _unpacked(gguf_file: str | None) -> Any:
+    """Newer versions of transformers leave the weights of a GGUF file packed where they can; those would not learn."""
+    config = getattr(transformers, "GgufConfig", None)
+    return config(dequantize=True) if gguf_file is not None and config is not None else None
+
+
 def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
-    """GGUF weights arrive as plain numbers, yet the config still calls them quantised and would not save."""
+    """Older versions of transformers unpack a GGUF file, yet the config still calls it quantised and would not save."""
     if not hasattr(model.config, "quantization_config"):
         return model
     values: dict[str, Any] = model.config.to_dict()

@@ -217,9 +217,14 @@ def _reference(model: PreTrainedModel, settings: ModelSettings, reference: Refer
     if reference.path is None:
         raise UserError('reference.kind "model" needs reference.path')
     other = load_causal(reference.path, dtype=settings.dtype).requires_grad_(False)
-    if output_weight(other).shape[0] != output_weight(model).shape[0]:
-        raise UserError(f"the reference {reference.path} has another vocabulary than the policy {settings.path}")
+    check_vocabulary(other, reference.path, model, settings.path)
     return other
+
+
+def check_vocabulary(reference: nn.Module, path: str, policy: nn.Module, policy_path: str) -> None:
+    """A reference scores the policy's tokens."""
+    if output_weight(reference).shape[0] != output_weight(policy).shape[0]:
+        raise UserError(f"the reference {path} has another vocabulary than the policy {policy_path}")
 
 
 def _critic(model: PreTrainedModel, settings: ModelSettings, value: ValueSettings) -> nn.Module | str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from queue import Queue
 from threading import Thread
 from types import TracebackType
@@ -10,16 +9,18 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dressage.errors import UserError, is_disk_full
-from dressage.record.files import Kind, segment_path, write_segment, write_table
+from dressage.record.compaction import WAITING, compact
+from dressage.record.precision import Array, rounded
 from dressage.record.schema import ROW_COLUMNS, STATISTICS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from dressage.record.segments import Kind, listing, segment_name, write_parquet, write_segment
+from dressage.record.statistics import rollout_statistics
+from dressage.record.storage import Place, storage
 
 FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
 GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}
+PRECISIONS = {column.name: column.precision for column in TOKEN_COLUMNS if column.precision is not None}
 GIVEN_TOKENS = [column.name for column in TOKEN_COLUMNS if column.name not in ("step", "sample", "position")]
 
 
@@ -28,26 +29,28 @@ class Recorder:
 
     What a call hands over is written by one background thread, in order; the caller must not change the arrays
     afterwards. The queue is bounded: when the disk cannot keep up, calls block, and nothing is ever dropped. An
-    exception in the thread is raised by the caller's next call, and by every one after it.
+    exception in the thread is raised by the caller's next call, and by every one after it. The thread also merges what
+    it wrote into large files, whenever ``WAITING`` steps have gathered.
 
     Args:
-        folder: Run folder; created if it is not there.
+        folder: Run folder, created if it is not there, or a URL such as ``s3://bucket/run``.
         attempt: Number that ``begin_attempt`` returned.
         rank: Number of this process.
         queue_size: Most calls that wait to be written.
     """
 
-    def __init__(self, folder: Path, *, attempt: int = 0, rank: int = 0, queue_size: int = 4) -> None:
+    def __init__(self, folder: Place, *, attempt: int = 0, rank: int = 0, queue_size: int = 4) -> None:
         if queue_size < 1:
             raise ValueError(f"queue_size is {queue_size}, at least 1 is needed")
-        self._folder = folder
+        self._files = storage(folder)
         self._attempt = attempt
         self._rank = rank
         self._latest: dict[Kind, tuple[int, set[Any]]] = {}
+        self._written: dict[Kind, int] = {}
+        self._waiting = 0
         self._error: BaseException | None = None
         self._closed = False
         self._queue: Queue[Callable[[], None] | None] = Queue(queue_size)
-        (folder / "record").mkdir(parents=True, exist_ok=True)
         self._thread = Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
@@ -115,12 +118,20 @@ class Recorder:
         latest, taken = self._latest.get(kind, (-1, set()))
         if step != latest:
             taken = set()
-            path = segment_path(self._folder, kind, step, self._attempt, self._rank)
-            if step < max(latest, 0) or path.exists():
+            if kind not in self._latest:
+                latest = self._newest(kind)
+            if step < 0 or step <= latest:
                 raise ValueError(f"step {step} is closed: attempt {self._attempt} has recorded it or a later one")
         if twice := taken.intersection(keys):
             raise ValueError(f"step {step} has {twice.pop()!r} already")
         self._latest[kind] = (step, taken.union(keys))
+
+    def _newest(self, kind: Kind) -> int:
+        """Returns the last step that an earlier recorder of this attempt and rank has recorded, or −1."""
+        found = listing(self._files)
+        segments = found.rows if kind == "rows" else found.steps
+        own = (self._rank, None)  # None: those of all ranks have been merged
+        return max((s.last for s in segments if s.attempt == self._attempt and s.rank in own), default=-1)
 
     def _put(self, job: Callable[[], None]) -> None:
         self._raise_error()
@@ -146,8 +157,8 @@ class Recorder:
         if not is_disk_full(error):
             return error
         plain = UserError(
-            f"the disk is full: the record in {self._folder / 'record'} could not be written; "
-            f"free space, then continue with --resume {self._folder}"
+            f"the disk is full: the record in {self._files.path('record')} could not be written; "
+            f"free space, then continue with --resume {self._files.root}"
         )
         plain.__cause__ = error
         return plain
@@ -161,17 +172,29 @@ class Recorder:
         count = len(samples)
         rows |= {"attempt": np.full(count, self._attempt), "rank": np.full(count, self._rank)}
         rows |= {"step": np.full(count, step), **rollout_statistics(index, count, flat)}
+        # The statistics are those of the exact numbers.
+        flat |= {name: rounded(flat[name], precision) for name, precision in PRECISIONS.items() if name in flat}
         flat |= {"step": np.full(len(index), step), "sample": samples[index], "position": position}
         row_table, token_table = table_of(ROW_COLUMNS, rows), table_of(TOKEN_COLUMNS, flat)
-        write_segment(self._folder, step, self._attempt, self._rank, row_table, token_table)
+        write_segment(self._files, step, self._attempt, self._rank, row_table, token_table)
+        self._compact("rows", step)
 
     def _write_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        path = segment_path(self._folder, "steps", step, self._attempt, self._rank)
+        name = segment_name("steps", step, self._attempt, self._rank)
         row = {"step": step, "attempt": self._attempt} | {name: float(value) for name, value in metrics.items()}
-        if path.exists():
-            row = pq.ParquetFile(path).read().to_pylist()[0] | row
+        if self._files.exists(name):
+            row = self._files.parquet(name).read().to_pylist()[0] | row
         columns = [*STEP_COLUMNS, *(Column(name, pa.float64(), "") for name in row if name not in ("step", "attempt"))]
-        write_table(path, table_of(columns, {name: [value] for name, value in row.items()}))
+        write_parquet(self._files, name, table_of(columns, {name: [value] for name, value in row.items()}))
+        self._compact("steps", step)
+
+    def _compact(self, kind: Kind, step: int) -> None:
+        """Merges the steps that are closed, once enough of them wait."""
+        self._waiting += step != self._written.get(kind)
+        self._written[kind] = step
+        if self._waiting > WAITING:
+            self._waiting = 0
+            compact(self._files, self._rank, before=(self._attempt, min(self._written.values())))
 
 
 def _check_names(what: str, given: Mapping[str, Any], known: Iterable[str], required: set[str]) -> None:
@@ -193,31 +216,6 @@ def _check_shapes(rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str
             raise ValueError(f"tokens column {name!r} has shape {array.shape}, mask has {mask.shape}")
     if len(np.unique(np.asarray(samples))) != len(samples):
         raise ValueError("rows column 'sample' names a rollout twice; with step it is the key")
-
-
-def rollout_statistics(index: Array, count: int, tokens: Mapping[str, Array]) -> dict[str, pa.Array]:
-    """Returns the columns ``STATISTICS`` of ``count`` rollouts, those whose token columns are there.
-
-    Args:
-        index: [N] which rollout, 0 to ``count`` − 1, each response token belongs to; no padding.
-        count: Number of rollouts.
-        tokens: [N] columns, of which ``logprob``, ``ref_logprob`` and ``entropy`` are read.
-
-    Returns:
-        [count] arrays; a mean over an empty response is null. k1 and k3 after Schulman, "Approximating KL
-        Divergence", http://joschu.net/blog/kl-approx.html, with samples from the policy.
-    """
-    length = np.bincount(index, minlength=count)
-    sums: dict[str, Array] = {}
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        if "logprob" in tokens and "ref_logprob" in tokens:
-            delta = np.asarray(tokens["logprob"], np.float64) - np.asarray(tokens["ref_logprob"], np.float64)
-            sums["k1"] = np.bincount(index, delta, minlength=count)
-            sums["k3"] = np.bincount(index, np.expm1(-delta) + delta, minlength=count) / length
-        if "entropy" in tokens:
-            sums["entropy"] = np.bincount(index, tokens["entropy"], minlength=count) / length
-    columns = {name: pa.array(sums[name], mask=(length == 0) & (name != "k1")) for name in sums}
-    return {"length": pa.array(length, pa.int32()), **columns}
 
 
 def table_of(columns: Sequence[Column], content: Mapping[str, Any]) -> pa.Table:

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import dressage
 from dressage.errors import UserError
-from dressage.record.reader import Run, open_run
+from dressage.record.reader import Run
 from dressage.record.schema import ROW_COLUMNS
 
 MOST_STEPS = 20
@@ -65,7 +66,7 @@ def show(folder: Path, console: Console, *, step: int | None = None, sample: int
     Raises:
         UserError: ``folder`` is no run folder, or the rollout is not in it.
     """
-    run = open_run(folder)
+    run = dressage.open(folder)
     if sample is None:
         _show_header(run, console)
         _show_steps(run, console)
@@ -79,7 +80,7 @@ def show(folder: Path, console: Console, *, step: int | None = None, sample: int
 
 def headline(folder: Path) -> str | None:
     """Returns what a run has learned in a few words, such as ``held-out perplexity 256 → 1.31``, if it was measured."""
-    table = open_run(folder).steps()
+    table = dressage.open(folder).steps()
     name = next((name for name in HEADLINES if name in table.column_names), None)
     if name is None:
         return None
@@ -88,16 +89,17 @@ def headline(folder: Path) -> str | None:
 
 
 def _show_header(run: Run, console: Console) -> None:
-    steps = sorted({segment.step for segment in run.segments()}) or run.steps()["step"].to_pylist()
+    rows = run.rows(["step"])
+    steps = rows["step"].unique().to_pylist() or run.steps()["step"].to_pylist()
     facts: dict[str, Any] = {"model": run.info.get("model", {}).get("name")}
     facts |= {name: run.info.get(name) for name in ("algorithm", "format", "source")}
     facts["steps"] = f"{steps[0]} to {steps[-1]}, {len(steps)} recorded" if steps else "none recorded yet"
-    facts["rollouts"] = run.rows(["sample"]).num_rows or None
+    facts["rollouts"] = rows.num_rows or None
     console.print(_facts(facts))
 
 
 def _show_steps(run: Run, console: Console) -> None:
-    steps = np.array(sorted({segment.step for segment in run.segments()}))
+    steps = run.rows(["step"])["step"].unique().to_numpy()
     if not len(steps):
         _show_metrics(run, console)
         return
@@ -181,7 +183,7 @@ def _facts(facts: Mapping[str, Any]) -> Table:
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         if value is not None:
-            grid.add_row(Text(name, "bold"), _text(value, "↵\n"))
+            grid.add_row(Text(name, "bold"), shown(value, "↵\n"))
     return grid
 
 
@@ -194,18 +196,18 @@ def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
         # Numbers keep their width: what a narrow terminal lacks is taken from the columns that may wrap.
         table.add_column(name, justify=side, no_wrap=name not in TEXTS, overflow="fold")
     for line in lines:
-        table.add_row(*(_text(line[name]) for name in names))
+        table.add_row(*(shown(line[name]) for name in names))
     return table
 
 
-def _text(value: Any, newline: str = "↵") -> Text:
+def shown(value: Any, newline: str = "↵") -> Text:
     """Returns text that is printed as it is: no markup, no control characters."""
     if value is None:
         return Text()
     if isinstance(value, dict):
         value = ", ".join(f"{name} {_number(part)}" for name, part in value.items())
-    shown = _number(value) if isinstance(value, float) else str(value)
-    return Text(shown.translate(VISIBLE).replace("↵", newline))
+    text = _number(value) if isinstance(value, float) else str(value)
+    return Text(text.translate(VISIBLE).replace("↵", newline))
 
 
 def _shorten(text: str, longest: int = 300) -> str:

@@ -1,12 +1,16 @@
 """Several models on the same prompts with the same random numbers: what `dressage compare` does."""
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path, PurePath
 from statistics import fmean
 from typing import Any, Self
 
 from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 from pydantic import Field, model_validator
 from rich.console import Console
 from rich.markup import escape
@@ -23,6 +27,8 @@ from dressage.sampling.generate import Response, ResponseSettings, load_policy, 
 from dressage.text.statistics import contains, distinct, words
 from dressage.tools.scorers import ScorerSettings, estimate, parts_of, score_by_length, shown
 from dressage.train.intervals import Interval, mean_interval
+
+_VISIBLE = {code: sign for code, sign in VISIBLE.items() if chr(code) not in "\n\t"}
 
 
 class CompareSettings(ResponseSettings, ScorerSettings):
@@ -80,6 +86,21 @@ class Comparison:
     """prompts that are too long for one of the models"""
     settings: dict[str, Any]
 
+    @property
+    def names(self) -> list[str]:
+        """What the columns are called where people read them."""
+        return short_names([column.name for column in self.columns])
+
+
+def short_names(models: Sequence[str]) -> list[str]:
+    """The fewest last parts of the models' paths that tell them apart; the `model` inside a run goes without saying."""
+    paths = [PurePath(model.removesuffix("/model")).parts for model in models]
+    for count in range(1, max(map(len, paths)) + 1):
+        names = [str(PurePath(*path[-count:])) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return list(models)
+
 
 def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
     """Sample responses of every model and compare them with those of the first.
@@ -109,13 +130,13 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
         settings=settings.model_dump(mode="json"),
     )
     if settings.out is not None:
-        _write(comparison, settings.out)
+        write(comparison, settings.out)
     return comparison
 
 
 def show(comparison: Comparison, console: Console, prompts: int) -> None:
     """Print the table, and the first responses to the first prompts side by side."""
-    names = [escape(column.name) for column in comparison.columns]
+    names = [escape(name) for name in comparison.names]
     title = f"{comparison.prompts} prompts, responses to each: {comparison.samples}"
     table = Table("", *names, title=title)
     for label, cells in rows(comparison):
@@ -126,6 +147,23 @@ def show(comparison: Comparison, console: Console, prompts: int) -> None:
         sides.add_row(*(_side(column.responses[number * comparison.samples]) for column in comparison.columns))
     if prompts:
         console.print(sides)
+
+
+def write(comparison: Comparison, out: Path) -> None:
+    """Write comparison.html and comparison.json into the new folder `out`."""
+    environment = Environment(loader=PackageLoader("dressage.tools"), autoescape=True, trim_blocks=True)
+    environment.filters["visible"] = lambda text: text.translate(_VISIBLE)
+    script = files("dressage.tools").joinpath("templates", "comparison.js").read_text(encoding="utf-8")
+    page = environment.get_template("comparison.html").render(
+        comparison=comparison,
+        script=Markup(script),
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),  # browsers run this script and no other
+        rows=rows(comparison),
+        sides=list(zip(*(column.responses for column in comparison.columns), strict=True)),
+    )
+    with new_folder(out) as folder:
+        (folder / "comparison.html").write_text(page, encoding="utf-8")
+        write_json(folder / "comparison.json", asdict(comparison))
 
 
 def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
@@ -204,18 +242,6 @@ def _column(
             for n, one in enumerate(answers)
         ],
     )
-
-
-def _write(comparison: Comparison, out: Path) -> None:
-    environment = Environment(loader=PackageLoader("dressage.tools"), autoescape=True, trim_blocks=True)
-    page = environment.get_template("comparison.html").render(
-        comparison=comparison,
-        rows=rows(comparison),
-        sides=list(zip(*(column.responses for column in comparison.columns), strict=True)),
-    )
-    with new_folder(out) as folder:
-        (folder / "comparison.html").write_text(page, encoding="utf-8")
-        write_json(folder / "comparison.json", asdict(comparison))
 
 
 def _share(share: float | None) -> str:

@@ -13,7 +13,7 @@ from dressage.errors import UserError
 from dressage.integrations.trackers import require
 from dressage.models.load import prepare, with_pad_token
 from dressage.models.policy import build_learner, build_policy
-from dressage.models.trained import load_start, load_start_tokenizer
+from dressage.models.trained import load_start
 from dressage.rewards import Reward, build_rewards
 from dressage.rewards.base import RewardFunction
 from dressage.rewards.shaping import Shaping
@@ -63,7 +63,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     """A trainer of an algorithm that learns from its own responses."""
     # The user's mistakes are found before the first weight is loaded, as far as that is possible.
     rewards = _rewards(settings, inputs, processes.device)
-    tokenizer = inputs.tokenizer or load_start_tokenizer(settings.model)
+    tokenizer = inputs.tokenizer or settings.load_tokenizer()
     tokenizer = _ready(tokenizer, settings.model.path, settings.data)
     prompts = _prompts(settings, inputs, tokenizer)
     _seed_initial_weights(settings.seed)  # adapters start at random
@@ -85,6 +85,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         next_step=0,
         algorithm=settings.algorithm,
         policy=policy,
+        order=prompts.order(settings.seed, settings.data.shuffle),
         collector=Collector(prompts, sampler, rewards, tokenizer, settings.cleaning),
         shaping=Shaping(settings.shaping),
         kl_coef=settings.kl.coef,

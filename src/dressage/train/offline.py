@@ -88,7 +88,7 @@ class ExampleTrainer(Trainer):
         return {"examples": {"train": self.examples.train.size, "held_out": len(self.examples.held_out)}}
 
     def notes(self) -> list[str]:
-        return list(self.examples.notes)
+        return self.examples.notes()
 
     def _count(self, start: int) -> int:
         """How many examples the step at `start` takes: the last one of the passes may be smaller."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dressage.algorithms.base import RolloutAlgorithm
+from dressage.data.order import Stream
 from dressage.models.policy import Policy, Scores
 from dressage.models.trained import save_trained
 from dressage.ops.kl import adapted_coefficient
@@ -52,11 +53,13 @@ class RolloutTrainer(Trainer):
     algorithm: RolloutAlgorithm
     policy: Policy
     collector: Collector
+    order: Stream[int]
+    """of the prompts, by their indices"""
     shaping: Shaping
     kl_coef: float
     folder: Path
     prompts_used: int = 0
-    """so far in the endless stream of prompts"""
+    """so far in their order"""
     unfinished: Round | None = field(default=None)
     """the round that was being trained on when the run was killed"""
 
@@ -162,11 +165,11 @@ class RolloutTrainer(Trainer):
         return batch, rows, first
 
     def _prompts(self, share: range) -> list[int]:
-        per_prompt, data = self.settings.samples_per_prompt, self.settings.data
+        per_prompt = self.settings.samples_per_prompt
         count = self.settings.batch_size // per_prompt
-        order = self.collector.prompts.order(self.settings.seed, data.shuffle, self.prompts_used, count)
+        prompts = self.order.take(self.prompts_used, count)
         self.prompts_used += count
-        return [order[row // per_prompt] for row in share]
+        return [prompts[row // per_prompt] for row in share]
 
     def _is_single_pass(self, share: range) -> bool:
         """Whether the update's only forward pass is the one that scoring does: then its graph is kept for it."""

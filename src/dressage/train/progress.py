@@ -50,8 +50,7 @@ class Progress:
         self._task = self._bar.add_task("", total=steps, completed=done, numbers="")
         self._steps = steps
         self._live = Live(self._bar, console=self._console) if self._console.is_terminal and not quiet else None
-        for note in notes:
-            self._console.print(note, highlight=False, markup=False, soft_wrap=True)
+        self._say(notes)
 
     def __enter__(self) -> Self:
         if self._live:
@@ -64,8 +63,9 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def finish(self, metrics: dict[str, float]) -> None:
-        """Show what was measured of the trained model."""
+    def finish(self, metrics: dict[str, float], notes: Sequence[str]) -> None:
+        """Say what was noted since the first step, and show what was measured of the trained model."""
+        self._say(notes)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         if shown:
             self._console.print(f"held out: {shown}", highlight=False, soft_wrap=True)
@@ -78,3 +78,7 @@ class Progress:
             left = metrics["time/total"] * (self._steps - step - 1)
             line = f"step {step + 1}/{self._steps}  {numbers}  left {left:.0f} s"
             self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _say(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            self._console.print(note, highlight=False, markup=False, soft_wrap=True)

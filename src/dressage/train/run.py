@@ -13,12 +13,13 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+import dressage
 from dressage.algorithms import ALGORITHMS, name_of
 from dressage.config import check
 from dressage.errors import UserError
 from dressage.integrations.trackers import Trackers
 from dressage.models.policy import causal
-from dressage.record import Recorder, begin_attempt, open_run, write_run, write_vocabulary
+from dressage.record import Recorder, begin_attempt, write_run, write_vocabulary
 from dressage.rewards import Reward
 from dressage.rewards.base import RewardFunction
 from dressage.train.build import Inputs, build
@@ -42,7 +43,8 @@ class Result:
     final: dict[str, float]
     """what was measured of the trained model; empty for algorithms that learn from their own responses"""
     policy: Any
-    """what was trained, in its roles; `policy.model` is the Hugging Face model, wrapped by PEFT if it has adapters"""
+    """what was trained, in its roles; `policy.model` is the Hugging Face model, wrapped by PEFT if it has adapters;
+    those of a reward model are merged into its weights when it is saved"""
     tokenizer: PreTrainedTokenizerBase
 
 
@@ -108,14 +110,15 @@ class Training:
             self._open_folder()
         self.processes.wait()
         metrics: list[dict[str, float]] = []
+        notes = self._notes()
         with (
-            Progress(trainer.steps, trainer.next_step, self._notes(), quiet=bool(report) or not main) as progress,
+            Progress(trainer.steps, trainer.next_step, notes, quiet=bool(report) or not main) as progress,
             trainer.recorder or nullcontext(),
             trainer.trackers or nullcontext(),
         ):
             final = trainer.run(folder, lambda step, seen: _collect(metrics, report or progress.report, step, seen))
             if report is None:
-                progress.finish(final)
+                progress.finish(final, [note for note in trainer.notes() if note not in notes])
         if report is None and main:
             self.settings.show(folder, Console())
         self.processes.wait()
@@ -157,7 +160,7 @@ def resume(folder: Path, algorithm: str) -> Result:
         UserError: there is no run in the folder, another algorithm trained it, or it was started from Python with
             objects that only Python has.
     """
-    info = open_run(folder).info
+    info = dressage.open(folder).info
     if info.get("inputs"):
         raise UserError(
             f"{folder} was started from Python with its own {', '.join(info['inputs'])}; "
@@ -195,7 +198,7 @@ def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[s
 
 
 def _check_same_model(folder: Path, trainer: Trainer) -> None:
-    started_with = open_run(folder).info["model"]["fingerprint"]
+    started_with = dressage.open(folder).info["model"]["fingerprint"]
     if fingerprint(causal(trainer.model)) != started_with:
         raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
 

@@ -132,6 +132,10 @@ class RunSettings(Settings):
         """The group of settings that is the algorithm."""
         raise NotImplementedError
 
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the model as it starts."""
+        return load_start_tokenizer(self.model)
+
     def show(self, folder: Path, console: Console) -> None:
         """Print what a finished run has to say beside its metrics."""
 
@@ -233,10 +237,6 @@ class ExampleRun(RunSettings):
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[Any]:
         """Read what is learned from."""
         raise NotImplementedError
-
-    def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the model as it starts."""
-        return load_start_tokenizer(self.model)
 
     def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """The model as it starts, before adapters."""

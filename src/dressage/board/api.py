@@ -1,0 +1,73 @@
+"""The table of all requests that the board answers."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dressage.board import (
+    compare,
+    distributions,
+    export,
+    groups,
+    live,
+    overview,
+    patterns,
+    rollout,
+    rows,
+    search,
+    selection,
+    series,
+    similar,
+    sql,
+    stars_api,
+)
+from dressage.board.runs import Board
+from dressage.board.selection import Query
+
+
+class Endpoint(NamedTuple):
+    """One request: parameters in ``path`` and the query string become ``query``, which ``answer`` gets."""
+
+    method: str
+    path: str
+    answer: Callable[[Board, Any], Any]
+    query: type[Query]
+    media: str = "application/json"
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/api/runs", overview.runs, overview.NoQuery),
+    Endpoint("GET", "/api/runs/{run}/info", overview.run_info, selection.RunQuery),
+    Endpoint("GET", "/api/runs/{run}/findings", overview.findings, selection.RunQuery),
+    Endpoint("GET", "/api/runs/{run}/series", series.series, series.SeriesQuery),
+    Endpoint("GET", "/api/runs/{run}/histogram", distributions.histogram, distributions.HistogramQuery),
+    Endpoint("GET", "/api/runs/{run}/ridge", distributions.ridge, distributions.RidgeQuery),
+    Endpoint("GET", "/api/runs/{run}/heat", distributions.heat, distributions.HeatQuery),
+    Endpoint("GET", "/api/runs/{run}/rows", rows.rows, rows.RowsQuery),
+    Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}", rollout.rollout, rollout.RolloutQuery),
+    Endpoint(
+        "GET",
+        "/api/runs/{run}/rollouts/{step}/{sample}/tokens",
+        rollout.tokens,
+        rollout.RolloutQuery,
+        "application/octet-stream",
+    ),
+    Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}/texts", rollout.texts, rollout.RolloutQuery),
+    Endpoint("GET", "/api/runs/{run}/hits", search.hits, selection.Selection),
+    Endpoint("GET", "/api/runs/{run}/groups", groups.groups, groups.GroupsQuery),
+    Endpoint("GET", "/api/runs/{run}/never-beats", groups.never_beats, groups.NeverBeatsQuery),
+    Endpoint("GET", "/api/runs/{run}/patterns", patterns.patterns, patterns.PatternsQuery),
+    Endpoint("GET", "/api/runs/{run}/similar/{step}/{sample}", similar.similar, similar.SimilarQuery),
+    Endpoint(
+        "GET",
+        "/api/runs/{run}/export",
+        export.export,
+        export.ExportQuery,
+        export.ALL_MEDIA,
+    ),
+    Endpoint("POST", "/api/runs/{run}/sql", sql.sql, sql.SqlQuery),
+    Endpoint("GET", "/api/compare", compare.compare, compare.CompareQuery),
+    Endpoint("GET", "/api/events", live.events, live.EventsQuery, "text/event-stream"),
+    Endpoint("GET", "/api/runs/{run}/stars", stars_api.stars, selection.RunQuery),
+    Endpoint("PUT", "/api/runs/{run}/stars/{step}/{sample}", stars_api.put, stars_api.StarQuery),
+    Endpoint("DELETE", "/api/runs/{run}/stars/{step}/{sample}", stars_api.remove, rollout.RolloutQuery),
+)

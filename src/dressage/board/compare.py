@@ -1,0 +1,131 @@
+"""The same prompts in several runs, or at several times of one."""
+
+import re
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from dressage.board.excerpts import beginnings
+from dressage.board.runs import Board, OpenRun
+from dressage.board.search import keys_of
+from dressage.board.selection import Query, both
+from dressage.index.columns import MISSING, Array
+from dressage.index.snapshot import Snapshot
+
+
+class Side(NamedTuple):
+    """A run, or some steps of it."""
+
+    run: int
+    steps: tuple[int, int] | None
+
+
+def _sides(value: Any) -> Any:
+    """Reads ``0,1`` or ``0@0-9,0@90-99``."""
+    sides = []
+    for text in str(value).split(","):
+        found = re.fullmatch(r"([0-9]{1,4})(?:@([0-9]{1,9})(?:-([0-9]{1,9}))?)?", text)
+        if found is None:
+            raise ValueError("runs are written as 0,1 or, with their steps, as 0@0-9,0@90-99")
+        run, first, last = found.groups()
+        sides.append(Side(int(run), None if first is None else (int(first), int(last or first))))
+    if not 2 <= len(sides) <= 8:
+        raise ValueError("two to eight are compared")
+    return sides
+
+
+Sides = Annotated[list[Any], BeforeValidator(_sides), WithJsonSchema({"type": "string", "pattern": r"^[0-9@,-]+$"})]
+
+
+class CompareQuery(Query):
+    runs: Sides
+    """What to compare, such as 0,1 or 0@0-9,0@90-99."""
+    offset: int = Field(0, ge=0, le=2**31)
+    """How many prompts to leave out."""
+    limit: int = Field(20, ge=1, le=200)
+    """How many to return at most."""
+
+
+class Prompts(NamedTuple):
+    """What one side did with each prompt it has."""
+
+    name: Array
+    """[P] a number per text, the same in every run."""
+    mean: Array
+    """[P] mean reward."""
+    counts: Array
+    """[P] how many responses."""
+    newest: Array
+    """[P] row of the newest of them."""
+
+
+def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
+    """Returns the prompts that all sides have, those on which they differ most first, and who wins how many."""
+    sides = [(board.run(side.run), side.steps) for side in query.runs]
+    snapshots = [run.snapshot() for run, _ in sides]
+    found = [_prompts(run, snapshot, steps) for (run, steps), snapshot in zip(sides, snapshots, strict=True)]
+    common = found[0].name
+    for side in found[1:]:
+        common = np.intersect1d(common, side.name)
+    places = [np.searchsorted(side.name, common) for side in found]
+    means = np.stack([side.mean[place] for side, place in zip(found, places, strict=True)])
+    wins = [[int(np.sum(a > b)) for b in means] for a in means]
+    spread = means.max(axis=0) - means.min(axis=0) if len(common) else np.empty(0)
+    page = np.argsort(-spread, kind="stable")[query.offset : query.offset + query.limit]
+    columns = [
+        _side(run, snapshot, side, place[page])
+        for (run, _), snapshot, side, place in zip(sides, snapshots, found, places, strict=True)
+    ]
+    lines = [
+        {"prompt": lines[0].pop("prompt"), "runs": [{k: v for k, v in line.items() if k != "prompt"} for line in lines]}
+        for lines in zip(*columns, strict=True)
+    ]
+    return {"total": len(common), "prompts": lines, "wins": wins}
+
+
+def _prompts(run: OpenRun, snapshot: Snapshot, steps: tuple[int, int] | None) -> Prompts:
+    key = (snapshot.rows, snapshot.state.dead, steps)
+    return run.memory.get("prompts", key, lambda: prompts_of(snapshot, steps), most=4)
+
+
+def prompts_of(snapshot: Snapshot, steps: tuple[int, int] | None) -> Prompts:
+    """Returns the prompts of some steps, by rising name."""
+    nothing = np.empty(0, np.int64)
+    if not snapshot.rows:
+        return Prompts(nothing, nothing.astype(float), nothing, nothing)
+    names, step = snapshot.raw("prompt_hash"), snapshot.raw("step")
+    reward = snapshot.column("reward")
+    mask = both(snapshot.alive, np.isfinite(reward) & (names != MISSING["<i8"]))
+    if steps is not None:
+        mask = mask & (step >= steps[0]) & (step <= steps[1])
+    rows = np.flatnonzero(mask)
+    rows = rows[np.argsort(step[rows], kind="stable")]
+    name, of = np.unique(names[rows], return_inverse=True)
+    newest = np.zeros(len(name), np.int64)
+    newest[of] = rows
+    count = np.bincount(of, minlength=len(name))
+    return Prompts(name, np.bincount(of, reward[rows], minlength=len(name)) / count, count, newest)
+
+
+def _side(run: OpenRun, snapshot: Snapshot, side: Prompts, places: Array) -> list[dict[str, Any]]:
+    rows = side.newest[places]
+    if not len(rows):
+        return []
+    keys = keys_of(snapshot, rows)
+    texts = run.record.fetch(keys, ["prompt", "response"])
+    shown = zip(beginnings(texts["prompt"]), beginnings(texts["response"]), strict=True)
+    return [
+        {
+            "run": run.number,
+            "step": step,
+            "sample": sample,
+            "reward": float(reward),
+            "mean": float(mean),
+            "n": int(count),
+        }
+        | {"prompt": prompt, "response": response}
+        for (step, sample), reward, mean, count, (prompt, response) in zip(
+            keys, snapshot.raw("reward")[rows], side.mean[places], side.counts[places], shown, strict=True
+        )
+    ]

@@ -1,0 +1,145 @@
+"""How a number is distributed: in a selection, over the run, over the positions of the responses."""
+
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from dressage.board.buckets import buckets, sketches
+from dressage.board.runs import Board
+from dressage.board.search import matching
+from dressage.board.selection import RunQuery, Selection, column_of
+from dressage.board.series import rollups_of
+from dressage.errors import UserError
+from dressage.index.columns import Array
+from dressage.record.rollups import BIN
+from dressage.record.rollups import edges as bin_edges
+
+CENTRAL = 0.0005
+"""Share of the values that may lie beyond either end of the edges: one outlier must not flatten the rest."""
+CHUNK = 1 << 17
+
+
+class HistogramQuery(Selection):
+    column: str = Field("reward", max_length=200)
+    """Which number."""
+    bins: int = Field(40, ge=1, le=1_000)
+    """How many bins."""
+    lo: float | None = Field(None, allow_inf_nan=False)
+    """Lower end of the first bin; chosen from the values if not given."""
+    hi: float | None = Field(None, allow_inf_nan=False)
+    """Upper end of the last bin."""
+
+
+class RidgeQuery(RunQuery):
+    column: str = Field("reward", max_length=200)
+    """Which number."""
+    bins: int = Field(60, ge=1, le=500)
+    """How many bins."""
+    buckets: int = Field(40, ge=1, le=500)
+    """Most groups of steps."""
+
+
+class HeatQuery(RunQuery):
+    column: str = Field("log_ratio", max_length=200)
+    """Which number of the tokens."""
+    buckets: int = Field(100, ge=1, le=500)
+    """Most groups of steps."""
+    positions: int = Field(128, ge=1, le=1_000)
+    """Most groups of positions."""
+
+
+def histogram(board: Board, query: HistogramQuery) -> dict[str, Any]:
+    """Returns how often the values of a column fall between the edges; the last bin holds its upper edge."""
+    run = board.run(query.run)
+    snapshot = run.snapshot()
+    values = column_of(snapshot, query.column)
+    mask = matching(run, snapshot, query).mask
+    if mask is not None:
+        values = values[mask]
+    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    edges = _edges(finite, query.bins, query.lo, query.hi)
+    counts, below, above = count_bins(finite, edges)
+    missing = len(values) - len(finite)
+    return {"edges": edges, "counts": counts, "below": below, "above": above, "missing": missing}
+
+
+def _edges(values: Array, bins: int, low: float | None, high: float | None) -> Array:
+    if len(values) and (low is None or high is None):
+        ends = robust_ends(values)
+        low, high = ends[0] if low is None else low, ends[1] if high is None else high
+    low, high = low if low is not None else 0.0, high if high is not None else 1.0
+    if not low < high:
+        low, high = low - 0.5, low + 0.5
+    return np.linspace(low, high, bins + 1)
+
+
+def robust_ends(values: Array) -> tuple[float, float]:
+    """Returns ends between which nearly all values lie; smallest and largest, if they are not far outside."""
+    sample = values if len(values) <= 200_000 else values[:: len(values) // 100_000]
+    low, high = (float(x) for x in np.quantile(sample, [CENTRAL, 1 - CENTRAL]))
+    smallest, largest, room = float(values.min()), float(values.max()), (high - low) / 2
+    return (smallest if smallest >= low - room else low), (largest if largest <= high + room else high)
+
+
+def count_bins(values: Array, edges: Array) -> tuple[Array, int, int]:
+    """Returns how many of the finite values are in each bin of equal width, below the first and above the last."""
+    bins, low, high = len(edges) - 1, float(edges[0]), float(edges[-1])
+    counts = np.zeros(bins + 2, np.int64)
+    # In pieces that stay in the processor's cache.
+    for start in range(0, len(values), CHUNK):
+        chunk = values[start : start + CHUNK].astype(np.float64)
+        place = np.floor((chunk - low) * (bins / (high - low))) + 1
+        place[chunk == high] = bins
+        counts += np.bincount(np.clip(place, 0, bins + 1).astype(np.intp), minlength=bins + 2)
+    return counts[1:-1], int(counts[0]), int(counts[-1])
+
+
+def ridge(board: Board, query: RidgeQuery) -> dict[str, Any]:
+    """Returns the distribution of a column in each group of steps, from the roll-ups."""
+    run = board.run(query.run)
+    column_of(run.snapshot(), query.column)
+    lines = rollups_of(run, query.column)
+    grouping = buckets(lines["step"].to_numpy(), query.buckets)
+    bucket, key, count = sketches(lines, grouping.of(lines["step"].to_numpy()))
+    low, high = bin_edges(key)
+    middle = (low + high) / 2
+    edges = _edges(_spread(middle, count), query.bins, None, None)
+    place = np.clip(np.searchsorted(edges, middle, side="right") - 1, 0, query.bins - 1)
+    counts = np.zeros((len(grouping.first), query.bins), np.int64)
+    np.add.at(counts, (bucket, place), count)
+    return {"edges": edges, "steps": grouping.pairs(), "counts": counts}
+
+
+def _spread(values: Array, counts: Array) -> Array:
+    """Returns the values, each about as often as it is counted, at most some thousand in all."""
+    if not len(values):
+        return values
+    order = np.argsort(values)
+    reached = np.cumsum(counts[order])
+    ranks = np.linspace(0, reached[-1] - 1, min(int(reached[-1]), 4_000))
+    return values[order][np.searchsorted(reached, ranks, side="right")]
+
+
+def heat(board: Board, query: HeatQuery) -> dict[str, Any]:
+    """Returns the mean of a token metric by step and position in the response, from the roll-ups."""
+    run = board.run(query.run)
+    lines = rollups_of(run, query.column, "token")
+    if not lines.num_rows:
+        raise UserError(f"no token of the run has a number {query.column[:100]!r}")
+    steps = buckets(lines["step"].to_numpy(), query.buckets)
+    bins = lines["bin_counts"].combine_chunks()
+    lengths = np.diff(bins.offsets.to_numpy())
+    position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    places = buckets(position, query.positions)
+    shape = (len(steps.first), len(places.first))
+    cell = np.repeat(steps.of(lines["step"].to_numpy()), lengths) * shape[1] + places.of(position)
+    sums = lines["bin_sums"].combine_chunks().flatten().to_numpy()
+    count, total = (
+        np.bincount(cell, values, minlength=shape[0] * shape[1]).reshape(shape)
+        for values in (bins.flatten().to_numpy(), sums)
+    )
+    with np.errstate(all="ignore"):
+        mean = total / count
+    positions = [[first * BIN, last * BIN + BIN - 1] for first, last in places.pairs()]
+    return {"steps": steps.pairs(), "positions": positions, "mean": mean, "count": count.astype(np.int64)}

@@ -1,0 +1,134 @@
+"""Responses to one prompt side by side, and the prompts that never do better than the reference."""
+
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from dressage.board.excerpts import beginnings
+from dressage.board.runs import Board, OpenRun
+from dressage.board.search import keys_of
+from dressage.board.selection import Page, RunQuery
+from dressage.index.columns import Array
+from dressage.index.snapshot import Snapshot
+
+
+class GroupsQuery(RunQuery, Page):
+    step: int = Field(ge=0, lt=2**31)
+    """Training step."""
+    sort: Literal["group", "-group", "mean", "-mean", "sd", "-sd", "min", "-min", "max", "-max", "n", "-n"] = "-sd"
+    """By what; with - in front the largest first."""
+
+
+class NeverBeatsQuery(RunQuery, Page):
+    pass
+
+
+def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
+    """Returns the groups of one step: the responses to each prompt, and how their rewards spread."""
+    run = board.run(query.run)
+    snapshot = run.snapshot()
+    rows = _rows_of(snapshot, query.step)
+    if not len(rows):
+        return {"total": 0, "groups": []}
+    names, of = np.unique(_prompts(snapshot)[rows], return_inverse=True)
+    found = _spread(snapshot.take("reward", rows).astype(np.float64), of, len(names))
+    sort = query.sort.removeprefix("-")
+    by = names if sort == "group" else found[sort]
+    order = np.argsort(-by if query.sort.startswith("-") else by, kind="stable")
+    page = order[query.offset : query.offset + query.limit]
+    members = [rows[of == group] for group in page]
+    prompts = _texts(run, snapshot, [int(member[0]) for member in members])
+    lines = []
+    for group, member, prompt in zip(page, members, prompts, strict=True):
+        line = {name: values[group].item() for name, values in found.items()}
+        samples = np.sort(snapshot.raw("sample")[member]).tolist()
+        zero = bool(line["n"] > 1 and line["min"] == line["max"])
+        lines.append(
+            {
+                "group": _number(snapshot, names[group]),
+                "prompt": prompt,
+                **line,
+                "zero_variance": zero,
+                "samples": samples,
+            }
+        )
+    return {"total": len(names), "groups": lines}
+
+
+def _spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:
+    """Returns n, mean, sd, min and max of the rewards of each group."""
+    n = np.bincount(of, minlength=count)
+    low, high = np.full(count, np.inf), np.full(count, -np.inf)
+    np.minimum.at(low, of, rewards)
+    np.maximum.at(high, of, rewards)
+    mean = np.bincount(of, rewards, minlength=count) / n
+    sd = np.sqrt(np.bincount(of, (rewards - mean[of]) ** 2, minlength=count) / n)
+    return {"n": n, "mean": mean, "sd": sd, "min": low, "max": high}
+
+
+def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:
+    """Returns the prompts none of whose responses got more than the reference's, the most tried first."""
+    run = board.run(query.run)
+    snapshot = run.snapshot()
+    if "gap" not in snapshot.state.columns:
+        return {"total": 0, "prompts": []}
+    tries, best, last, names = run.memory.get(
+        "best", (snapshot.rows, snapshot.state.dead), lambda: _best(snapshot), most=1
+    )
+    never = np.flatnonzero(best <= 0)
+    order = never[np.lexsort((best[never], -tries[never]))]
+    page = order[query.offset : query.offset + query.limit]
+    prompts = _texts(run, snapshot, last[page].tolist())
+    step = snapshot.raw("step")
+    lines = [
+        {
+            "group": _number(snapshot, names[group]),
+            "prompt": prompt,
+            "tries": int(tries[group]),
+            "best_gap": float(best[group]),
+            "last_step": int(step[last[group]]),
+            "last_sample": int(snapshot.raw("sample")[last[group]]),
+        }
+        for group, prompt in zip(page, prompts, strict=True)
+    ]
+    return {"total": len(never), "prompts": lines}
+
+
+def _best(snapshot: Snapshot) -> tuple[Array, Array, Array, Array]:
+    """Returns tries, best gap, newest row and name of each prompt that was compared with a reference."""
+    measured = ~np.isnan(snapshot.column("gap"))
+    if snapshot.alive is not None:
+        measured &= snapshot.alive
+    rows = np.flatnonzero(measured)
+    names, of = np.unique(_prompts(snapshot)[rows], return_inverse=True)
+    best = np.full(len(names), -np.inf)
+    np.maximum.at(best, of, snapshot.column("gap")[rows])
+    last = np.zeros(len(names), np.int64)
+    by_step = np.argsort(snapshot.raw("step")[rows], kind="stable")
+    last[of[by_step]] = rows[by_step]
+    return np.bincount(of, minlength=len(names)), best, last, names
+
+
+def _rows_of(snapshot: Snapshot, step: int) -> Array:
+    if not snapshot.rows:
+        return np.empty(0, np.int64)
+    here = snapshot.raw("step") == step
+    return np.flatnonzero(here if snapshot.alive is None else here & snapshot.alive)
+
+
+def _prompts(snapshot: Snapshot) -> Array:
+    """Returns [rows] what tells the prompts apart: their group, or where none was recorded the text itself."""
+    return snapshot.raw("group" if "group" in snapshot.state.columns else "prompt_hash")
+
+
+def _number(snapshot: Snapshot, name: int) -> int | None:
+    """Returns the number of a group; a hash of the prompt is none, and too long for JavaScript."""
+    return int(name) if "group" in snapshot.state.columns else None
+
+
+def _texts(run: OpenRun, snapshot: Snapshot, rows: list[int]) -> list[str]:
+    if not rows:
+        return []
+    texts = run.record.fetch(keys_of(snapshot, np.array(rows)), ["prompt"])["prompt"]
+    return [text or "" for text in beginnings(texts)]

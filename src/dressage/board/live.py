@@ -1,0 +1,81 @@
+"""Server-sent events: what was added to the runs since a cursor."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import orjson
+from pydantic import Field
+from starlette.responses import StreamingResponse
+
+from dressage.board.runs import Board, OpenRun
+from dressage.board.selection import Query
+from dressage.index.columns import Array
+
+PAUSE = 0.25
+"""Seconds between two looks at the indexes."""
+BREATH = 15.0
+"""Seconds of silence after which a line is sent that keeps the connection open."""
+
+
+class EventsQuery(Query):
+    after: str = Field("", max_length=2_000)
+    """The cursor of the last event that was seen; events from now on if empty."""
+
+
+def events(board: Board, query: EventsQuery) -> StreamingResponse:
+    """Streams an event whenever the index of a run has grown.
+
+    The cursor holds the number of rows of each run, such as ``640.0-1280.64`` (rows that ever came, and how many of
+    them can be searched); whoever comes back with it gets what was added meanwhile, at once.
+    """
+    return StreamingResponse(_stream(board, query.after), media_type="text/event-stream")
+
+
+async def _stream(board: Board, after: str) -> AsyncIterator[bytes]:
+    seen = _parse(after, len(board.runs)) or [_position(run) for run in board.runs]
+    yield b"retry: 1000\n\n"
+    silent = 0.0
+    while not board.closing:
+        for number, run in enumerate(board.runs):
+            position = _position(run)
+            if position != seen[number]:
+                event = _event(run, seen[number])
+                seen[number] = position
+                cursor = "-".join(".".join(map(str, place)) for place in seen)
+                yield b"id: " + cursor.encode() + b"\ndata: " + orjson.dumps({"cursor": cursor, **event}) + b"\n\n"
+                silent = 0.0
+        await asyncio.sleep(PAUSE)
+        silent += PAUSE
+        if silent >= BREATH:
+            yield b": still here\n\n"
+            silent = 0.0
+
+
+def _position(run: OpenRun) -> tuple[int, int, int]:
+    state = run.snapshot().state
+    return state.rows, state.dead, state.text_rows
+
+
+def _event(run: OpenRun, seen: tuple[int, int, int]) -> dict[str, Any]:
+    """Returns which steps have new rollouts, and how far the run is now."""
+    snapshot = run.snapshot()
+    new: Array = snapshot.raw("step")[min(seen[0], snapshot.rows) :] if snapshot.rows else np.empty(0, np.int32)
+    return {
+        "run": run.number,
+        "steps": [int(new.min()), int(new.max())] if len(new) else None,
+        "rollouts": snapshot.count,
+        "indexed": run.indexed(),
+    }
+
+
+def _parse(cursor: str, runs: int) -> list[tuple[int, int, int]] | None:
+    """Returns the positions in a cursor, or None if it is none of this board."""
+    try:
+        places = [tuple(int(number) for number in place.split(".")) for place in cursor.split("-")]
+    except ValueError:
+        return None
+    if len(places) != runs or any(len(place) != 3 for place in places):
+        return None
+    return [(place[0], place[1], place[2]) for place in places]

@@ -1,0 +1,111 @@
+"""One rollout: its texts, its row, its tokens and its siblings."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from dressage.board.pieces import PARTIAL, bytes_of
+from dressage.board.rows import numbers
+from dressage.board.runs import Board, NotFoundError, OpenRun
+from dressage.board.selection import RunQuery
+from dressage.errors import UserError
+from dressage.index.columns import Array
+from dressage.index.snapshot import Snapshot
+from dressage.record.reader import Rollout
+
+TOKEN_TYPES = {pa.bool_(): "uint8", pa.int32(): "int32", pa.float32(): "float32", pa.float64(): "float32"}
+NOT_SENT = {"step", "sample", "token"}
+
+
+class RolloutQuery(RunQuery):
+    step: int = Field(ge=0, lt=2**31)
+    """Training step."""
+    sample: int = Field(ge=-(2**31), lt=2**31)
+    """Index in the step's batch."""
+
+
+def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
+    """Returns the whole texts and every column of one rollout, and where its tokens are."""
+    run = board.run(query.run)
+    found, tokens = read(run, query.step, query.sample)
+    row = dict(found)
+    row["parts"] = dict(row.pop("reward_parts") or {})
+    stars = run.stars.all()
+    key = (query.step, query.sample)
+    base = f"/api/runs/{run.number}/rollouts/{query.step}/{query.sample}"
+    columns, offset = [], 0
+    for name, values in token_columns(tokens):
+        columns.append({"name": name, "dtype": values.dtype.name, "offset": offset})
+        offset += values.nbytes
+    return {
+        **row,
+        "gap": None if row["ref_reward"] is None else row["reward"] - row["ref_reward"],
+        "starred": key in stars,
+        "note": stars.get(key),
+        "siblings": siblings(run.snapshot(), query.step, query.sample),
+        "tokens": {"count": tokens.num_rows, "columns": columns, "url": f"{base}/tokens", "texts": f"{base}/texts"},
+    }
+
+
+def read(run: OpenRun, step: int, sample: int) -> Rollout:
+    """Returns row and tokens of a rollout; those that were looked at lately are kept.
+
+    Raises:
+        NotFoundError: The record has no such rollout.
+    """
+    try:
+        key = (step, sample, run.version())
+        return run.memory.get("rollouts", key, lambda: run.record.rollout(step, sample), most=8)
+    except UserError as error:
+        raise NotFoundError(str(error)) from None
+
+
+def tokens(board: Board, query: RolloutQuery) -> bytes:
+    """Returns the token columns one after another, little-endian; a number that was not measured is NaN."""
+    table = read(board.run(query.run), query.step, query.sample).tokens
+    return b"".join(values.tobytes() for _, values in token_columns(table))
+
+
+def token_columns(table: pa.Table) -> list[tuple[str, Array]]:
+    """Returns name and [T] numbers of each measured column; wider ones come first, so that all are aligned."""
+    columns = []
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        if name in NOT_SENT or column.type not in TOKEN_TYPES or column.null_count == len(column):
+            continue
+        dtype = np.dtype(TOKEN_TYPES[column.type]).newbyteorder("<")
+        if dtype.kind != "f":
+            column = column.fill_null(-1 if dtype.kind == "i" else True)
+        with np.errstate(over="ignore"):
+            columns.append((name, column.to_numpy(zero_copy_only=False).astype(dtype)))
+    return sorted(columns, key=lambda named: -named[1].itemsize)
+
+
+def texts(board: Board, query: RolloutQuery) -> dict[str, Any]:
+    """Returns the text of each token; if some are parts of characters, the bytes of those, else null."""
+    run = board.run(query.run)
+    table = read(run, query.step, query.sample).tokens
+    given, ids = table["token"].to_pylist(), table["token_id"].to_pylist()
+    known = run.record.token_texts(ids)
+    pieces = [text if token is None else token for token, text in zip(given, known, strict=True)]
+    if not any(PARTIAL in piece for piece in pieces):
+        return {"texts": pieces, "bytes": None}
+    strings = run.record.token_strings(ids)
+    parts = [bytes_of(string) if PARTIAL in piece else None for piece, string in zip(pieces, strings, strict=True)]
+    return {"texts": pieces, "bytes": [None if part is None else list(part) for part in parts]}
+
+
+def siblings(snapshot: Snapshot, step: int, sample: int) -> list[dict[str, Any]]:
+    """Returns the numbers of all responses to the same prompt in the same step, this one included."""
+    if not snapshot.rows:
+        return []
+    here = snapshot.raw("step") == step
+    if snapshot.alive is not None:
+        here &= snapshot.alive
+    found = np.flatnonzero(here)
+    name = "group" if "group" in snapshot.state.columns else "prompt_hash"
+    group = snapshot.raw(name)[found]
+    own = group[snapshot.raw("sample")[found] == sample]
+    return sorted(numbers(snapshot, found[np.isin(group, own)]), key=lambda line: line["sample"])

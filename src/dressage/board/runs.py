@@ -1,0 +1,135 @@
+"""The runs that a board shows, each with its record and its index."""
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dressage.board.memory import Memory
+from dressage.board.scanner import Scanner
+from dressage.board.stars import Stars
+from dressage.errors import UserError
+from dressage.index.folder import PROBLEM, index_folder, local_folder
+from dressage.index.snapshot import Snapshot, snapshot
+from dressage.record import Run
+
+LIVE_SECONDS = 120
+
+
+class NotFoundError(UserError):
+    """What was asked for is not in the record."""
+
+
+class OpenRun:
+    """One run on the board.
+
+    Args:
+        number: Place on the command line.
+        record: The opened record.
+        scanner: What looks for regular expressions.
+    """
+
+    def __init__(self, number: int, record: Run, scanner: Scanner) -> None:
+        self.scanner = scanner
+        self.number = number
+        self.record = record
+        self.folder = index_folder(record)
+        self.stars = Stars(record, self.folder)
+        self._snapshot = snapshot(self.folder)
+        self._stamp: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+        self.memory = Memory()
+
+    @property
+    def name(self) -> str:
+        return Path(self.record.folder).name or str(self.record.folder)
+
+    def snapshot(self) -> Snapshot:
+        """Returns what the index holds now."""
+        with self._lock:
+            try:
+                status = (self.folder / "state.json").stat()
+            except FileNotFoundError:
+                return self._snapshot
+            stamp = (status.st_mtime_ns, status.st_ino)
+            if stamp != self._stamp:
+                self._snapshot, self._stamp = snapshot(self.folder), stamp
+            return self._snapshot
+
+    @property
+    def live(self) -> bool:
+        """Whether something was recorded within the last two minutes."""
+        folder = local_folder(self.record)
+        path = self.folder / "state.json" if folder is None else folder / "record"
+        try:
+            return time.time() - path.stat().st_mtime < LIVE_SECONDS
+        except FileNotFoundError:
+            return True
+
+    @property
+    def problem(self) -> str | None:
+        """Why the index does not grow, if it does not."""
+        try:
+            return (self.folder / PROBLEM).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def version(self) -> str | None:
+        """Returns what changes when the record has grown."""
+        return self.snapshot().state.cursor
+
+    def indexed(self) -> float:
+        """Returns which share of the rollouts can be searched, from 0 to 1."""
+        state = self.snapshot().state
+        return state.text_rows / state.rows if state.rows else 0.0
+
+    def token_columns(self) -> list[str]:
+        """Returns the token columns that the first tokens of the run have numbers for."""
+        if not self.snapshot().rows:
+            return []
+        return self.memory.get("token columns", (), lambda: _measured(self.record), most=1)
+
+    def warm(self) -> None:
+        """Reads beforehand what every page needs."""
+        self.record.token_texts([])
+
+
+def _measured(record: Run) -> list[str]:
+    """Returns the columns of the first tokens of the first segment that has any."""
+    for segment in record.segments():
+        try:
+            tokens = record.read(segment, "tokens", count=256)
+        except FileNotFoundError:
+            continue  # merged with others meanwhile, which come later
+        if tokens.num_rows:
+            return [name for name in tokens.column_names if tokens[name].null_count < tokens.num_rows]
+    return []
+
+
+class Board:
+    """Everything a request can ask about.
+
+    Args:
+        records: The opened records, in the order in which they are numbered.
+    """
+
+    def __init__(self, records: Sequence[Run]) -> None:
+        self.closing = False
+        self.scanner = Scanner()
+        self.runs = [OpenRun(number, record, self.scanner) for number, record in enumerate(records)]
+
+    def run(self, number: int) -> OpenRun:
+        """Returns a run by its number.
+
+        Raises:
+            NotFoundError: There is none of that number.
+        """
+        if not 0 <= number < len(self.runs):
+            raise NotFoundError(f"there is no run {number}; there are {len(self.runs)}, counted from 0")
+        return self.runs[number]
+
+    def warm(self) -> None:
+        """Makes ready what will be needed soon."""
+        self.scanner.start()
+        for run in self.runs:
+            run.warm()

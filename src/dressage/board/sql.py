@@ -1,0 +1,34 @@
+"""SQL over one run, read-only and within limits."""
+
+from typing import Any
+
+from pydantic import Field
+
+from dressage.board.runs import Board
+from dressage.board.selection import RunQuery
+from dressage.record.query import query as run_query
+
+MEMORY = 512 << 20
+"""Bytes."""
+
+
+class SqlQuery(RunQuery):
+    query: str = Field(min_length=1, max_length=20_000)
+    """One SELECT over rows, tokens, steps, rollups and vocabulary."""
+
+
+def sql(board: Board, query: SqlQuery) -> dict[str, Any]:
+    """Runs one query under the limits of ``dressage sql``."""
+    answer = run_query(board.run(query.run).record, query.query, memory=MEMORY)
+    return {
+        "columns": answer.columns,
+        "types": answer.types,
+        "rows": [[_plain(value) for value in row] for row in answer.rows],
+        "truncated": answer.truncated,
+        "seconds": answer.seconds,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON can say of a value."""
+    return value if isinstance(value, bool | int | float | str | None) else str(value)

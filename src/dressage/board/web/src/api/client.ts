@@ -1,0 +1,106 @@
+/** Asks the server, or the data inside an exported page; keeps answers for a while and remembers those in view. */
+
+import { createStore } from "../state/store";
+import { inSnapshot, snapshotAnswer } from "./snapshot";
+
+export class ApiError extends Error {
+  constructor(
+    message: string,
+    readonly status: number,
+  ) {
+    super(message);
+  }
+}
+
+export type Parameters = Record<string, string | number | boolean | null | undefined>;
+
+export function address(path: string, parameters: Parameters = {}): string {
+  const search = new URLSearchParams();
+  for (const [key, value] of Object.entries(parameters)) {
+    if (value !== undefined && value !== null && value !== "" && value !== false) search.set(key, String(value));
+  }
+  const text = search.toString();
+  return text ? `api/${path}?${text}` : `api/${path}`;
+}
+
+const KEPT = 300;
+const answers = new Map<string, Promise<unknown>>();
+
+/** Every answer given since the view was opened, for the export. */
+const used = new Set<string>();
+
+export function getJson<T>(url: string): Promise<T> {
+  return remembered(url, async () => (await request(url)).json()) as Promise<T>;
+}
+
+export function getBytes(url: string): Promise<ArrayBuffer> {
+  return remembered(url, async () => (await request(url)).arrayBuffer()) as Promise<ArrayBuffer>;
+}
+
+function remembered(url: string, ask: () => Promise<unknown>): Promise<unknown> {
+  used.add(url);
+  const known = answers.get(url);
+  if (known) {
+    answers.delete(url);
+    answers.set(url, known);
+    return known;
+  }
+  const answer = inSnapshot ? snapshotAnswer(url) : ask();
+  answers.set(url, answer);
+  answer.catch(() => answers.delete(url));
+  if (answers.size > KEPT) answers.delete(answers.keys().next().value!);
+  return answer;
+}
+
+/** Requests under way. */
+export const pending = createStore(0);
+
+async function request(url: string, init: RequestInit = {}): Promise<Response> {
+  let response: Response;
+  pending.set(pending.get() + 1);
+  try {
+    response = await fetch(url, init);
+  } catch {
+    throw new ApiError("The board's server does not answer.", 0);
+  } finally {
+    pending.set(pending.get() - 1);
+  }
+  if (response.ok) return response;
+  const body: { error?: string } = await response.json().catch(() => ({}));
+  throw new ApiError(body.error ?? `${response.status} ${response.statusText}`, response.status);
+}
+
+export async function send(method: "PUT" | "DELETE" | "POST", url: string, body: unknown = {}): Promise<unknown> {
+  const headers = { "Content-Type": "application/json" };
+  const response = await request(url, { method, headers, body: JSON.stringify(body) });
+  return response.status === 204 ? null : response.json();
+}
+
+/** Forgets what a growing run has made stale; whole rollouts never change. */
+export function forget(run: number): void {
+  const prefix = `api/runs/${run}/`;
+  for (const url of answers.keys()) {
+    const grows = url.startsWith(prefix) ? !url.includes("/rollouts/") : !url.startsWith("api/runs/");
+    if (grows) answers.delete(url);
+  }
+}
+
+/** Forgets single answers that the reader changed, such as a starred rollout. */
+export function forgetMatching(matches: (url: string) => boolean): void {
+  for (const url of answers.keys()) if (matches(url)) answers.delete(url);
+}
+
+/** What the frame around the views uses stays used. */
+export function beginView(): void {
+  for (const url of used) if (!url.endsWith("/findings")) used.delete(url);
+}
+
+/** The answers that the present view has used, by address. */
+export async function usedAnswers(): Promise<Map<string, unknown>> {
+  const found = new Map<string, unknown>();
+  for (const url of used) {
+    const answer = answers.get(url);
+    if (answer) found.set(url, await answer.catch(() => undefined));
+  }
+  return found;
+}

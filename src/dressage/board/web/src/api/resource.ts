@@ -1,0 +1,51 @@
+/** Answers inside components: the last one stays in view while the next is on its way. */
+
+import { useEffect, useState } from "preact/hooks";
+import { getJson } from "./client";
+
+export interface Resource<T> {
+  data: T | null;
+  error: string | null;
+  loading: boolean;
+}
+
+interface Held<T> {
+  key: string | null;
+  data: T | null;
+  error: string | null;
+}
+
+/**
+ * Loads whenever `key` changes; null loads nothing.
+ *
+ * @param key what is asked for
+ * @param version counts up when the answer has to be asked for again, as the run grew
+ * @param load asks; by default for JSON at that address
+ */
+export function useResource<T>(
+  key: string | null,
+  version = 0,
+  load: (key: string) => Promise<T> = getJson,
+): Resource<T> {
+  const [held, hold] = useState<Held<T>>({ key: null, data: null, error: null });
+  useEffect(() => {
+    if (key === null) return;
+    let current = true;
+    load(key).then(
+      (data) => current && hold({ key, data, error: null }),
+      (error: unknown) => current && hold((before) => ({ key, data: before.data, error: messageOf(error) })),
+    );
+    return () => {
+      current = false;
+    };
+  }, [key, version]);
+  return {
+    data: key === null ? null : held.data,
+    error: held.key === key ? held.error : null,
+    loading: held.key !== key,
+  };
+}
+
+export function messageOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

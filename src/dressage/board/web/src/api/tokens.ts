@@ -1,0 +1,46 @@
+/** The tokens of one rollout: binary columns beside their texts. */
+
+import { joinTokens, type Unit } from "../maths/units";
+import { available, type TokenColumns, type TokenMetric } from "../maths/metrics";
+import { address, getBytes, getJson } from "./client";
+import type { Rollout, TokenColumn, TokenTexts } from "./types";
+
+export interface Tokens {
+  rollout: Rollout;
+  count: number;
+  units: Unit[];
+  /** the unit of each token */
+  unitOf: Int32Array;
+  columns: TokenColumns;
+  metrics: TokenMetric[];
+}
+
+/** @param path runs/RUN/rollouts/STEP/SAMPLE */
+export async function loadTokens(path: string): Promise<Tokens> {
+  // The three are asked for at once; a rollout without tokens answers the last two with nothing.
+  const [rollout, texts, bytes] = await Promise.all([
+    getJson<Rollout>(address(path)),
+    getJson<TokenTexts>(address(`${path}/texts`)),
+    getBytes(address(`${path}/tokens`)),
+  ]);
+  const count = rollout.tokens?.count ?? 0;
+  const columns = rollout.tokens ? decoded(bytes, rollout.tokens.columns, count) : {};
+  const units = joinTokens(texts.texts, texts.bytes);
+  const unitOf = new Int32Array(texts.texts.length);
+  units.forEach((unit, i) => unitOf.fill(i, unit.first, unit.first + unit.count));
+  return {
+    rollout,
+    count,
+    units,
+    unitOf,
+    columns,
+    metrics: available(Object.keys(columns)),
+  };
+}
+
+const VIEWS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
+
+/** Columns stand one after another, little-endian like every machine that runs a browser. */
+export function decoded(bytes: ArrayBuffer, columns: TokenColumn[], count: number): TokenColumns {
+  return Object.fromEntries(columns.map(({ name, dtype, offset }) => [name, new VIEWS[dtype](bytes, offset, count)]));
+}

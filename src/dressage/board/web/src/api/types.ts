@@ -1,0 +1,218 @@
+/** What the server answers, as docs of the API say it. A number that was not measured is null. */
+
+export type Maybe = number | null;
+export type Steps = [first: number, last: number];
+
+export interface RunSummary {
+  run: number;
+  name: string;
+  path: string;
+  algorithm: string | null;
+  steps: Steps | null;
+  rollouts: number;
+  tokens: number | null;
+  live: boolean;
+  indexed: number;
+  findings: number | null;
+  columns: RunColumns;
+}
+
+export interface RunColumns {
+  rows: string[];
+  texts?: string[];
+  tokens: string[];
+  parts: string[];
+  has_reference?: boolean;
+  grouped?: boolean;
+}
+
+export interface Rollup {
+  count: Maybe[];
+  mean: Maybe[];
+  sd: Maybe[];
+  min: Maybe[];
+  max: Maybe[];
+  q05: Maybe[];
+  q25: Maybe[];
+  q50: Maybe[];
+  q75: Maybe[];
+  q95: Maybe[];
+}
+
+export interface Series {
+  /** first step of each point */
+  step: number[];
+  /** first and last step of each point: a long run has several steps to a point */
+  steps?: Steps[];
+  /** everything there is to ask for */
+  names?: { metrics: string[]; rollups: string[] };
+  metrics: Record<string, Maybe[]>;
+  rollups: Record<string, Rollup>;
+}
+
+export interface Histogram {
+  edges: number[];
+  counts: number[];
+  missing: number;
+}
+
+export interface Ridge {
+  edges: number[];
+  steps: Steps[];
+  counts: number[][];
+}
+
+/** Where in the response's excerpt the search was found, in UTF-16 units. */
+export type Hit = [start: number, end: number];
+
+/** One rollout in a table; statistics stand beside these under their own names. */
+export interface Row {
+  row: number;
+  step: number;
+  sample: number;
+  group: Maybe;
+  split: string | null;
+  reward: Maybe;
+  parts: Record<string, Maybe>;
+  finish_reason: string | null;
+  prompt: string;
+  response: string;
+  hit: Hit | null;
+  /** where the excerpt starts in the whole response */
+  excerpt_start?: number;
+  starred: boolean;
+  note: string | null;
+  [statistic: string]: unknown;
+}
+
+export interface Rows {
+  /** how many there are; while hits are being verified, how many are so far */
+  total: number;
+  /** hits are still being verified */
+  at_most: boolean;
+  /** how many there can be at most */
+  most?: number;
+  /** why the rest is not looked at */
+  stopped?: string | null;
+  offset: number;
+  rows: Row[];
+}
+
+export interface Hits {
+  step: number[];
+  rows: number[];
+  hits: number[];
+  at_most: boolean;
+}
+
+export interface TokenColumn {
+  name: string;
+  dtype: "float32" | "int32" | "uint8";
+  offset: number;
+}
+
+export interface Place {
+  step: number;
+  sample: number;
+}
+
+export interface Rollout extends Row {
+  ref_response: string | null;
+  ref_reward: Maybe;
+  ground_truth: string | null;
+  extra: string | null;
+  siblings: (Place & { reward: Maybe; length: Maybe })[];
+  tokens: { count: number; columns: TokenColumn[] } | null;
+  prompt_truncated: Maybe;
+  response_truncated: Maybe;
+  previous: Place | null;
+  next: Place | null;
+}
+
+export interface TokenTexts {
+  texts: string[];
+  /** by token, the bytes of those that are not whole characters */
+  bytes: (number[] | null)[] | null;
+}
+
+export interface Group {
+  /** null where the record has none: prompts are then told apart by their text */
+  group: Maybe;
+  prompt: string;
+  n: number;
+  mean: Maybe;
+  sd: Maybe;
+  min: Maybe;
+  max: Maybe;
+  zero_variance: boolean;
+  samples: number[];
+}
+
+export interface NeverBeats {
+  group: number;
+  prompt: string;
+  tries: number;
+  best_gap: Maybe;
+  last_step: number;
+}
+
+export interface Heat {
+  steps: Steps[];
+  positions: Steps[];
+  mean: Maybe[][];
+  count: number[][];
+}
+
+export interface Pattern {
+  text: string;
+  kind: string;
+  share: Maybe[];
+  first: Maybe;
+  last: Maybe;
+  growth: Maybe;
+  lift: Maybe;
+  lift_interval: [number, number] | null;
+  rows: number;
+}
+
+export interface Patterns {
+  steps: Steps[];
+  patterns: Pattern[];
+  indexed?: number;
+}
+
+/** What one side answered to a prompt. */
+export interface ComparedSide extends Place {
+  run: number;
+  /** of the newest response, which is the one shown */
+  reward: Maybe;
+  /** over all n responses */
+  mean: Maybe;
+  n: number;
+  response: string;
+}
+
+/** The prompts that all sides have. */
+export interface Comparison {
+  total: number;
+  prompts: { prompt: string; runs: ComparedSide[] }[];
+  /** wins[i][j]: prompts where side i's mean reward is above side j's */
+  wins: number[][];
+  sides?: { n: number; mean: Maybe }[];
+  /** last side minus first, by prompt */
+  differences?: { edges: number[]; counts: number[] };
+}
+
+export interface Finding {
+  id: string;
+  severity: "error" | "warning" | "note";
+  title: string;
+  text: string;
+  steps: Steps | null;
+  rollouts: Place[];
+}
+
+/** Something was added to a run. */
+export interface LiveEvent {
+  run: number;
+}

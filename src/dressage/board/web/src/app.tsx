@@ -1,0 +1,94 @@
+/** The frame around every view: runs, tabs, the run's strip, language and colours, keys. */
+
+import { useEffect, useState } from "preact/hooks";
+import { Failure } from "./parts/failure";
+import { Help } from "./parts/help";
+import { Scrubber } from "./parts/scrubber";
+import { TopBar } from "./parts/top-bar";
+import { inSnapshot } from "./api/snapshot";
+import { language, useText } from "./i18n";
+import { boardError, moveStep, runs, selectStep, useRun } from "./state/board";
+import { useKeys } from "./state/keys";
+import { theme } from "./state/preferences";
+import { go, tabRoute, useRoute, type View, VIEWS } from "./state/router";
+import { useStore } from "./state/store";
+import { Compare } from "./views/compare";
+import { Overview } from "./views/overview";
+import { Patterns } from "./views/patterns";
+import { Responses } from "./views/responses";
+import { StepView } from "./views/step";
+import { Tokens } from "./views/tokens";
+
+const PAGES: Record<View, () => preact.JSX.Element> = {
+  overview: Overview,
+  step: StepView,
+  responses: Responses,
+  tokens: Tokens,
+  patterns: Patterns,
+  compare: Compare,
+};
+
+const LETTERS: Record<View, string> = {
+  overview: "o",
+  step: "s",
+  responses: "r",
+  tokens: "t",
+  patterns: "p",
+  compare: "c",
+};
+
+export function App() {
+  const all = useStore(runs);
+  const error = useStore(boardError);
+  const chosen = useStore(language);
+  useEffect(() => {
+    document.documentElement.lang = chosen === "zh" ? "zh-Hans" : chosen;
+  }, [chosen]);
+  if (error !== null && all === null) return <Failure text={error} />;
+  if (all === null) return <div class="shell" />;
+  return all.length === 0 ? <Failure text="–" /> : <Board />;
+}
+
+function Board() {
+  const t = useText();
+  const { view } = useRoute();
+  const run = useRun();
+  const [help, setHelp] = useState(false);
+  useEffect(() => {
+    document.title = `${run.name} · ${t(view)} · Dressage`;
+  }, [run.name, view, t]);
+  const views = VIEWS.map((name) => [`g ${LETTERS[name]}`, () => show(name)] as const);
+  useKeys({
+    ...Object.fromEntries(views),
+    "?": () => setHelp(!help),
+    Escape: () => setHelp(false),
+    "[": () => moveStep(-1),
+    "]": () => moveStep(1),
+    "{": () => moveStep(-Infinity),
+    "}": () => selectStep(undefined),
+    d: () => theme.set(document.documentElement.dataset["theme"] === "dark" ? "light" : "dark"),
+  });
+  const Page = PAGES[view];
+  return (
+    <div class="shell">
+      <TopBar onHelp={() => setHelp(true)} />
+      <div>
+        {inSnapshot && <div class="banner">{t("exportedPage")}</div>}
+        <Scrubber />
+      </div>
+      {run.columns.rows.length > 0 || view === "overview" ? (
+        <Page key={run.run} />
+      ) : (
+        <main class="view">
+          <p class="empty">{t("nothingYet")}</p>
+        </main>
+      )}
+      {help && <Help onClose={() => setHelp(false)} />}
+    </div>
+  );
+}
+
+function show(view: View): void {
+  const route = tabRoute(view);
+  go(route.view, route.query);
+}

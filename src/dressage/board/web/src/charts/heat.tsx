@@ -1,0 +1,128 @@
+/** Step × position: the mean of a token metric over the whole run. */
+
+import { useState } from "preact/hooks";
+import { Card } from "../parts/card";
+import type { ComponentChildren } from "preact";
+import type { Heat } from "../api/types";
+import { tint, type Scale } from "../maths/colour";
+import { number, whole } from "../maths/format";
+import { type Frame } from "./axes";
+import { type Palette, usePalette } from "./palette";
+import { SvgPen, type Pen } from "./pen";
+import { Picture } from "./picture";
+import { useText } from "../i18n";
+
+interface Props {
+  title: string;
+  hint?: string | undefined;
+  heat: Heat;
+  scale: Scale;
+  step: number;
+  onStep: (step: number) => void;
+  actions?: ComponentChildren;
+}
+
+const HEIGHT = 260;
+
+export function HeatChart({ title, hint, heat, scale, step, onStep, actions }: Props) {
+  const t = useText();
+  const colours = usePalette();
+  const [cell, setCell] = useState<[column: number, row: number] | null>(null);
+  const at = (x: number, y: number, width: number): [number, number] => {
+    const frame = frameOf(width, HEIGHT);
+    return [
+      Math.floor(((x - frame.left) / (frame.right - frame.left)) * heat.steps.length),
+      Math.floor(((y - frame.top) / (frame.bottom - frame.top)) * heat.positions.length),
+    ];
+  };
+  const save = (): [string, number, number] => {
+    const pen = new SvgPen(colours.sans);
+    pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
+    drawHeat(pen, 800, 400, heat, scale, step, colours, 36);
+    return [pen.svg(800, 400, colours.surface), 800, 400];
+  };
+  const steps = cell && heat.steps[cell[0]];
+  const positions = cell && heat.positions[cell[1]];
+  const told =
+    steps && positions
+      ? t("heatCell", {
+          steps: range(steps),
+          positions: range(positions),
+          mean: number(heat.mean[cell[0]]?.[cell[1]]),
+          count: whole(heat.count[cell[0]]?.[cell[1]]),
+        })
+      : "";
+  return (
+    <Card title={title} hint={hint} save={save} actions={actions}>
+      <Picture
+        draw={(pen, width, height) => drawHeat(pen, width, height, heat, scale, step, colours, 8)}
+        height={HEIGHT}
+        label={title}
+        onPoint={(x, y, width) => setCell(x === null ? null : at(x, y, width))}
+        onClick={(x, y, width) => {
+          const steps = heat.steps[at(x, y, width)[0]];
+          if (steps) onStep(steps[1]);
+        }}
+      />
+      <p class="told">{told || "\u00a0"}</p>
+    </Card>
+  );
+}
+
+const range = ([first, last]: readonly [number, number]): string =>
+  first === last ? String(first) : `${first}–${last}`;
+
+const frameOf = (width: number, height: number, top = 8): Frame => ({
+  left: 46,
+  top,
+  right: width - 10,
+  bottom: height - 22,
+});
+
+function drawHeat(
+  pen: Pen,
+  width: number,
+  height: number,
+  heat: Heat,
+  scale: Scale,
+  step: number,
+  colours: Palette,
+  top: number,
+): void {
+  const frame = frameOf(width, height, top);
+  const wide = (frame.right - frame.left) / Math.max(1, heat.steps.length);
+  const tall = (frame.bottom - frame.top) / Math.max(1, heat.positions.length);
+  heat.mean.forEach((column, i) =>
+    column.forEach((value, j) => {
+      const colour = value === null ? null : tint(scale, value, colours.hues);
+      if (colour) pen.rect(frame.left + i * wide, frame.top + j * tall, wide + 0.3, tall + 0.3, colour);
+    }),
+  );
+  const words = { colour: colours.muted, size: 10.5 };
+  const everyRow = Math.ceil(heat.positions.length / 8);
+  heat.positions.forEach(([first], j) => {
+    if (j % everyRow === 0)
+      pen.text(frame.left - 6, frame.top + (j + 0.5) * tall + 4, String(first), { ...words, align: "right" });
+  });
+  const everyColumn = Math.ceil(heat.steps.length / Math.max(1, (frame.right - frame.left) / 56));
+  heat.steps.forEach(([first, last], i) => {
+    const x = frame.left + (i + 0.5) * wide;
+    if (i % everyColumn === 0) pen.text(x, frame.bottom + 14, String(first), { ...words, align: "center" });
+    if (step >= first && step <= last) {
+      pen.line(
+        [
+          [x - wide / 2, frame.top],
+          [x - wide / 2, frame.bottom],
+        ],
+        { colour: colours.accent },
+      );
+      pen.line(
+        [
+          [x + wide / 2, frame.top],
+          [x + wide / 2, frame.bottom],
+        ],
+        { colour: colours.accent },
+      );
+    }
+  });
+}

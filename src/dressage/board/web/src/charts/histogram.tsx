@@ -1,0 +1,114 @@
+/** Distributions over the same edges: one filled, others as outlines, each as a share of its own. */
+
+import { Card } from "../parts/card";
+import { percent } from "../maths/format";
+import { bottomAxis, type Frame, horizontal, leftAxis, vertical } from "./axes";
+import { type Palette, usePalette } from "./palette";
+import { SvgPen, type Pen, type Point } from "./pen";
+import { Picture } from "./picture";
+
+export interface Distribution {
+  name: string;
+  counts: number[];
+  colour: string;
+  filled?: boolean;
+}
+
+interface Props {
+  title: string;
+  hint?: string | undefined;
+  edges: number[];
+  distributions: Distribution[];
+  /** a line at this value, such as zero in a distribution of differences */
+  rule?: number | undefined;
+  height?: number;
+  onRange?: (low: number, high: number) => void;
+}
+
+export function HistogramChart(props: Props) {
+  const { title, hint, distributions, height = 190, edges, onRange } = props;
+  const colours = usePalette();
+  const draw = (pen: Pen, width: number, tall: number): void => drawHistogram(pen, width, tall, props, colours);
+  const pick = (x: number, _: number, width: number): void => {
+    const frame = frameOf(width, height);
+    const bin = Math.floor(((x - frame.left) / (frame.right - frame.left)) * (edges.length - 1));
+    if (edges[bin] !== undefined && edges[bin + 1] !== undefined) onRange?.(edges[bin]!, edges[bin + 1]!);
+  };
+  return (
+    <Card title={title} hint={hint} save={() => svg(props, colours)}>
+      <div class="legend">
+        {distributions.map((one) => (
+          <span key={one.name} class="key">
+            <i style={{ background: one.colour }} />
+            {one.name}
+          </span>
+        ))}
+      </div>
+      <Picture draw={draw} height={height} label={title} onClick={onRange && pick} />
+    </Card>
+  );
+}
+
+function svg(props: Props, colours: Palette): [string, number, number] {
+  const pen = new SvgPen(colours.sans);
+  pen.text(16, 22, props.title, { colour: colours.ink, size: 15, bold: true });
+  drawHistogram(pen, 640, 360, props, colours, 36);
+  return [pen.svg(640, 360, colours.surface), 640, 360];
+}
+
+const frameOf = (width: number, height: number, top = 6): Frame => ({
+  left: 40,
+  top,
+  right: width - 10,
+  bottom: height - 20,
+});
+
+function drawHistogram(pen: Pen, width: number, height: number, props: Props, colours: Palette, top = 6): void {
+  const { edges, distributions, rule } = props;
+  const frame = frameOf(width, height, top);
+  if (edges.length < 2) return;
+  const [low, high] = [edges[0]!, edges[edges.length - 1]!];
+  const shares = distributions.map(({ counts }) => {
+    const total = counts.reduce((sum, count) => sum + count, 0) || 1;
+    return counts.map((count) => count / total);
+  });
+  const tallest = Math.max(0.01, ...shares.flat());
+  const x = horizontal(frame, low, high);
+  const y = vertical(frame, 0, tallest * 1.05);
+  leftAxis(pen, frame, 0, tallest * 1.05, colours, (share) => percent(share, 0));
+  bottomAxis(pen, frame, low, high, colours);
+  distributions.forEach((one, i) => {
+    if (one.filled) drawBars(pen, edges, shares[i]!, x, y, frame, one.colour);
+    else pen.line(outline(edges, shares[i]!, x, y), { colour: one.colour, width: 1.5 });
+  });
+  if (rule !== undefined && rule > low && rule < high) {
+    pen.line(
+      [
+        [x(rule), frame.top],
+        [x(rule), frame.bottom],
+      ],
+      { colour: colours.ink, dash: [2, 3] },
+    );
+  }
+}
+
+type Place = (value: number) => number;
+
+function drawBars(pen: Pen, edges: number[], shares: number[], x: Place, y: Place, frame: Frame, colour: string): void {
+  shares.forEach((share, i) => {
+    const left = x(edges[i]!);
+    const width = Math.max(0.5, x(edges[i + 1]!) - left - 1);
+    if (share > 0) pen.rect(left, y(share), width, frame.bottom - y(share), colour);
+  });
+}
+
+function outline(edges: number[], shares: number[], x: Place, y: Place): Point[] {
+  return [
+    [x(edges[0]!), y(0)],
+    ...shares.flatMap((share, i): Point[] => [
+      [x(edges[i]!), y(share)],
+      [x(edges[i + 1]!), y(share)],
+    ]),
+    [x(edges[edges.length - 1]!), y(0)],
+  ];
+}

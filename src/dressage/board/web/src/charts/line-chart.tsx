@@ -1,0 +1,241 @@
+/** Curves over steps: zoom by dragging, one crosshair for all charts, a click selects the step. */
+
+import uPlot from "uplot";
+import { useLayoutEffect, useRef } from "preact/hooks";
+import type { ComponentChildren } from "preact";
+import { Card } from "../parts/card";
+import { number } from "../maths/format";
+import { nearest } from "../maths/numbers";
+import { type LineSpec, lineSvg } from "./line-spec";
+import { type Palette, usePalette } from "./palette";
+
+export interface Mark {
+  step: number;
+  colour: string;
+  title: string;
+}
+
+interface Props {
+  spec: LineSpec;
+  hint?: string | undefined;
+  height?: number;
+  step: number;
+  zoom: [number, number] | null;
+  marks?: Mark[];
+  onStep: (step: number) => void;
+  onZoom: (zoom: [number, number] | null) => void;
+  children?: ComponentChildren;
+}
+
+export function LineChart(props: Props) {
+  const { spec, hint, height = 150, step, zoom } = props;
+  const colours = usePalette();
+  const place = useRef<HTMLDivElement>(null);
+  const legend = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const latest = useRef(props);
+  latest.current = props;
+
+  const shape = JSON.stringify([
+    spec.curves.map((c) => [c.name, c.colour, c.dashed, c.faint]),
+    spec.bands.length,
+    spec.log,
+  ]);
+  useLayoutEffect(() => {
+    const chart = new uPlot(options(latest, legend, colours, place.current!, height), columns(spec), place.current!);
+    plot.current = chart;
+    showValues(chart, latest.current, legend.current!);
+    return () => chart.destroy();
+  }, [shape, colours, height]);
+
+  useLayoutEffect(() => {
+    const chart = plot.current!;
+    chart.setData(columns(spec), false);
+    const [first, last] = zoom ?? [spec.x[0] ?? 0, spec.x[spec.x.length - 1] ?? 1];
+    chart.setScale("x", { min: first, max: last > first ? last : first + 1 });
+    showValues(chart, latest.current, legend.current!);
+  }, [spec, zoom?.[0], zoom?.[1], shape, colours]);
+  useLayoutEffect(() => {
+    plot.current!.redraw(false);
+    showValues(plot.current!, latest.current, legend.current!);
+  }, [step, props.marks]);
+
+  useLayoutEffect(() => {
+    const watcher = new ResizeObserver(() => plot.current?.setSize({ width: place.current!.clientWidth, height }));
+    watcher.observe(place.current!);
+    return () => watcher.disconnect();
+  }, [height]);
+
+  return (
+    <Card title={spec.title} hint={hint} save={() => lineSvg(spec, zoom, colours)}>
+      <div class="legend" ref={legend}>
+        {spec.curves
+          .filter((curve) => !curve.faint)
+          .map((curve) => (
+            <span key={curve.name} class="key" title={curve.name}>
+              <i style={{ background: curve.colour }} />
+              <span class="name">{curve.name}</span>
+              <b />
+            </span>
+          ))}
+      </div>
+      <div class="plot" ref={place} style={{ height: `${height}px` }} />
+      {props.children}
+    </Card>
+  );
+}
+
+function columns(spec: LineSpec): uPlot.AlignedData {
+  const bands = spec.bands.flatMap((band) => [band.high, band.low]);
+  // A logarithmic axis has no place for zero and below.
+  const shown = [...bands, ...spec.curves.map((curve) => curve.values)].map((values) =>
+    spec.log ? values.map((value) => (value !== null && value > 0 ? value : null)) : values,
+  );
+  return [spec.x, ...shown];
+}
+
+/** Writes each curve's value at the crosshair, else at the selected step, into the legend. */
+function showValues(chart: uPlot, { spec, step }: Props, legend: HTMLElement): void {
+  const index = chart.cursor.idx ?? nearest(spec.x, step);
+  const values = spec.curves
+    .filter((curve) => !curve.faint)
+    .map((curve) => number((curve.measured ?? curve.values)[index]));
+  legend.querySelectorAll("b").forEach((place, i) => (place.textContent = values[i] ?? ""));
+}
+
+type Latest = { current: Props };
+
+function options(
+  latest: Latest,
+  legend: { current: HTMLDivElement | null },
+  colours: Palette,
+  place: HTMLElement,
+  height: number,
+): uPlot.Options {
+  const { spec } = latest.current;
+  const axis: uPlot.Axis = {
+    stroke: colours.muted,
+    font: `10.5px ${colours.sans}`,
+    grid: { stroke: colours.line, width: 1 },
+    ticks: { show: false },
+    gap: 4,
+  };
+  return {
+    width: place.clientWidth || 300,
+    height,
+    padding: [6, 10, 0, 0],
+    legend: { show: false },
+    scales: {
+      x: { time: false, auto: false },
+      y: { distr: spec.log ? 3 : 1, range: spec.log ? null : padded },
+    } as uPlot.Scales,
+    axes: [
+      {
+        ...axis,
+        size: 22,
+        space: 60,
+        values: (_, values) => values.map((value) => (Number.isInteger(value) ? String(value) : "")),
+      },
+      {
+        ...axis,
+        size: 46,
+        space: 28,
+        values: (_, values) => values.map((value) => (value === null ? "" : number(value))),
+      },
+    ],
+    series: [{}, ...seriesOf(spec)],
+    bands: spec.bands.map((band, i) => ({ series: [2 * i + 1, 2 * i + 2] as [number, number], fill: band.colour })),
+    cursor: {
+      sync: { key: "steps", setSeries: false },
+      drag: { x: true, y: false, setScale: false },
+      points: { size: 5, width: 0 },
+      y: false,
+    },
+    hooks: {
+      ready: [(chart) => listen(chart, latest)],
+      setCursor: [(chart) => legend.current && showValues(chart, latest.current, legend.current)],
+      setSelect: [(chart) => zoomTo(chart, latest)],
+      drawClear: [(chart) => drawBehind(chart, latest.current, colours)],
+      draw: [(chart) => drawMarks(chart, latest.current, colours)],
+    },
+  };
+}
+
+/** The measured range and a little room; a constant gets room around it. */
+function padded(_: uPlot, low: number | null, high: number | null): [number, number] {
+  if (low === null || high === null) return [0, 1];
+  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+  return [low - room, high + room];
+}
+
+function seriesOf(spec: LineSpec): uPlot.Series[] {
+  const edge: uPlot.Series = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
+  return [
+    ...spec.bands.flatMap(() => [edge, edge]),
+    ...spec.curves.map((curve): uPlot.Series => {
+      const few = curve.values.reduce<number>((count, value) => count + (value === null ? 0 : 1), 0) < 2;
+      return {
+        stroke: curve.colour,
+        width: curve.faint ? 1 : 1.6,
+        dash: curve.dashed ? [5, 4] : [],
+        points: { show: few, size: 5, fill: curve.colour, stroke: curve.colour },
+        spanGaps: true,
+      };
+    }),
+  ];
+}
+
+function listen(chart: uPlot, latest: Latest): void {
+  chart.over.addEventListener("click", () => {
+    if (chart.select.width > 3 || chart.cursor.idx == null) return;
+    const step = latest.current.spec.x[chart.cursor.idx];
+    if (step !== undefined) latest.current.onStep(step);
+  });
+  chart.over.addEventListener("dblclick", () => latest.current.onZoom(null));
+}
+
+function zoomTo(chart: uPlot, latest: Latest): void {
+  const { left, width } = chart.select;
+  if (width <= 3) return;
+  const [first, last] = [chart.posToVal(left, "x"), chart.posToVal(left + width, "x")];
+  // The click that ends the drag still has to see the selection; it goes after it.
+  setTimeout(() => {
+    chart.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    latest.current.onZoom([Math.floor(first), Math.ceil(last)]);
+  });
+}
+
+/** The healthy range and the selected step lie behind the curves. */
+function drawBehind(chart: uPlot, { spec, step }: Props, colours: Palette): void {
+  const { ctx, bbox } = chart;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  if (spec.healthy) {
+    const [low, high] = spec.healthy.map((value) => chart.valToPos(value, "y", true)) as [number, number];
+    ctx.fillStyle = `${colours.good}14`;
+    ctx.fillRect(bbox.left, high, bbox.width, low - high);
+  }
+  const x = Math.round(chart.valToPos(step, "x", true));
+  ctx.fillStyle = colours.accent;
+  ctx.globalAlpha = 0.55;
+  ctx.fillRect(x - devicePixelRatio / 2, bbox.top, devicePixelRatio, bbox.height);
+  ctx.restore();
+}
+
+function drawMarks(chart: uPlot, { marks = [] }: Props, colours: Palette): void {
+  const { ctx, bbox } = chart;
+  const size = 5 * devicePixelRatio;
+  for (const mark of marks) {
+    const x = chart.valToPos(mark.step, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    const y = bbox.top + bbox.height;
+    ctx.fillStyle = mark.colour || colours.bad;
+    ctx.beginPath();
+    ctx.moveTo(x, y - size * 1.4);
+    ctx.lineTo(x - size * 0.8, y);
+    ctx.lineTo(x + size * 0.8, y);
+    ctx.fill();
+  }
+}

@@ -1,0 +1,157 @@
+/** A distribution over the run: one ridge per stretch of steps, the first at the top. */
+
+import { useState } from "preact/hooks";
+import { Card } from "../parts/card";
+import { useText } from "../i18n";
+import type { Ridge } from "../api/types";
+import { bottomAxis, type Frame, horizontal } from "./axes";
+import { type Palette, usePalette } from "./palette";
+import { SvgPen, type Pen, type Point } from "./pen";
+import { Picture } from "./picture";
+
+interface Props {
+  title: string;
+  hint?: string | undefined;
+  ridge: Ridge;
+  height: number;
+  step: number;
+  onStep: (step: number) => void;
+}
+
+/** A ridge may reach this many rows up. */
+const REACH = 2.4;
+
+export function RidgeChart(props: Props) {
+  const { title, hint, ridge, height, step, onStep } = props;
+  const t = useText();
+  const colours = usePalette();
+  const [heat, setHeat] = useState(false);
+  const render = heat ? drawHeat : drawRidges;
+  const pick = (_: number, y: number, width: number): void => {
+    const frame = frameOf(width, height);
+    const row = Math.floor(((y - frame.top) / (frame.bottom - frame.top)) * ridge.steps.length);
+    const steps = ridge.steps[row];
+    if (steps) onStep(steps[1]);
+  };
+  const save = (): [string, number, number] => {
+    const pen = new SvgPen(colours.sans);
+    pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
+    render(pen, 640, 560, ridge, step, colours, 40);
+    return [pen.svg(640, 560, colours.surface), 640, 560];
+  };
+  const toggle = (
+    <button type="button" class="quiet" onClick={() => setHeat(!heat)}>
+      {heat ? t("asRidges") : t("asHeat")}
+    </button>
+  );
+  return (
+    <Card title={title} hint={hint} save={save} actions={toggle}>
+      <Picture
+        draw={(pen, width, tall) => render(pen, width, tall, ridge, step, colours, 8)}
+        height={height}
+        label={title}
+        onClick={pick}
+      />
+    </Card>
+  );
+}
+
+const frameOf = (width: number, height: number, top = 8): Frame => ({
+  left: 52,
+  top,
+  right: width - 10,
+  bottom: height - 20,
+});
+
+function drawRidges(
+  pen: Pen,
+  width: number,
+  height: number,
+  ridge: Ridge,
+  step: number,
+  colours: Palette,
+  top: number,
+): void {
+  const frame = frameOf(width, height, top);
+  const { edges, steps, counts } = ridge;
+  const row = (frame.bottom - frame.top) / (steps.length + REACH - 1);
+  const x = horizontal(frame, edges[0]!, edges[edges.length - 1]!);
+  const densities = counts.map(share);
+  const tallest = Math.max(...densities.flat(), 1e-9);
+  bottomAxis(pen, frame, edges[0]!, edges[edges.length - 1]!, colours);
+  densities.forEach((density, i) => {
+    const base = frame.top + (i + REACH) * row;
+    const points: Point[] = density.map((value, bin) => [
+      (x(edges[bin]!) + x(edges[bin + 1]!)) / 2,
+      base - (value / tallest) * REACH * row,
+    ]);
+    const chosen = holds(steps[i]!, step);
+    const closed: Point[] = [[frame.left, base], ...points, [frame.right, base]];
+    pen.area(closed, colours.surface);
+    pen.area(closed, colours.accent + (chosen ? "66" : hex(0.08 + (0.22 * i) / steps.length)));
+    pen.line(points, { colour: chosen ? colours.accent : colours.muted, width: chosen ? 1.8 : 0.9 });
+  });
+  label(pen, frame, steps, step, (i) => frame.top + (i + REACH) * row, colours);
+}
+
+function drawHeat(
+  pen: Pen,
+  width: number,
+  height: number,
+  ridge: Ridge,
+  step: number,
+  colours: Palette,
+  top: number,
+): void {
+  const frame = frameOf(width, height, top);
+  const { edges, steps, counts } = ridge;
+  const row = (frame.bottom - frame.top) / steps.length;
+  const x = horizontal(frame, edges[0]!, edges[edges.length - 1]!);
+  bottomAxis(pen, frame, edges[0]!, edges[edges.length - 1]!, colours);
+  const densities = counts.map(share);
+  const tallest = Math.max(...densities.flat(), 1e-9);
+  densities.forEach((density, i) =>
+    density.forEach((value, bin) => {
+      const left = x(edges[bin]!);
+      if (value > 0) {
+        const strength = hex(Math.sqrt(value / tallest));
+        pen.rect(left, frame.top + i * row, x(edges[bin + 1]!) - left + 0.3, row + 0.3, colours.accent + strength);
+      }
+    }),
+  );
+  label(pen, frame, steps, step, (i) => frame.top + (i + 1) * row, colours);
+}
+
+function label(
+  pen: Pen,
+  frame: Frame,
+  steps: Ridge["steps"],
+  step: number,
+  y: (i: number) => number,
+  colours: Palette,
+): void {
+  const every = Math.ceil(steps.length / Math.max(1, (frame.bottom - frame.top) / 14));
+  steps.forEach(([first, last], i) => {
+    const chosen = holds([first, last], step);
+    if (i % every !== 0 && !chosen) return;
+    const text = first === last ? String(first) : `${first}–${last}`;
+    pen.text(frame.left - 8, y(i), text, {
+      colour: chosen ? colours.accent : colours.muted,
+      size: 10,
+      align: "right",
+      bold: chosen,
+    });
+  });
+}
+
+const holds = ([first, last]: readonly [number, number], step: number): boolean => step >= first && step <= last;
+
+const hex = (share: number): string =>
+  Math.round(Math.min(1, share) * 255)
+    .toString(16)
+    .padStart(2, "0");
+
+function share(counts: number[]): number[] {
+  const total = counts.reduce((sum, count) => sum + count, 0) || 1;
+  return counts.map((count) => count / total);
+}

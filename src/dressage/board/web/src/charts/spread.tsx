@@ -1,0 +1,123 @@
+/** How patterns spread: the share of responses that have them over the run, each curve named at its end. */
+
+import type { Pattern, Steps } from "../api/types";
+import { Card } from "../parts/card";
+import { percent } from "../maths/format";
+import { apart } from "../maths/numbers";
+import { visible } from "../maths/text";
+import { type Frame, horizontal, leftAxis, vertical, bottomAxis } from "./axes";
+import { curveColour, type Palette, usePalette } from "./palette";
+import { type Pen, type Point, SvgPen } from "./pen";
+import { Picture } from "./picture";
+
+interface Props {
+  title: string;
+  hint: string;
+  steps: Steps[];
+  patterns: Pattern[];
+  step: number;
+  onStep: (step: number) => void;
+  onPattern: (pattern: Pattern) => void;
+}
+
+const HEIGHT = 230;
+
+export function SpreadChart({ title, hint, steps, patterns, step, onStep, onPattern }: Props) {
+  const colours = usePalette();
+  const save = (): [string, number, number] => {
+    const pen = new SvgPen(colours.sans);
+    pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
+    draw(pen, 860, 380, steps, patterns, step, colours, 36);
+    return [pen.svg(860, 380, colours.surface), 860, 380];
+  };
+  const pick = (x: number, _: number, width: number): void => {
+    const frame = frameOf(width, HEIGHT);
+    const bucket = Math.round(((x - frame.left) / (frame.right - frame.left)) * (steps.length - 1));
+    const chosen = steps[Math.min(steps.length - 1, Math.max(0, bucket))];
+    if (chosen) onStep(chosen[1]);
+  };
+  return (
+    <Card title={title} hint={hint} save={save}>
+      <div class="legend">
+        {patterns.map((pattern, i) => (
+          <button
+            type="button"
+            key={`${pattern.kind} ${pattern.text}`}
+            class="key quiet"
+            onClick={() => onPattern(pattern)}
+          >
+            <i style={{ background: curveColour(colours, i) }} />
+            <bdi>{label(pattern.text)}</bdi>{" "}
+            <b>
+              {percent(pattern.first)} → {percent(pattern.last)}
+            </b>
+          </button>
+        ))}
+      </div>
+      <Picture
+        height={HEIGHT}
+        label={title}
+        draw={(pen, width, height) => draw(pen, width, height, steps, patterns, step, colours, 8)}
+        onClick={pick}
+      />
+    </Card>
+  );
+}
+
+const frameOf = (width: number, height: number, top = 8): Frame => ({
+  left: 46,
+  top,
+  right: width - 120,
+  bottom: height - 22,
+});
+
+const label = (text: string): string => visible(text).replace(/\n/g, "↵").replace(/^ | $/g, "·").slice(0, 24);
+
+function draw(
+  pen: Pen,
+  width: number,
+  height: number,
+  steps: Steps[],
+  patterns: Pattern[],
+  step: number,
+  colours: Palette,
+  top: number,
+): void {
+  const frame = frameOf(width, height, top);
+  const shares = patterns.flatMap((pattern) => pattern.share).filter((share) => share !== null);
+  const tallest = Math.max(0.05, ...shares);
+  const [first, last] = [steps[0]?.[0] ?? 0, steps[steps.length - 1]?.[1] ?? 1];
+  const x = horizontal(frame, first, last);
+  const y = vertical(frame, 0, tallest * 1.05);
+  leftAxis(pen, frame, 0, tallest * 1.05, colours, (share) => percent(share, 0));
+  bottomAxis(pen, frame, first, last, colours);
+  pen.line(
+    [
+      [x(step), frame.top],
+      [x(step), frame.bottom],
+    ],
+    { colour: colours.accent },
+  );
+  const places = apart(
+    patterns.map(({ share }) => y(lastOf(share) ?? 0)),
+    14,
+    frame.bottom,
+  );
+  patterns.forEach((pattern, i) => {
+    const colour = curveColour(colours, i);
+    const points = pattern.share.flatMap((share, at): Point[] => {
+      const place = steps[at];
+      return share === null || !place ? [] : [[x((place[0] + place[1]) / 2), y(share)]];
+    });
+    pen.line(points, { colour, width: 1.8 });
+    pen.text(frame.right + 8, places[i]! + 4, `${label(pattern.text)} ${percent(lastOf(pattern.share))}`, {
+      colour,
+      size: 11.5,
+      bold: true,
+    });
+  });
+}
+
+function lastOf(share: (number | null)[]): number | null {
+  return share.findLast((value) => value !== null) ?? null;
+}

@@ -1,0 +1,22 @@
+import { render } from "preact";
+import { App } from "./app";
+import { follow } from "./api/live";
+import { inSnapshot, snapshotRoute } from "./api/snapshot";
+import { loadRuns } from "./state/board";
+import { applyTheme } from "./state/preferences";
+import { go, parseRoute } from "./state/router";
+import "uplot/dist/uPlot.min.css";
+import "./style/base.css";
+import "./style/shell.css";
+import "./style/table.css";
+import "./style/views.css";
+import "./style/tokens.css";
+
+applyTheme();
+if (inSnapshot && location.hash === "") {
+  const { view, query } = parseRoute(snapshotRoute());
+  go(view, query, true);
+}
+void loadRuns();
+follow();
+render(<App />, document.getElementById("app")!);

@@ -1,0 +1,56 @@
+/** How strongly, and on which side of zero, a number colours its token. */
+
+import { limits } from "./numbers";
+import type { Kind } from "./metrics";
+
+export interface Scale {
+  kind: Kind;
+  low: number;
+  high: number;
+}
+
+export function scaleOf(kind: Kind, values: ArrayLike<number>): Scale {
+  if (kind === "fraction") return { kind, low: 0, high: 1 };
+  const [low, high] = limits(values, kind === "signed");
+  if (kind === "positive") return { kind, low: 0, high: Math.max(high, 1e-12) };
+  if (kind === "surprise") return { kind, low: Math.min(low, -1e-12), high: 0 };
+  return { kind, low, high };
+}
+
+/** −1 to 1: the sign chooses the hue, the size the strength; NaN stays NaN. Beyond the limits it stops at ±1. */
+export function strength(scale: Scale, value: number): number {
+  const span = scale.kind === "surprise" ? scale.low : scale.high;
+  return Math.max(-1, Math.min(1, value / span));
+}
+
+export type Hues = Record<"positive" | "negative" | "surprise" | "fraction", string>;
+
+/** The colour of a value as #rrggbbaa over whatever lies behind, or null where nothing was measured. */
+export function tint(scale: Scale, value: number, hues: Hues): string | null {
+  if (Number.isNaN(value)) return null;
+  const amount = strength(scale, value);
+  const hue =
+    scale.kind === "fraction"
+      ? hues.fraction
+      : scale.kind === "surprise"
+        ? hues.surprise
+        : amount < 0
+          ? hues.negative
+          : hues.positive;
+  return shades(hue)[Math.round(Math.abs(amount) * STRONGEST)]!;
+}
+
+/** Of 255: text has to stay readable on the strongest tint. */
+const STRONGEST = 184;
+
+const known = new Map<string, string[]>();
+
+/** Every strength of a hue, made once: long responses ask a hundred thousand times. */
+function shades(hue: string): string[] {
+  let found = known.get(hue);
+  if (!found) {
+    found = Array.from({ length: STRONGEST + 1 }, (_, alpha) => hue + alpha.toString(16).padStart(2, "0"));
+    known.set(hue, found);
+  }
+  return found;
+}

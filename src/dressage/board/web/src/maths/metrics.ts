@@ -1,0 +1,92 @@
+/** What can be shown of a token: the recorded columns and what follows from them. */
+
+export type TokenColumns = Record<string, ArrayLike<number>>;
+
+export type Kind =
+  | "signed" // limits symmetric about zero, two hues
+  | "positive" // from zero upwards, one hue
+  | "surprise" // log-probabilities: the lower, the stronger
+  | "fraction"; // 0 to 1
+
+export interface TokenMetric {
+  key: string;
+  kind: Kind;
+  needs: string[];
+  compute: (columns: TokenColumns, gamma: number) => Float32Array;
+}
+
+const recorded = (key: string, kind: Kind): TokenMetric => ({
+  key,
+  kind,
+  needs: [key],
+  compute: (columns) => new Float32Array(columns[key]!),
+});
+
+const derived = (
+  key: string,
+  kind: Kind,
+  needs: [string] | [string, string],
+  each: (a: number, b: number) => number,
+): TokenMetric => ({
+  key,
+  kind,
+  needs,
+  compute: (columns) => {
+    const first = columns[needs[0]]!;
+    const second = columns[needs[1] ?? needs[0]]!;
+    const values = new Float32Array(first.length);
+    for (let i = 0; i < values.length; i++) values[i] = each(first[i]!, second[i]!);
+    return values;
+  },
+});
+
+/** In the order of the page; the keys 1 to 9 choose the first nine that a run has. */
+export const TOKEN_METRICS: readonly TokenMetric[] = [
+  derived("log_ratio", "signed", ["logprob", "ref_logprob"], (a, b) => a - b),
+  recorded("logprob", "surprise"),
+  recorded("ref_logprob", "surprise"),
+  derived("prob", "fraction", ["logprob"], Math.exp),
+  derived("ref_prob", "fraction", ["ref_logprob"], Math.exp),
+  // k3 of Schulman's "Approximating KL divergence" (2020): e^(−Δ) − 1 + Δ, never negative.
+  derived("kl", "positive", ["logprob", "ref_logprob"], (a, b) => Math.expm1(b - a) + (a - b)),
+  recorded("value", "signed"),
+  recorded("token_reward", "signed"),
+  { key: "return_to_go", kind: "signed", needs: ["token_reward"], compute: (c, gamma) => returnToGo(c, gamma) },
+  recorded("return", "signed"),
+  {
+    key: "value_error",
+    kind: "signed",
+    needs: ["value", "token_reward"],
+    compute: (c, gamma) => returnToGo(c, gamma).map((target, i) => c["value"]![i]! - target),
+  },
+  recorded("advantage", "signed"),
+  recorded("entropy", "positive"),
+  derived("sampler_gap", "signed", ["logprob", "sampler_logprob"], (a, b) => a - b),
+];
+
+/** Σ γ^k · token_reward from each token to the last one that counts (mask), the critic's true target. */
+export function returnToGo(columns: TokenColumns, gamma: number): Float32Array {
+  const rewards = columns["token_reward"]!;
+  const mask = columns["mask"];
+  const result = new Float32Array(rewards.length).fill(NaN);
+  let sum = 0;
+  for (let i = rewards.length - 1; i >= 0; i--) {
+    if (mask && !mask[i]) continue;
+    const reward = rewards[i]!;
+    sum = (Number.isNaN(reward) ? 0 : reward) + gamma * sum;
+    result[i] = sum;
+  }
+  return result;
+}
+
+export function available(columns: readonly string[]): TokenMetric[] {
+  return TOKEN_METRICS.filter((metric) => metric.needs.every((need) => columns.includes(need)));
+}
+
+/** The metric's values; NaN where it was not measured or where the mask says padding. */
+export function tokenValues(metric: TokenMetric, columns: TokenColumns, gamma: number): Float32Array {
+  const values = metric.compute(columns, gamma);
+  const mask = columns["mask"];
+  if (mask) for (let i = 0; i < values.length; i++) if (!mask[i]) values[i] = NaN;
+  return values;
+}

@@ -1,0 +1,72 @@
+/** A run's curves, put together as they arrive. */
+
+import type { Rollup, Series } from "../api/types";
+import type { Maybe } from "./numbers";
+
+/** `later` replaces what `earlier` has from its first step on; what only one of them has is null in the other. */
+export function appended(earlier: Series, later: Series): Series {
+  const from = later.step[0];
+  const before = from === undefined ? earlier.step.length : earlier.step.filter((step) => step < from).length;
+  const after = later.step.length;
+  const join = (a: Maybe[] | undefined, b: Maybe[] | undefined): Maybe[] => [
+    ...(a?.slice(0, before) ?? Array<null>(before).fill(null)),
+    ...(b ?? Array<null>(after).fill(null)),
+  ];
+  const metrics: Series["metrics"] = {};
+  for (const name of names(earlier.metrics, later.metrics)) {
+    metrics[name] = join(earlier.metrics[name], later.metrics[name]);
+  }
+  const rollups: Series["rollups"] = {};
+  for (const name of names(earlier.rollups, later.rollups)) {
+    rollups[name] = joinRollups(earlier.rollups[name], later.rollups[name], join);
+  }
+  return {
+    ...later,
+    step: [...earlier.step.slice(0, before), ...later.step],
+    steps: [...pairs(earlier).slice(0, before), ...pairs(later)],
+    metrics,
+    rollups,
+  };
+}
+
+/** Further curves of the same run; curves asked for before it grew end earlier. */
+export function completed(known: Series, more: Series): Series {
+  const longest = known.step.length > more.step.length ? known : more;
+  const empty: Series = { ...longest, metrics: {}, rollups: {} };
+  const [a, b] = [stretched(known, empty), stretched(more, empty)];
+  return { ...longest, metrics: { ...a.metrics, ...b.metrics }, rollups: { ...a.rollups, ...b.rollups } };
+}
+
+/** The series with the steps of a longer one, null where it has none. */
+function stretched(series: Series, longer: Series): Series {
+  if (series.step.length === longer.step.length) return series;
+  const rest = {
+    ...longer,
+    step: longer.step.slice(series.step.length),
+    steps: pairs(longer).slice(series.step.length),
+  };
+  return appended(series, rest);
+}
+
+function pairs(series: Series): [number, number][] {
+  return series.steps ?? series.step.map((step) => [step, step]);
+}
+
+function joinRollups(
+  a: Rollup | undefined,
+  b: Rollup | undefined,
+  join: (a: Maybe[] | undefined, b: Maybe[] | undefined) => Maybe[],
+): Rollup {
+  const keys = Object.keys(a ?? b ?? {}) as (keyof Rollup)[];
+  return Object.fromEntries(keys.map((key) => [key, join(a?.[key], b?.[key])])) as unknown as Rollup;
+}
+
+function names(a: object, b: object): string[] {
+  return [...new Set([...Object.keys(a), ...Object.keys(b)])];
+}
+
+/** The values of one series at the steps of another list; null where that step is missing. */
+export function aligned(steps: readonly number[], from: readonly number[], values: readonly Maybe[]): Maybe[] {
+  const known = new Map(from.map((step, i) => [step, values[i] ?? null]));
+  return steps.map((step) => known.get(step) ?? null);
+}

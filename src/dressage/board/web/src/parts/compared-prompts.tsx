@@ -1,0 +1,93 @@
+/** The same prompts side by side, those first where the sides differ most. */
+
+import type { Comparison } from "../api/types";
+import { curveColour, usePalette } from "../charts/palette";
+import { useText } from "../i18n";
+import { number, signed, whole } from "../maths/format";
+import type { Side } from "../maths/sides";
+import { oneLine, visible } from "../maths/text";
+import { patchRoute } from "../state/router";
+import { PROMPTS } from "../views/compare";
+import { Pages } from "./pages";
+import { openTokens } from "./rollout-line";
+import { Segments } from "./segments";
+import { useSideName } from "./side-bar";
+
+interface Props {
+  sides: Side[];
+  comparison: Comparison;
+  /** null where the server knows one order only */
+  order: string | null;
+  offset: number;
+  loading: boolean;
+}
+
+export function ComparedPrompts({ sides, comparison, order, offset, loading }: Props) {
+  const t = useText();
+  const name = useSideName();
+  const orders = {
+    spread: t("mostSpread"),
+    "-difference": t("winsFirst", { name: name(sides[sides.length - 1]!) }),
+    difference: t("winsFirst", { name: name(sides[0]!) }),
+  };
+  return (
+    <section>
+      <div class="section">
+        <h2>{t("samePrompts")}</h2>
+        <span class="muted">{loading ? "…" : whole(comparison.total)}</span>
+        <span class="space" />
+        {order && (
+          <Segments
+            options={orders}
+            chosen={order as keyof typeof orders}
+            onChoose={(key) => patchRoute({ sort: key, offset: undefined }, true)}
+          />
+        )}
+      </div>
+      {comparison.prompts.length === 0 && <p class="empty">{t("noSharedPrompts")}</p>}
+      {comparison.prompts.map((prompt) => (
+        <OnePrompt key={prompt.prompt} sides={sides} prompt={prompt} />
+      ))}
+      <Pages
+        offset={offset}
+        size={PROMPTS}
+        total={comparison.total}
+        onTurn={(next) => patchRoute({ offset: next || undefined }, true)}
+      />
+    </section>
+  );
+}
+
+function OnePrompt({ sides, prompt: { prompt, runs } }: { sides: Side[]; prompt: Comparison["prompts"][number] }) {
+  const t = useText();
+  const colours = usePalette();
+  const [first, last] = [runs[0]?.mean ?? null, runs[runs.length - 1]?.mean ?? null];
+  const difference = first === null || last === null ? null : last - first;
+  return (
+    <article class="group">
+      <header>
+        <span class="line">{oneLine(prompt)}</span>
+        <b class={`number ${(difference ?? 0) < 0 ? "warning" : ""}`} title={t("differenceHint")}>
+          {signed(difference)}
+        </b>
+      </header>
+      <div class="siblings">
+        {runs.map(({ mean, n, step, sample, response }, i) => (
+          <button
+            key={i}
+            type="button"
+            onClick={() => openTokens(sides[i]!.run, step, sample)}
+            title={t("stepNumber", { step })}
+          >
+            <span class="side">
+              <i style={{ background: curveColour(colours, i) }} />
+              <b>{number(mean, 3)}</b>
+              {n > 1 && <span class="muted">× {n}</span>}
+            </span>
+            <span class="text">{visible(response)}</span>
+          </button>
+        ))}
+      </div>
+    </article>
+  );
+}

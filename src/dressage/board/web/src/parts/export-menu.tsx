@@ -1,0 +1,83 @@
+/** What can be taken away: the view as one HTML file, tables, stars. */
+
+import { address, getBytes, getJson, usedAnswers } from "../api/client";
+import { snapshotPage } from "../api/snapshot";
+import type { Rollout, Rows } from "../api/types";
+import { saveFile } from "../charts/save";
+import { useText } from "../i18n";
+import { changedStars } from "../state/stars";
+import { runs, useRun, useStep } from "../state/board";
+import { knownSeries } from "../state/series";
+import { currentRoute, formatRoute, useRoute } from "../state/router";
+import { PAGE, rowsAddress, type Selection, selection } from "../state/selection";
+import { useState } from "preact/hooks";
+import { Menu } from "./menu";
+
+/** So many whole rollouts go into the file of a table. */
+const MOST_ROLLOUTS = 200;
+
+export function ExportMenu() {
+  const t = useText();
+  const run = useRun();
+  const step = useStep();
+  const { view, query } = useRoute();
+  const [busy, setBusy] = useState(false);
+  const save = (whole: boolean): void => {
+    setBusy(true);
+    void saveView(run.run, run.name, whole ? selection(query, step) : null).finally(() => setBusy(false));
+  };
+  const table = (format: string): string => address(`runs/${run.run}/export`, { format, ...selection(query, step) });
+  return (
+    <Menu label={busy ? "…" : "⤓"} title={t("export")} class="quiet icon">
+      <button type="button" onClick={() => save(false)}>
+        {t("exportView")}
+      </button>
+      {view === "responses" && (
+        <button type="button" onClick={() => save(true)}>
+          {t("exportSelection", { count: MOST_ROLLOUTS })}
+        </button>
+      )}
+      {["csv", "parquet", "jsonl"].map((format) => (
+        <a key={format} href={table(format)} download>
+          {t(view === "responses" ? "exportTable" : "exportRun", { format: format.toUpperCase() })}
+        </a>
+      ))}
+      <a href={address(`runs/${run.run}/export`, { format: "jsonl", starred: 1 })} download>
+        {t("exportStars")}
+      </a>
+    </Menu>
+  );
+}
+
+async function saveView(run: number, name: string, rows: Selection | null): Promise<void> {
+  const answers = await usedAnswers();
+  if (rows) await loadRollouts(run, rows, answers);
+  answers.set("api/runs", runs.get());
+  for (const [number, series] of Object.entries(knownSeries())) answers.set(address(`runs/${number}/series`), series);
+  const { view } = currentRoute();
+  saveFile(
+    `${name}-${view}.html`,
+    await snapshotPage(answers, { route: formatRoute(currentRoute()), stars: changedStars() }),
+    "text/html",
+  );
+}
+
+/** Adds the first rollouts of the selection with their tokens, so that they open without a server. */
+async function loadRollouts(run: number, rows: Selection, answers: Map<string, unknown>): Promise<void> {
+  for (let offset = 0; offset < MOST_ROLLOUTS; offset += PAGE) {
+    const url = rowsAddress(run, rows, offset);
+    const page = await getJson<Rows>(url);
+    answers.set(url, page);
+    await Promise.all(page.rows.map((row) => loadRollout(`runs/${run}/rollouts/${row.step}/${row.sample}`, answers)));
+    if (page.rows.length < PAGE) return;
+  }
+}
+
+async function loadRollout(path: string, answers: Map<string, unknown>): Promise<void> {
+  const rollout = await getJson<Rollout>(address(path));
+  answers.set(address(path), rollout);
+  if (!rollout.tokens) return;
+  const [texts, tokens] = [address(`${path}/texts`), address(`${path}/tokens`)];
+  answers.set(texts, await getJson(texts));
+  answers.set(tokens, await getBytes(tokens));
+}

@@ -1,0 +1,53 @@
+/** The numbers of a rollout. */
+
+import type { Rollout } from "../api/types";
+import { number, whole } from "../maths/format";
+import { visible } from "../maths/text";
+
+/** Shown elsewhere or no fact about the rollout. */
+const ELSEWHERE = new Set([
+  "row",
+  "step",
+  "sample",
+  "prompt",
+  "response",
+  "ref_response",
+  "ground_truth",
+  "extra",
+  "parts",
+  "siblings",
+  "tokens",
+  "starred",
+  "note",
+  "previous",
+  "next",
+  "prompt_truncated",
+  "response_truncated",
+  "prompt_ids",
+  "hit",
+  "attempt",
+  "rank",
+  "prompt_hash",
+]);
+
+export function Facts({ rollout }: { rollout: Rollout }) {
+  const parts = Object.entries(rollout.parts ?? {}).map(([name, value]): [string, unknown] => [`part/${name}`, value]);
+  const facts: [string, unknown][] = Object.entries(rollout).filter(
+    ([name, value]) => !ELSEWHERE.has(name) && value !== null,
+  );
+  return (
+    <dl class="facts">
+      {[...facts, ...(parts.length > 1 ? parts : [])].map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{shown(name, value)}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+function shown(name: string, value: unknown): string {
+  if (typeof value !== "number") return visible(String(value));
+  return name === "group" || name === "policy_version" ? whole(value) : number(value);
+}

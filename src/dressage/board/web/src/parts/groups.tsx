@@ -1,0 +1,113 @@
+/** The responses to each prompt of the step side by side; groups of equal rewards teach nothing and are marked. */
+
+import { useState } from "preact/hooks";
+import { address } from "../api/client";
+import { useResource } from "../api/resource";
+import type { Group, Row, Rows } from "../api/types";
+import { useText } from "../i18n";
+import { number, whole } from "../maths/format";
+import { oneLine, visible } from "../maths/text";
+import { useRun, useVersion } from "../state/board";
+import { Problem } from "./failure";
+import { Pages } from "./pages";
+import { openTokens } from "./rollout-line";
+import { Segments } from "./segments";
+
+const PAGE = 10;
+/** The server's limit; groups beyond it show fewer of their responses. */
+const MOST_ROWS = 500;
+
+interface Answer {
+  total: number;
+  groups: Group[];
+}
+
+export function Groups({ step }: { step: number }) {
+  const t = useText();
+  const run = useRun();
+  const [order, setOrder] = useState<"-sd" | "sd" | "-mean" | "mean">("-sd");
+  const [offset, setOffset] = useState(0);
+  const url = address(`runs/${run.run}/groups`, { step, sort: order, offset, limit: PAGE });
+  const { data, error } = useResource<Answer>(url, useVersion(run.run));
+  const siblings = data?.groups.some((group) => group.n > 1);
+  const rows = useResource<Rows>(siblings ? rowsOf(run.run, step, data!.groups) : null).data?.rows ?? [];
+  if (error) return <Problem text={error} />;
+  if (!data || !siblings) return null;
+  const names = { "-sd": t("mostSpread"), sd: t("leastSpread"), "-mean": t("highestMean"), mean: t("lowestMean") };
+  const flat = data.groups.filter((group) => group.zero_variance).length;
+  return (
+    <section>
+      <div class="section">
+        <h2>{t("groups")}</h2>
+        <span class="muted">
+          {t("groupCount", { total: whole(data.total) })}
+          {flat > 0 && ` · ${t("flatGroups", { count: flat })}`}
+        </span>
+        <span class="space" />
+        <Segments
+          options={names}
+          chosen={order}
+          onChoose={(key) => {
+            setOrder(key);
+            setOffset(0);
+          }}
+        />
+      </div>
+      {data.groups.map((group) => (
+        <OneGroup
+          key={group.samples[0]}
+          run={run.run}
+          group={group}
+          rows={rows.filter((row) => row.step === step && group.samples.includes(row.sample))}
+        />
+      ))}
+      <Pages offset={offset} size={PAGE} total={data.total} onTurn={setOffset} />
+    </section>
+  );
+}
+
+/** The rollouts of all groups in view with one request. */
+function rowsOf(run: number, step: number, groups: Group[]): string {
+  const names = groups.flatMap(({ group }) => group ?? []);
+  const filter =
+    names.length === groups.length
+      ? `group in [${names.join(", ")}]`
+      : `sample in [${groups
+          .flatMap(({ samples }) => samples)
+          .slice(0, MOST_ROWS / 2)
+          .join(", ")}]`;
+  return address(`runs/${run}/rows`, { steps: `${step}-${step}`, filter, offset: 0, limit: MOST_ROWS });
+}
+
+function OneGroup({ run, group, rows }: { run: number; group: Group; rows: Row[] }) {
+  const t = useText();
+  const best = Math.max(...rows.map((row) => row.reward ?? -Infinity));
+  return (
+    <article class={`group ${group.zero_variance ? "flat" : ""}`}>
+      <header>
+        <span class="line">{oneLine(group.prompt)}</span>
+        {group.zero_variance && (
+          <span class="tag" title={t("flatHint")}>
+            {t("flat")}
+          </span>
+        )}
+        <span class="muted number">
+          {t("mean")} {number(group.mean, 3)} ± {number(group.sd, 2)}
+        </span>
+      </header>
+      <div class="siblings">
+        {rows.map(({ step, sample, reward, response }) => (
+          <button
+            key={sample}
+            type="button"
+            class={reward === best && !group.zero_variance ? "best" : ""}
+            onClick={() => openTokens(run, step, sample)}
+          >
+            <b>{number(reward, 3)}</b>
+            <span class="text">{visible(response)}</span>
+          </button>
+        ))}
+      </div>
+    </article>
+  );
+}

@@ -1,0 +1,67 @@
+/** The prompts whose responses never earned more than the reference's. */
+
+import { useState } from "preact/hooks";
+import { address } from "../api/client";
+import { useResource } from "../api/resource";
+import type { NeverBeats as Prompt } from "../api/types";
+import { useText } from "../i18n";
+import { signed, whole } from "../maths/format";
+import { oneLine } from "../maths/text";
+import { useRun, useVersion } from "../state/board";
+import { go } from "../state/router";
+import { Problem } from "./failure";
+
+const PAGE = 30;
+
+export function NeverBeats() {
+  const t = useText();
+  const run = useRun();
+  const [limit, setLimit] = useState(PAGE);
+  const url = address(`runs/${run.run}/never-beats`, { offset: 0, limit });
+  const { data, error } = useResource<{ total: number; prompts: Prompt[] }>(url, useVersion(run.run));
+  if (error) return <Problem text={error} />;
+  if (!data) return null;
+  const open = (group: number): void =>
+    go("responses", { run: String(run.run), filter: `group == ${group}`, sort: "-reward" });
+  return (
+    <section>
+      <div class="section">
+        <h2>{t("neverBeats")}</h2>
+        <span class="muted">{t("neverBeatsHint", { total: whole(data.total) })}</span>
+      </div>
+      {data.prompts.length > 0 && (
+        <table class="plain">
+          <thead>
+            <tr>
+              <th>{t("prompt")}</th>
+              <th class="number">{t("tries")}</th>
+              <th class="number">{t("bestGap")}</th>
+              <th class="number">{t("lastStep")}</th>
+            </tr>
+          </thead>
+          <tbody>
+            {data.prompts.map((prompt) => (
+              <tr
+                key={prompt.group}
+                class="click"
+                tabIndex={0}
+                onClick={() => open(prompt.group)}
+                onKeyDown={(event) => event.key === "Enter" && open(prompt.group)}
+              >
+                <td class="line">{oneLine(prompt.prompt)}</td>
+                <td class="number">{whole(prompt.tries)}</td>
+                <td class="number">{signed(prompt.best_gap)}</td>
+                <td class="number">{prompt.last_step}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      {data.total > limit && (
+        <button type="button" onClick={() => setLimit(limit * 2)}>
+          {t("more")}
+        </button>
+      )}
+    </section>
+  );
+}

@@ -1,0 +1,135 @@
+/** One rollout beside the table: its texts, numbers, reference, siblings, relatives, star and note. */
+
+import { useState } from "preact/hooks";
+import { address } from "../api/client";
+import { useResource } from "../api/resource";
+import type { Place, Rollout, Row } from "../api/types";
+import { useText } from "../i18n";
+import { number, percent } from "../maths/format";
+import { patchRoute } from "../state/router";
+import { useStars } from "../state/stars";
+import { Facts } from "./facts";
+import { Problem } from "./failure";
+import { Note } from "./note";
+import { openTokens, RolloutLine } from "./rollout-line";
+import { Siblings } from "./siblings";
+import { Star } from "./star";
+import { Text, TextDifference } from "./text";
+
+interface Props {
+  run: number;
+  place: Place;
+  search: string;
+  onMove: (by: number) => void;
+}
+
+export function RolloutDetail({ run, place, search, onMove }: Props) {
+  const t = useText();
+  const stars = useStars();
+  const { data, error } = useResource<Rollout>(address(`runs/${run}/rollouts/${place.step}/${place.sample}`));
+  return (
+    <aside class="detail">
+      <header>
+        {data && <Star run={run} row={data} stars={stars} />}
+        <h2>
+          {t("stepNumber", { step: place.step })} · {t("sampleNumber", { sample: place.sample })}
+        </h2>
+        <span class="space" />
+        <button type="button" class="quiet" title={t("previousRow")} onClick={() => onMove(-1)}>
+          ↑
+        </button>
+        <button type="button" class="quiet" title={t("nextRow")} onClick={() => onMove(1)}>
+          ↓
+        </button>
+        <button type="button" onClick={() => openTokens(run, place.step, place.sample)}>
+          {t("tokens")}
+        </button>
+        <button type="button" class="quiet" aria-label={t("close")} onClick={() => patchRoute({ at: undefined }, true)}>
+          ✕
+        </button>
+      </header>
+      <Problem text={error} />
+      {data && <Body run={run} rollout={data} search={search} key={`${data.step}.${data.sample}`} />}
+    </aside>
+  );
+}
+
+function Body({ run, rollout, search }: { run: number; rollout: Rollout; search: string }) {
+  const t = useText();
+  const [compared, setCompared] = useState(false);
+  const { ref_response: reference } = rollout;
+  return (
+    <div class="body">
+      <Note run={run} row={rollout} />
+      <Facts rollout={rollout} />
+      <h3>{t("prompt")}</h3>
+      <Text text={rollout.prompt} search={search} whole={rollout.prompt_truncated} muted />
+      <h3>
+        {t("response")} <span class="muted">{number(rollout.reward)}</span>
+        {reference !== null && (
+          <button
+            type="button"
+            class={`quiet ${compared ? "on" : ""}`}
+            aria-pressed={compared}
+            onClick={() => setCompared(!compared)}
+          >
+            {t("difference")}
+          </button>
+        )}
+      </h3>
+      {compared && reference !== null ? (
+        <TextDifference before={reference} after={rollout.response} />
+      ) : (
+        <Text text={rollout.response} search={search} whole={rollout.response_truncated} />
+      )}
+      {reference !== null && (
+        <>
+          <h3>
+            {t("reference")} <span class="muted">{number(rollout.ref_reward)}</span>
+          </h3>
+          <Text text={reference} search={search} muted />
+        </>
+      )}
+      {rollout.ground_truth !== null && (
+        <>
+          <h3>{t("groundTruth")}</h3>
+          <Text text={rollout.ground_truth} search="" />
+        </>
+      )}
+      <Siblings run={run} rollout={rollout} />
+      <Similar run={run} place={rollout} />
+      {rollout.extra && (
+        <details>
+          <summary>{t("extra")}</summary>
+          <Text text={rollout.extra} search="" muted />
+        </details>
+      )}
+    </div>
+  );
+}
+
+function Similar({ run, place }: { run: number; place: Place }) {
+  const t = useText();
+  const [open, setOpen] = useState(false);
+  const url = open ? address(`runs/${run}/similar/${place.step}/${place.sample}`, { limit: 12 }) : null;
+  const { data, error } = useResource<{ rows: (Row & { shared: number })[] }>(url);
+  return (
+    <>
+      <h3>
+        <button type="button" onClick={() => setOpen(true)} disabled={open}>
+          {t("similar")}
+        </button>
+      </h3>
+      <Problem text={error} />
+      {data?.rows.length === 0 && <p class="muted">{t("nothingSimilar")}</p>}
+      {data?.rows.map((row) => (
+        <div class="shared" key={row.row}>
+          <span class="muted number" title={t("sharedHint")}>
+            {percent(row.shared, 0)}
+          </span>
+          <RolloutLine run={run} step={row.step} sample={row.sample} reward={row.reward} response={row.response} />
+        </div>
+      ))}
+    </>
+  );
+}

@@ -1,0 +1,33 @@
+/** One rollout in one line; opens its tokens. */
+
+import { number } from "../maths/format";
+import { oneLine } from "../maths/text";
+import { go, tabRoute } from "../state/router";
+
+interface Props {
+  run: number;
+  step: number;
+  sample: number;
+  reward: unknown;
+  prompt?: string;
+  response: string;
+  chosen?: boolean;
+}
+
+/** The choice of metrics stays from one rollout to the next. */
+export function openTokens(run: number, step: number, sample: number): void {
+  const { token: _, ...kept } = tabRoute("tokens").query;
+  go("tokens", { ...kept, run: String(run), step: String(step), sample: String(sample) });
+}
+
+export function RolloutLine({ run, step, sample, reward, prompt, response, chosen = false }: Props) {
+  return (
+    <button type="button" class={`rollout ${chosen ? "chosen" : ""}`} onClick={() => openTokens(run, step, sample)}>
+      <b class="number">{number(reward, 3)}</b>
+      <span class="line">
+        {prompt !== undefined && <span class="muted">{oneLine(prompt)} ▸ </span>}
+        {oneLine(response)}
+      </span>
+    </button>
+  );
+}

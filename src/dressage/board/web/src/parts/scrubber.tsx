@@ -1,0 +1,50 @@
+/** The strip under the tabs: the run at a glance, and the step that every view shows. */
+
+import { address } from "../api/client";
+import { useResource } from "../api/resource";
+import type { Finding, Hits } from "../api/types";
+import { Timeline } from "../charts/timeline";
+import { useText } from "../i18n";
+import { moveStep, selectStep, useRun, useStep, useVersion } from "../state/board";
+import { useSeries } from "../state/series";
+import { useRoute } from "../state/router";
+
+export function useFindings(run: number): Finding[] {
+  const version = useVersion(run);
+  return useResource<Finding[] | null>(address(`runs/${run}/findings`), version).data ?? [];
+}
+
+export function Scrubber() {
+  const t = useText();
+  const run = useRun();
+  const step = useStep();
+  const series = useSeries(run.run);
+  const findings = useFindings(run.run);
+  const { view, query } = useRoute();
+  const { q, regex, filter } = query;
+  const searching = view === "responses" && q ? address(`runs/${run.run}/hits`, { q, regex, filter }) : null;
+  const hits = useResource<Hits>(searching, useVersion(run.run)).data;
+  if (view === "compare" || series?.step.length === 0) return null;
+  if (!series) return <div class="scrubber waiting" />;
+  return (
+    <div class="scrubber">
+      <div class="moves">
+        <button type="button" class="quiet" title={t("previousStep")} onClick={() => moveStep(-1)}>
+          ‹
+        </button>
+        <button type="button" class="quiet" title={t("nextStep")} onClick={() => moveStep(1)}>
+          ›
+        </button>
+        <button
+          type="button"
+          class={query["step"] === undefined ? "quiet on" : "quiet"}
+          title={t("followNewest")}
+          onClick={() => selectStep(undefined)}
+        >
+          »
+        </button>
+      </div>
+      <Timeline series={series} step={step} findings={findings} hits={searching ? hits : null} onStep={selectStep} />
+    </div>
+  );
+}

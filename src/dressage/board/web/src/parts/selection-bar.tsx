@@ -1,0 +1,171 @@
+/** What the table shows: search, filter, steps, stars, columns. */
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { RunSummary } from "../api/types";
+import { useText } from "../i18n";
+import { whole } from "../maths/format";
+import { useKeys } from "../state/keys";
+import { patchRoute, useRoute } from "../state/router";
+import type { RowPages } from "../state/rows";
+import { parseSteps } from "../state/selection";
+import { allColumns } from "../views/response-columns";
+import { Menu } from "./menu";
+
+interface Props {
+  run: RunSummary;
+  step: number;
+  pages: RowPages;
+  names: string[];
+  fresh: number;
+  onRefresh: () => void;
+}
+
+/** Typing is answered after this pause. */
+const PAUSE_MS = 180;
+
+export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Props) {
+  const t = useText();
+  const { query } = useRoute();
+  const search = useRef<HTMLInputElement>(null);
+  useKeys({ "/": () => search.current?.focus() });
+  return (
+    <div class="bar pad">
+      <span class="joined">
+        <Field name="q" hint={t("searchText")} field={search} class="search" />
+        <Switch name="regex" label=".*" title={t("regularExpression")} />
+      </span>
+      <Field
+        name="filter"
+        hint="reward > 2 and length < 100"
+        title={t("filterHint", { columns: run.columns.rows.join(", ") })}
+        class="filter"
+        wrong={pages.error !== null && !!query["filter"]}
+      />
+      <Scope step={step} />
+      <Switch name="starred" label="★" title={t("onlyStars")} />
+      <ColumnMenu run={run} names={names} />
+      <span class="space" />
+      {fresh > 0 && (
+        <button type="button" class="on" onClick={onRefresh}>
+          {t("newRollouts")}
+        </button>
+      )}
+      {pages.stopped && <span class="warning">{pages.stopped}</span>}
+      <output class="muted">
+        {pages.loading ? "…" : t(pages.most > pages.total ? "atMost" : "rolloutCount", { count: whole(pages.most) })}
+      </output>
+    </div>
+  );
+}
+
+function Switch({ name, label, title }: { name: "regex" | "starred"; label: string; title: string }) {
+  const on = useRoute().query[name] === "1";
+  const turn = (): void => patchRoute({ [name]: on ? undefined : 1 }, true);
+  return (
+    <button type="button" class={on ? "on" : ""} aria-pressed={on} title={title} onClick={turn}>
+      {label}
+    </button>
+  );
+}
+
+function ColumnMenu({ run, names }: { run: RunSummary; names: string[] }) {
+  const t = useText();
+  const all = allColumns(run);
+  return (
+    <Menu label={t("columns")} title={t("columns")} stays>
+      {all.map((name) => (
+        <label key={name}>
+          <input
+            type="checkbox"
+            checked={names.includes(name)}
+            onChange={() => patchRoute({ columns: toggled(all, names, name) }, true)}
+          />
+          {name}
+        </label>
+      ))}
+    </Menu>
+  );
+}
+
+/** Columns keep the order of the whole list, whichever was ticked last. */
+function toggled(all: string[], names: string[], name: string): string {
+  const chosen = names.includes(name) ? names.filter((one) => one !== name) : [...names, name];
+  return all.filter((one) => chosen.includes(one)).join(",");
+}
+
+interface FieldProps {
+  name: "q" | "filter";
+  hint: string;
+  title?: string;
+  class: string;
+  wrong?: boolean;
+  field?: { current: HTMLInputElement | null };
+}
+
+function Field({ name, hint, title, class: kind, wrong = false, field }: FieldProps) {
+  const { query } = useRoute();
+  const [text, setText] = useState(query[name] ?? "");
+  useEffect(() => setText(query[name] ?? ""), [query[name]]);
+  useEffect(() => {
+    if (text === (query[name] ?? "")) return;
+    const timer = setTimeout(() => patchRoute({ [name]: text }, true), PAUSE_MS);
+    return () => clearTimeout(timer);
+  }, [text]);
+  return (
+    <input
+      ref={field ?? null}
+      type="search"
+      class={`${kind} ${wrong ? "wrong" : ""}`}
+      placeholder={hint}
+      title={title}
+      aria-label={title ?? hint}
+      value={text}
+      spellcheck={false}
+      onInput={(event) => setText(event.currentTarget.value)}
+      onKeyDown={(event) => {
+        if (event.key === "Enter") patchRoute({ [name]: text }, true);
+        if (event.key === "Enter" || event.key === "Escape") event.currentTarget.blur();
+      }}
+    />
+  );
+}
+
+function Scope({ step }: { step: number }) {
+  const t = useText();
+  const { query } = useRoute();
+  const here = query["scope"] === "step";
+  const [text, setText] = useState(query["steps"] ?? "");
+  useEffect(() => setText(query["steps"] ?? ""), [query["steps"]]);
+  const range = parseSteps(text);
+  const enter = (): void => {
+    if (text === "" || range) patchRoute({ steps: range ?? undefined, scope: undefined }, true);
+  };
+  return (
+    <span class="segments">
+      <button
+        type="button"
+        class={!here && !query["steps"] ? "on" : ""}
+        onClick={() => patchRoute({ steps: undefined, scope: undefined }, true)}
+      >
+        {t("allSteps")}
+      </button>
+      <button
+        type="button"
+        class={here ? "on" : ""}
+        onClick={() => patchRoute({ steps: undefined, scope: "step" }, true)}
+      >
+        {t("stepNumber", { step })}
+      </button>
+      <input
+        class={`steps ${text !== "" && !range ? "wrong" : ""}`}
+        placeholder="0–9"
+        title={t("stepRange")}
+        aria-label={t("stepRange")}
+        value={text}
+        onInput={(event) => setText(event.currentTarget.value)}
+        onBlur={enter}
+        onKeyDown={(event) => event.key === "Enter" && enter()}
+      />
+    </span>
+  );
+}

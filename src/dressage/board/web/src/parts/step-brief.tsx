@@ -1,0 +1,54 @@
+/** The selected step in short: its distribution of rewards, its best and its worst responses. */
+
+import { address } from "../api/client";
+import { useResource } from "../api/resource";
+import type { Rows } from "../api/types";
+import { useText } from "../i18n";
+import { useRun, useVersion } from "../state/board";
+import { Card } from "./card";
+import { Link } from "./link";
+import { RewardHistogram } from "./step-charts";
+import { RolloutLine } from "./rollout-line";
+import { Problem } from "./failure";
+
+export function StepBrief({ step }: { step: number }) {
+  const t = useText();
+  const run = useRun();
+  const link = { run: String(run.run), step: String(step) };
+  return (
+    <section>
+      <div class="section">
+        <h2>
+          {t("step")} {step}
+        </h2>
+        <Link to={{ view: "step", query: link }}>{t("moreOfStep")}</Link>
+        <Link to={{ view: "responses", query: { ...link, scope: "step", sort: "-reward" } }}>
+          {t("responsesOfStep")}
+        </Link>
+      </div>
+      <div class="two">
+        <RewardHistogram column="reward" />
+        <Card title={t("bestWorst")}>
+          <Extremes step={step} sort="-reward" />
+          <hr />
+          <Extremes step={step} sort="reward" />
+        </Card>
+      </div>
+    </section>
+  );
+}
+
+function Extremes({ step, sort }: { step: number; sort: string }) {
+  const run = useRun();
+  const url = address(`runs/${run.run}/rows`, { sort, steps: `${step}-${step}`, offset: 0, limit: 4 });
+  const { data, error } = useResource<Rows>(url, useVersion(run.run));
+  if (error) return <Problem text={error} />;
+  const rows = data?.rows ?? [];
+  return (
+    <div class="extremes">
+      {(sort === "reward" ? [...rows].reverse() : rows).map((row) => (
+        <RolloutLine key={row.sample} run={run.run} {...row} />
+      ))}
+    </div>
+  );
+}

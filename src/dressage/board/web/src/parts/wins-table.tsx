@@ -1,0 +1,78 @@
+/** Who wins: the share of the common prompts on which the row's mean reward is higher than the column's. */
+
+import type { Comparison } from "../api/types";
+import { curveColour, usePalette } from "../charts/palette";
+import { useText } from "../i18n";
+import { number, percent, whole } from "../maths/format";
+import type { Side } from "../maths/sides";
+import { Card } from "./card";
+import { useSideName } from "./side-bar";
+
+interface Props {
+  sides: Side[];
+  comparison: Comparison;
+}
+
+export function WinsTable({ sides, comparison }: Props) {
+  const t = useText();
+  const colours = usePalette();
+  const name = useSideName();
+  const known = comparison.sides;
+  return (
+    <Card title={t("whoWins")} hint={t("whoWinsHint")}>
+      <table class="plain wins">
+        <thead>
+          <tr>
+            <th />
+            {known && <th class="number">{t("rollouts")}</th>}
+            {known && <th class="number">{t("meanReward")}</th>}
+            {sides.map((side, i) => (
+              <th key={i} class="number">
+                {t("beats", { name: name(side) })}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {sides.map((side, i) => (
+            <tr key={i}>
+              <td>
+                <span class="side">
+                  <i style={{ background: curveColour(colours, i) }} />
+                  {name(side)}
+                </span>
+              </td>
+              {known && <td class="number">{whole(known[i]?.n)}</td>}
+              {known && <td class="number">{number(known[i]?.mean)}</td>}
+              {sides.map((_, j) =>
+                i === j ? <td key={j} /> : <Wins key={j} comparison={comparison} row={i} column={j} />,
+              )}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Card>
+  );
+}
+
+/** A cell is the stronger, the more prompts the row wins. */
+const STRONGEST = 110;
+
+function Wins({ comparison: { wins, total }, row, column }: { comparison: Comparison; row: number; column: number }) {
+  const t = useText();
+  const colours = usePalette();
+  const [won, lost] = [wins[row]![column]!, wins[column]![row]!];
+  const share = total > 0 ? won / total : 0;
+  const alpha = Math.round(share * STRONGEST)
+    .toString(16)
+    .padStart(2, "0");
+  return (
+    <td
+      class="number"
+      title={t("winsOf", { wins: whole(won), total: whole(total), ties: whole(total - won - lost) })}
+      style={{ backgroundColor: colours.hues.positive + alpha }}
+    >
+      {total > 0 ? percent(share, 0) : "–"}
+    </td>
+  );
+}

@@ -1,0 +1,35 @@
+/** A view and its query, as the address bar has them. */
+
+export const VIEWS = ["overview", "step", "responses", "tokens", "patterns", "compare"] as const;
+export type View = (typeof VIEWS)[number];
+export type Query = Record<string, string>;
+
+export interface Route {
+  view: View;
+  query: Query;
+}
+
+/** undefined and "" take a key out. */
+export type Patch = Record<string, string | number | undefined>;
+
+export function parseRoute(address: string): Route {
+  const [path = "", search = ""] = address.split("?", 2);
+  const name = path.slice(path.lastIndexOf("/") + 1);
+  const view = VIEWS.find((candidate) => candidate === name) ?? "overview";
+  return { view, query: Object.fromEntries(new URLSearchParams(search)) };
+}
+
+/** One level only, so that the page's relative addresses hold behind any path prefix. */
+export function formatRoute({ view, query }: Route): string {
+  const search = new URLSearchParams(query).toString();
+  return search ? `${view}?${search}` : view;
+}
+
+export function patched(query: Query, patch: Patch): Query {
+  const merged: Query = { ...query };
+  for (const [key, value] of Object.entries(patch)) {
+    if (value === undefined || value === "") delete merged[key];
+    else merged[key] = String(value);
+  }
+  return merged;
+}

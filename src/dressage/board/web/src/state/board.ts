@@ -1,0 +1,61 @@
+/** The runs on the board, and which run and step are looked at. */
+
+import { forget, getJson } from "../api/client";
+import type { RunSummary } from "../api/types";
+import { currentRoute, patchRoute, useRoute } from "./router";
+import { growSeries, knownSeries } from "./series";
+import { createStore, useStore } from "./store";
+
+export const runs = createStore<RunSummary[] | null>(null);
+export const boardError = createStore<string | null>(null);
+
+/** Counts up for a run whenever it has grown. */
+const versions = createStore<Record<number, number>>({});
+
+export async function loadRuns(): Promise<void> {
+  try {
+    runs.set(await getJson<RunSummary[]>("api/runs"));
+    boardError.set(null);
+  } catch (error) {
+    boardError.set(error instanceof Error ? error.message : String(error));
+  }
+}
+
+export function useVersion(run: number): number {
+  return useStore(versions)[run] ?? 0;
+}
+
+/** Takes in what was added to a run. */
+export async function grow(run: number): Promise<void> {
+  forget(run);
+  await loadRuns();
+  await growSeries(run);
+  versions.set({ ...versions.get(), [run]: (versions.get()[run] ?? 0) + 1 });
+}
+
+export function useRun(): RunSummary {
+  const { query } = useRoute();
+  const all = useStore(runs)!;
+  return all.find((run) => run.run === Number(query["run"] ?? 0)) ?? all[0]!;
+}
+
+/** The step looked at: the one in the address, else the run's newest, so that a live run is followed. */
+export function useStep(): number {
+  const run = useRun();
+  const { query } = useRoute();
+  return query["step"] === undefined ? (run.steps?.[1] ?? 0) : Number(query["step"]);
+}
+
+export function selectStep(step: number | undefined): void {
+  patchRoute({ step, sample: undefined }, true);
+}
+
+/** Moves to the next or previous recorded step. */
+export function moveStep(by: number): void {
+  const run = (runs.get() ?? []).find((known) => known.run === Number(currentRoute().query["run"] ?? 0));
+  const steps = run && knownSeries()[run.run]?.step;
+  if (!steps?.length) return;
+  const at = currentRoute().query["step"];
+  const place = at === undefined ? steps.length - 1 : steps.findLastIndex((step) => step <= Number(at));
+  selectStep(steps[Math.min(steps.length - 1, Math.max(0, place + by))]);
+}

@@ -1,0 +1,48 @@
+/** Keyboard: single keys, and "g" followed by a letter for the views. */
+
+import { useEffect, useRef } from "preact/hooks";
+
+export type Keys = Record<string, () => void>;
+
+/** How long a "g" waits for its letter. */
+const WAIT_MS = 1200;
+
+/** "g " when the key before this one was a g. */
+let prefix = "";
+let before = { key: "", at: 0 };
+
+// In the capture phase, so that every handler of a key sees the same prefix.
+addEventListener(
+  "keydown",
+  (event) => {
+    prefix = before.key === "g" && event.timeStamp - before.at < WAIT_MS && !isField(event.target) ? "g " : "";
+    before = { key: event.key, at: event.timeStamp };
+  },
+  { capture: true },
+);
+
+/** Binds keys while the component is shown; typing in fields is left alone. */
+export function useKeys(keys: Keys): void {
+  const latest = useRef(keys);
+  latest.current = keys;
+  useEffect(() => {
+    const pressed = (event: KeyboardEvent): void => {
+      if (event.ctrlKey || event.metaKey || event.altKey || isField(event.target)) return;
+      const handler = latest.current[prefix + event.key];
+      if (handler) {
+        event.preventDefault();
+        handler();
+      }
+    };
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  }, []);
+}
+
+function isField(target: EventTarget | null): boolean {
+  return (
+    target instanceof HTMLElement &&
+    /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) &&
+    target.getAttribute("type") !== "range"
+  );
+}

@@ -1,0 +1,55 @@
+/** The address bar is the page's state: a view and its query reproduce what is seen. */
+
+import { beginView } from "../api/client";
+import { inSnapshot } from "../api/snapshot";
+import { formatRoute, parseRoute, type Patch, patched, type Query, type Route, type View } from "./address";
+import { createStore, useStore } from "./store";
+
+export { formatRoute, parseRoute, type Query, type Route, type View, VIEWS } from "./address";
+
+// A file opened from disk may not change its path, so an exported page keeps its route behind the #.
+const current = (): string => (inSnapshot ? location.hash.slice(1) : location.pathname + location.search);
+
+const route = createStore<Route>(parseRoute(current()));
+
+/** Each view comes back as it was left; the run and the step are shared by all. */
+const left: Partial<Record<View, Query>> = {};
+const SHARED = ["run", "step", "sample"];
+
+export function useRoute(): Route {
+  return useStore(route);
+}
+
+export function currentRoute(): Route {
+  return route.get();
+}
+
+export function go(view: View, query: Query, replace = false): void {
+  const next = { view, query };
+  if (formatRoute(next) === formatRoute(route.get())) return;
+  left[next.view] = next.query;
+  const address = (inSnapshot ? "#" : "") + formatRoute(next);
+  history[replace ? "replaceState" : "pushState"](null, "", address);
+  show(next);
+}
+
+function show(next: Route): void {
+  if (next.view !== route.get().view) beginView();
+  route.set(next);
+}
+
+/** Changes keys of the present view's query. */
+export function patchRoute(patch: Patch, replace = false): void {
+  const { view, query } = route.get();
+  go(view, patched(query, patch), replace);
+}
+
+/** Where a view's tab leads. */
+export function tabRoute(view: View): Route {
+  const { query } = route.get();
+  const shared = Object.fromEntries(SHARED.flatMap((key) => (query[key] === undefined ? [] : [[key, query[key]!]])));
+  const kept = Object.fromEntries(Object.entries(left[view] ?? {}).filter(([key]) => !SHARED.includes(key)));
+  return { view, query: { ...kept, ...shared } };
+}
+
+addEventListener("popstate", () => show(parseRoute(current())));

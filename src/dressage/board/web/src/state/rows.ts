@@ -1,0 +1,131 @@
+/** The table's rows, page by page: only what is looked at is asked for, one request at a time. */
+
+import { useEffect, useMemo } from "preact/hooks";
+import { forgetMatching, getJson } from "../api/client";
+import { messageOf } from "../api/resource";
+import type { Row, Rows } from "../api/types";
+import { PAGE, rowsAddress, type Selection } from "./selection";
+import { createStore, useStore } from "./store";
+
+export interface RowPages {
+  total: number;
+  /** how many there can be at most, while hits are being verified; otherwise the total */
+  most: number;
+  /** why the server does not verify the rest */
+  stopped: string | null;
+  loading: boolean;
+  error: string | null;
+  row: (index: number) => Row | undefined;
+  /** says which rows are in view */
+  look: (first: number, last: number) => void;
+}
+
+interface Held {
+  /** which selection the pages are of */
+  key: string;
+  total: number;
+  most: number;
+  stopped: string | null;
+  error: string | null;
+  pages: Map<number, Row[]>;
+}
+
+/** So many pages are kept in memory. */
+const KEPT = 60;
+
+/** While the server verifies hits, it is asked again after this pause. */
+const VERIFYING_MS = 300;
+
+export function useRowPages(run: number, rows: Selection, version: number): RowPages {
+  const loader = useMemo(() => new RowLoader(), []);
+  const key = JSON.stringify([run, rows, version]);
+  const held = useStore(loader.held);
+  useEffect(() => loader.select(key, (page) => rowsAddress(run, rows, page * PAGE)), [key]);
+  useEffect(() => () => loader.stop(), []);
+  const { total, most, stopped, pages } = held;
+  const current = held.key === key;
+  return {
+    total,
+    most,
+    stopped,
+    loading: !current,
+    error: current ? held.error : null,
+    row: (index) => pages.get(Math.floor(index / PAGE))?.[index % PAGE],
+    look: loader.look,
+  };
+}
+
+/** Rows of an earlier selection stay in view until the first page of the next one is there. */
+class RowLoader {
+  readonly held = createStore<Held>({ key: "", total: 0, most: 0, stopped: null, error: null, pages: new Map() });
+  private key = "";
+  private url: (page: number) => string = () => "";
+  private view: [first: number, last: number] = [0, 0];
+  private busy = false;
+  private again: ReturnType<typeof setTimeout> | undefined;
+
+  select(key: string, url: (page: number) => string): void {
+    [this.key, this.url] = [key, url];
+    void this.load();
+  }
+
+  readonly look = (first: number, last: number): void => {
+    this.view = [first, last];
+    void this.load();
+  };
+
+  stop(): void {
+    clearTimeout(this.again);
+    this.key = "";
+  }
+
+  private async load(): Promise<void> {
+    const page = this.busy || this.key === "" ? null : this.missing();
+    if (page === null) return;
+    this.busy = true;
+    const key = this.key;
+    const next = await getJson<Rows>(this.url(page)).then(
+      (answer) => taken(this.held.get(), key, page, answer),
+      (error: unknown): Held => ({ ...this.held.get(), key, total: 0, error: messageOf(error), pages: new Map() }),
+    );
+    this.busy = false;
+    if (key === this.key) {
+      this.held.set(next);
+      this.verify(page);
+    }
+    void this.load();
+  }
+
+  /** The first page in view that is not there. */
+  private missing(): number | null {
+    const { key, total, error, pages } = this.held.get();
+    const same = key === this.key;
+    if (same && error !== null) return null;
+    const last = same ? Math.min(this.view[1], total - 1) : this.view[1];
+    for (let page = Math.floor(this.view[0] / PAGE); page * PAGE <= last; page++) {
+      if (!same || !pages.has(page)) return page;
+    }
+    return null;
+  }
+
+  /** Asks for the page again while the server still verifies hits. */
+  private verify(page: number): void {
+    clearTimeout(this.again);
+    const { most, total, stopped } = this.held.get();
+    if (most <= total || stopped) return;
+    this.again = setTimeout(() => {
+      const { pages, ...rest } = this.held.get();
+      forgetMatching((url) => url === this.url(page));
+      this.held.set({ ...rest, pages: new Map([...pages].filter(([known]) => known !== page)) });
+      void this.load();
+    }, VERIFYING_MS);
+  }
+}
+
+function taken(held: Held, key: string, page: number, { total, most = total, stopped = null, rows }: Rows): Held {
+  // A page that was not full may be by now, as more hits have been verified.
+  const pages = new Map(held.key === key ? [...held.pages].filter(([, known]) => known.length === PAGE) : []);
+  pages.set(page, rows);
+  if (pages.size > KEPT) pages.delete(pages.keys().next().value!);
+  return { key, total, most, stopped, error: null, pages };
+}

@@ -1,0 +1,35 @@
+/** Which rollouts the table shows, as parameters of the server's requests. */
+
+import { address } from "../api/client";
+import type { Query } from "./router";
+
+export interface Selection extends Record<string, string | undefined> {
+  sort?: string | undefined;
+  steps?: string | undefined;
+  filter?: string | undefined;
+  q?: string | undefined;
+  regex?: string | undefined;
+  starred?: string | undefined;
+}
+
+/** `scope=step` follows the step looked at; otherwise `steps` is a range, or all. */
+export function selection(query: Query, step: number): Selection {
+  const { sort, filter, q, regex, starred } = query;
+  const steps = query["scope"] === "step" ? `${step}-${step}` : query["steps"];
+  return { sort, steps, filter, q, regex: q ? regex : undefined, starred };
+}
+
+/** "12" and "3-40" as the server wants them; anything else is null. */
+export function parseSteps(text: string): string | null {
+  const found = /^\s*(\d+)\s*(?:[-–]\s*(\d+)\s*)?$/.exec(text);
+  if (!found) return null;
+  const [first, last] = [Number(found[1]), Number(found[2] ?? found[1])];
+  return first <= last ? `${first}-${last}` : null;
+}
+
+/** Rows are asked for in pages of this size. */
+export const PAGE = 100;
+
+export function rowsAddress(run: number, rows: Selection, offset: number): string {
+  return address(`runs/${run}/rows`, { ...rows, offset, limit: PAGE });
+}

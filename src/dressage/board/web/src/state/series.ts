@@ -1,0 +1,97 @@
+/** The runs' curves: first those that every visit shows, others when they are looked at, new steps as they come. */
+
+import { useEffect } from "preact/hooks";
+import { address, getJson } from "../api/client";
+import { inSnapshot } from "../api/snapshot";
+import type { Series } from "../api/types";
+import { appended, completed } from "../maths/series";
+import { boardError, runs } from "./board";
+import { createStore, useStore } from "./store";
+
+/** What the overview's main charts and the strip under the tabs draw. */
+const FIRST = [
+  "reward",
+  "eval/reward",
+  "ref_reward",
+  "gap",
+  "k1",
+  "entropy",
+  "length",
+  "eval/length",
+  "kl/objective",
+  "kl/coef",
+  "policy/entropy",
+  "policy/clip_fraction",
+  "policy/ratio",
+  "policy/ratio_max",
+  "value/clip_fraction",
+  "value/explained_variance",
+  "optim/grad_norm",
+  "loss/total",
+  "loss/policy",
+  "loss/value",
+  "tokens_per_second",
+];
+
+const curves = createStore<Record<number, Series>>({});
+
+/** What was asked for, by run. */
+const asked: Record<number, Set<string>> = {};
+
+/**
+ * The curves of a run, as far as they are there.
+ *
+ * @param more names of metrics or columns beyond the usual ones
+ */
+export function useSeries(run: number, more: readonly string[] = []): Series | null {
+  const known = useStore(curves)[run] ?? null;
+  useEffect(() => void want(run, more), [run, more.join()]);
+  return known;
+}
+
+export function knownSeries(): Record<number, Series> {
+  return curves.get();
+}
+
+/** Every metric that a run logged. */
+export function metricNames(series: Series | null): string[] {
+  return series?.names?.metrics ?? Object.keys(series?.metrics ?? {});
+}
+
+async function want(run: number, more: readonly string[]): Promise<void> {
+  const parts =
+    runs
+      .get()
+      ?.find((one) => one.run === run)
+      ?.columns.parts.map((name) => `part/${name}`) ?? [];
+  const names = [...FIRST, ...parts, ...more].filter((name) => !asked[run]?.has(name));
+  if (names.length === 0 || (inSnapshot && asked[run])) return;
+  asked[run] = new Set([...(asked[run] ?? []), ...names]);
+  await take(run, names, (before, answer) => (before ? completed(before, answer) : answer));
+}
+
+/** A step's metrics come after its rollouts, so the newest known steps are asked for again. */
+const AGAIN = 20;
+
+/** Takes in new steps. */
+export async function growSeries(run: number): Promise<void> {
+  const series = curves.get()[run];
+  if (!series) return;
+  const again = series.step.at(-AGAIN) ?? series.step[0];
+  const together = series.steps?.some(([first, end]) => first !== end) ?? false;
+  const from = again === undefined || together ? undefined : `${again}-999999999`;
+  await take(run, [...asked[run]!], (before, answer) => (from && before ? appended(before, answer) : answer), from);
+}
+
+type Join = (before: Series | undefined, answer: Series) => Series;
+
+async function take(run: number, names: string[], join: Join, steps?: string): Promise<void> {
+  const path = `runs/${run}/series`;
+  const url = inSnapshot ? address(path) : address(path, { names: names.join(), steps });
+  try {
+    const answer = await getJson<Series>(url);
+    curves.set({ ...curves.get(), [run]: join(curves.get()[run], answer) });
+  } catch (error) {
+    boardError.set(error instanceof Error ? error.message : String(error));
+  }
+}

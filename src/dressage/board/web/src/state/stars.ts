@@ -1,0 +1,58 @@
+/** Stars and notes: set at once on the page, kept by the server beside the run. */
+
+import { forgetMatching, send } from "../api/client";
+import { snapshotStars } from "../api/snapshot";
+import type { Place } from "../api/types";
+import { boardError } from "./board";
+import { createStore, useStore } from "./store";
+
+/** null = no star, a text = starred with this note. Only what changed since the page was opened. */
+export type Stars = Record<string, string | null>;
+
+const changed = createStore<Stars>(snapshotStars());
+
+/** For the export: answers that the page keeps may be older than its stars. */
+export const changedStars = (): Stars => changed.get();
+
+export const starKey = (run: number, { step, sample }: Place): string => `${run}/${step}/${sample}`;
+
+export function useStars(): Stars {
+  return useStore(changed);
+}
+
+interface Starred extends Place {
+  starred?: boolean;
+  note?: string | null;
+}
+
+/** The note of a starred rollout, null where there is no star. */
+export function starOf(stars: Stars, run: number, row: Starred): string | null {
+  const key = starKey(run, row);
+  return key in stars ? stars[key]! : row.starred ? (row.note ?? "") : null;
+}
+
+export async function setStar(run: number, place: Place, note: string | null): Promise<void> {
+  const key = starKey(run, place);
+  const before = changed.get();
+  changed.set({ ...before, [key]: note });
+  const url = `api/runs/${run}/stars/${place.step}/${place.sample}`;
+  try {
+    await (note === null ? send("DELETE", url) : send("PUT", url, { note }));
+    forgetMatching((known) => known.startsWith(`api/runs/${run}/`) && /starred=|\/stars/.test(known));
+  } catch (error) {
+    changed.set(before);
+    boardError.set(error instanceof Error ? error.message : String(error));
+  }
+}
+
+const last: Record<string, Starred> = {};
+
+/** Remembers what the server said of a rollout, so that a key can toggle its star. */
+export function noteStar(run: number, row: Starred): void {
+  last[starKey(run, row)] = row;
+}
+
+export function toggleStar(run: number, place: Place): Promise<void> {
+  const row = last[starKey(run, place)] ?? place;
+  return setStar(run, place, starOf(changed.get(), run, row) === null ? "" : null);
+}

@@ -1,0 +1,56 @@
+/** Where in the responses a metric moves over the run. */
+
+import { address } from "../api/client";
+import { useResource } from "../api/resource";
+import type { Heat } from "../api/types";
+import { HeatChart } from "../charts/heat";
+import { useText } from "../i18n";
+import { scaleOf } from "../maths/colour";
+import { TOKEN_METRICS } from "../maths/metrics";
+import { Problem } from "../parts/failure";
+import { selectStep, useRun, useStep, useVersion } from "../state/board";
+import { patchRoute, useRoute } from "../state/router";
+
+const BUCKETS = 100;
+
+export function HeatPanel({ run, metric }: { run: number; metric: string }) {
+  const t = useText();
+  const step = useStep();
+  const { query } = useRoute();
+  const measured = useRun().columns.tokens;
+  const columns = [
+    ...(measured.includes("logprob") && measured.includes("ref_logprob") ? ["log_ratio"] : []),
+    ...measured,
+  ].filter((name) => TOKEN_METRICS.some(({ key }) => key === name));
+  const wanted = query["heat"] ?? metric;
+  const column = columns.includes(wanted) ? wanted : columns[0];
+  const url = column === undefined ? null : address(`runs/${run}/heat`, { column, buckets: BUCKETS });
+  const { data, error } = useResource<Heat>(url, useVersion(run));
+  if (error) return <Problem text={error} />;
+  if (!data || column === undefined) return null;
+  const kind = TOKEN_METRICS.find(({ key }) => key === column)!.kind;
+  const values = data.mean.flat().map((value) => value ?? NaN);
+  return (
+    <HeatChart
+      title={t("heatTitle", { name: column })}
+      hint={t("heatHint")}
+      heat={data}
+      scale={scaleOf(kind, values)}
+      step={step}
+      onStep={selectStep}
+      actions={
+        <select
+          value={column}
+          aria-label={t("column")}
+          onChange={(event) => patchRoute({ heat: event.currentTarget.value }, true)}
+        >
+          {columns.map((name) => (
+            <option key={name} value={name}>
+              {name}
+            </option>
+          ))}
+        </select>
+      }
+    />
+  );
+}

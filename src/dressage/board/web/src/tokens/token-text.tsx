@@ -1,0 +1,213 @@
+/** The response as coloured text. Only the lines in view are in the page, so length does not matter. */
+
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { Tokens } from "../api/tokens";
+import { type Palette, usePalette } from "../charts/palette";
+import { useText } from "../i18n";
+import { tint } from "../maths/colour";
+import { breakLines, type Fragment, type Line, lineOfToken } from "../maths/layout";
+import { direction } from "../maths/text";
+import { type ListHandle, remembering, VirtualList } from "../parts/virtual-list";
+import { createStore, type Store } from "../state/store";
+import type { Looked, Measured } from "./measured";
+import { Minimap, type Seen } from "./minimap";
+
+interface Props {
+  loaded: Tokens;
+  chosen: Measured;
+  stripes: Measured[];
+  looked: Store<Looked>;
+}
+
+const TEXT_HEIGHT = 27;
+const STRIPE = 4;
+const MOST_LINES = 15;
+/** what the box around the lines takes */
+const INSET = 28;
+
+export function TokenText({ loaded, chosen, stripes, looked }: Props) {
+  const t = useText();
+  const colours = usePalette();
+  const box = useRef<HTMLDivElement>(null);
+  const list = useRef<ListHandle>(null);
+  const [seen] = useState(() => createStore<Seen>([0, 0]));
+  const width = useWidth(box);
+  const lineHeight = TEXT_HEIGHT + (stripes.length > 0 ? stripes.length * STRIPE + 3 : 0);
+  const lines = useMemo(
+    () => (width > 0 ? breakLines(loaded.units, width - INSET, measurer(colours.sans)) : []),
+    [loaded, width],
+  );
+  const height = Math.max(lineHeight + 20, Math.min(lines.length, MOST_LINES) * lineHeight + 16);
+  const draw = useMemo(
+    () =>
+      remembering((index) => (
+        <TextLine
+          key={index}
+          line={lines[index]!}
+          height={lineHeight}
+          loaded={loaded}
+          chosen={chosen}
+          stripes={stripes}
+          colours={colours}
+        />
+      )),
+    [lines, lineHeight, chosen, stripes.map(({ metric }) => metric.key).join(), colours],
+  );
+  useActiveToken(box, list, lines, loaded, looked);
+  return (
+    <div class="token-box" style={{ height: `${height}px` }}>
+      <div
+        class="token-text"
+        ref={box}
+        onMouseOver={(event) => point(looked, tokenAt(event))}
+        onMouseLeave={() => point(looked, null)}
+        onClick={(event) => looked.set({ ...looked.get(), pinned: tokenAt(event) })}
+      >
+        {width > 0 && (
+          <VirtualList
+            label={t("response")}
+            total={lines.length}
+            rowHeight={lineHeight}
+            row={draw}
+            handle={list}
+            onScroll={(top, view) => seen.set([top / lineHeight, (top + view) / lineHeight])}
+          />
+        )}
+      </div>
+      {lines.length > MOST_LINES && (
+        <Minimap
+          lines={lines}
+          units={loaded.units}
+          chosen={chosen}
+          width={width}
+          seen={seen}
+          onGo={(line) => list.current?.reveal(line)}
+        />
+      )}
+    </div>
+  );
+}
+
+function useWidth(box: { current: HTMLElement | null }): number {
+  const [width, setWidth] = useState(0);
+  useLayoutEffect(() => {
+    const watcher = new ResizeObserver(([entry]) => setWidth(Math.floor(entry!.contentRect.width)));
+    watcher.observe(box.current!);
+    return () => watcher.disconnect();
+  }, []);
+  return width;
+}
+
+function tokenAt(event: MouseEvent): number | null {
+  const found = (event.target as HTMLElement).closest<HTMLElement>("[data-token]")?.dataset["token"];
+  return found === undefined ? null : Number(found);
+}
+
+function point(looked: Store<Looked>, token: number | null): void {
+  if (token !== looked.get().token) looked.set({ ...looked.get(), token });
+}
+
+/** Frames the token looked at without drawing any line anew, and brings it into view when asked. */
+function useActiveToken(
+  box: { current: HTMLElement | null },
+  list: { current: ListHandle | null },
+  lines: Line[],
+  loaded: Tokens,
+  looked: Store<Looked>,
+): void {
+  const places = useMemo(() => lineOfToken(lines, loaded.units, loaded.count), [lines]);
+  useLayoutEffect(() => {
+    let revealed = 0;
+    const mark = (): void => {
+      const { token, pinned, reveal } = looked.get();
+      if (reveal > revealed && pinned !== null) list.current?.reveal(places[pinned] ?? 0);
+      revealed = reveal;
+      const active = token ?? pinned;
+      const first = active === null ? undefined : loaded.units[loaded.unitOf[active]!]?.first;
+      for (const old of box.current!.querySelectorAll(".tok.active")) old.classList.remove("active");
+      if (first !== undefined)
+        for (const now of box.current!.querySelectorAll(`[data-token="${first}"]`)) now.classList.add("active");
+    };
+    // Lines that scroll into view get the frame as well.
+    const watcher = new MutationObserver(mark);
+    watcher.observe(box.current!, { childList: true, subtree: true });
+    const stop = looked.watch(mark);
+    mark();
+    return () => {
+      watcher.disconnect();
+      stop();
+    };
+  }, [places]);
+}
+
+/** Widths of texts, each measured once. */
+function measurer(font: string): (text: string) => number {
+  const context = document.createElement("canvas").getContext("2d")!;
+  context.font = `15px ${font}`;
+  const known = new Map<string, number>();
+  return (text) => {
+    let width = known.get(text);
+    if (width === undefined) known.set(text, (width = context.measureText(text).width));
+    return width;
+  };
+}
+
+interface LineProps {
+  line: Line;
+  height: number;
+  loaded: Tokens;
+  chosen: Measured;
+  stripes: Measured[];
+  colours: Palette;
+}
+
+function TextLine({ line, height, loaded, chosen, stripes, colours }: LineProps) {
+  return (
+    <div class="token-line" dir={line.direction} style={{ height: `${height}px` }}>
+      {line.fragments.map((fragment, i) => {
+        const unit = loaded.units[fragment.unit]!;
+        const padding = loaded.columns["mask"]?.[unit.first] === 0;
+        return (
+          <span
+            key={i}
+            data-token={unit.first}
+            class={padding ? "tok padding" : "tok"}
+            style={background(fragment, unit.first, unit.count, chosen, stripes, colours)}
+          >
+            {fragment.text}
+          </span>
+        );
+      })}
+    </div>
+  );
+}
+
+/** The chosen metric behind the text, others as stripes below; a character of several tokens is divided among them. */
+function background(
+  fragment: Fragment,
+  first: number,
+  count: number,
+  chosen: Measured,
+  stripes: Measured[],
+  colours: Palette,
+): Record<string, string> {
+  const layer = (measured: Measured): string => {
+    const tints = Array.from(
+      { length: count },
+      (_, i) => tint(measured.scale, measured.values[first + i]!, colours.hues) ?? "transparent",
+    );
+    if (count === 1) return `linear-gradient(${tints[0]},${tints[0]})`;
+    const stops = tints.map((colour, i) => `${colour} ${(i / count) * 100}% ${((i + 1) / count) * 100}%`).join(",");
+    return `linear-gradient(${direction(fragment.text) === "rtl" ? "to left" : "to right"},${stops})`;
+  };
+  const layers = [chosen, ...stripes].map(layer);
+  const sizes = layers.map((_, i) => (i === 0 ? "calc(100% - 1px) 21px" : `calc(100% - 1px) ${STRIPE - 1}px`));
+  const places = layers.map((_, i) => (i === 0 ? "0 0" : `0 ${23 + (i - 1) * STRIPE}px`));
+  const padding = `${stripes.length > 0 ? stripes.length * STRIPE + 3 : 0}px`;
+  return {
+    backgroundImage: layers.join(","),
+    backgroundSize: sizes.join(","),
+    backgroundPosition: places.join(","),
+    paddingBottom: padding,
+  };
+}

@@ -1,0 +1,77 @@
+/** Runs, or stretches of a run, beside each other: curves, who wins, and the same prompts. */
+
+import { useMemo } from "preact/hooks";
+import { address } from "../api/client";
+import { useResource } from "../api/resource";
+import type { Comparison } from "../api/types";
+import { HistogramChart } from "../charts/histogram";
+import { curveColour, usePalette } from "../charts/palette";
+import { useText } from "../i18n";
+import { formatSides, parseSides, type Side, usualSides } from "../maths/sides";
+import { ComparedCurves } from "../parts/compared-curves";
+import { ComparedPrompts } from "../parts/compared-prompts";
+import { Problem } from "../parts/failure";
+import { SideBar, useSideName } from "../parts/side-bar";
+import { WinsTable } from "../parts/wins-table";
+import { runs } from "../state/board";
+import { patchRoute, useRoute } from "../state/router";
+import { useStore } from "../state/store";
+
+export const PROMPTS = 25;
+
+export function Compare() {
+  const t = useText();
+  const colours = usePalette();
+  const all = useStore(runs)!;
+  const { query } = useRoute();
+  const name = useSideName();
+  const known = (side: Side): boolean => all.some(({ run }) => run === side.run);
+  const text = query["sides"] ?? "";
+  const sides = useMemo(() => {
+    const given = parseSides(text).filter(known);
+    return given.length > 0 ? given : usualSides(all);
+  }, [text, all.length]);
+  const offset = Number(query["offset"] ?? 0);
+  const order = query["sort"];
+  const url = address("compare", { runs: formatSides(sides), sort: order, offset, limit: PROMPTS });
+  const { data, error, loading } = useResource<Comparison>(sides.length > 1 ? url : null);
+  const set = (next: Side[]): void => patchRoute({ sides: formatSides(next), offset: undefined }, true);
+  const usable = data && data.wins.length === sides.length ? data : null;
+  return (
+    <main class="view">
+      <SideBar sides={sides} onChange={set} />
+      <ComparedCurves runs={[...new Set(sides.map(({ run }) => run))]} />
+      <Problem text={error} />
+      {usable && (
+        <div class="two">
+          <WinsTable sides={sides} comparison={usable} />
+          {usable.differences && (
+            <HistogramChart
+              title={t("differenceOf", { a: name(sides[sides.length - 1]!), b: name(sides[0]!) })}
+              hint={t("differenceHint")}
+              edges={usable.differences.edges}
+              rule={0}
+              distributions={[
+                {
+                  name: t("prompts"),
+                  counts: usable.differences.counts,
+                  colour: `${curveColour(colours, sides.length - 1)}99`,
+                  filled: true,
+                },
+              ]}
+            />
+          )}
+        </div>
+      )}
+      {usable && (
+        <ComparedPrompts
+          sides={sides}
+          comparison={usable}
+          order={usable.differences ? (order ?? "spread") : null}
+          offset={offset}
+          loading={loading}
+        />
+      )}
+    </main>
+  );
+}

@@ -1,0 +1,225 @@
+/** All rollouts of a run in one table: sort, filter, search, and read one beside it. */
+
+import type { VNode } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { Problem } from "../parts/failure";
+import { RolloutDetail } from "../parts/rollout-detail";
+import { openTokens } from "../parts/rollout-line";
+import { SelectionBar } from "../parts/selection-bar";
+import { Star } from "../parts/star";
+import { type ListHandle, VirtualList } from "../parts/virtual-list";
+import type { Row, RunSummary, Series } from "../api/types";
+import { useText } from "../i18n";
+import { useRun, useStep, useVersion } from "../state/board";
+import { useSeries } from "../state/series";
+import { useKeys } from "../state/keys";
+import { patchRoute, useRoute } from "../state/router";
+import { type RowPages, useRowPages } from "../state/rows";
+import { selection } from "../state/selection";
+import { toggleStar, useStars } from "../state/stars";
+import { type Column, column, fewColumns, statistic, usualColumns } from "./response-columns";
+
+const ROW = 27;
+const HEAD = 30;
+
+export function Responses() {
+  const run = useRun();
+  const step = useStep();
+  const { query } = useRoute();
+  const version = useVersion(run.run);
+  // A growing run would move rows under the reader's eyes: new ones are shown when asked for.
+  const [seen, setSeen] = useState(version);
+  const rows = selection(query, step);
+  const pages = useRowPages(run.run, rows, seen);
+  const place = parsePlace(query["at"]);
+  const names = query["columns"]?.split(",") ?? (place ? fewColumns(query["sort"]) : usualColumns(run));
+  const [index, setIndex] = useState<number | null>(null);
+  const list = useRef<ListHandle>(null);
+
+  const choose = (at: number): void => {
+    const row = pages.row(at);
+    if (!row) return;
+    setIndex(at);
+    list.current?.reveal(at);
+    patchRoute({ at: `${row.step}.${row.sample}` }, true);
+  };
+  const move = (by: number): void => {
+    const from = index ?? Math.floor(list.current?.top() ?? 0) - (by > 0 ? 1 : 0);
+    choose(Math.min(pages.total - 1, Math.max(0, from + by)));
+  };
+  useKeys({
+    j: () => move(1),
+    k: () => move(-1),
+    Enter: () => place && openTokens(run.run, place.step, place.sample),
+    s: () => place && void toggleStar(run.run, place),
+    Escape: () => patchRoute({ at: undefined }, true),
+  });
+  useEffect(() => setIndex(null), [JSON.stringify(rows)]);
+  return (
+    <main class="view fills">
+      <SelectionBar
+        run={run}
+        step={step}
+        pages={pages}
+        names={names}
+        fresh={version - seen}
+        onRefresh={() => setSeen(version)}
+      />
+      <div class={`split ${place ? "open" : ""}`}>
+        <ResponseTable
+          run={run}
+          pages={pages}
+          names={names}
+          sort={query["sort"] ?? "step"}
+          place={place}
+          onChoose={choose}
+          list={list}
+          key={JSON.stringify(rows)}
+        />
+        {place && (
+          <RolloutDetail run={run.run} place={place} search={query["regex"] ? "" : (query["q"] ?? "")} onMove={move} />
+        )}
+      </div>
+    </main>
+  );
+}
+
+interface TableProps {
+  run: RunSummary;
+  pages: RowPages;
+  names: string[];
+  sort: string;
+  place: { step: number; sample: number } | null;
+  onChoose: (index: number) => void;
+  list: { current: ListHandle | null };
+}
+
+function ResponseTable({ run, pages, names, sort, place, onChoose, list }: TableProps) {
+  const t = useText();
+  const series = useSeries(run.run, [sort.replace(/^-/, "")]);
+  const stars = useStars();
+  const columns = names.map(column);
+  const width = columns.reduce((sum, one) => sum + one.width, 46);
+  const sorted = sort.replace(/^-/, "");
+  const bar = barFor(series, sorted);
+  const rows = useRef(new WeakMap<Row, VNode>());
+  const looks = JSON.stringify([names, sort, place]);
+  useMemo(() => (rows.current = new WeakMap()), [looks, stars, bar === null]);
+  const draw = (index: number) => {
+    const row = pages.row(index);
+    const known = row && rows.current.get(row);
+    if (known) return known;
+    const drawn = drawRow(index, row);
+    if (row) rows.current.set(row, drawn);
+    return drawn;
+  };
+  const drawRow = (index: number, row: Row | undefined) => {
+    if (!row) return <div key={index} class="tr" aria-rowindex={index + 1} />;
+    const chosen = place?.step === row.step && place.sample === row.sample;
+    return (
+      <div
+        key={index}
+        class={`tr ${chosen ? "chosen" : ""}`}
+        role="row"
+        aria-rowindex={index + 1}
+        onClick={() => onChoose(index)}
+        onDblClick={() => openTokens(run.run, row.step, row.sample)}
+      >
+        <Star run={run.run} row={row} stars={stars} />
+        {columns.map((one) => (
+          <Cell key={one.key} column={one} row={row} bar={one.key === sorted ? bar : null} />
+        ))}
+      </div>
+    );
+  };
+  if (pages.error)
+    return (
+      <div class="pad">
+        <Problem text={pages.error} />
+      </div>
+    );
+  if (!pages.loading && pages.total === 0) return <p class="empty pad">{t("noRows")}</p>;
+  return (
+    <VirtualList
+      class="table"
+      label={t("responses")}
+      total={pages.total}
+      rowHeight={ROW}
+      row={draw}
+      headHeight={HEAD}
+      handle={list}
+      width={`max(100%, ${width}px)`}
+      onRange={pages.look}
+      head={<Head columns={columns} sort={sort} />}
+    />
+  );
+}
+
+function Head({ columns, sort }: { columns: Column[]; sort: string }) {
+  const t = useText();
+  const labels: Record<string, string> = {
+    prompt: t("prompt"),
+    response: t("response"),
+    reward: t("reward"),
+    step: t("step"),
+    note: t("note"),
+  };
+  const sorted = sort.replace(/^-/, "");
+  const click = (key: string): void => patchRoute({ sort: sort === `-${key}` ? key : `-${key}` }, true);
+  return (
+    <div class="tr head" role="row">
+      <span class="star" />
+      {columns.map(({ key, label, width, grow, sortable }) => {
+        const arrow = key === sorted ? (sort.startsWith("-") ? " ↓" : " ↑") : "";
+        const name = labels[key] ?? label;
+        const way = key === sorted ? (sort.startsWith("-") ? "descending" : "ascending") : undefined;
+        return (
+          <span
+            key={key}
+            role="columnheader"
+            aria-sort={way}
+            class={`td ${grow ? "" : "number"} ${arrow ? "sorted" : ""}`}
+            style={{ width: `${width}px`, flexGrow: String(grow ?? 0) }}
+          >
+            {sortable ? (
+              <button type="button" title={label} onClick={() => click(key)}>
+                {name}
+                {arrow}
+              </button>
+            ) : (
+              name
+            )}
+          </span>
+        );
+      })}
+    </div>
+  );
+}
+
+type Bar = (value: number) => number;
+
+/** Bars behind the sorted column, over the middle nine tenths of what the run has. */
+function barFor(series: Series | null, key: string): Bar | null {
+  const rollup = series?.rollups[key];
+  if (!rollup) return null;
+  const low = Math.min(0, ...rollup.q05.filter((value) => value !== null));
+  const high = Math.max(0, ...rollup.q95.filter((value) => value !== null));
+  return high > low ? (value) => Math.min(1, Math.max(0, (value - low) / (high - low))) : null;
+}
+
+function Cell({ column: { key, width, grow, cell }, row, bar }: { column: Column; row: Row; bar: Bar | null }) {
+  const style: Record<string, string> = { width: `${width}px`, flexGrow: String(grow ?? 0) };
+  const value = bar && statistic(row, key);
+  if (bar && typeof value === "number") style["backgroundSize"] = `${(bar(value) * 100).toFixed(1)}% 2px`;
+  const text = grow || key === "note";
+  return (
+    <span class={`td ${text ? "words" : "number"} ${bar ? "bar" : ""}`} style={style} role="gridcell">
+      {cell(row)}
+    </span>
+  );
+}
+
+export function parsePlace(text: string | undefined): { step: number; sample: number } | null {
+  const found = /^(\d+)\.(-?\d+)$/.exec(text ?? "");
+  return found ? { step: Number(found[1]), sample: Number(found[2]) } : null;
+}

@@ -1,0 +1,106 @@
+/** One step: what it earned, how that changed over the run, its groups, and prompts that never beat the reference. */
+
+import { address } from "../api/client";
+import { useResource } from "../api/resource";
+import type { Ridge, RunSummary, Series } from "../api/types";
+import { RidgeChart } from "../charts/ridge";
+import { useText } from "../i18n";
+import { number, whole } from "../maths/format";
+import { Groups } from "../parts/groups";
+import { NeverBeats } from "../parts/never-beats";
+import { Problem } from "../parts/failure";
+import { GapHistogram, RewardHistogram } from "../parts/step-charts";
+import { selectStep, useRun, useStep, useVersion } from "../state/board";
+import { useSeries } from "../state/series";
+import { patchRoute, useRoute } from "../state/router";
+
+/** As tall as the histograms beside it: with a reference there are two. */
+const TALL = 452;
+const SHORT = 300;
+
+export function StepView() {
+  const t = useText();
+  const run = useRun();
+  const step = useStep();
+  const { query } = useRoute();
+  const columns = drawable(run);
+  const column = columns.find((name) => name === query["column"]) ?? "reward";
+  const series = useSeries(run.run, [column]);
+  const ridge = useResource<Ridge>(
+    address(`runs/${run.run}/ridge`, { column, bins: 60, buckets: 24 }),
+    useVersion(run.run),
+  );
+  const hasReference = run.columns.rows.includes("ref_reward");
+  return (
+    <main class="view">
+      <div class="bar">
+        <h2>
+          {t("step")} {step}
+        </h2>
+        {series && <StepFacts series={series} column={column} step={step} />}
+        <span class="space" />
+        <label>
+          {t("column")}
+          <select value={column} onChange={(event) => patchRoute({ column: event.currentTarget.value }, true)}>
+            {columns.map((name) => (
+              <option key={name} value={name}>
+                {name}
+              </option>
+            ))}
+          </select>
+        </label>
+      </div>
+      <div class="two step">
+        <div class="stack">
+          <RewardHistogram column={column} />
+          {hasReference && <GapHistogram />}
+        </div>
+        {ridge.data && (
+          <RidgeChart
+            title={t("overRun", { name: column === "reward" ? t("reward") : column })}
+            hint={t("hintRidge")}
+            ridge={ridge.data}
+            height={hasReference ? TALL : SHORT}
+            step={step}
+            onStep={selectStep}
+          />
+        )}
+        <Problem text={ridge.error} />
+      </div>
+      <Groups step={step} />
+      {hasReference ? <NeverBeats /> : <p class="empty">{t("noReference")}</p>}
+    </main>
+  );
+}
+
+const NOT_DRAWN = new Set(["step", "sample", "group", "attempt", "rank", "policy_version"]);
+
+function drawable(run: RunSummary): string[] {
+  const parts = run.columns.parts.map((name) => `part/${name}`);
+  return [...new Set([...run.columns.rows, ...parts])].filter((name) => !NOT_DRAWN.has(name));
+}
+
+function StepFacts({ series, column, step }: { series: Series; column: string; step: number }) {
+  const t = useText();
+  const at = series.step.indexOf(step);
+  const rollup = series.rollups[column];
+  if (!rollup || at < 0) return null;
+  const facts: [string, string][] = [
+    [t("rollouts"), whole(rollup.count[at])],
+    [t("mean"), number(rollup.mean[at])],
+    [t("spread"), number(rollup.sd[at], 3)],
+    [t("median"), number(rollup.q50[at])],
+    [t("lowest"), number(rollup.min[at])],
+    [t("highest"), number(rollup.max[at])],
+  ];
+  return (
+    <dl class="facts">
+      {facts.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}

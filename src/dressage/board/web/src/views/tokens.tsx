@@ -1,0 +1,204 @@
+/** One response token by token: as coloured text, as strips, and the critic against what came. */
+
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { address } from "../api/client";
+import { useResource } from "../api/resource";
+import { loadTokens, type Tokens as Loaded } from "../api/tokens";
+import type { Place } from "../api/types";
+import { useText } from "../i18n";
+import { number, whole } from "../maths/format";
+import { oneLine, visible } from "../maths/text";
+import { Problem } from "../parts/failure";
+import { openTokens } from "../parts/rollout-line";
+import { Siblings } from "../parts/siblings";
+import { Star } from "../parts/star";
+import { Text } from "../parts/text";
+import { useRun, useStep } from "../state/board";
+import { useKeys } from "../state/keys";
+import { currentRoute, patchRoute, useRoute } from "../state/router";
+import { createStore } from "../state/store";
+import { toggleStar, useStars } from "../state/stars";
+import { HeatPanel } from "../tokens/heat-panel";
+import { Legend } from "../tokens/legend";
+import { MetricChips } from "../tokens/metric-chips";
+import { Strips } from "../tokens/strips";
+import { TokenCard } from "../tokens/token-card";
+import { TokenText } from "../tokens/token-text";
+import { ValueChart } from "../tokens/value-chart";
+import { type Looked, measure, type Measured } from "../tokens/measured";
+
+/** A longer prompt starts folded. */
+const LONG_PROMPT = 280;
+
+export function Tokens() {
+  const t = useText();
+  const run = useRun();
+  const step = useStep();
+  const { query } = useRoute();
+  const sample = Number(query["sample"] ?? 0);
+  const { data, error } = useResource<Loaded>(`runs/${run.run}/rollouts/${step}/${sample}`, 0, loadTokens);
+  if (!data)
+    return (
+      <main class="view">
+        <Problem text={error} />
+      </main>
+    );
+  return (
+    <main class="view">
+      <Problem text={error} />
+      <Opened key={`${run.run}.${data.rollout.step}.${data.rollout.sample}`} run={run.run} loaded={data} />
+      {data.count === 0 && <p class="empty">{t("noTokens")}</p>}
+    </main>
+  );
+}
+
+/** The discount of the run's settings; 1 where they do not say. */
+function useGamma(run: number): number {
+  const info = useResource<{ config?: Record<string, { gamma?: unknown } | undefined>; algorithm?: string }>(
+    address(`runs/${run}/info`),
+  ).data;
+  const gamma = info?.config?.[info.algorithm ?? ""]?.gamma;
+  return typeof gamma === "number" ? gamma : 1;
+}
+
+function Opened({ run, loaded }: { run: number; loaded: Loaded }) {
+  const t = useText();
+  const { query } = useRoute();
+  const gamma = useGamma(run);
+  const measured = useMemo(() => measure(loaded, gamma), [loaded, gamma]);
+  const [looked] = useState(() => createStore<Looked>({ token: null, pinned: null, reveal: 0 }));
+  const chosen = measured.find(({ metric }) => metric.key === query["metric"]) ?? measured[0];
+  const strips = stripsOf(measured, query["strips"]);
+  const { rollout } = loaded;
+  useTokenKeys(run, loaded, measured, looked);
+  return (
+    <>
+      <Header run={run} loaded={loaded} />
+      <Prompt text={rollout.prompt} length={rollout.prompt_truncated} />
+      {chosen && (
+        <>
+          <div class="bar metrics">
+            <MetricChips measured={measured} chosen={chosen} strips={strips} />
+            <Legend measured={chosen} />
+          </div>
+          <div class="tokens">
+            <div class="stack">
+              <TokenText
+                loaded={loaded}
+                chosen={chosen}
+                stripes={query["stripes"] === "1" ? strips : []}
+                looked={looked}
+              />
+              <Strips loaded={loaded} strips={strips} looked={looked} />
+              <ValueChart loaded={loaded} measured={measured} looked={looked} />
+            </div>
+            <TokenCard loaded={loaded} measured={measured} looked={looked} />
+          </div>
+        </>
+      )}
+      {!chosen && <Text text={rollout.response} search="" whole={rollout.response_truncated} />}
+      <HeatPanel run={run} metric={chosen?.metric.key ?? "logprob"} />
+      {rollout.ref_response !== null && (
+        <details class="more">
+          <summary>
+            {t("reference")} · {number(rollout.ref_reward)}
+          </summary>
+          <Text text={rollout.ref_response} search="" muted />
+        </details>
+      )}
+    </>
+  );
+}
+
+/** Without a choice the first few that say most together. */
+function stripsOf(measured: Measured[], chosen: string | undefined): Measured[] {
+  const wanted = chosen?.split(",") ?? ["log_ratio", "value", "token_reward", "entropy"];
+  return measured.filter(({ metric }) => wanted.includes(metric.key));
+}
+
+function useTokenKeys(
+  run: number,
+  loaded: Loaded,
+  measured: Measured[],
+  looked: ReturnType<typeof createStore<Looked>>,
+): void {
+  const { rollout, count } = loaded;
+  const open = (place: Loaded["rollout"]["next"]): void => {
+    if (place) openTokens(run, place.step, place.sample);
+  };
+  const walk = (by: number): void => {
+    const { pinned, reveal } = looked.get();
+    const token = Math.min(count - 1, Math.max(0, (pinned ?? (by > 0 ? -1 : count)) + by));
+    looked.set({ token: null, pinned: token, reveal: reveal + 1 });
+  };
+  const digits = measured
+    .slice(0, 9)
+    .map(({ metric }, i) => [String(i + 1), () => patchRoute({ metric: metric.key }, true)] as const);
+  useKeys({
+    ...Object.fromEntries(digits),
+    j: () => open(rollout.next ?? null),
+    k: () => open(rollout.previous ?? null),
+    s: () => void toggleStar(run, rollout),
+    ArrowRight: () => walk(1),
+    ArrowLeft: () => walk(-1),
+    Escape: () => looked.set({ token: null, pinned: null, reveal: 0 }),
+  });
+  useEffect(() => {
+    const at = Number(currentRoute().query["token"] ?? NaN);
+    if (at >= 0 && at < count) looked.set({ token: null, pinned: at, reveal: 1 });
+    return looked.watch(() => patchRoute({ token: looked.get().pinned ?? undefined }, true));
+  }, []);
+}
+
+function Header({ run, loaded: { rollout, count } }: { run: number; loaded: Loaded }) {
+  const t = useText();
+  const stars = useStars();
+  const facts: [string, string][] = [
+    [t("reward"), number(rollout.reward)],
+    ["k1", number(rollout["k1"])],
+    [t("tokens"), whole(count)],
+    [t("finish"), visible(rollout.finish_reason ?? "–")],
+  ];
+  return (
+    <div class="bar">
+      <Star run={run} row={rollout} stars={stars} />
+      <h2>
+        {t("stepNumber", { step: rollout.step })} · {t("sampleNumber", { sample: rollout.sample })}
+      </h2>
+      <Neighbour run={run} place={rollout.previous ?? null} sign="‹" title={t("previousRow")} />
+      <Neighbour run={run} place={rollout.next ?? null} sign="›" title={t("nextRow")} />
+      <dl class="facts">
+        {facts.map(([name, value]) => (
+          <div key={name}>
+            <dt>{name}</dt>
+            <dd>{value}</dd>
+          </div>
+        ))}
+      </dl>
+      <span class="space" />
+      <Siblings run={run} rollout={rollout} />
+    </div>
+  );
+}
+
+function Neighbour({ run, place, sign, title }: { run: number; place: Place | null; sign: string; title: string }) {
+  const open = (): void => void (place && openTokens(run, place.step, place.sample));
+  return (
+    <button type="button" class="quiet" title={title} disabled={!place} onClick={open}>
+      {sign}
+    </button>
+  );
+}
+
+function Prompt({ text, length }: { text: string; length: number | null }) {
+  const t = useText();
+  return (
+    <details class="prompt" open={text.length <= LONG_PROMPT}>
+      <summary>
+        {t("prompt")}
+        <span class="muted line">{oneLine(text.slice(-120))}</span>
+      </summary>
+      <Text text={text} search="" whole={length} />
+    </details>
+  );
+}

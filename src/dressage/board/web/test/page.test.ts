@@ -1,0 +1,84 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { escaped, SvgPen } from "../src/charts/pen";
+import { inScript } from "../src/api/snapshot";
+import { decoded } from "../src/api/tokens";
+import { parseSteps } from "../src/state/selection";
+import { formatRoute, parseRoute, patched } from "../src/state/address";
+import { en } from "../src/i18n/en";
+import { vi } from "../src/i18n/vi";
+import { zh } from "../src/i18n/zh";
+import { preferred, translate } from "../src/i18n/translate";
+
+test("an address is a view and its query, behind any prefix", () => {
+  const route = parseRoute("/proxy/6008/responses?run=1&filter=reward+%3E+2&q=%23+%26");
+  assert.deepEqual(route, { view: "responses", query: { run: "1", filter: "reward > 2", q: "# &" } });
+  assert.deepEqual(parseRoute(formatRoute(route)), route);
+  assert.equal(parseRoute("/").view, "overview");
+  assert.equal(parseRoute("/nonsense?step=3").view, "overview");
+});
+
+test("a patch sets keys and takes empty ones out", () => {
+  assert.deepEqual(patched({ a: "1", b: "2", c: "3" }, { a: 5, b: undefined, c: "", d: "x" }), { a: "5", d: "x" });
+});
+
+test("step ranges", () => {
+  assert.equal(parseSteps("12"), "12-12");
+  assert.equal(parseSteps(" 3 – 40 "), "3-40");
+  for (const wrong of ["", "x", "9-3", "1-2-3", "-4"]) assert.equal(parseSteps(wrong), null);
+});
+
+test("the languages leave the same blanks to fill", () => {
+  const blanks = (text: string) =>
+    [...text.matchAll(/\{\w+\}/g)]
+      .map(([blank]) => blank)
+      .sort()
+      .join();
+  for (const [key, text] of Object.entries(en)) {
+    for (const other of [zh, vi]) assert.equal(blanks(other[key as keyof typeof en]), blanks(text), key);
+  }
+});
+
+test("the browser's first language that the page speaks", () => {
+  assert.equal(preferred(["fr-FR", "zh-TW", "en"]), "zh");
+  assert.equal(preferred(["fr"]), "en");
+});
+
+test("values go where the blanks are, whatever they contain", () => {
+  assert.equal(translate(en, "rolloutCount", { count: "$&" }), "$& rollouts");
+});
+
+test("SVG text cannot leave its element", () => {
+  assert.equal(escaped('<script>"&\u0000\ud800'), "&lt;script&gt;&quot;&amp;\ufffd");
+  const pen = new SvgPen('a"b');
+  pen.text(1, 2, "</text><script>", { colour: "red" });
+  const svg = pen.svg(10, 10, "white");
+  assert.ok(!svg.includes("<script"));
+  assert.ok(svg.includes('font-family="a&quot;b"'));
+});
+
+test("token columns are read where they lie", () => {
+  const bytes = new ArrayBuffer(2 * 4 + 2 * 4 + 2);
+  new Float32Array(bytes, 0, 2).set([0.5, NaN]);
+  new Int32Array(bytes, 8, 2).set([7, -1]);
+  new Uint8Array(bytes, 16, 2).set([1, 0]);
+  const columns = decoded(
+    bytes,
+    [
+      { name: "logprob", dtype: "float32", offset: 0 },
+      { name: "token_id", dtype: "int32", offset: 8 },
+      { name: "mask", dtype: "uint8", offset: 16 },
+    ],
+    2,
+  );
+  assert.deepEqual(Array.from(columns["logprob"]!), [0.5, NaN]);
+  assert.deepEqual(Array.from(columns["token_id"]!), [7, -1]);
+  assert.deepEqual(Array.from(columns["mask"]!), [1, 0]);
+});
+
+test("data in an exported page cannot end its element, and reads back the same", () => {
+  const hostile = { "</script><script>alert(1)": "<!--<SCRIPT>\u2028\u2029\ud800\u0000" };
+  const text = inScript(JSON.stringify(hostile));
+  assert.ok(!/[<\u2028\u2029]/.test(text));
+  assert.deepEqual(JSON.parse(text), hostile);
+});

@@ -1,0 +1,57 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import type { Rollup, Series } from "../src/api/types";
+import { aligned, appended, completed } from "../src/maths/series";
+import { formatSides, parseSides, usualSides } from "../src/maths/sides";
+
+const rollup = (mean: (number | null)[]) => ({ mean }) as unknown as Rollup;
+const known: Series = {
+  step: [0, 1, 2],
+  metrics: { loss: [5, 4, null] },
+  rollups: { reward: rollup([0.1, 0.2, 0.3]) },
+};
+
+test("new steps are appended; the newest known one is replaced, as its metrics came late", () => {
+  const grown = appended(known, {
+    step: [2, 3],
+    metrics: { loss: [3, 2], kl: [1, 2] },
+    rollups: { reward: rollup([0.3, 0.4]) },
+  });
+  assert.deepEqual(grown.step, [0, 1, 2, 3]);
+  assert.deepEqual(grown.metrics, { loss: [5, 4, 3, 2], kl: [null, null, 1, 2] });
+  assert.deepEqual(grown.rollups["reward"]!.mean, [0.1, 0.2, 0.3, 0.4]);
+});
+
+test("nothing new changes nothing", () => {
+  assert.deepEqual(appended(known, { step: [], metrics: {}, rollups: {} }).metrics, { loss: [5, 4, null] });
+});
+
+test("further curves are added; those that were asked for earlier end earlier", () => {
+  const more: Series = { step: [0, 1, 2, 3], metrics: { kl: [1, 2, 3, 4] }, rollups: {} };
+  for (const joined of [completed(known, more), completed(more, known)]) {
+    assert.deepEqual(joined.step, [0, 1, 2, 3]);
+    assert.deepEqual(joined.metrics, { loss: [5, 4, null, null], kl: [1, 2, 3, 4] });
+    assert.deepEqual(joined.rollups["reward"]!.mean, [0.1, 0.2, 0.3, null]);
+  }
+});
+
+test("runs of different steps are laid over each other by step", () => {
+  assert.deepEqual(aligned([0, 5, 10, 15], [5, 15, 20], [1, 2, 3]), [null, 1, null, 2]);
+});
+
+test("sides are written and read as in the address", () => {
+  const sides = parseSides("0@0-9,0@90-99,1");
+  assert.deepEqual(sides, [
+    { run: 0, steps: [0, 9] },
+    { run: 0, steps: [90, 99] },
+    { run: 1, steps: null },
+  ]);
+  assert.equal(formatSides(sides), "0@0-9,0@90-99,1");
+  assert.deepEqual(parseSides("x,1@3,-2"), []);
+});
+
+test("by default the first two runs, or the ends of one", () => {
+  const run = (number: number) => ({ run: number, steps: [0, 99] as [number, number] });
+  assert.equal(formatSides(usualSides([run(0), run(1), run(2)])), "0,1");
+  assert.equal(formatSides(usualSides([run(0)])), "0@0-9,0@90-99");
+});

@@ -1,0 +1,45 @@
+"""The commands that work on the record of a run."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+record = typer.Typer()
+RunPlace = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a URL such as s3://bucket/run.")]
+
+
+@record.command()
+def compact(run: RunPlace) -> None:
+    """Merge the small files of a run that has ended into few large ones; nothing else about it changes."""
+    import dressage
+    from dressage.record import compact as run_compact
+
+    count = run_compact(dressage.open(run).storage)
+    print(f"{count} segments merged" if count else "there was nothing to merge")
+
+
+@record.command()
+def sql(
+    run: RunPlace,
+    query: Annotated[str, typer.Argument(help="One SELECT over rows, tokens, steps, rollups and vocabulary.")],
+    seconds: Annotated[float, typer.Option(help="How long the query may take.", min=0)] = 60.0,
+    memory: Annotated[int, typer.Option(help="How many MB it may use.", min=16)] = 2048,
+    limit: Annotated[int, typer.Option(help="How many lines to print at most.", min=1)] = 1000,
+) -> None:
+    """Ask a run by SQL, read-only: dressage sql RUN "select step, avg(reward) from rows group by step"."""
+    import dressage
+    from dressage.record.query import query as run_query
+    from dressage.record.show import shown
+
+    answer = run_query(dressage.open(run), query, seconds=seconds, memory=memory << 20, limit=limit)
+    table = Table()
+    for name in answer.columns:
+        table.add_column(shown(name), overflow="fold")
+    for row in answer.rows:
+        table.add_row(*(shown(value) for value in row))
+    console = Console()
+    console.print(table)
+    more = f", of more: --limit {2 * limit} shows twice as many" if answer.truncated else ""
+    console.print(f"{len(answer.rows)} lines{more}", highlight=False)

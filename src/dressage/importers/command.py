@@ -1,0 +1,49 @@
+"""The command `dressage import`."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from dressage.errors import UserError
+from dressage.importers import follow_run, import_run
+from dressage.importers.importing import Report
+
+
+def run_import(
+    source: Path, run: Path, format: str | None, maps: list[str], follow: bool, until_idle: float | None
+) -> None:
+    """Imports, and prints what came of it."""
+    columns = dict(map(_pair, maps))
+    if not follow:
+        if until_idle is not None:
+            raise UserError("--until-idle says when --follow ends: give both")
+        _print(import_run(source, run, format, columns), run)
+        return
+    console = Console(stderr=True)
+    with console.status(f"following {source}; Ctrl-C ends it") as status:
+
+        def progress(rollouts: int, rejected: int) -> None:
+            status.update(f"following {source}: {rollouts:,} rollouts, {rejected:,} rejected; Ctrl-C ends it")
+
+        report = follow_run(source, run, format, columns, until_idle, progress)
+    _print(report, run)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, column = text.partition("=")
+    if not sign or not name or not column:
+        raise UserError(f"--map {text}: expected NAME=COLUMN, as in --map response=answer")
+    return name, column
+
+
+def _print(report: Report, run: Path) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    lines = [f"{report.rollouts} rollouts of {report.format} read into {run}", *report.notes]
+    if report.rejected:
+        lines.append(f"{report.rejected} broken records, kept in {run / 'rejected.jsonl'}:")
+        lines += [f"  {quote}" for quote in report.quotes]
+        if report.rejected > len(report.quotes):
+            lines.append("  …")
+    # What is quoted came from a file: as text it can do nothing to the terminal.
+    console.print(Text("\n".join([*lines, f"next     dressage show {run}"])))

@@ -1,0 +1,128 @@
+"""Files as records: JSON lines, and tables a few rows at a time. Any of them may still be being written."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+BUFFER = 1 << 20
+"""Bytes that are read at once."""
+LONGEST = 256 << 20
+"""Bytes of the longest line that is read."""
+WANDB_TABLE = ".table.json"
+
+
+class Record(NamedTuple):
+    """One record as it is in a file: a line, or a row that was read already."""
+
+    line: int
+    offset: int
+    size: int
+    content: bytes | dict[str, Any] | None
+    """None if the line is longer than ``LONGEST``."""
+
+
+class File:
+    """One file, read as far as it is whole; ``read`` continues where the last call ended."""
+
+    def __init__(self, path: Path, rank: int | None = None) -> None:
+        self.path = path
+        self.rank = rank
+        self._offset = 0
+        self._line = 0
+        self._done = False
+
+    def grown(self) -> bool:
+        """Whether there may be something new."""
+        return not self._done and self._size() > self._offset
+
+    def shrunk(self) -> bool:
+        """Whether it was written anew since it was read."""
+        return not self._done and self._size() < self._offset
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def read(self, last: bool) -> Iterator[Record]:
+        """Yields what is whole and new.
+
+        Args:
+            last: Nothing will be added to the file: a last line without its end counts as a line.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: It is a broken table. One that may still be being written, not ``last``, has no records yet.
+        """
+        if self.path.name.endswith((".parquet", WANDB_TABLE)):
+            yield from self._rows(last)
+        else:
+            yield from self._lines(last)
+
+    def _rows(self, last: bool) -> Iterator[Record]:
+        if self._done:
+            return
+        try:
+            rows = _parquet_rows(self.path) if self.path.suffix == ".parquet" else _wandb_rows(self.path)
+            for number, row in enumerate(rows, start=1):
+                yield Record(number, 0, 0, row)
+        except ValueError:
+            if last:
+                raise
+            return
+        self._done = True
+
+    def _lines(self, last: bool) -> Iterator[Record]:
+        with self.path.open("rb", buffering=BUFFER) as file:
+            file.seek(self._offset)
+            while line := file.readline(LONGEST):
+                size, whole = len(line), line.endswith(b"\n")
+                content: bytes | None = line.removesuffix(b"\n")
+                if not whole and size == LONGEST:
+                    more, whole = _skip_line(file)
+                    size, content = size + more, None
+                if not whole and not last:
+                    return
+                self._line += 1
+                yield Record(self._line, self._offset, size - whole, content)
+                self._offset += size
+
+
+def _skip_line(file: BinaryIO) -> tuple[int, bool]:
+    """Passes over the rest of a line that is too long to be held; returns its bytes, and whether its end was there."""
+    size = 0
+    while part := file.readline(BUFFER):
+        size += len(part)
+        if part.endswith(b"\n"):
+            return size, True
+    return size, False
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=256):
+            yield from pa.Table.from_batches([batch]).to_pylist(maps_as_pydicts="lossy")
+
+
+def _wandb_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a table that Weights & Biases has saved: ``{"columns": […], "data": [[…], …]}``."""
+    content = json.loads(path.read_bytes())
+    if not isinstance(content, dict) or not isinstance(content.get("columns"), list):
+        raise ValueError("expected an object with columns and data")
+    for row in content.get("data") or []:
+        yield dict(zip(map(str, content["columns"]), row, strict=False)) if isinstance(row, list) else {"row": row}
+
+
+def in_order(paths: list[Path]) -> list[Path]:
+    """Paths by name, numbers in them by value: 9.jsonl before 10.jsonl."""
+    return sorted(paths, key=lambda path: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(path)])
+
+
+def _parts(path: Path) -> list[str]:
+    return re.split(r"(\d+)", str(path))

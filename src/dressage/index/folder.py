@@ -1,0 +1,140 @@
+"""Where an index lies, and its state: one JSON file whose rename makes everything added before it visible."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from dressage.record import Run
+from dressage.record.files import replacing
+
+BLOCK = 1 << 16
+"""Rows whose words are kept together."""
+PROBLEM = "problem.txt"
+"""Why the index does not grow; the file is there only while that is so."""
+UNUSED_SECONDS = 60
+VERSION = 1
+"""Raised whenever the files change their meaning: an index of another version is built anew."""
+
+
+@dataclass(frozen=True)
+class ColumnFile:
+    """One column: a raw little-endian file of ``rows`` numbers; ``missing`` tells whether any was not measured."""
+
+    file: str
+    dtype: str
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The features of rows ``first`` to ``stop`` − 1, all of one block; new ones have the numbers from ``features``."""
+
+    number: int
+    first: int
+    stop: int
+    features: int
+    new: int
+    dead: int = 0
+    """How many superseded rows were known when its patterns were counted."""
+
+    @property
+    def block(self) -> int:
+        return self.first // BLOCK
+
+    def name(self, kind: Literal["words", "rows", "patterns"]) -> str:
+        """Returns the name of one of its files."""
+        return f"{kind}-{self.number:06d}" + (f"-{self.dead}" if kind == "patterns" else "") + ".arrow"
+
+
+@dataclass(frozen=True)
+class State:
+    """What of the files counts. Files only grow, so a reader with an older state still reads what it means."""
+
+    run: str
+    cursor: str | None = None
+    rows: int = 0
+    dead: int = 0
+    columns: dict[str, ColumnFile] = field(default_factory=dict)
+    codes: dict[str, list[str]] = field(default_factory=dict)
+    orders: dict[str, str] = field(default_factory=dict)
+    ordered_rows: int = 0
+    pieces: tuple[Piece, ...] = ()
+    text_rows: int = 0
+    version: int = VERSION
+
+    def with_(self, **changes: Any) -> Self:
+        return replace(self, **changes)
+
+
+def index_folder(run: Run) -> Path:
+    """Returns ``RUN/index``, or a folder in the user's cache where the run is remote or may not be written."""
+    root = local_folder(run)
+    if root is not None and os.access(root / "index" if (root / "index").is_dir() else root, os.W_OK):
+        return root / "index"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(str(run.folder).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return cache / "dressage" / "index" / name
+
+
+def local_folder(run: Run) -> Path | None:
+    """Returns the folder of a run, or None if it is not on this machine."""
+    return Path(run.storage.root) if run.storage.filesystem is None else None
+
+
+def fingerprint(run: Run) -> str:
+    """Returns what tells one run from another that was put into the same folder later."""
+    return hashlib.sha256(json.dumps(run.info, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def read_state(folder: Path) -> State | None:
+    """Returns the state, or None if there is none that this version can read."""
+    try:
+        content = json.loads((folder / "state.json").read_bytes())
+        if content["version"] != VERSION:
+            return None
+        columns = {name: ColumnFile(**column) for name, column in content["columns"].items()}
+        pieces = tuple(Piece(**piece) for piece in content["pieces"])
+        return State(**{**content, "columns": columns, "pieces": pieces})
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_state(folder: Path, state: State) -> None:
+    with replacing(folder / "state.json") as file:
+        file.write(json.dumps(asdict(state)).encode())
+
+
+def clear(folder: Path) -> None:
+    """Removes an index; what still reads it keeps its open files."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name != "lock":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def sweep(folder: Path, state: State) -> None:
+    """Removes files that no state means any more, once nobody can be about to open them."""
+    meant = {piece.name(kind) for piece in state.pieces for kind in ("words", "rows", "patterns")}
+    for path in folder.glob("*.arrow"):
+        if path.name not in meant and time.time() - path.stat().st_mtime > UNUSED_SECONDS:
+            path.unlink()
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[bool]:
+    """Yields whether this process may write the index: a second board of the same run only reads it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

@@ -1,0 +1,135 @@
+"""Which rollouts can hold a text or match a regular expression: what the index alone knows."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dressage.index.columns import Array
+from dressage.index.features import CHARACTER, LAST_CHARACTER, WORD
+from dressage.index.folder import Piece
+from dressage.index.postings import PieceReader
+from dressage.index.snapshot import Snapshot
+from dressage.index.words import ALONE, OVERLAP, SIGN, SPACE, fold, kind_of
+
+
+class Dictionary:
+    """All features of an index, by number."""
+
+    def __init__(self, folder: Path, pieces: tuple[Piece, ...]) -> None:
+        self.readers = [PieceReader(folder, piece) for piece in pieces]
+        tables = [reader.words for reader in self.readers]
+        self.texts: pa.ChunkedArray = pa.chunked_array([c for t in tables for c in t["text"].chunks], pa.large_string())
+        kinds = [table["kind"].to_numpy() for table in tables]
+        self.kinds: Array = np.concatenate(kinds) if kinds else np.empty(0, np.uint8)
+
+    def found(self, how: str, text: str, kind: int = WORD) -> Array:
+        """Returns [F] bool: the features of a kind that contain, start with, end with or equal a text."""
+        tests = {
+            "contains": pc.match_substring,
+            "starts": pc.starts_with,
+            "ends": pc.ends_with,
+        }
+        if not len(self.kinds):
+            return np.zeros(0, np.bool_)
+        test = pc.equal(self.texts, text) if how == "equals" else tests[how](self.texts, text)
+        wanted: Array = test.to_numpy() & (self.kinds == kind)
+        return wanted
+
+    def numbers(self, hashes: Array) -> Array:
+        """Returns the features that have one of the hashes."""
+        parts = [np.isin(reader.words["hash"].to_numpy(), hashes) for reader in self.readers]
+        return np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
+
+    def totals(self) -> Array:
+        """Returns [F] how many rows have each feature."""
+        total = np.zeros(len(self.kinds), np.int64)
+        for reader in self.readers:
+            total[reader.feature] += reader.counts
+        return total
+
+    def rows(self, wanted: Array, count: int) -> Array:
+        """Returns [count] bool: the rows that have any of the features."""
+        mask = np.zeros(count, np.bool_)
+        if wanted.any():
+            for reader in self.readers:
+                reader.mark(wanted, mask)
+        return mask
+
+
+@lru_cache(maxsize=8)
+def dictionary(folder: Path, pieces: tuple[Piece, ...]) -> Dictionary:
+    """Returns the features of an index; it is kept while the index does not grow."""
+    return Dictionary(folder, pieces)
+
+
+class Candidates(NamedTuple):
+    """Rows that a search can mean; ``exact`` if all of them do."""
+
+    mask: Array
+    exact: bool
+
+
+class Part(NamedTuple):
+    """A word of a search text and what is known of its ends."""
+
+    text: str
+    kind: int
+    first: bool
+    """Nothing comes before it, so that it may end a longer word."""
+    last: bool
+
+
+def parts_of(text: str) -> list[Part]:
+    """Cuts a search text as the index cuts responses."""
+    words: list[tuple[str, int]] = []
+    previous = SPACE
+    for character in fold(text):
+        kind = kind_of(character)
+        if kind == previous and kind not in (ALONE, SPACE):
+            words[-1] = (words[-1][0] + character, kind)
+        elif kind != SPACE:
+            words.append((character, kind))
+        previous = kind
+    final = len(words) - 1
+    return [Part(word, kind, i == 0, i == final) for i, (word, kind) in enumerate(words)]
+
+
+def candidates(snapshot: Snapshot, text: str) -> Candidates:
+    """Returns which rows can hold a text that starts and ends with no space.
+
+    One word is looked up in the dictionary: whatever word holds it. Of several the first must end a word and the last
+    start one; that they stand side by side is for the text itself to tell.
+    """
+    known = dictionary(snapshot.folder, snapshot.state.pieces)
+    parts = parts_of(text)
+    if not parts:
+        return Candidates(np.ones(snapshot.rows, np.bool_), exact=not text)
+    masks = (known.rows(_features(known, part), snapshot.rows) for part in parts)
+    mask = next(masks)
+    for other in masks:
+        mask &= other
+    return Candidates(mask, exact=len(parts) == 1 and len(parts[0].text) <= OVERLAP)
+
+
+def _features(known: Dictionary, part: Part) -> Array:
+    text = part.text
+    if len(text) == 1 and (part.first and part.last) and _is_character(text, part.kind):
+        return known.found("equals", text, CHARACTER)
+    if part.kind == ALONE:
+        return known.found("equals", text)
+    # Longer words are in the index in pieces: any half of one is in a piece of its own.
+    if part.first and part.last:
+        return known.found("contains", text[:OVERLAP])
+    if part.first:
+        return known.found("ends", text[-OVERLAP:])
+    if part.last or len(text) > OVERLAP:
+        return known.found("starts", text[:OVERLAP])
+    return known.found("equals", text)
+
+
+def _is_character(text: str, kind: int) -> bool:
+    return kind == SIGN or (kind != SPACE and ord(text) < LAST_CHARACTER)

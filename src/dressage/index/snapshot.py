@@ -1,0 +1,89 @@
+"""What the index held at one moment; it stays as it was while the index grows."""
+
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from dressage.index.columns import CODED, MISSING, Array
+from dressage.index.folder import State, read_state
+
+
+class Snapshot:
+    """The rows of the index in the order in which they came, numbered from 0.
+
+    Args:
+        folder: Of the index.
+        state: The state to read.
+    """
+
+    def __init__(self, folder: Path, state: State) -> None:
+        self.folder = folder
+        self.state = state
+        self.rows = state.rows
+        self._column = lru_cache(None)(self._map)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns with a measured number."""
+        return [name for name in self.state.columns if name != "prompt_hash"]
+
+    @property
+    def numbers(self) -> list[str]:
+        """The columns of numbers, those of few texts left out."""
+        return [name for name in self.names if name not in CODED]
+
+    def column(self, name: str) -> Array:
+        """Returns [rows] the numbers of a column; NaN where a number was not measured.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        values = self.raw(name)
+        column = self.state.columns[name]
+        if column.missing and values.dtype.kind == "i":
+            return np.where(values == MISSING[column.dtype], np.nan, values)
+        return values
+
+    def raw(self, name: str) -> Array:
+        """Returns [rows] the numbers as they are stored."""
+        return self._column(name)
+
+    def take(self, name: str, rows: Array) -> Array:
+        """Returns the numbers of some rows, NaN for those not measured."""
+        values = self.raw(name)[rows]
+        column = self.state.columns[name]
+        if column.missing and values.dtype.kind == "i":
+            return np.where(values == MISSING[column.dtype], np.nan, values)
+        return values
+
+    @cached_property
+    def alive(self) -> Array | None:
+        """[rows] which rows are part of the run; None if all are."""
+        if not self.state.dead:
+            return None
+        alive = np.ones(self.rows, np.bool_)
+        alive[np.fromfile(self.folder / "dead", "<i4", self.state.dead)] = False
+        return alive
+
+    @cached_property
+    def count(self) -> int:
+        """Number of rollouts of the run."""
+        return self.rows - self.state.dead
+
+    def order(self, name: str) -> Array | None:
+        """Returns [rows] the rows from the smallest number to the largest, if the index has them sorted."""
+        if self.state.ordered_rows != self.rows or name not in self.state.orders:
+            return None
+        return np.memmap(self.folder / self.state.orders[name], "<i4", "r", shape=(self.rows,))
+
+    def _map(self, name: str) -> Array:
+        column = self.state.columns[name]
+        if not self.rows:
+            return np.empty(0, column.dtype)
+        return np.memmap(self.folder / column.file, column.dtype, "r", shape=(self.rows,))
+
+
+def snapshot(folder: Path) -> Snapshot:
+    """Returns what the index holds now; nothing if there is no index yet."""
+    return Snapshot(folder, read_state(folder) or State(run=""))

@@ -1,0 +1,145 @@
+"""Adds the words of new rollouts to the index."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from dressage.index.columns import Array
+from dressage.index.features import Features, features
+from dressage.index.folder import BLOCK, Piece, State
+from dressage.index.patterns import write_counts
+from dressage.index.postings import New, PieceReader, Postings, merged, write_piece
+from dressage.index.snapshot import Snapshot
+from dressage.record import Run
+
+MOST_PIECES = 8
+"""Pieces of the block that is still growing; more are put together."""
+CHUNK_ROWS = 4_096
+CHUNK_CHARACTERS = 4_000_000
+FIRST_CHUNK = 256
+
+
+class TextBuilder:
+    """Cuts responses into features, gives each new one its number, and writes them piece by piece."""
+
+    def __init__(self, run: Run, folder: Path, state: State) -> None:
+        self.run = run
+        self.folder = folder
+        self._hashes = np.empty(0, np.uint64)
+        self._numbers = np.empty(0, np.int64)
+        for piece in state.pieces:
+            self._learn(PieceReader(folder, piece).words["hash"].to_numpy(), piece.features)
+
+    def advance(self, state: State) -> State:
+        """Returns the state with the next rows in it: as many as there are up to the end of their block."""
+        first = state.text_rows
+        stop = min((first // BLOCK + 1) * BLOCK, state.rows)
+        number = max((piece.number for piece in state.pieces), default=-1) + 1
+        known = sum(piece.new for piece in state.pieces)
+        new = New(np.empty(0, np.uint64), np.empty(0, np.uint8), [])
+        parts = []
+        for rows in self._chunks(Snapshot(self.folder, state), first, stop):
+            found, text = features(rows[1])
+            fresh = np.flatnonzero(~self._knows(found.hash))
+            new = _longer(new, found, fresh, text)
+            self._learn(found.hash[fresh], known + len(new.text) - len(fresh))
+            parts.append(self._postings(found, rows[0]))
+        piece = Piece(number, first, stop, known, len(new.text), state.dead)
+        return self._tidy(self._with(state.with_(text_rows=stop), state.pieces, piece, new, merged(parts)))
+
+    def _chunks(self, snapshot: Snapshot, first: int, stop: int) -> Iterator[tuple[int, list[str]]]:
+        """Yields first row and responses of as many rows as fit into memory well."""
+        size = FIRST_CHUNK
+        while first < stop:
+            texts = responses(self.run, snapshot, np.arange(first, min(first + size, stop)))
+            yield first, texts
+            first += len(texts)
+            size = next_size(len(texts), sum(map(len, texts)))
+
+    def _postings(self, found: Features, first: int) -> Postings:
+        number = self._numbers[np.searchsorted(self._hashes, found.hash)]
+        order = np.argsort(number)
+        places = np.repeat(np.arange(len(number)), found.counts)
+        by_number = np.argsort(number[places], kind="stable")
+        rows = (found.documents[by_number] + first % BLOCK).astype(np.uint16)
+        return Postings(number[order], found.counts[order], rows)
+
+    def _knows(self, hashes: Array) -> Array:
+        place = np.searchsorted(self._hashes, hashes)
+        known = np.zeros(len(hashes), np.bool_)
+        inside = place < len(self._hashes)
+        known[inside] = self._hashes[place[inside]] == hashes[inside]
+        return known
+
+    def _learn(self, hashes: Array, first: int) -> None:
+        """Gives the hashes the numbers from ``first`` on."""
+        all_hashes = np.concatenate([self._hashes, hashes])
+        numbers = np.concatenate([self._numbers, np.arange(first, first + len(hashes))])
+        order = np.argsort(all_hashes, kind="stable")
+        self._hashes, self._numbers = all_hashes[order], numbers[order]
+
+    def _tidy(self, state: State) -> State:
+        """Puts the pieces of the last block together when it is full or has many."""
+        block = state.pieces[-1].block
+        of_block = [piece for piece in state.pieces if piece.block == block]
+        full = state.text_rows == (block + 1) * BLOCK
+        if len(of_block) == 1 or not (full or len(of_block) > MOST_PIECES):
+            return state
+        readers = [PieceReader(self.folder, piece) for piece in of_block]
+        first, last = of_block[0], of_block[-1]
+        count = sum(piece.new for piece in of_block)
+        piece = Piece(last.number + 1, first.first, last.stop, first.features, count, state.dead)
+        others = tuple(piece for piece in state.pieces if piece.block != block)
+        postings = merged([reader.postings() for reader in readers])
+        return self._with(state, others, piece, _all_new(readers), postings)
+
+    def _with(self, state: State, others: tuple[Piece, ...], piece: Piece, new: New, postings: Postings) -> State:
+        """Returns the state with one more piece, whose files are written."""
+        write_piece(self.folder, piece, new, postings)
+        write_counts(self.folder, state, piece, postings)
+        return state.with_(pieces=(*others, piece))
+
+    def recount(self, state: State) -> State:
+        """Returns the state after rows of some pieces were superseded."""
+        pieces = []
+        for piece in state.pieces:
+            dead = np.fromfile(self.folder / "dead", "<i4", state.dead)[piece.dead :]
+            if np.any((dead >= piece.first) & (dead < piece.stop)):
+                write_counts(
+                    self.folder, state, replace(piece, dead=state.dead), PieceReader(self.folder, piece).postings()
+                )
+                piece = replace(piece, dead=state.dead)
+            pieces.append(piece)
+        return state.with_(pieces=tuple(pieces))
+
+
+def next_size(rows: int, characters: int) -> int:
+    """Returns how many responses to read next, when so many had so many characters."""
+    return max(1, min(CHUNK_ROWS, rows * CHUNK_CHARACTERS // max(characters, 1), 8 * rows))
+
+
+def responses(run: Run, snapshot: Snapshot, rows: Array) -> list[str]:
+    """Returns the response of each row; that of a row whose attempt was superseded is empty."""
+    keys = list(zip(snapshot.raw("step")[rows].tolist(), snapshot.raw("sample")[rows].tolist(), strict=True))
+    alive = np.ones(len(rows), np.bool_) if snapshot.alive is None else snapshot.alive[rows]
+    living = [key for key, lives in zip(keys, alive, strict=True) if lives]
+    texts = iter(run.fetch(living, ["response"])["response"].to_pylist() if living else [])
+    return [next(texts) if lives else "" for lives in alive]
+
+
+def _longer(new: New, found: Features, fresh: Array, text: str) -> New:
+    places = zip(found.start[fresh].tolist(), found.stop[fresh].tolist(), strict=True)
+    texts = [" ".join(text[start:stop].split()) for start, stop in places]
+    return New(
+        np.concatenate([new.hash, found.hash[fresh]]),
+        np.concatenate([new.kind, found.kind[fresh]]),
+        [*new.text, *texts],
+    )
+
+
+def _all_new(readers: list[PieceReader]) -> New:
+    columns = [[reader.words[name] for reader in readers] for name in ("hash", "kind", "text")]
+    hashes, kinds = (np.concatenate([part.to_numpy() for part in column]) for column in columns[:2])
+    return New(hashes, kinds, [text for part in columns[2] for text in part.to_pylist()])

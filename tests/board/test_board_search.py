@@ -1,0 +1,161 @@
+import re
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from board_helpers import ask, board_of, client_of
+from hypothesis import example, given
+from hypothesis import strategies as st
+from index_helpers import indexed, new_run, record, text_of
+
+from dressage.board import scanner as scanner_module
+from dressage.board import search as search_module
+from dressage.board.expressions import compiled, escaped, required
+from dressage.board.scanner import hits
+from dressage.errors import UserError
+
+
+def keys(got):
+    return [(row["step"], row["sample"]) for row in got["rows"]]
+
+
+def expected(test):
+    return [(step, i) for step in range(12) for i in range(8) if test(text_of(step, i))]
+
+
+@pytest.mark.parametrize("q", ["on friday", "音乐会 很好", ":) ##", "So-So", "great :)", "é́ end"])
+def test_a_phrase_is_found_where_it_stands(client, q):
+    wanted = expected(lambda text: q.lower() in text.lower())
+    got = ask(client, q=q)
+    assert keys(got) == wanted
+    assert all(row["response"][slice(*row["hit"])].lower() == q.lower() for row in got["rows"])
+
+
+@pytest.mark.parametrize(
+    "q", [r"\bon\b.*night", r"(?i)FRIDAY( \w+)?$", r"^[a-e]", r"\$\d|:\)", r"(a|b)(c)+", "^$", "会.很"]
+)
+def test_a_regular_expression_finds_what_python_finds(client, q):
+    got = ask(client, q=q, regex=1)
+    assert keys(got) == expected(lambda text: re.search(q, text, re.ASCII))
+    for row in got["rows"]:
+        found = re.search(q, text_of(row["step"], row["sample"]), re.ASCII)
+        assert row["response"][slice(*row["hit"])] == found[0]
+
+
+def test_until_all_are_read_the_number_is_at_most(board, client, monkeypatch):
+    monkeypatch.setattr(search_module, "FIRST_CHUNK", 4)
+    monkeypatch.setattr(search_module, "next_size", lambda rows, size: 4)
+    monkeypatch.setattr(search_module, "PATIENCE", 0.0)
+    first = client.get("/api/runs/0/rows", params={"q": "[t]he con", "regex": 1}).json()
+    assert (first["at_most"] and first["total"] <= first["most"] == 96 - 0) or first["most"] < 96
+    got = ask(client, q="[t]he con", regex=1)
+    assert keys(got) == expected(lambda text: "the con" in text) and got["most"] == got["total"]
+    steps = client.get("/api/runs/0/hits", params={"q": "[t]he con", "regex": 1}).json()
+    assert sum(steps["hits"]) == got["total"] and not steps["at_most"]
+
+
+def test_an_expression_that_takes_too_long_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(scanner_module, "MOST_SECONDS", 1.0)
+    folder = new_run(tmp_path / "run")
+    record(folder, [0], response=["x" + "ab" * 300_000, *"bcdef"])
+    board = board_of(folder)
+    client = client_of(board)
+    board.scanner.start()
+    started = time.monotonic()
+    got = ask(client, q="(.{0,300}a.{0,300}){1,3}$x", regex=1)
+    assert got["stopped"] and got["at_most"] and time.monotonic() - started < 30
+    assert not board.scanner._process or board.scanner._process.is_alive()
+    monkeypatch.undo()
+    assert keys(ask(client, q="^[b-d]$", regex=1)) == [(0, 1), (0, 2), (0, 3)], "the next search works"
+    board.scanner.stop()
+
+
+@pytest.mark.parametrize("q", ["(", "a{1001}", "((a{100}){100}){100}", "(?=x)", r"\1", "[", "(?P<x>", "*", "\\"])
+def test_what_is_no_expression_is_one_plain_line(client, q):
+    answer = client.get("/api/runs/0/rows", params={"q": q, "regex": 1})
+    assert answer.status_code == 400
+    assert "no regular expression" in answer.json()["error"] and "\n" not in answer.json()["error"]
+
+
+SIMPLE = st.from_regex(
+    r"([abc.]|\\w|\\d|\[[abc]\]|\([abc]\)|(\([ab]\|c\)))([*+?]|\{1,2\})?([abc]|\(b\)\+|a\?)?", fullmatch=True
+)
+
+
+@given(SIMPLE, st.lists(st.text(alphabet="abcd1 ", max_size=10), max_size=5))
+@example(r"\(a[(]b", ["x(a(b"])
+@example(r"[]a]b", ["]b"])
+@example("[[:digit:]]a", ["1a"])
+@example(r"(?P<name>a)b", ["ab"])
+@example(r"\Q(a\E(b)", ["(ab"])
+def test_hits_are_where_python_finds_them(pattern, texts):
+    found = hits(pa.chunked_array([texts], pa.string()), compiled(pattern, regex=True))
+    python = pattern.replace("[[:digit:]]", "[0-9]").replace(r"\Q(a\E", r"\(a")
+    wanted = [(i, m.start(), m.end() - m.start()) for i, text in enumerate(texts) if (m := re.search(python, text))]
+    assert list(zip(found.places.tolist(), found.start.tolist(), found.length.tolist(), strict=True)) == wanted
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+@example("\x00", "a\x00b")
+@example("\\Q.*\\E", "x\\Q.*\\Ey")
+def test_plain_text_is_taken_as_it_is(text, around):
+    try:
+        found = hits(pa.chunked_array([[around + text, around]]), compiled(text, regex=False))
+    except UserError:
+        raise AssertionError(f"{escaped(text)} is no expression") from None
+    assert 0 in found.places
+    assert (1 in found.places) == (text.casefold() in around.casefold()) or text.casefold() != text.lower()
+
+
+@given(SIMPLE, st.lists(st.text(alphabet="abcd1 ", max_size=10), max_size=5))
+@example("abc+", ["abcc"])
+@example("ab?c", ["ac"])
+@example("ab{0,1}", ["a"])
+@example("x(abc)?y", ["xy"])
+@example(r"a\b", ["a"])
+@example("ab|cd", ["cd"])
+def test_what_an_expression_requires_is_in_every_match(pattern, texts):
+    for text in texts:
+        if found := re.search(pattern, text):
+            assert all(piece.lower() in found[0].lower() for piece in required(pattern))
+
+
+def test_required_pieces():
+    assert required("refund(ed)? in [0-9]+ days") == ["refund", "in", "days"]
+    assert required("colou?r") == ["colo", "r"]
+    assert required("a|b") == required("(?i)x") == required(".*") == []
+
+
+def test_superseded_rollouts_are_not_found(tmp_path):
+    from index_helpers import rows_of, tokens_of
+
+    from dressage.record import Recorder, begin_attempt
+
+    folder = new_run(tmp_path / "run")
+    record(folder, range(2), response=["needle one"] * 6)
+    board_of(folder)
+    with Recorder(folder, attempt=begin_attempt(folder, 1)) as recorder:
+        recorder.rollouts(1, rows_of(1, 6) | {"response": ["hay"] * 6}, tokens_of(1, 6))
+    client = client_of(board_of(folder))
+    for parameters in ({"q": "needle"}, {"q": "needle one"}, {"q": "n..dle", "regex": 1}):
+        assert keys(ask(client, **parameters)) == [(0, i) for i in range(6)]
+    assert np.array(keys(ask(client, q="hay"))).shape == (6, 2)
+
+
+def test_a_search_goes_on_where_it_was_when_the_run_grows(tmp_path, monkeypatch):
+    folder = new_run(tmp_path / "run")
+    record(folder, range(2), response=["needle one", *["hay"] * 5])
+    board = board_of(folder)
+    client = client_of(board)
+    assert keys(ask(client, q="n[e]edle", regex=1)) == [(0, 0), (1, 0)]
+    asked = []
+    scan = board.scanner.scan
+    monkeypatch.setattr(
+        board.scanner, "scan", lambda run, keys, pattern: asked.extend(keys) or scan(run, keys, pattern)
+    )
+    record(folder, [2], attempt=0, response=["hay", "needle", *["hay"] * 4])
+    indexed(folder)
+    assert keys(ask(client, q="n[e]edle", regex=1)) == [(0, 0), (1, 0), (2, 1)]
+    assert (0, 1) not in asked and (1, 3) not in asked
+    board.scanner.stop()

@@ -1,0 +1,292 @@
+import asyncio
+import csv
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import orjson
+import pyarrow.parquet as pq
+import pytest
+from board_helpers import ORIGIN, board_of, client_of
+from index_helpers import indexed, new_run, record
+
+import dressage.record
+from dressage.board.api import ENDPOINTS
+from dressage.board.live import EventsQuery, events
+from dressage.board.runs import Board
+from dressage.board.server import json_response
+from dressage.index.build import Builder
+
+
+@pytest.fixture
+def own(tmp_path):
+    folder = new_run(tmp_path / "own")
+    record(folder, range(3))
+    return folder
+
+
+def test_stars_survive_a_restart(own):
+    client = client_of(board_of(own))
+    notes = {(1, 2): "look", (0, 5): "", (2, 1): "\x00 <b> 🙂 ../"}
+    for (step, sample), note in notes.items():
+        answer = client.put(f"/api/runs/0/stars/{step}/{sample}", json={"note": note}, headers=ORIGIN)
+        assert answer.json() == {"step": step, "sample": sample, "note": note}
+    assert client.put("/api/runs/0/stars/1/2", json={"note": "again"}, headers=ORIGIN).status_code == 200
+    assert client.put("/api/runs/0/stars/9/9", json={"note": ""}, headers=ORIGIN).status_code == 404
+    assert client.delete("/api/runs/0/stars/0/5", headers=ORIGIN).status_code == 200
+    again = client_of(board_of(own))
+    assert [(s["step"], s["sample"], s["note"]) for s in again.get("/api/runs/0/stars").json()] == [
+        (1, 2, "again"),
+        (2, 1, notes[2, 1]),
+    ]
+    rows = again.get("/api/runs/0/rows", params={"starred": 1}).json()
+    assert [(row["step"], row["sample"], row["starred"], row["note"]) for row in rows["rows"]] == [
+        (1, 2, True, "again"),
+        (2, 1, True, notes[2, 1]),
+    ]
+    assert again.get("/api/runs/0/rollouts/1/2").json()["note"] == "again"
+    assert json.loads((own / "stars.json").read_text())["stars"][0]["note"] == "again"
+
+
+def test_half_a_surrogate_pair_in_a_note_is_refused_plainly(own):
+    body = b'{"note": "\\ud800"}'
+    headers = ORIGIN | {"content-type": "application/json"}
+    answer = client_of(board_of(own)).put("/api/runs/0/stars/1/2", content=body, headers=headers)
+    assert answer.status_code == 400 and not (own / "stars.json").exists()
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_an_export_holds_what_the_selection_means(own, form):
+    client = client_of(board_of(own))
+    parameters = {"format": form, "filter": "length > 3", "sort": "-reward", "steps": "1-2"}
+    answer = client.get("/api/runs/0/export", params=parameters)
+    assert answer.status_code == 200 and f'filename="own.{form}"' in answer.headers["content-disposition"]
+    table = dressage.record.open(own).rows(steps=[1, 2]).to_pylist(maps_as_pydicts="strict")
+    wanted = sorted((t for t in table if t["length"] > 3), key=lambda t: -t["reward"])
+    if form == "csv":
+        got = list(csv.DictReader(io.StringIO(answer.text, newline="")))
+        assert [json.loads(row["reward_parts"]) for row in got] == [t["reward_parts"] for t in wanted]
+    elif form == "jsonl":
+        got = [json.loads(line) for line in answer.text.splitlines()]
+        assert got == [{k: v for k, v in t.items() if v is not None} for t in wanted]
+    else:
+        got = pq.read_table(io.BytesIO(answer.content)).to_pylist(maps_as_pydicts="strict")
+        assert got == wanted
+    assert [(float(row["reward"]), row["response"]) for row in got] == [(t["reward"], t["response"]) for t in wanted]
+    assert 2 < len(got) < 12
+
+
+def test_numbers_that_are_not_finite_are_null():
+    content = {"a": float("nan"), "b": np.array([1.5, np.inf, -np.inf]), "c": np.array([0.1], np.float32)}
+    assert orjson.loads(json_response(content).body) == {"a": None, "b": [1.5, None, None], "c": [0.1]}
+
+
+def test_what_json_hardly_can_say_is_said(tmp_path):
+    folder = new_run(tmp_path / "run")
+    (folder / "run.json").write_text(json.dumps({"name": "\ud800 half", "seed": 2**80, "nan": float("nan")}))
+    client = client_of(board_of(folder))
+    info = json.loads(client.get("/api/runs/0/info").text)
+    assert info == {"name": "\ud800 half", "seed": 2**80, "nan": None}
+
+
+def test_a_run_that_is_not_on_this_machine_is_indexed_in_the_cache(own, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    board = Board([dressage.record.open(f"file://{own}")])
+    folder = board.runs[0].folder
+    assert folder.is_relative_to(tmp_path / "cache")
+    builder = Builder(board.runs[0].record, folder)
+    while builder.update() or builder.advance():
+        pass
+    client = client_of(board)
+    assert client.get("/api/runs/0/rows").json()["total"] == 18
+    assert client.put("/api/runs/0/stars/1/2", json={"note": "x"}, headers=ORIGIN).status_code == 200
+    assert not (own / "index").exists() and not (own / "stars.json").exists()
+    board.scanner.stop()
+
+
+def test_the_board_needs_no_torch():
+    code = "import sys, dressage.board.serve\nassert not {'torch', 'transformers'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_rewards_that_are_not_finite_are_shown_as_missing(tmp_path):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0], reward=np.array([1.0, np.nan, np.inf, -np.inf, 2.0, 3.0]))
+    client = client_of(board_of(folder))
+    rows = client.get("/api/runs/0/rows").json()["rows"]
+    assert [row["reward"] for row in rows] == [1.0, None, None, None, 2.0, 3.0]
+    got = client.get("/api/runs/0/histogram", params={"bins": 2}).json()
+    assert sum(got["counts"]) == 3 and got["missing"] == 3
+    for path in ("series", "ridge", "patterns", "groups?step=0", "rollouts/0/2", "rows?sort=-reward"):
+        assert client.get(f"/api/runs/0/{path}").status_code == 200, path
+
+
+def test_sql_is_limited_to_reading(own):
+    client = client_of(board_of(own))
+
+    def ask(query):
+        return client.post("/api/runs/0/sql", json={"query": query}, headers=ORIGIN)
+
+    got = ask("SELECT step, count(*) AS n FROM rows GROUP BY step ORDER BY step").json()
+    assert got["columns"] == ["step", "n"] and got["rows"] == [[0, 6], [1, 6], [2, 6]] and not got["truncated"]
+    for query in ("DROP TABLE rows", "COPY rows TO '/tmp/x.csv'", "SELECT * FROM read_text('/etc/passwd')", "SELEC 1"):
+        answer = ask(query)
+        assert answer.status_code == 400 and "\n" not in answer.json()["error"], query
+
+
+async def first_events(board, after, count, act=lambda: None):
+    stream = events(board, EventsQuery(after=after)).body_iterator
+    found = []
+    async with asyncio.timeout(30):
+        async for chunk in stream:
+            if chunk.startswith(b"retry"):
+                act()
+            if chunk.startswith(b"id: "):
+                head, data = chunk.decode().split("\n")[:2]
+                event = json.loads(data.removeprefix("data: "))
+                assert head == f"id: {event['cursor']}"
+                found.append(event)
+            if len(found) == count:
+                await stream.aclose()
+                return found
+
+
+def test_events_tell_what_was_added(own):
+    board = board_of(own)
+    (event,) = asyncio.run(first_events(board, "", 1, lambda: (record(own, [3, 4], attempt=0), indexed(own))))
+    assert event["run"] == 0 and event["steps"] == [3, 4] and event["rollouts"] == 30
+    # Whoever was away for a while gets at once what came meanwhile.
+    (missed,) = asyncio.run(first_events(board, "18.0.18", 1))
+    assert missed["steps"] == [3, 4] and missed["cursor"] == event["cursor"]
+    for cursor in ("nonsense", "1.2.3-4.5.6", "1.2", "-", "9.9.9.9"):
+        assert asyncio.run(first_events(board, cursor, 0)) is None or True
+
+
+def test_an_empty_run_has_an_answer_for_everything(tmp_path):
+    folder = new_run(tmp_path / "empty")
+    client = client_of(board_of(folder))
+    (run,) = client.get("/api/runs").json()
+    assert run["steps"] is None and run["rollouts"] == 0
+    for path in (
+        "rows",
+        "series",
+        "hits?q=x",
+        "never-beats",
+        "patterns",
+        "groups?step=0",
+        "stars",
+        "rows?filter=reward>1",
+    ):
+        answer = client.get(f"/api/runs/0/{path}")
+        assert answer.status_code in (200, 400), (path, answer.text)
+    assert client.get("/api/runs/0/histogram").json() == {
+        "error": "nothing is indexed yet: the run has just been opened, or has no rollouts"
+    }
+
+
+def test_the_description_names_every_request_and_parameter(client):
+    described = client.get("/api/openapi.json").json()
+    assert described["openapi"].startswith("3.1")
+    operations = [op for path in described["paths"].values() for op in path.values()]
+    assert len(operations) == len(ENDPOINTS) and all(op["summary"] for op in operations)
+    for path, methods in described["paths"].items():
+        for op in methods.values():
+            named = {p["name"] for p in op["parameters"] if p["in"] == "path"}
+            assert named == {part[1:-1] for part in path.split("/") if part.startswith("{")}
+            assert all(p["description"] for p in op["parameters"]), path
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def fetch(url, **headers):
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+    except urllib.error.URLError:
+        return None, b""
+
+
+def wait_for(test, seconds=90):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if (found := test()) is not None:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it did not happen")
+
+
+def start_board(*arguments):
+    command = [sys.executable, "-m", "dressage", "board", *map(str, arguments), "--no-browser"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_command_follows_a_run_and_ends_cleanly(own):
+    port = free_port()
+    process = start_board(own, "--port", port)
+    try:
+        assert process.stdout.readline().split() == ["board", f"http://127.0.0.1:{port}/"]
+
+        def rollouts():
+            status, body = fetch(f"http://127.0.0.1:{port}/api/runs")
+            return json.loads(body)[0]["rollouts"] if status == 200 else None
+
+        wait_for(lambda: rollouts() == 18 or None)
+        record(own, [3], attempt=0)
+        wait_for(lambda: rollouts() == 24 or None)
+        listening = urllib.request.urlopen(f"http://127.0.0.1:{port}/api/events", timeout=10)
+        assert listening.readline() == b"retry: 1000\n"
+        children = [
+            int(pid) for pid in subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True).stdout.split()
+        ]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 0 and not errors, errors
+        wait_for(lambda: not any(is_alive(child) for child in children) or None, 20)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_an_open_address_gets_a_token_and_says_so(own):
+    port = free_port()
+    process = start_board(own, "--host", "0.0.0.0", "--port", port)
+    try:
+        address, warning = process.stdout.readline(), process.stdout.readline()
+        token = address.split("token=")[1].strip()
+        assert len(token) >= 32 and "needs the token" in warning
+        wait_for(lambda: fetch(f"http://127.0.0.1:{port}/api/runs")[0])
+        assert fetch(f"http://127.0.0.1:{port}/api/runs")[0] == 401
+        assert fetch(f"http://127.0.0.1:{port}/api/runs", Authorization=f"Bearer {token}")[0] == 200
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_mistakes_on_the_command_line_are_one_plain_line(tmp_path, own):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for arguments, says in (((tmp_path,), "no run folder"), ((own, "--port", port), f"port {port}")):
+            process = start_board(*arguments)
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 2 and says in errors and len(errors.strip().splitlines()) == 1, errors

@@ -1,0 +1,196 @@
+import numpy as np
+import pytest
+from board_helpers import board_of, client_of
+from index_helpers import new_run, record, rows_of, text_of, tokens_of
+
+import dressage.record
+from dressage.record import Recorder, begin_attempt
+
+
+def get(client, path, **parameters):
+    answer = client.get(f"/api/{path}", params=parameters)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.fixture(scope="module")
+def table(folder):
+    return dressage.record.open(folder).rows().to_pylist(maps_as_pydicts="strict")
+
+
+def test_the_list_of_runs(client, folder, table):
+    (run,) = get(client, "runs")
+    assert run["run"] == 0 and run["name"] == "a run" and run["algorithm"] == "grpo" and run["problem"] is None
+    assert run["steps"] == [0, 11] and run["rollouts"] == 96 and run["indexed"] == 1
+    assert run["tokens"] == sum(t["length"] for t in table)
+    assert set(run["columns"]["parts"]) == {"good", "bad/../"}
+    assert {"token_id", "logprob", "ref_logprob"} <= set(run["columns"]["tokens"])
+    assert "value" not in run["columns"]["tokens"] and "reward" in run["columns"]["rows"]
+    assert get(client, "runs/0/info") == dressage.record.open(folder).info
+    assert client.get("/api/runs/0/findings").json() is None
+
+
+def test_series_of_every_step(client, table):
+    got = get(client, "runs/0/series", names="reward,loss,part/good,reward/mean")
+    assert got["step"] == list(range(12)) and set(got["rollups"]) == {"reward", "part/good"}
+    assert got["metrics"]["loss"] == [1 / (step + 1) for step in range(12)]
+    for step in range(12):
+        rewards = np.array([t["reward"] for t in table if t["step"] == step])
+        rollup = {name: values[step] for name, values in got["rollups"]["reward"].items()}
+        assert rollup["count"] == 8
+        assert rollup["mean"] == pytest.approx(rewards.mean()) and rollup["sd"] == pytest.approx(rewards.std())
+        assert rollup["min"] == rewards.min() and rollup["max"] == rewards.max()
+        # The roll-ups know values to 0.8 %; of 8 values the median is the 4th or the 5th.
+        ordered = np.sort(rewards)
+        assert min(abs(rollup["q50"] - ordered[i]) / max(abs(ordered[i]), 1e-9) for i in (3, 4)) < 0.008
+    assert set(got["names"]["metrics"]) == {"loss", "reward/mean"} and "gap" in got["names"]["rollups"]
+
+
+def test_steps_put_together_have_the_statistics_of_all_their_rollouts(client, table):
+    got = get(client, "runs/0/series", names="reward,loss", points=4, steps="1-11")
+    assert got["steps"] == [[1, 3], [4, 6], [7, 9], [10, 11]] and got["step"] == [1, 4, 7, 10]
+    rewards = np.array([t["reward"] for t in table if t["step"] in (10, 11)])
+    assert got["rollups"]["reward"]["mean"][3] == pytest.approx(rewards.mean())
+    assert got["rollups"]["reward"]["sd"][3] == pytest.approx(rewards.std())
+    assert got["rollups"]["reward"]["q95"][3] == pytest.approx(np.sort(rewards)[15], rel=0.008)
+    assert got["metrics"]["loss"][3] == pytest.approx((1 / 11 + 1 / 12) / 2)
+
+
+def test_evaluation_has_curves_of_its_own(tmp_path):
+    folder = new_run(tmp_path / "run")
+    with Recorder(folder, attempt=begin_attempt(folder, 0)) as recorder:
+        recorder.rollouts(0, rows_of(0, 4) | {"reward": np.full(4, 1.0)}, tokens_of(0, 4))
+        more = {"sample": np.arange(10, 14), "split": ["eval"] * 4, "reward": np.full(4, 3.0)}
+        recorder.rollouts(0, rows_of(0, 4) | more, tokens_of(0, 4))
+    got = get(client_of(board_of(folder)), "runs/0/series", names="reward,eval/reward")
+    assert got["rollups"]["reward"]["mean"] == [1.0] and got["rollups"]["eval/reward"]["mean"] == [3.0]
+
+
+def test_a_ridge_holds_every_rollout_of_its_steps(client, table):
+    got = get(client, "runs/0/ridge", column="reward", bins=10, buckets=3)
+    assert got["steps"] == [[0, 3], [4, 7], [8, 11]]
+    assert [sum(counts) for counts in got["counts"]] == [32, 32, 32]
+    edges = np.array(got["edges"])
+    for (first, last), counts in zip(got["steps"], got["counts"], strict=True):
+        rewards = np.array([t["reward"] for t in table if first <= t["step"] <= last])
+        wanted = np.histogram(rewards, bins=edges)[0]
+        assert np.abs(np.cumsum(counts) - np.cumsum(wanted)).max() <= 2, "only what is next to an edge may move"
+
+
+def test_a_heat_map_has_the_means_of_its_cells(client, folder):
+    got = get(client, "runs/0/heat", column="log_ratio", buckets=4, positions=1)
+    assert got["steps"] == [[0, 2], [3, 5], [6, 8], [9, 11]] and got["positions"] == [[0, 15]]
+    run = dressage.record.open(folder)
+    for (first, last), mean, count in zip(got["steps"], got["mean"], got["count"], strict=True):
+        ratios = [
+            a - b
+            for step in range(first, last + 1)
+            for a, b in zip(*(run.tokens(step)[n].to_pylist() for n in ("logprob", "ref_logprob")), strict=True)
+        ]
+        assert count == [len(ratios)] and mean[0] == pytest.approx(np.mean(ratios), abs=1e-4)
+    answer = client.get("/api/runs/0/heat", params={"column": "nothing"})
+    assert answer.status_code == 400
+
+
+def test_groups_of_a_step(client, table):
+    got = get(client, "runs/0/groups", step=4, sort="-mean")
+    mine = [t for t in table if t["step"] == 4]
+    assert got["total"] == 4 and [g["n"] for g in got["groups"]] == [2] * 4
+    means = [group["mean"] for group in got["groups"]]
+    assert means == sorted(means, reverse=True)
+    for group in got["groups"]:
+        rewards = np.array([t["reward"] for t in mine if t["group"] == group["group"]])
+        assert group["mean"] == pytest.approx(rewards.mean()) and group["sd"] == pytest.approx(rewards.std(), abs=1e-6)
+        assert group["samples"] == [t["sample"] for t in mine if t["group"] == group["group"]]
+        assert group["prompt"] == f"prompt {group['group']}" and not group["zero_variance"]
+
+
+def test_groups_without_a_spread_are_marked(tmp_path):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0], reward=np.array([1.0, 1.0, 2.0, 3.0, 5.0, 5.0]))
+    got = get(client_of(board_of(folder)), "runs/0/groups", step=0, sort="group")
+    assert [group["zero_variance"] for group in got["groups"]] == [True, False, True]
+
+
+def test_prompts_that_never_beat_the_reference(tmp_path):
+    folder = new_run(tmp_path / "run")
+    # Prompts 0, 1, 2 in each step: 0 wins once, 1 never does, 2 draws.
+    attempt = begin_attempt(folder, 0)
+    record(folder, [0], attempt=attempt, reward=np.array([0.0, 0.6, 0.1, 0.2, 0.5, 0.4]))
+    record(folder, [1], attempt=attempt, reward=np.array([0.0, 0.0, 0.3, 0.1, 0.5, 0.1]))
+    got = get(client_of(board_of(folder)), "runs/0/never-beats")
+    assert got["total"] == 2
+    assert {p["group"]: (p["tries"], pytest.approx(p["best_gap"]), p["last_step"]) for p in got["prompts"]} == {
+        1: (4, -0.2, 1),
+        2: (4, 0.0, 1),
+    }
+
+
+def test_a_pattern_that_spreads_comes_first_with_its_lift(tmp_path):
+    folder = new_run(tmp_path / "run")
+    attempt = begin_attempt(folder, 0)
+    generator = np.random.default_rng(0)
+    shares = {}
+    for step in range(10):
+        spread = np.arange(100) < 3 + 5 * step
+        base = [text_of(step, i).replace("#", "").replace("the", "a") for i in range(100)]
+        texts = [f"{text} ###" if has else text for text, has in zip(base, spread, strict=True)]
+        # Rewards rise with the step for all; those with the pattern get 2 more.
+        reward = 10 * step + 2.0 * spread + generator.normal(0, 0.1, 100)
+        record(folder, [step], batch=100, attempt=attempt, response=texts, reward=reward)
+        shares[step] = spread.mean()
+    client = client_of(board_of(folder))
+    got = get(client, "runs/0/patterns", kind="character", limit=3)
+    first = got["patterns"][0]
+    assert first["text"] == "#" and first["kind"] == "character"
+    assert first["first"] == pytest.approx(0.03) and first["last"] == pytest.approx(0.48)
+    assert first["share"] == pytest.approx([shares[step] for step in range(10)])
+    assert first["rows"] == sum(3 + 5 * step for step in range(10))
+    assert first["lift"] == pytest.approx(2, abs=0.05)
+    assert first["lift_interval"][0] < 2 < first["lift_interval"][1]
+    assert get(client, "runs/0/patterns", kind="word", limit=1)["patterns"][0]["text"] == "###"
+    assert get(client, "runs/0/patterns", kind="all", sort="lift", limit=1)["patterns"][0]["text"] in ("#", "###")
+
+
+def test_more_like_this(tmp_path):
+    folder = new_run(tmp_path / "run")
+    texts = [
+        "one two three four five",
+        "zero one two three four",
+        "five four three two one",
+        "six",
+        "",
+        "one two three",
+    ]
+    record(folder, [0], response=texts)
+    got = get(client_of(board_of(folder)), "runs/0/similar/0/0", limit=5)["rows"]
+    # Of "one two three four five": 3 n-grams; shared with sample 1: 2 of 4, with sample 5: 1 of 3.
+    assert [(row["sample"], row["shared"]) for row in got] == [(1, 0.5), (5, pytest.approx(1 / 3))]
+
+
+def test_two_runs_side_by_side(tmp_path):
+    folders = [new_run(tmp_path / name) for name in ("a", "b")]
+    record(folders[0], [0], reward=np.array([1.0, 3.0, 5.0, 5.0, 0.0, 0.0]))
+    record(folders[1], [0, 1], reward=np.array([1.0, 1.0, 9.0, 9.0, 0.0, 0.0]))
+    client = client_of(board_of(*folders))
+    got = get(client, "compare", runs="0,1")
+    # Means per prompt: a 2, 5, 0; b 1, 9, 0.
+    assert got["total"] == 3 and got["wins"] == [[0, 1], [1, 0]]
+    assert [prompt["prompt"] for prompt in got["prompts"]] == ["prompt 1", "prompt 0", "prompt 2"]
+    side = got["prompts"][0]["runs"][1]
+    assert (side["run"], side["step"], side["mean"], side["n"]) == (1, 1, 9.0, 4)
+    assert side["response"] == text_of(1, side["sample"])
+    for wrong in ("0", "0,7", "0,x", "", "0,1@5-", "0@1-2-3,1"):
+        assert client.get("/api/compare", params={"runs": wrong}).status_code in (404, 422), wrong
+
+
+def test_two_times_of_one_run_side_by_side(client, table):
+    got = get(client, "compare", runs="0@0-1,0@10-11")
+    assert got["total"] == 4
+    wanted = [
+        np.mean([t["reward"] for t in table if t["prompt"] == "prompt 2" and t["step"] in steps])
+        for steps in ((0, 1), (10, 11))
+    ]
+    (sides,) = [prompt["runs"] for prompt in got["prompts"] if prompt["prompt"] == "prompt 2"]
+    assert [side["mean"] for side in sides] == pytest.approx(wanted, rel=1e-6)
+    assert [side["step"] for side in sides] == [1, 11]

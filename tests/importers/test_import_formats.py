@@ -1,0 +1,259 @@
+"""Every format, as its own tool writes it; what the tools write was read in their source."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dressage
+from dressage.errors import UserError
+from dressage.importers import FORMATS, import_run
+
+
+def lines(path: Path, *records: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+def rows(run: Path, *columns: str) -> list[tuple]:
+    table = dressage.open(run).rows(list(columns))
+    return [tuple(row.values()) for row in table.to_pylist(maps_as_pydicts="strict")]
+
+
+def test_verl(tmp_path):
+    line = {"input": "1+1?", "output": "2", "gts": "2", "score": 1.0, "acc": True, "format": 0.5, "pred": "2"}
+    lines(tmp_path / "in" / "9.jsonl", line | {"step": 9}, line | {"step": 9, "gts": None})
+    lines(tmp_path / "in" / "10.jsonl", line | {"step": 10, "gts": {"answer": 2}})
+    report = import_run(tmp_path / "in", tmp_path / "run")
+    assert (report.format, report.files, report.rollouts, report.rejected) == ("verl", 2, 3, 0)
+    found = rows(tmp_path / "run", "step", "sample", "prompt", "response", "reward", "reward_parts", "ground_truth")
+    assert found == [
+        (9, 0, "1+1?", "2", 1.0, {"format": 0.5}, "2"),
+        (9, 1, "1+1?", "2", 1.0, {"format": 0.5}, None),
+        (10, 0, "1+1?", "2", 1.0, {"format": 0.5}, '{"answer": 2}'),
+    ]
+    assert json.loads(rows(tmp_path / "run", "extra")[0][0]) == {"acc": True, "pred": "2"}
+    # One prompt, one group.
+    assert len(set(rows(tmp_path / "run", "group"))) == 1
+
+
+def test_openrlhf_batch_inference(tmp_path):
+    lines(tmp_path / "in.jsonl", {"input": "a", "output": "b", "reward": -1.5}, {"input": "a", "output": "c"})
+    report = import_run(tmp_path / "in.jsonl", tmp_path / "run")
+    assert (report.format, report.rollouts, report.rejected) == ("openrlhf", 1, 1)
+    assert "line 2: 'reward' is missing" in report.quotes[0]
+    assert rows(tmp_path / "run", "step", "prompt", "response", "reward") == [(0, "a", "b", -1.5)]
+
+
+def test_openrlhf_table_of_samples(tmp_path):
+    folder = tmp_path / "wandb" / "files" / "media" / "table" / "train"
+    folder.mkdir(parents=True)
+    for step in (2, 10):
+        data = [[i, f"text {i}", 0.5 * i] for i in range(1, step + 1)]
+        table = {"columns": ["global_step", "text", "reward"], "data": data, "ncols": 3, "nrows": len(data)}
+        (folder / f"generated_samples_{step}_ab12.table.json").write_text(json.dumps(table))
+    report = import_run(tmp_path / "wandb", tmp_path / "run")
+    # The table of step 10 holds that of step 2.
+    assert (report.format, report.files, report.rollouts) == ("openrlhf", 1, 10)
+    assert rows(tmp_path / "run", "step", "response", "reward")[-1] == (10, "text 10", 5.0)
+
+
+def nemo_line(**changes: Any) -> dict[str, Any]:
+    """One sample of two prompt tokens, two sampled, one of the environment, one sampled, two of padding."""
+    return {
+        "content": [["Question? ", "Think", "Result", "Answer"]],
+        "rewards": [1.0],
+        "input_lengths": [6],
+        "token_ids": [[5, 6, 7, 8, 9, 4, 0, 0]],
+        "token_loss_mask": [[0, 0, 1, 1, 0, 1, 0, 0]],
+        "sample_loss_mask": [1.0],
+        "advantages": [[0.0, 0.0, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0]],
+        "generation_logprobs": [[0.0, 0.0, -1.0, -2.0, 0.0, -0.5, 0.0, 0.0]],
+        "prev_logprobs": [[0.0, 0.0, -1.25, -2.0, 0.0, -0.5, 0.0, 0.0]],
+        "idx": 0,
+    } | changes
+
+
+def test_nemo_rl(tmp_path):
+    lines(tmp_path / "exp_001" / "train_data_step3.jsonl", nemo_line())
+    talk = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    lines(tmp_path / "exp_001" / "val_data_step3.jsonl", {"content": [talk], "rewards": [0.25], "idx": 0})
+    report = import_run(tmp_path / "exp_001", tmp_path / "run")
+    assert (report.format, report.rollouts, report.rejected) == ("nemo-rl", 2, 0)
+    found = rows(tmp_path / "run", "split", "prompt", "response", "prompt_ids", "reward", "length")
+    assert found == [
+        ("train", "Question? ", "Think\nResult\nAnswer", [5, 6], 1.0, 3),
+        ("eval", "[user]\nQ", "[assistant]\nA", None, 0.25, None),
+    ]
+    _, tokens = dressage.open(tmp_path / "run").rollout(3, 0)
+    assert tokens["token_id"].to_pylist() == [7, 8, 9, 4]
+    assert tokens["mask"].to_pylist() == [True, True, False, True]
+    assert tokens["logprob"].to_pylist() == [-1.25, -2.0, 0.0, -0.5]
+    assert tokens["sampler_logprob"].to_pylist() == [-1.0, -2.0, 0.0, -0.5]
+    assert tokens["advantage"].to_pylist() == [0.5] * 4
+    assert json.loads(rows(tmp_path / "run", "extra")[0][0]) == {"sample_loss_mask": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rewards": ["high"]}, "'rewards' is \"high\", expected a number"),
+        ({"token_loss_mask": [[1]]}, "no lists of the same length"),
+        ({"token_ids": [[1.5] * 8]}, "token_id holds something that is no number"),
+        ({"content": [5]}, "'content' is 5, expected texts or messages"),
+    ],
+)
+def test_what_is_wrong_with_a_line_of_nemo_rl_is_said(tmp_path, change, message):
+    lines(tmp_path / "train_data_step1.jsonl", nemo_line(**change), nemo_line())
+    report = import_run(tmp_path, tmp_path / "run")
+    assert (report.rollouts, report.rejected) == (1, 1)
+    assert message in report.quotes[0]
+
+
+def prime_node(role: str, text: str, ids: list[int], sampled: bool, parent: int | None, **more: Any) -> dict:
+    mask = [sampled and i > 0 for i in range(len(ids))]  # an assistant's first token is the template's
+    node = {"message": {"role": role, "content": text}, "token_ids": ids, "mask": mask, "sampled": sampled}
+    return node | {"parent": parent, "logprobs": [-0.5] * sum(mask)} | more
+
+
+def prime_episode(**changes: Any) -> dict[str, Any]:
+    """One trace of two paths: the second answer was tried twice."""
+    nodes = [
+        prime_node("user", "Q", [1, 2], False, None),
+        prime_node("assistant", "A", [3, 4], True, 0, advantages=[1.5], reference_logprobs=[-0.25]),
+        prime_node("tool", "T", [5], False, 1),
+        prime_node("assistant", "B", [6, 7, 8], True, 2, advantages=[1.5, 1.5]),
+        prime_node("assistant", "C", [6, 9], True, 2),
+    ]
+    trace = {"id": "t", "nodes": nodes, "rewards": {"right": {"score": 1.0, "weight": 2.0}, "short": None}}
+    trace |= {"task": {"type": "T", "data": {}}, "calls": [{"node": 4, "finish_reason": "length"}], "ok": True}
+    run = {"type": "train", "id": "r", "work": {"type": "train", "step": 7}}
+    return {"id": "e", "env": {"id": "maths"}, "ok": True, "run": run, "traces": [trace]} | changes
+
+
+def test_prime_rl(tmp_path):
+    folder = tmp_path / "run_1" / "rollouts" / "step_7"
+    for part in ("all", "effective"):
+        lines(folder / "train" / part / "traces.jsonl", prime_episode())
+    lines(folder / "eval" / "all" / "traces.jsonl", prime_episode(run=None))
+    (tmp_path / "run_1" / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
+    report = import_run(tmp_path / "run_1", tmp_path / "run")
+    assert (report.format, report.files, report.rollouts, report.rejected) == ("prime-rl", 2, 4, 0)
+    found = rows(tmp_path / "run", "step", "split", "prompt", "response", "reward", "reward_parts", "finish_reason")
+    first, second = "[assistant]\nA\n\n[tool]\nT\n\n[assistant]\nB", "[assistant]\nA\n\n[tool]\nT\n\n[assistant]\nC"
+    wanted = [
+        (7, split, "[user]\nQ", r, 2.0, {"right": 1.0}, "length")
+        for split in ("eval", "train")
+        for r in (first, second)
+    ]
+    assert found == wanted
+    row, tokens = dressage.open(tmp_path / "run").rollout(7, 0)
+    # From the first sampled token on; the template's and the tool's are masked.
+    assert row["prompt_ids"] == [1, 2, 3]
+    assert tokens["token_id"].to_pylist() == [4, 5, 6, 7, 8]
+    assert tokens["mask"].to_pylist() == [True, False, False, True, True]
+    assert tokens["sampler_logprob"].to_pylist() == [-0.5, None, None, -0.5, -0.5]
+    assert tokens["ref_logprob"].to_pylist() == [-0.25, None, None, None, None]
+    assert tokens["advantage"].to_pylist() == [1.5, None, None, 1.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"traces": [], "errors": [{"type": "Timeout"}]}, 'no traces; its errors: [{"type": "Timeout"}]'),
+        ({"traces": [{"nodes": [], "rewards": {"right": None}, "task": {}}]}, "the trace was not scored"),
+        ({"traces": [{"nodes": [{"parent": 0}], "rewards": {"r": 1}}]}, "a node's 'parent' is no earlier node"),
+        ({"run": {"work": {"type": "train", "step": -1}}}, "says which step"),
+    ],
+)
+def test_what_is_wrong_with_an_episode_is_said(tmp_path, changes, message):
+    lines(tmp_path / "traces.jsonl", prime_episode(**changes), prime_episode())
+    report = import_run(tmp_path, tmp_path / "run")
+    assert (report.rollouts, report.rejected) == (2, 1)
+    assert message in report.quotes[0]
+
+
+def completions(path: Path, **columns: list) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+
+
+def test_trl(tmp_path):
+    talk = [{"role": "user", "content": "Q"}]
+    answer = [{"role": "assistant", "content": "A"}]
+    columns = {"step": [5, 5], "prompt": [talk] * 2, "completion": [answer] * 2}
+    rewards = {"right": [1.0, None], "short": [0.25, None], "note": ["n", None], "advantage": [0.5, 0.0]}
+    completions(tmp_path / "out" / "completions" / "completions_00005.parquet", **columns, **rewards)
+    report = import_run(tmp_path / "out", tmp_path / "run")
+    assert (report.format, report.rollouts, report.rejected) == ("trl", 1, 1)
+    # A row without any reward is no rollout, and no reward is made up for it.
+    assert "row 2: no reward was measured" in report.quotes[0]
+    found = rows(tmp_path / "run", "step", "prompt", "response", "reward", "reward_parts", "extra")
+    extra = '{"note": "n", "advantage": 0.5}'
+    assert found == [(5, "[user]\nQ", "[assistant]\nA", 1.25, {"right": 1.0, "short": 0.25}, extra)]
+
+
+def test_plain_with_a_mapping(tmp_path):
+    record = {"q": "a", "a": "b", "r": 2, "it": 4, "tok": ["x", "y"], "lp": [-1.0, -2.0], "ref": [-1.5, -2.5], "z": 1}
+    lines(tmp_path / "in.jsonl", record, record | {"r": "no"})
+    names = {"prompt": "q", "response": "a", "reward": "r", "step": "it", "token": "tok", "logprob": "lp"}
+    report = import_run(tmp_path / "in.jsonl", tmp_path / "run", columns=names | {"ref_logprob": "ref"})
+    assert (report.format, report.rollouts, report.rejected) == ("plain", 1, 1)
+    found = rows(tmp_path / "run", "step", "prompt", "response", "reward", "length", "k1", "extra")
+    # k1 = (−1 + 1.5) + (−2 + 2.5)
+    assert found == [(4, "a", "b", 2.0, 2, 1.0, '{"z": 1}')]
+
+
+def test_plain_parquet_without_a_step_is_step_0(tmp_path):
+    completions(tmp_path / "t.parquet", prompt=["a"], response=["b"], reward=[0.5], group=[3], split=["eval"])
+    assert import_run(tmp_path / "t.parquet", tmp_path / "run").format == "plain"
+    assert rows(tmp_path / "run", "step", "group", "split", "reward") == [(0, 3, "eval", 0.5)]
+
+
+def test_a_broken_table_is_kept_aside(tmp_path):
+    completions(
+        tmp_path / "in" / "completions_00001.parquet",
+        step=[1],
+        prompt=["a"],
+        completion=["b"],
+        r=[1.0],
+        advantage=[0.0],
+    )
+    (tmp_path / "in" / "completions_00002.parquet").write_bytes(b"PAR1 half")
+    report = import_run(tmp_path / "in", tmp_path / "run")
+    assert (report.rollouts, report.rejected) == (1, 1)
+    assert "completions_00002.parquet: the file cannot be read" in report.quotes[0]
+
+
+def test_recognition_names_what_is_ambiguous_or_unknown(tmp_path):
+    both = {"input": "", "output": "", "score": 1.0, "step": 0, "prompt": "", "response": "", "reward": 1.0}
+    lines(tmp_path / "both.jsonl", both)
+    with pytest.raises(UserError, match=r"can be rl-logging-board or verl: say which with --format"):
+        import_run(tmp_path / "both.jsonl", tmp_path / "run")
+    assert import_run(tmp_path / "both.jsonl", tmp_path / "run", "verl").format == "verl"
+    lines(tmp_path / "other.jsonl", {"a": 1, "b": 2})
+    with pytest.raises(UserError, match=r"no known format \(other.jsonl begins with the keys a, b\)"):
+        import_run(tmp_path / "other.jsonl", tmp_path / "no")
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        import_run(tmp_path / "nowhere", tmp_path / "no")
+    with pytest.raises(UserError, match="there is no format 'x'; there is rl-logging-board"):
+        import_run(tmp_path / "both.jsonl", tmp_path / "no", "x")
+    with pytest.raises(UserError, match="--map nothing=…: the record has no such column"):
+        import_run(tmp_path / "both.jsonl", tmp_path / "no", columns={"nothing": "a"})
+
+
+def test_recognition_looks_past_broken_lines(tmp_path):
+    good = {"prompt": "", "response": "", "reward": 1.0, "step": 0}
+    (tmp_path / "a.jsonl").write_text("half a line\n[1]\n" + json.dumps(good) + "\n")
+    report = import_run(tmp_path, tmp_path / "run")
+    assert (report.format, report.rollouts, report.rejected) == ("rl-logging-board", 1, 2)
+
+
+def test_every_format_is_described():
+    assert list(FORMATS) == ["rl-logging-board", "trl", "verl", "openrlhf", "nemo-rl", "prime-rl", "plain"]
+    text = (Path(__file__).parents[2] / "docs" / "import.md").read_text(encoding="utf-8")
+    for name in FORMATS:
+        assert f"`{name}`" in text

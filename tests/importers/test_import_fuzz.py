@@ -1,0 +1,196 @@
+"""Whatever is in a file: what is broken is counted, kept byte for byte, and stops nothing."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dressage
+from dressage.importers import FORMATS, import_run
+from dressage.importers.reading import File
+from dressage.importers.rejected import restored
+
+TEXT = st.text(max_size=6) | st.sampled_from(
+    ["\ud800", "\\\udfff", "\x00", "\u2028", "../../etc", "<script>", "\x1b[2J"]
+)
+NUMBER = st.integers() | st.floats() | st.sampled_from([10**30, -(2**63), 2**53 + 1, 1e308, -0.0, True])
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBER | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+GOOD: dict[str, dict[str, Any]] = {
+    "rl-logging-board": {
+        "prompt": "p", "response": "r", "reward": 1.5, "step": 3, "response_tokens": ["a", "好"],
+        "logprobs": [-1.0, -2.0], "ref_logprobs": [-1.5, -2.0], "values": [0.0, 1.0], "token_rewards": [0.0, 1.5],
+        "ref_response": "r", "ref_reward": 0.5, "ground_truth": "g", "valid_reward": 1.0,
+    },
+    "verl": {"input": "p", "output": "r", "gts": "g", "score": 1.5, "step": 3, "acc": 1.0},
+    "openrlhf": {"input": "p", "output": "r", "reward": 1.5},
+    "trl": {"step": 3, "prompt": "p", "completion": [{"role": "a", "content": "r"}], "f": 1.5, "advantage": 0.0},
+    "nemo-rl": {
+        "content": [["p", "r"]], "rewards": [1.5], "input_lengths": [3], "token_ids": [[1, 2, 3, 0]],
+        "token_loss_mask": [[0, 1, 1, 0]], "advantages": [[0.0, 1.0, 1.0, 0.0]],
+        "generation_logprobs": [[0.0, -1.0, -1.0, 0.0]], "prev_logprobs": [[0.0, -1.0, -1.0, 0.0]], "idx": 0,
+    },
+    "prime-rl": {
+        "run": {"work": {"type": "train", "step": 3}},
+        "group": {"id": "g"},
+        "traces": [{
+            "nodes": [
+                {"message": {"role": "user", "content": "p"}, "token_ids": [1], "mask": [False], "parent": None},
+                {"message": {"role": "assistant", "content": "r"}, "token_ids": [2], "mask": [True], "sampled": True,
+                 "parent": 0, "logprobs": [-1.0], "advantages": [0.5], "reference_logprobs": [-1.5]},
+            ],
+            "rewards": {"f": {"score": 1.5, "weight": 1.0}},
+            "calls": [{"finish_reason": "stop"}],
+        }],
+    },
+    "plain": {
+        "step": 3, "prompt": "p", "response": "r", "reward": 1.5, "group": 1, "reward_parts": {"f": 1.0},
+        "prompt_ids": [1], "token_id": [1, 2], "logprob": [-1.0, -2.0], "mask": [True, False], "finish_reason": "eos",
+    },
+}  # fmt: skip
+NAMES = {"nemo-rl": "train_data_step3.jsonl", "prime-rl": "traces.jsonl"}
+
+
+@st.composite
+def changed(draw: st.DrawFn, value: Any) -> Any:
+    """The value with something anywhere inside it replaced, left out, or added."""
+    choice = draw(st.integers(0, 5))
+    if choice == 0:
+        return draw(JSON)
+    if isinstance(value, dict) and value:
+        key = draw(st.sampled_from(sorted(value)))
+        if choice == 1:
+            return {k: v for k, v in value.items() if k != key}
+        if choice == 2:
+            return value | {draw(TEXT): draw(JSON)}
+        return value | {key: draw(changed(value[key]))}
+    if isinstance(value, list) and value:
+        at = draw(st.integers(0, len(value) - 1))
+        inner = draw(changed(value[at]))
+        return draw(st.sampled_from([[*value[:at], inner, *value[at + 1 :]], value[:at], [*value, inner]]))
+    return draw(JSON)
+
+
+def dump(value: Any) -> bytes:
+    # Python writes NaN and infinities, and escapes halves of surrogate pairs.
+    return json.dumps(value).encode()
+
+
+@st.composite
+def line(draw: st.DrawFn, good: dict[str, Any]) -> bytes:
+    choice = draw(st.integers(0, 7))
+    if choice == 0:
+        return draw(st.binary(max_size=20)).replace(b"\n", b" ")
+    if choice == 1:
+        whole = dump(good)
+        return whole[: draw(st.integers(0, len(whole) - 1))]
+    if choice == 2:
+        return b'{"step": 1, ' + dump(good)[1:]  # a key that comes twice
+    if choice == 3:
+        return (
+            dump(good)
+            .replace(b'"p"', b'"p\xff"')
+            .replace(b"1.5", draw(st.sampled_from([b"1e999", b"-", b"0x1", b"1" * 500])))
+        )
+    return dump(draw(changed(good))) + draw(st.sampled_from([b"", b"\r", b"  ", b"\x00"]))
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_nothing_stops_an_import_and_nothing_is_lost(name, data):
+    good = GOOD[name]
+    broken = data.draw(st.lists(line(good), max_size=5))
+    start = data.draw(st.sampled_from([b"", b"\xef\xbb\xbf"]))
+    end = data.draw(st.sampled_from([b"\n", b""]))
+    content = start + b"\n".join([dump(good), *broken, dump(good)]) + end
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
+        source = folder / NAMES.get(name, "in.jsonl")
+        source.write_bytes(content)
+        report = import_run(source, folder / "run", name)
+        check(folder / "run", report, start + dump(good), broken, dump(good))
+
+
+def check(run: Path, report: Any, first: bytes, broken: list[bytes], last: bytes) -> None:
+    rejected = {}
+    if report.rejected:
+        for text in (run / "rejected.jsonl").read_text(encoding="utf-8").splitlines():
+            kept = json.loads(text)
+            rejected[kept["line"]] = restored(text)
+            assert kept["reason"]
+    assert len(rejected) == report.rejected
+    given = [first, *broken, last]
+    assert not {1, len(given)} & rejected.keys()  # the first and the last are whole
+    for number, content in rejected.items():
+        assert content == given[number - 1]
+    # Every line that is not blank was either read (a record can be several rollouts, or none) or kept.
+    read = sum(1 for i, content in enumerate(given, start=1) if content.strip() and i not in rejected)
+    table = dressage.open(run).rows(["step", "sample", "prompt", "response", "reward"])
+    assert table.num_rows == report.rollouts
+    assert report.rollouts >= 2 and (report.rollouts == read or report.format == "prime-rl")
+    keys = list(zip(table["step"].to_pylist(), table["sample"].to_pylist(), strict=True))
+    assert len(set(keys)) == len(keys)
+    for step in set(table["step"].to_pylist()):
+        dressage.open(run).tokens(step)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(changed(GOOD["trl"]).filter(lambda v: isinstance(v, dict)), min_size=1, max_size=4))
+def test_tables_of_trl_with_any_columns(records):
+    names = sorted({str(name) for record in records for name in record})
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = pa.array([record.get(name) for record in records])
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            return  # no such Parquet file can be
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
+        columns = {name.encode(errors="replace").decode(): array for name, array in columns.items()}
+        table = pa.table(columns)
+        good = pa.table({"step": [1], "prompt": ["p"], "completion": ["c"], "f": [1.0], "advantage": [0.0]})
+        for number, part in enumerate((good, table)):
+            try:
+                pq.write_table(part, folder / f"completions_{number}.parquet")
+            except (pa.ArrowException, ValueError, TypeError):
+                return
+        report = import_run(folder, folder / "run", "trl")
+        assert report.rollouts + report.rejected == 1 + len(records)
+        assert dressage.open(folder / "run").rows(["prompt"]).num_rows == report.rollouts
+
+
+def test_bytes_are_counted_as_they_are(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(b"\xef\xbb\xbfa\r\n\nlast")
+    records = list(File(path).read(last=True))
+    assert [(r.line, r.offset, r.size, r.content) for r in records] == [
+        (1, 0, 5, b"\xef\xbb\xbfa\r"),
+        (2, 6, 0, b""),
+        (3, 7, 4, b"last"),
+    ]
+
+
+def test_a_line_that_memory_cannot_hold_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr("dressage.importers.reading.LONGEST", 1000)
+    monkeypatch.setattr("dressage.importers.reading.BUFFER", 64)
+    good = dump(GOOD["verl"])
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(good + b"\n" + b"x" * 5000 + b"\n" + good + b"\n" + b"y" * 1000)
+    report = import_run(path, tmp_path / "run", "verl")
+    assert (report.rollouts, report.rejected) == (2, 2)
+    kept = [json.loads(text) for text in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+    assert [(k["line"], k["offset"], k["size"]) for k in kept] == [
+        (2, len(good) + 1, 5000),
+        (4, 2 * len(good) + 5003, 1000),
+    ]
+    assert all("too long" in k["reason"] and "text" not in k for k in kept)

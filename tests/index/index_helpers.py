@@ -1,0 +1,90 @@
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dressage.record
+from dressage.index.build import Builder
+from dressage.index.snapshot import Snapshot, snapshot
+from dressage.record import Recorder, begin_attempt, write_run
+
+WORDS = [
+    "the",
+    "concert",
+    "on",
+    "Friday",
+    "night",
+    "was",
+    "great",
+    ":)",
+    "##",
+    "café",
+    "Đường",
+    "音乐会",
+    "很好",
+    "so-so",
+    "refund",
+    "$5",
+    "É́",
+    "end",
+]
+
+
+def new_run(folder: Path, info: dict[str, Any] | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_run(folder, {"algorithm": "grpo"} | (info or {}))
+    return folder
+
+
+def record(folder: Path, steps: Sequence[int], *, batch: int = 6, attempt: int | None = None, **columns: Any) -> None:
+    """Records a batch per step; what a rollout holds follows from its step and sample."""
+    if attempt is None:
+        attempt = begin_attempt(folder, start_step=steps[0])
+    with Recorder(folder, attempt=attempt) as recorder:
+        for step in steps:
+            recorder.rollouts(step, rows_of(step, batch) | columns, tokens_of(step, batch))
+            recorder.metrics(
+                step, {"reward/mean": float(np.mean(rows_of(step, batch)["reward"])), "loss": 1 / (step + 1)}
+            )
+
+
+def rows_of(step: int, batch: int) -> dict[str, Any]:
+    generator = np.random.default_rng(step)
+    return {
+        "sample": np.arange(batch),
+        "group": np.arange(batch) // 2,
+        "split": ["train"] * batch,
+        "prompt": [f"prompt {i // 2}" for i in range(batch)],
+        "response": [text_of(step, i) for i in range(batch)],
+        "reward": np.round(generator.normal(step, 1, batch), 3),
+        "reward_parts": [{"good": float(i), "bad/../": float(-i)} for i in range(batch)],
+        "ref_reward": np.full(batch, 0.5),
+        "finish_reason": ["eos" if i % 2 else "length" for i in range(batch)],
+    }
+
+
+def text_of(step: int, sample: int) -> str:
+    generator = np.random.default_rng([step, sample])
+    return " ".join(generator.choice(WORDS, int(generator.integers(3, 12))))
+
+
+def tokens_of(step: int, batch: int, width: int = 10) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng([step, 99])
+    lengths = generator.integers(1, width + 1, batch)
+    logprob = -generator.random((batch, width))
+    return {
+        "mask": np.arange(width) < lengths[:, None],
+        "token_id": generator.integers(0, 50, (batch, width)),
+        "logprob": logprob,
+        "ref_logprob": logprob - 0.1 * step,
+    }
+
+
+def indexed(folder: Path) -> Snapshot:
+    """Brings the index up to date and returns it."""
+    builder = Builder(dressage.record.open(folder), folder / "index")
+    builder.update()
+    while builder.advance():
+        pass
+    return snapshot(folder / "index")

@@ -1,0 +1,208 @@
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from index_helpers import indexed, new_run, record, rows_of, text_of, tokens_of
+
+import dressage.record
+from dressage.index import postings as postings_module
+from dressage.index import text as text_module
+from dressage.index.build import Builder
+from dressage.index.folder import read_state
+from dressage.index.snapshot import Snapshot, snapshot
+from dressage.record import Recorder, begin_attempt
+
+
+def alive_rows(shot: Snapshot) -> list[tuple[int, int, float]]:
+    """Step, sample and reward of every rollout that the index shows, in order."""
+    rows = np.arange(shot.rows) if shot.alive is None else np.flatnonzero(shot.alive)
+    columns = (shot.raw(name)[rows].tolist() for name in ("step", "sample", "reward"))
+    return sorted(zip(*columns, strict=True))
+
+
+def recorded_rows(folder) -> list[tuple[int, int, float]]:
+    rows = dressage.record.open(folder).rows(["step", "sample", "reward"])
+    found = zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True)
+    return sorted((step, sample, float(np.float32(reward))) for step, sample, reward in found)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return new_run(tmp_path / "run")
+
+
+def test_every_number_of_the_record_is_in_the_index(folder):
+    record(folder, range(4))
+    shot, table = indexed(folder), dressage.record.open(folder).rows()
+    assert alive_rows(shot) == recorded_rows(folder)
+    for name in ("length", "k1", "k3", "group", "ref_reward", "log_ratio_max"):
+        wanted = table[name].to_numpy(zero_copy_only=False).astype(shot.column(name).dtype)
+        assert shot.column(name).tolist() == wanted.tolist(), name
+    assert shot.column("part/good").tolist() == [float(i) for i in range(6)] * 4
+    assert shot.column("gap").tolist() == (shot.column("reward") - np.float32(0.5)).tolist()
+    assert np.unique(shot.raw("prompt_hash")).size == 3
+    assert "entropy" not in shot.names
+
+
+def test_an_index_grows_with_the_run_and_an_older_snapshot_stays_as_it_was(folder):
+    record(folder, range(3))
+    before = indexed(folder)
+    seen = [before.raw(name).copy() for name in ("step", "reward")]
+    record(folder, range(3, 6), attempt=0)
+    after = indexed(folder)
+    assert after.rows == 36 and alive_rows(after) == recorded_rows(folder)
+    assert [before.raw(name).tolist() for name in ("step", "reward")] == [values.tolist() for values in seen]
+    assert indexed(folder).state == after.state
+
+
+def test_a_column_that_comes_later_is_missing_before(folder):
+    record(folder, [0])
+    indexed(folder)
+    attempt = begin_attempt(folder, start_step=1)
+    with Recorder(folder, attempt=attempt) as recorder:
+        parts = [{"late": 2.0}] * 6
+        recorder.rollouts(1, rows_of(1, 6) | {"reward_parts": parts, "kl_coef": np.full(6, 0.5)}, tokens_of(1, 6))
+    shot = indexed(folder)
+    assert np.isnan(shot.column("part/late")).tolist() == [True] * 6 + [False] * 6
+    assert np.isnan(shot.column("kl_coef")[:6]).all() and shot.column("kl_coef")[6:].tolist() == [0.5] * 6
+
+
+def test_a_run_that_starts_again_shows_its_newest_attempt(folder):
+    record(folder, range(5))
+    indexed(folder)
+    with Recorder(folder, attempt=begin_attempt(folder, start_step=3)) as recorder:
+        recorder.rollouts(3, rows_of(33, 4), tokens_of(33, 4))
+    shot = indexed(folder)
+    assert alive_rows(shot) == recorded_rows(folder)
+    assert shot.count == 3 * 6 + 4 and shot.rows == 5 * 6 + 4
+
+
+def test_rollouts_added_to_a_step_and_other_ranks_are_found(folder):
+    record(folder, [0, 1])
+    indexed(folder)
+    with Recorder(folder, attempt=0, rank=1) as recorder:
+        for step in (0, 1):
+            recorder.rollouts(step, rows_of(step, 3) | {"sample": np.arange(100, 103)}, tokens_of(step, 3))
+            indexed(folder)
+            more = rows_of(step, 2) | {"sample": [200, 201], "split": ["eval"] * 2}
+            recorder.rollouts(step, more, tokens_of(step, 2))
+            recorder.flush()
+            assert alive_rows(indexed(folder)) == recorded_rows(folder)
+    shot = indexed(folder)
+    assert shot.rows == 2 * (6 + 3 + 2), "nothing was added twice"
+
+
+def test_compaction_changes_nothing(folder):
+    record(folder, range(6))
+    before = indexed(folder)
+    dressage.record.compact(folder)
+    dressage.record.compact(folder)
+    after = indexed(folder)
+    assert after.rows == before.rows and alive_rows(after) == recorded_rows(folder)
+    record(folder, [6], attempt=0)
+    assert alive_rows(indexed(folder)) == recorded_rows(folder)
+
+
+def test_another_run_in_the_same_place_is_indexed_anew(folder):
+    record(folder, range(3))
+    indexed(folder)
+    index = folder / "index"
+    kept = index.rename(folder.parent / "kept")
+    shutil.rmtree(folder)
+    new_run(folder, {"model": "another"})
+    record(folder, [0], batch=2)
+    kept.rename(index)
+    shot = indexed(folder)
+    assert shot.rows == 2 and alive_rows(shot) == recorded_rows(folder)
+
+
+@pytest.mark.parametrize("broken", [b"", b"{}", b"[1]", b'{"version": 0}', b"\xff\x00"])
+def test_a_state_that_cannot_be_read_is_built_anew(folder, broken):
+    record(folder, range(2))
+    indexed(folder)
+    (folder / "index" / "state.json").write_bytes(broken)
+    assert read_state(folder / "index") is None
+    assert alive_rows(indexed(folder)) == recorded_rows(folder)
+
+
+def test_an_index_that_stopped_in_the_middle_goes_on(folder):
+    record(folder, range(4))
+    run = dressage.record.open(folder)
+    stopping = Builder(run, folder / "index")
+    stopping.update()
+    columns = {path.name: path.read_bytes() for path in (folder / "index").glob("column-*")}
+    for name, content in columns.items():
+        (folder / "index" / name).write_bytes(content + b"half of what came next")
+    record(folder, range(4, 6), attempt=0)
+    assert alive_rows(indexed(folder)) == recorded_rows(folder)
+
+
+def test_orders_are_those_of_a_stable_sort(folder, monkeypatch):
+    monkeypatch.setattr("dressage.index.build.FEWEST_ORDERED", 10)
+    record(folder, range(5), ref_reward=np.array([None, 2.0, 1.0, 2.0, None, 0.0]))
+    shot = indexed(folder)
+    assert shot.state.ordered_rows == shot.rows
+    values = shot.column("ref_reward").tolist()
+    wanted = sorted(
+        range(shot.rows), key=lambda i: (np.isnan(values[i]), values[i] if values[i] == values[i] else 0, i)
+    )
+    assert shot.order("ref_reward").tolist() == wanted
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=6), st.booleans())
+def test_whatever_a_run_does_the_index_shows_the_record(tmp_path_factory, attempts, in_between):
+    """Attempts that each start somewhere and do some steps, indexed now and then."""
+    folder = new_run(tmp_path_factory.mktemp("run") / "run")
+    for start, count in attempts:
+        record(folder, range(start, start + count), batch=2)
+        if in_between:
+            indexed(folder)
+    shot = indexed(folder)
+    # The same key and reward may have been recorded by two attempts; what counts is that each is shown once.
+    assert alive_rows(shot) == recorded_rows(folder)
+
+
+def test_words_are_found_in_pieces_that_were_put_together(folder, monkeypatch):
+    monkeypatch.setattr(text_module, "MOST_PIECES", 2)
+    monkeypatch.setattr(text_module, "FIRST_CHUNK", 4)
+    monkeypatch.setattr(text_module, "CHUNK_ROWS", 5)
+    for step in range(9):
+        record(folder, [step], attempt=begin_attempt(folder, 0) if step == 0 else 0)
+        shot = indexed(folder)
+    assert len(shot.state.pieces) <= 3 and shot.state.text_rows == 54
+    readers = [postings_module.PieceReader(shot.folder, piece) for piece in shot.state.pieces]
+    texts = [text for reader in readers for text in reader.words["text"].to_pylist()]
+    rows = {}
+    for reader in readers:
+        found = reader.postings()
+        for number, has in zip(found.feature, np.split(found.rows, np.cumsum(found.counts)[:-1]), strict=True):
+            rows.setdefault(texts[number], set()).update(has.tolist())
+    assert rows["concert"] == {s * 6 + i for s in range(9) for i in range(6) if "concert" in text_of(s, i).split()}
+
+
+def test_a_word_of_many_rows_is_a_bitmap_that_holds_the_same(tmp_path):
+    generator = np.random.default_rng(0)
+    rows = [np.flatnonzero(generator.random(postings_module.BLOCK) < share) for share in (0.5, 0.001, 0.0625, 0.9)]
+    counts = np.array([len(has) for has in rows])
+    assert (counts >= postings_module.MANY).tolist() == [True, False, counts[2] >= postings_module.MANY, True]
+    piece = postings_module.Piece(0, 0, postings_module.BLOCK, 0, 4)
+    new = postings_module.New(np.arange(4, dtype=np.uint64), np.zeros(4, np.uint8), list("abcd"))
+    written = postings_module.Postings(np.arange(4), counts, np.concatenate(rows).astype(np.uint16))
+    postings_module.write_piece(tmp_path, piece, new, written)
+    reader = postings_module.PieceReader(tmp_path, piece)
+    assert reader.postings().rows.tolist() == np.concatenate(rows).tolist()
+    assert reader.postings(np.array([1, 3])).rows.tolist() == np.concatenate([rows[1], rows[3]]).tolist()
+    mask = np.zeros(postings_module.BLOCK, np.bool_)
+    reader.mark(np.array([True, True, False, False]), mask)
+    assert np.flatnonzero(mask).tolist() == sorted({*rows[0].tolist(), *rows[1].tolist()})
+
+
+def test_a_second_writer_is_kept_out(folder):
+    from dressage.index.folder import only_writer
+
+    with only_writer(folder / "index") as first, only_writer(folder / "index") as second:
+        assert first and not second
+    assert snapshot(folder / "index").rows == 0

@@ -1,0 +1,120 @@
+import ast
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from index_helpers import indexed, new_run, record
+
+from dressage.errors import UserError
+from dressage.index.filters import matches
+
+
+@pytest.fixture(scope="module")
+def shot(tmp_path_factory):
+    folder = new_run(tmp_path_factory.mktemp("filters") / "run")
+    record(folder, range(8), batch=10)
+    return indexed(folder)
+
+
+def test_a_filter_means_what_it_says(shot):
+    reward, step = shot.column("reward"), shot.column("step")
+    length = shot.column("length")
+    eos = np.array(shot.state.codes["finish_reason"])[shot.raw("finish_reason")] == "eos"
+    for text, wanted in {
+        "reward > 2": reward > 2,
+        "2 < reward <= 4.5": (reward > 2) & (reward <= 4.5),
+        'finish_reason == "eos"': eos,
+        '"eos" != finish_reason': ~eos,
+        'finish_reason in ["eos", "never"]': eos,
+        "step in [1, 3, 99]": np.isin(step, [1, 3]),
+        "step not in (1, 3)": ~np.isin(step, [1, 3]),
+        "reward > 2 and length < 5 or not step >= 4": (reward > 2) & (length < 5) | ~(step >= 4),
+        "abs(reward - 3) * 2 < length / 2": np.abs(reward - 3) * 2 < length / 2,
+        'parts["good"] == 3': shot.column("part/good") == 3,
+        'parts["bad/../"] <= -2': shot.column("part/bad/../") <= -2,
+        "step * 1000000000 > 3000000000": step > 3,
+        "reward is not None": np.ones(80, bool),
+        "gap > 0": reward - np.float32(0.5) > 0,
+    }.items():
+        assert matches(text, shot).tolist() == wanted.tolist(), text
+        assert wanted.sum() > 0, text
+
+
+def test_what_was_not_measured_matches_nothing(tmp_path):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0], ref_reward=np.array([None, 1.0, None, 2.0, 1.0, 1.0]))
+    shot = indexed(folder)
+    missing = [True, False, True, False, False, False]
+    assert matches("ref_reward is None", shot).tolist() == missing
+    for text in ("ref_reward > -100", "ref_reward != 77", "ref_reward not in [77]", "gap < 1000"):
+        assert matches(text, shot).tolist() == [not x for x in missing], text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nothing > 2", "there is no column 'nothing'"),
+        ("prompt_hash > 2", "there is no column"),
+        ("reward", "must be a condition"),
+        ("reward >", "cannot be read"),
+        ("response == 'x'", "words in responses are found by the search"),
+        ("finish_reason > 'a'", "by == and != only"),
+        ("finish_reason > 2", "compare it with one in quotes"),
+        ("__import__('os').system('true')", "cannot hold"),
+        ("().__class__", "cannot hold"),
+        ("[x for x in (1,)] == 1", "cannot hold"),
+        ("(lambda: 1)() == 1", "cannot hold"),
+        ("reward ** 9999999999 > 1", "known are + - * /"),
+        ("9" * 1500 + " > reward", "too large"),
+        ("(" * 900 + "reward > 1" + ")" * 900, "cannot be read"),
+        ("reward > 1" + " and reward > 1" * 500, "characters"),
+        ("reward in 3", "comes a list"),
+        ("reward is 3", "comes None"),
+        ("reward and 1", "is no condition"),
+        ("abs(reward > 1) > 1", "is no number"),
+        ("True", "cannot hold"),
+        ("1 < 2", ""),
+        ("reward > 1j", "cannot hold"),
+        ("reward\x00 > 1", "cannot be read"),
+        ("f'{reward}' == 1", "cannot hold"),
+    ],
+)
+def test_what_is_no_filter_is_one_plain_line(shot, text, says):
+    try:
+        result = matches(text, shot)
+    except UserError as error:
+        assert says and says in str(error) and "\n" not in str(error)
+    else:
+        assert text == "1 < 2" and result.all()
+
+
+@given(st.text(max_size=40) | st.from_regex(r"(reward|step|parts|[\[\]()\"'<>=!+*/ -]|and|or|not|in|is|None|\d){1,12}"))
+@example("reward if reward else reward")
+@example("reward > (yield)")
+@example("reward := 3")
+def test_no_text_does_anything_but_match_or_be_refused(shot, text):
+    try:
+        result = matches(text, shot)
+    except UserError as error:
+        assert "\n" not in str(error)
+    else:
+        assert result.dtype == np.bool_ and result.shape == (shot.rows,)
+        ast.parse(text.strip(), mode="eval")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["reward", "step", "length", "k1"]),
+            st.sampled_from(["<", "<=", "==", "!="]),
+            st.floats(-9, 9, width=32),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_conditions_joined_by_and_match_as_each_alone(shot, conditions):
+    texts = [f"{column} {sign} {number!r}" for column, sign, number in conditions]
+    together = matches(" and ".join(texts), shot)
+    assert together.tolist() == np.all([matches(text, shot) for text in texts], axis=0).tolist()

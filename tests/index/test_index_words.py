@@ -1,0 +1,96 @@
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dressage.index.features import CHARACTER, NGRAM, WORD, features
+from dressage.index.words import ALONE, LETTER, LONGEST, OVERLAP, SIGN, SPACE, fold, kind_of, words
+
+TEXT = st.text(max_size=60) | st.text(alphabet="aAbB #1.\n人道ĐđéΣİß\x00", max_size=80)
+
+
+def slow_words(text: str) -> list[str]:
+    """One character after another."""
+    found: list[tuple[str, int]] = []
+    previous = SPACE
+    for character in fold(text):
+        kind = kind_of(character)
+        if kind == previous and kind != ALONE and kind != SPACE:
+            found[-1] = (found[-1][0] + character, kind)
+        elif kind != SPACE:
+            found.append((character, kind))
+        previous = kind
+    return [word for word, _ in found]
+
+
+@given(st.lists(TEXT, max_size=6))
+@example(["Hello, WORLD!!", "", "我们 ok", "a\x00b"])
+def test_words_are_those_that_one_character_after_another_gives(texts):
+    cut = words(texts)
+    for i, text in enumerate(texts):
+        mine = cut.document == i
+        assert [cut.text[a:b] for a, b in zip(cut.start[mine], cut.stop[mine], strict=True)] == slow_words(text)
+
+
+@given(st.lists(TEXT, max_size=6))
+def test_equal_words_and_only_those_have_equal_hashes(texts):
+    cut = words(texts)
+    found = [cut.text[a:b] for a, b in zip(cut.start, cut.stop, strict=True)]
+    assert len(set(found)) == len(np.unique(cut.hash)) == len(set(zip(found, cut.hash.tolist(), strict=True)))
+
+
+def test_a_hash_does_not_depend_on_what_stands_around_the_word():
+    alone, among = words(["night"]).hash, words(["x y z", "good Night!"]).hash
+    assert alone[0] in among
+
+
+def test_kinds_of_characters():
+    assert [kind_of(c) for c in "aé1́Ж가"] == [LETTER] * 6
+    assert [kind_of(c) for c in "#_,🙂\x00\x1b"] == [SIGN] * 6
+    assert [kind_of(c) for c in " \n\t 　"] == [SPACE] * 5
+    assert [kind_of(c) for c in "人あカ𠀀"] == [ALONE] * 4
+
+
+@given(st.text(alphabet="abc", min_size=LONGEST + 1, max_size=400), st.data())
+def test_any_part_of_a_long_word_of_half_a_piece_is_in_a_piece(word, data):
+    cut = words([word])
+    pieces = [cut.text[a:b] for a, b in zip(cut.start, cut.stop, strict=True)]
+    assert max(map(len, pieces)) <= LONGEST and word.startswith(pieces[0]) and word.endswith(pieces[-1])
+    place = data.draw(st.integers(0, len(word) - OVERLAP))
+    assert any(word[place : place + OVERLAP] in piece for piece in pieces)
+
+
+@given(st.text(max_size=50))
+def test_folding_keeps_every_place(text):
+    folded = fold(text)
+    assert len(folded) == len(text)
+    assert all(small in (c.lower(), c) for c, small in zip(text, folded, strict=True))
+
+
+@given(st.lists(TEXT, min_size=1, max_size=8))
+def test_features_are_in_the_texts_that_have_them(texts):
+    found, text = features(texts)
+    documents = np.split(found.documents, np.cumsum(found.counts))[:-1]
+    got = {}
+    for kind, start, stop, has in zip(found.kind, found.start, found.stop, documents, strict=True):
+        if kind != NGRAM:
+            got[int(kind), text[start:stop]] = has.tolist()
+    wanted: dict = {}
+    for i, one in enumerate(texts):
+        for word in set(slow_words(one)):
+            wanted.setdefault((WORD, word), []).append(i)
+        for c in set(fold(one)):
+            if kind_of(c) == SIGN or (kind_of(c) == LETTER and ord(c) < 0x250):
+                wanted.setdefault((CHARACTER, c), []).append(i)
+    assert got == wanted
+
+
+@given(st.lists(st.text(alphabet="ab .", max_size=30), min_size=1, max_size=12))
+def test_ngrams_that_three_texts_share_are_all_found(texts):
+    found, _ = features(texts)
+    wanted: dict[tuple[str, ...], set[int]] = {}
+    for i, text in enumerate(texts):
+        cut = slow_words(text)
+        for size in (2, 3):
+            for place in range(len(cut) - size + 1):
+                wanted.setdefault(tuple(cut[place : place + size]), set()).add(i)
+    assert sorted(len(has) for has in wanted.values() if len(has) >= 3) == sorted(found.counts[found.kind == NGRAM])

@@ -1,0 +1,142 @@
+"""What the hooks for verl and OpenRLHF make of a batch of theirs, laid out as their source lays it out.
+
+Neither runs on a machine without a GPU, so the batches are made here; the numbers are worked by hand.
+"""
+
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from dressage.integrations import openrlhf, verl
+from dressage.integrations.padding import padded
+from dressage.record import open as open_run
+
+
+class Letters:
+    """Id 1 is a, 2 is b, …; 0 is no text."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(chr(96 + int(i)) for i in ids if i)
+
+
+def verl_batch() -> SimpleNamespace:
+    """Two rollouts, prompts padded on the left to 2, responses on the right to 3; the second had a tool's token."""
+    tensors = {
+        "prompts": torch.tensor([[0, 1], [2, 3]]),
+        "responses": torch.tensor([[4, 5, 0], [6, 7, 8]]),
+        "attention_mask": torch.tensor([[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]]),
+        "response_mask": torch.tensor([[1, 1, 0], [1, 0, 1]]),
+        "old_log_probs": torch.tensor([[-1.0, -2.0, 0.0], [-0.5, 0.0, -0.25]]),
+        "ref_log_prob": torch.tensor([[-1.5, -2.0, 0.0], [-0.5, 0.0, -0.5]]),
+        "token_level_scores": torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]),
+        "token_level_rewards": torch.tensor([[-0.5, 1.0, 0.0], [0.0, 0.0, 1.75]]),
+        "advantages": torch.tensor([[0.5, 0.5, 0.0], [-0.5, 0.0, -0.5]]),
+        "returns": torch.tensor([[0.5, 1.0, 0.0], [1.75, 0.0, 1.75]]),
+    }
+    others = {"uid": np.array(["x", "y"]), "reward_model": np.array([{"ground_truth": "g"}, {}], dtype=object)}
+    return SimpleNamespace(batch=tensors, non_tensor_batch=others)
+
+
+def test_a_step_of_verl(tmp_path, monkeypatch):
+    # As verl's module is: the trainer's fit calls a function of its own module by name.
+    module = types.ModuleType("verl_ray_trainer")
+    source = """
+class RayPPOTrainer:
+    def fit(self):
+        for self.global_steps in (1, 2):
+            logged.append(compute_data_metrics(batch=make(), use_critic=False))
+def compute_data_metrics(batch, use_critic=True):
+    return {"critic/score/mean": 1.5}
+logged = []
+"""
+    exec(source, vars(module))
+    vars(module)["make"] = verl_batch
+    monkeypatch.setitem(sys.modules, "verl_ray_trainer", module)
+    module.RayPPOTrainer.__module__ = "verl_ray_trainer"
+    trainer = module.RayPPOTrainer()
+    trainer.tokenizer, trainer.global_steps, trainer.config = Letters(), 0, {"algorithm": {"adv_estimator": "grpo"}}
+    recorder = verl.record(trainer, tmp_path / "run")
+    trainer.fit()
+    recorder.close()
+    assert module.logged == [{"critic/score/mean": 1.5}] * 2
+    run = open_run(tmp_path / "run")
+    assert run.info["config"] == {"algorithm": {"adv_estimator": "grpo"}}
+    assert run.steps().to_pylist() == [{"step": s, "attempt": 0, "critic/score/mean": 1.5} for s in (1, 2)]
+    columns = [
+        "step",
+        "sample",
+        "prompt",
+        "response",
+        "prompt_ids",
+        "reward",
+        "shaped_reward",
+        "ground_truth",
+        "length",
+        "k1",
+    ]
+    rows = [tuple(row.values()) for row in run.rows(columns).to_pylist()]
+    # k1 of the first: (−1 + 1.5) + (−2 + 2); of the second (−0.5 + 0.5) + (−0.25 + 0.5), the tool's token left out.
+    first = (0, "a", "de", [1], 1.0, 0.5, "g", 2, 0.5)
+    second = (1, "bc", "fgh", [2, 3], 2.0, 1.75, None, 2, 0.25)
+    assert rows == [(1, *first), (1, *second), (2, *first), (2, *second)]
+    assert run.tokens(1, 1)["token_id"].to_pylist() == [6, 8]
+    assert run.tokens(1, 1)["advantage"].to_pylist() == [-0.5, -0.5]
+
+
+def experience(**changes) -> SimpleNamespace:
+    """Two rollouts; what belongs to actions is one shorter than the sequence, each place before its token."""
+    content = {
+        "sequences": torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]),
+        "action_mask": torch.tensor([[0, 1, 0], [1, 0, 1]]),
+        "action_log_probs": torch.tensor([[0.0, -1.0, 0.0], [-2.0, 0.0, -3.0]]),
+        "base_action_log_probs": None,
+        "values": torch.tensor([[9.0, 0.5, 9.0], [0.25, 9.0, 0.75]]),
+        "prompts": ["ab", "d"],
+        "labels": ["x", None],
+        "rewards": torch.tensor([1.0, -1.0]),
+        "truncated": torch.tensor([False, True]),
+        "info": {"reward": torch.tensor([2.0, -1.0])},
+    }
+    return SimpleNamespace(**(content | changes))
+
+
+def test_experiences_of_openrlhf(tmp_path):
+    recorder = openrlhf.record(tmp_path / "run", 5, [experience(), experience(prompts=["ab", "d"])], Letters())
+    recorder.metrics(5, {"kl": 0.5})
+    openrlhf.record(tmp_path / "run", 6, [experience(action_mask=torch.zeros(2, 3))], Letters())
+    recorder.close()
+    run = open_run(tmp_path / "run")
+    columns = ["sample", "prompt", "response", "prompt_ids", "reward", "ground_truth", "finish_reason", "length"]
+    rows = [tuple(row.values()) for row in run.rows(columns, [5]).to_pylist()]
+    assert rows[:2] == [(0, "ab", "c", [1, 2], 2.0, "x", "eos", 1), (1, "d", "efg", [4], -1.0, None, "length", 2)]
+    assert [row[0] for row in rows] == [0, 1, 2, 3]
+    tokens = run.tokens(5, 1)
+    assert tokens["token_id"].to_pylist() == [5, 7]
+    assert tokens["logprob"].to_pylist() == [-2.0, -3.0]
+    assert tokens["value"].to_pylist() == [0.25, 0.75]
+    # Where nothing was sampled there are no tokens, and no response.
+    assert [row["length"] for row in run.rows(["length"], [6]).to_pylist()] == [0, 0]
+
+
+@pytest.mark.parametrize("rows", [[], [[]], [[1], [], [2, 3]]])
+def test_padding(rows):
+    arrays = padded({"token_id": rows, "logprob": rows})
+    assert [r[m].tolist() for r, m in zip(arrays["token_id"], arrays["mask"], strict=True)] == rows
+    assert arrays["token_id"].dtype == np.int64 and arrays["logprob"].dtype == np.float64
+
+
+def test_the_loop_of_the_documentation_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
+    exec(text.split("## Your own loop")[1].split("```python\n")[1].split("```")[0], {})
+    run = open_run(tmp_path / "runs" / "own")
+    rows = run.rows(["step", "sample", "response", "length"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [(s, *r) for s in range(3) for r in ((0, "x", 1), (1, "yz", 2))]
+    assert run.tokens(2, 1)["logprob"].to_pylist() == [-1.0, -0.25]
+    assert run.steps()["reward/mean"].to_pylist() == [0.75] * 3

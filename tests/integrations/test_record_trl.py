@@ -1,0 +1,154 @@
+"""What is recorded of real trainers of TRL, against what they say of themselves and against transformers alone.
+
+TRL 1.16 is what the tests run with. TRL 1.10, the last with PPO, needs an environment of its own:
+`python benchmarks/run.py` makes one under build/trl, and DRESSAGE_TRL_1_10 names the Python of another. It needs
+Dressage's dependencies as well.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from dressage.importers import import_run
+from dressage.record import Run
+from dressage.record import open as open_run
+
+ROOT = Path(__file__).parents[2]
+OLD = Path(os.environ.get("DRESSAGE_TRL_1_10", ROOT / "build" / "trl" / "bin" / "python"))
+NEEDS_OLD = pytest.mark.skipif(not OLD.exists(), reason=f"TRL 1.10 has no environment: {OLD} is not there")
+PYTHONS = {"1.16": Path(sys.executable), "1.10": OLD}
+ROUNDING = 2**-17
+"""The grid of recorded log-probabilities; each is off by at most half of it."""
+
+
+class Trained(NamedTuple):
+    run: Run
+    seen: list[dict[str, Any]]
+    logs: list[dict[str, float]]
+    out: Path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    done: dict[tuple[str, str], Trained] = {}
+
+    def train(name: str, version: str) -> Trained:
+        if (name, version) not in done:
+            folder = tmp_path_factory.mktemp(f"{name}-{version}")
+            command = [PYTHONS[version], ROOT / "tests" / "integrations" / "train_trl.py", name, folder / "run"]
+            environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
+            result = subprocess.run([*command, folder / "out.json"], env=environment, capture_output=True, text=True)
+            assert result.returncode == 0, result.stderr[-3000:]
+            found = json.loads((folder / "out.json").read_text())
+            done[name, version] = Trained(
+                open_run(folder / "run"), found["seen"], found["logs"], folder / "run" / "out"
+            )
+        return done[name, version]
+
+    return train
+
+
+BOTH = pytest.mark.parametrize("version", ["1.16", pytest.param("1.10", marks=NEEDS_OLD)])
+GROUPED = pytest.mark.parametrize("name", ["grpo", "rloo"])
+
+
+@pytest.mark.slow
+@BOTH
+@GROUPED
+def test_every_token_is_what_the_trainer_had(trained, name, version):
+    run, seen, _, _ = trained(name, version)
+    assert len(seen) == 3
+    for step, batch in enumerate(seen):
+        for sample, (ids, mask) in enumerate(zip(batch["ids"], batch["mask"], strict=True)):
+            row, tokens = run.rollout(step, sample)
+            length = sum(mask)
+            assert tokens["token_id"].to_pylist() == ids[:length]
+            assert row["length"] == length
+            assert row["finish_reason"] == ("eos" if ids[length - 1] == 0 else "length")
+            assert tokens["advantage"].to_numpy() == pytest.approx([batch["advantages"][sample]] * length, rel=2**-11)
+            for column, key in (("logprob", "logprobs"), ("entropy", "entropies")):
+                assert tokens[column].to_numpy() == pytest.approx(batch[key][sample][:length], rel=1e-3, abs=1e-4)
+    # The first step's policy is the reference.
+    first = run.tokens(0)
+    assert first["ref_logprob"].to_numpy() == pytest.approx(first["logprob"].to_numpy(), abs=1e-4)
+
+
+@pytest.mark.slow
+@BOTH
+@GROUPED
+def test_rewards_and_metrics_are_those_that_trl_logs(trained, name, version):
+    run, _, logs, out = trained(name, version)
+    steps = [log for log in logs if "loss" in log]
+    rows = run.rows(["step", "sample", "group", "prompt", "response", "reward", "reward_parts", "ground_truth"])
+    rows = rows.to_pylist(maps_as_pydicts="strict")
+    assert [len([row for row in rows if row["step"] == step]) for step in range(3)] == [8, 8, 8]
+    metrics = run.steps().to_pylist()
+    for step, log in enumerate(steps):
+        mine = [row for row in rows if row["step"] == step]
+        assert np.mean([row["reward"] for row in mine]) == pytest.approx(log["reward"], rel=1e-5)
+        assert metrics[step]["loss"] == log["loss"] and metrics[step]["reward"] == log["reward"]
+        # Two prompts, four responses each.
+        assert sorted(map([r["group"] for r in mine].count, {r["group"] for r in mine})) == [4, 4]
+    for row in rows:
+        parts = {"vowels": float(sum(row["response"].count(v) for v in "aeiou")), "short": -float(len(row["response"]))}
+        if row["response"].startswith("a"):
+            del parts["short"]
+        assert row["reward_parts"] == parts
+        assert row["reward"] == pytest.approx(parts["vowels"] + 0.5 * parts.get("short", 0.0))
+        assert row["ground_truth"] == row["prompt"].upper()
+    if name == "rloo":
+        return  # RLOO prints completions and writes no files
+    # TRL's own files say the same; without weights, which they do not have, and without ids.
+    report = import_run(out, out.parent / "imported")
+    assert (report.format, report.rollouts, report.rejected) == ("trl", 24, 0)
+    theirs = open_run(out.parent / "imported").rows(["step", "prompt", "response", "reward_parts"])
+    theirs = [tuple(row.values()) for row in theirs.to_pylist(maps_as_pydicts="strict")]
+    mine = [(row["step"] + 1, row["prompt"], row["response"], row["reward_parts"]) for row in rows]
+    assert sorted(map(repr, theirs)) == sorted(map(repr, mine))
+
+
+@pytest.mark.slow
+@BOTH
+def test_reward_functions_alone_record_texts_ids_and_parts(trained, version):
+    run = trained("rewards", version).run
+    rows = run.rows(["step", "sample", "response", "reward", "length"]).to_pylist()
+    assert [(row["step"], row["sample"]) for row in rows] == [(s, i) for s in range(2) for i in range(4)]
+    for row in rows:
+        short = 0.0 if row["response"].startswith("a") else -len(row["response"])
+        assert row["reward"] == sum(row["response"].count(v) for v in "aeiou") + short
+        ids = run.tokens(row["step"], row["sample"])["token_id"].to_pylist()
+        assert len(ids) == row["length"] and 0 < len(ids) <= 4
+    assert run.steps().num_rows == 2
+
+
+@pytest.mark.slow
+@NEEDS_OLD
+def test_ppo_of_trl_1_10(trained):
+    run, _, logs, _ = trained("ppo", "1.10")
+    steps = [log for log in logs if "objective/kl" in log]
+    assert len(steps) == 3 and run.rows(["step"]).num_rows == 12
+    for step, log in enumerate(steps):
+        rows = run.rows(["sample", "reward", "shaped_reward", "k1", "finish_reason", "kl_coef"], [step]).to_pylist()
+        assert np.mean([row["k1"] for row in rows]) == pytest.approx(log["objective/kl"], abs=1e-3)
+        assert np.mean([row["shaped_reward"] for row in rows]) == pytest.approx(log["objective/scores"], abs=1e-6)
+        tokens = run.tokens(step)
+        logprob, ref = tokens["logprob"].to_numpy(), tokens["ref_logprob"].to_numpy()
+        assert -logprob.sum() / 4 == pytest.approx(log["objective/entropy"], rel=1e-4)
+        # The reward's own share of the token rewards is where TRL 1.10 puts it: one place after the response, or on
+        # the last token of one that fills its length.
+        lengths = np.array([len(run.tokens(step, i)) for i in range(4)])
+        last = np.append(np.diff(tokens["sample"].to_numpy()) != 0, True)
+        scores = np.where(lengths == 8, [row["shaped_reward"] for row in rows], 0.0).repeat(lengths)
+        expected = -0.05 * (logprob - ref) + np.where(last, scores, 0.0)
+        assert tokens["token_reward"].to_numpy() == pytest.approx(expected, rel=1e-2, abs=1e-4)
+        for row in rows:
+            penalty = 1.0 if row["finish_reason"] == "length" else 0.0
+            assert row["reward"] - row["shaped_reward"] == pytest.approx(penalty, abs=1e-6)
+            assert row["kl_coef"] == 0.05
+        assert np.isfinite(tokens["value"].to_numpy()).all() and np.isfinite(tokens["return"].to_numpy()).all()

@@ -1,0 +1,125 @@
+"""A few recorded steps of a trainer of TRL on a small model: python train_trl.py grpo|rloo|ppo|rewards RUN OUT.
+
+What the trainer computed is caught here once more, by other means, and written to OUT as JSON.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+from dressage.integrations.trl import RecorderCallback, record
+
+PROMPTS = ["one two", "three", "four five six", "seven"]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    built = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(["<end>", "<pad>", *alphabet])}, merges=[]))
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=built, padding_side="left", eos_token="<end>", pad_token="<pad>"
+    )  # fmt: skip
+
+
+def model(kind: type = LlamaForCausalLM, seed: int = 0, **more: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return kind(LlamaConfig(vocab_size=258, eos_token_id=0, pad_token_id=1, bos_token_id=None, **sizes, **more))
+
+
+def vowels(completions: list[str], **given: object) -> list[float]:
+    return [float(sum(text.count(v) for v in "aeiou")) for text in completions]
+
+
+def short(completions: list[str], **given: object) -> list[float | None]:
+    return [None if text.startswith("a") else -float(len(text)) for text in completions]
+
+
+def arguments(folder: str) -> dict[str, object]:
+    given = {"output_dir": f"{folder}/out", "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    return given | {"use_cpu": True, "bf16": False, "logging_steps": 1, "learning_rate": 1e-2, "seed": 3}
+
+
+def grouped(name: str, run: str) -> tuple[object, list]:
+    import trl
+
+    config = {"grpo": "GRPOConfig", "rloo": "RLOOConfig"}[name]
+    trainer_class = getattr(trl, config.replace("Config", "Trainer"))
+    seen: list[dict] = []
+
+    class Caught(trainer_class):
+        def _generate_and_score_completions(self, inputs):
+            output = super()._generate_and_score_completions(inputs)
+            seen.append({"ids": output["completion_ids"].tolist(), "mask": output["completion_mask"].tolist()})
+            seen[-1]["advantages"] = output["advantages"].tolist()
+            with torch.no_grad():  # once more, by transformers alone
+                ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+                attention = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+                logits = self.model(input_ids=ids, attention_mask=attention).logits[:, :-1] / self.temperature
+                logprobs = torch.log_softmax(logits, -1)[:, -output["completion_ids"].shape[1] :]
+                seen[-1]["logprobs"] = logprobs.gather(-1, output["completion_ids"][..., None])[..., 0].tolist()
+                seen[-1]["entropies"] = (-(logprobs.exp() * logprobs).sum(-1)).tolist()
+            return output
+
+    given = arguments(run) | {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 3}
+    given |= {"num_generations": 4, "max_completion_length": 8, "beta": 0.1, "log_completions": True}
+    given |= {"reward_weights": [1.0, 0.5]}
+    data = Dataset.from_dict({"prompt": PROMPTS, "answer": [p.upper() for p in PROMPTS]})
+    policy = model()
+    policy.save_pretrained(f"{run}-model")  # the reference is loaded from where the policy came from
+    policy = LlamaForCausalLM.from_pretrained(f"{run}-model")
+    trainer = Caught(
+        model=policy, args=getattr(trl, config)(**given), processing_class=tokenizer(), train_dataset=data,
+        reward_funcs=[vowels, short],
+    )  # fmt: skip
+    record(trainer, run)
+    return trainer, seen
+
+
+def rewards(run: str) -> tuple[object, list]:
+    from trl import GRPOConfig, GRPOTrainer
+
+    callback = RecorderCallback(run)
+    given = arguments(run) | {"per_device_train_batch_size": 4, "max_steps": 2, "num_generations": 2}
+    trainer = GRPOTrainer(
+        model=model(), args=GRPOConfig(**given, max_completion_length=4), processing_class=tokenizer(),
+        train_dataset=Dataset.from_dict({"prompt": PROMPTS}), reward_funcs=callback.rewards([vowels, short]),
+        callbacks=[callback],
+    )  # fmt: skip
+    return trainer, []
+
+
+def ppo(run: str) -> tuple[object, list]:
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    encode = tokenizer()
+    data = Dataset.from_dict({"input_ids": encode(PROMPTS * 4)["input_ids"]})
+    given = arguments(run) | {"per_device_train_batch_size": 4, "local_rollout_forward_batch_size": 4}
+    given |= {"num_mini_batches": 1, "num_ppo_epochs": 2, "num_sample_generations": 0, "total_episodes": 12}
+    given |= {"response_length": 8, "temperature": 0.7, "stop_token": "eos", "missing_eos_penalty": 1.0}
+    scorers = [model(LlamaForSequenceClassification, seed, num_labels=1) for seed in (1, 2)]
+    trainer = PPOTrainer(
+        args=PPOConfig(**given), processing_class=encode, model=model(), ref_model=model(seed=9),
+        reward_model=scorers[0], value_model=scorers[1], train_dataset=data, eval_dataset=data,
+    )  # fmt: skip
+    record(trainer, run)
+    return trainer, []
+
+
+def main(name: str, run: str, out: str) -> None:
+    trainer, seen = {"ppo": ppo, "rewards": rewards}[name](run) if name in ("ppo", "rewards") else grouped(name, run)
+    trainer.train()
+    Path(out).write_text(json.dumps({"seen": seen, "logs": trainer.state.log_history}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,108 @@
+"""What the recorder computes of each rollout, by hand and by slow versions."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_helpers import rollouts
+
+import dressage
+from dressage.record import Recorder
+from dressage.record.schema import STATISTICS
+from dressage.record.statistics import rollout_statistics
+from dressage.text.statistics import distinct, repetition
+
+# The third entry of sample 1 and all of sample 2 are padding, and must not be looked at.
+MASK = np.array([[True, True, True], [True, True, False], [False, False, False]])
+
+
+def recorded(folder: Path, **tokens: Any) -> list[dict[str, Any]]:
+    rows, _ = rollouts(3)
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows, {"mask": MASK} | {name: np.array(v, np.float32) for name, v in tokens.items()})
+    return dressage.open(folder).rows(list(STATISTICS)).to_pylist()
+
+
+def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def test_kl_and_entropy_by_hand(folder):
+    found = recorded(
+        folder,
+        logprob=[[-1, -2, -3], [-0.5, -0.5, 99], [99, 99, 99]],
+        ref_logprob=[[-1.5, -1, -3], [-0.5, -2.5, -99], [1, 2, 3]],
+        entropy=[[1, 2, 6], [0.25, 0.75, 99], [99, 99, 99]],
+    )
+    # Sample 0: Δ = 0.5, −1, 0. Sample 1: Δ = 0, 2. A sum over nothing is 0, a mean over nothing is not there.
+    e = math.exp
+    assert column(found, "length") == [3, 2, 0]
+    assert column(found, "k1") == [-0.5, 2.0, 0.0]
+    assert column(found, "log_ratio_max") == [1.0, 2.0, None]
+    assert found[0]["k3"] == pytest.approx(((e(-0.5) - 1 + 0.5) + (e(1) - 1 - 1) + 0) / 3, rel=1e-12)
+    assert found[1]["k3"] == pytest.approx((0 + e(-2) - 1 + 2) / 2, rel=1e-12)
+    assert found[2]["k3"] is None
+    assert column(found, "entropy") == [3.0, 0.5, None]
+
+
+def test_gaps_by_hand(folder):
+    found = recorded(
+        folder,
+        logprob=[[-1, -2, -3], [-0.5, -0.5, 99], [99, 99, 99]],
+        sampler_logprob=[[-1.5, -1, -3], [-0.5, -2.5, -99], [1, 2, 3]],
+        value=[[1, 2, 3], [4, 5, 99], [99, 99, 99]],
+        **{"return": [[3, 1, 1], [1, 1, -99], [0, 0, 0]]},
+    )
+    # Gaps 0.5, 1, 0 and 0, 2. Errors −2, 1, 2 and 3, 4: √(9 / 3) and √(25 / 2).
+    assert column(found, "sampler_gap") == [0.5, 1.0, None]
+    assert column(found, "value_error") == pytest.approx([math.sqrt(3), math.sqrt(12.5), None])
+
+
+def test_repeated_tokens_by_hand(folder):
+    rows, _ = rollouts(4)
+    ids = np.array([[7, 8, 7, 8, 7, 8], [1, 1, 1, 1, 1, 1], [1, 2, 3, 0, 0, 0], [9, 0, 0, 0, 0, 0]])
+    mask = np.arange(6) < np.array([[6], [5], [3], [1]])
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows, {"mask": mask, "token_id": ids})
+    found = dressage.open(folder).rows(["distinct_2", "repetition"]).to_pylist()
+    # Sample 0: pairs 78 87 78 87 78, two of five; fours 7878 8787 7878, one of three is a repetition.
+    # Sample 1: four pairs, one kind; two fours, one kind. Sample 2: two pairs, no four. Sample 3: neither.
+    assert column(found, "distinct_2") == pytest.approx([2 / 5, 1 / 4, 1.0, None])
+    assert column(found, "repetition") == pytest.approx([1 / 3, 1 / 2, None, None])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=5), st.integers(1, 2**30))
+def test_repeated_tokens_as_the_text_statistics_count_them(responses, factor):
+    index = np.repeat(np.arange(len(responses)), [len(response) for response in responses])
+    ids = np.array([token * factor for response in responses for token in response], np.int64)
+    found = rollout_statistics(index, len(responses), {"token_id": ids})
+    assert found["distinct_2"].to_pylist() == pytest.approx([distinct([response], 2) for response in responses])
+    assert found["repetition"].to_pylist() == pytest.approx([repetition([response]) for response in responses])
+
+
+def test_statistics_are_of_the_numbers_before_rounding(folder):
+    # exp(−Δ) − 1 + Δ = Δ²/2 − Δ³/6 + …: at Δ = 1e-8 the direct formula has no correct digit in float64, and
+    # on the grid that the tokens are kept on Δ is 0.
+    rows, tokens = rollouts(1, 1)
+    tokens |= {"logprob": np.full((1, 1), 1e-8), "ref_logprob": np.zeros((1, 1))}
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows, tokens)
+    run = dressage.open(folder)
+    row = run.rows(["k1", "k3"]).to_pylist()[0]
+    assert row["k1"] == 1e-8 and row["k3"] == pytest.approx(1e-16 / 2, rel=1e-6, abs=0)
+    assert run.tokens(0)["logprob"].to_pylist() == [0.0]
+
+
+def test_statistics_without_their_columns_are_null(folder):
+    rows, tokens = rollouts()
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows, tokens | {"logprob": np.zeros((2, 3), np.float32)})
+    assert (
+        dressage.open(folder).rows(list(STATISTICS)).to_pylist()
+        == [{"length": 3} | dict.fromkeys(name for name in STATISTICS if name != "length")] * 2
+    )

@@ -1,0 +1,106 @@
+"""A record in object storage: a real S3-compatible server, in a process of its own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_compaction import WRITER, answers, check_whole, record
+
+import dressage
+from dressage.errors import UserError
+from dressage.record import begin_attempt, compact, write_run, write_vocabulary
+from dressage.record.query import query
+
+pytest.importorskip("s3fs")
+pytest.importorskip("moto.server")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=-3, stdout=-3
+    )
+    settings = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    settings |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+    before = dict(os.environ)
+    os.environ.update(settings)
+    try:
+        _wait_for(port)
+        import s3fs
+
+        s3fs.S3FileSystem().mkdir("bucket")
+        yield "s3://bucket"
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        process.terminate()
+        process.wait()
+
+
+def _wait_for(port: int) -> None:
+    for _ in range(600):
+        with socket.socket() as connection:
+            if connection.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError("the server has not started")
+
+
+def test_a_run_in_object_storage_reads_like_one_on_disk(server, tmp_path):
+    places = [f"{server}/some/run=1", tmp_path]
+    for place in places:
+        write_run(place, {"name": "run"})
+        write_vocabulary(place, ["a"] * 12, ["b"] * 12)
+        record(place, range(5), attempt=begin_attempt(place, 0))
+        record(place, range(5), rank=1)
+        record(place, range(3, 6), attempt=begin_attempt(place, 3))
+    remote, local = places
+    assert answers(remote) == answers(local)
+    run = dressage.open(remote)
+    assert run.info == {"name": "run"} and run.folder == remote and not run.storage.exists("record")
+    assert run.token_texts([3]) == ["b"]
+    cursor = run.changes(None).cursor
+    assert compact(remote) == compact(local) == 26
+    assert answers(remote) == answers(local)
+    assert run.changes(cursor).first_step == 5  # whose file might have grown before it was merged
+    text = "SELECT step, count(*) FROM rows JOIN tokens USING (step, sample) GROUP BY step ORDER BY step"
+    assert query(run, text, seconds=60).rows == query(dressage.open(local), text, seconds=60).rows
+    with pytest.raises(UserError, match="disabled"):
+        query(run, f"SELECT * FROM read_text('{remote}/run.json')", seconds=60)
+
+
+def test_a_writer_killed_in_object_storage_leaves_whole_steps(server):
+    place = f"{server}/killed"
+    write_run(place, {})
+    code = WRITER.replace("Path(sys.argv[1])", "sys.argv[1]")
+    process = subprocess.Popen([sys.executable, "-c", code, place, "1000", "3"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    flushed = [int(process.stdout.readline()) for _ in range(3)]
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    steps = check_whole(dressage.open(place))
+    assert steps[: flushed[-1] + 1] == list(range(flushed[-1] + 1))
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("s3://bucket/none", r"no run\.json"), ("nothing://x/y", "nothing"), ("abfs://x/y", "remote")],
+)
+def test_what_cannot_be_opened_is_said(server, place, message):
+    with pytest.raises(UserError, match=message):
+        dressage.open(place)
+
+
+def test_the_module_is_not_imported_for_a_folder(tmp_path: Path):
+    write_run(tmp_path, {})
+    code = f"import sys, dressage; dressage.open({str(tmp_path)!r}).rows(); print('fsspec' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
