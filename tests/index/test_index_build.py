@@ -11,6 +11,7 @@ from dressage.index import postings as postings_module
 from dressage.index import text as text_module
 from dressage.index.build import Builder
 from dressage.index.folder import read_state
+from dressage.index.orders import _packed_order, order, places
 from dressage.index.snapshot import Snapshot, snapshot
 from dressage.record import Recorder, begin_attempt
 
@@ -42,7 +43,7 @@ def test_every_number_of_the_record_is_in_the_index(folder):
         assert shot.column(name).tolist() == wanted.tolist(), name
     assert shot.column("part/good").tolist() == [float(i) for i in range(6)] * 4
     assert shot.column("gap").tolist() == (shot.column("reward") - np.float32(0.5)).tolist()
-    assert np.unique(shot.raw("prompt_hash")).size == 3
+    assert np.unique(shot.raw("prompt")).tolist() == [0, 1, 2] and len(shot.prompts) == 3
     assert "entropy" not in shot.names
 
 
@@ -139,16 +140,47 @@ def test_an_index_that_stopped_in_the_middle_goes_on(folder):
     assert alive_rows(indexed(folder)) == recorded_rows(folder)
 
 
+def by_value(values: list[float]):
+    return lambda i: (np.isnan(values[i]), 0.0 if np.isnan(values[i]) else values[i], i)
+
+
 def test_orders_are_those_of_a_stable_sort(folder, monkeypatch):
-    monkeypatch.setattr("dressage.index.build.FEWEST_ORDERED", 10)
+    monkeypatch.setattr("dressage.index.orders.FEWEST", 10)
     record(folder, range(5), ref_reward=np.array([None, 2.0, 1.0, 2.0, None, 0.0]))
     shot = indexed(folder)
-    assert shot.state.ordered_rows == shot.rows
-    values = shot.column("ref_reward").tolist()
-    wanted = sorted(
-        range(shot.rows), key=lambda i: (np.isnan(values[i]), values[i] if values[i] == values[i] else 0, i)
-    )
-    assert shot.order("ref_reward").tolist() == wanted
+    assert shot.state.ordered_rows == shot.rows == 30
+    wanted = sorted(range(30), key=by_value(shot.column("ref_reward").tolist()))
+    assert shot.stored_order("ref_reward").tolist() == order(shot, "ref_reward").tolist() == wanted
+    # What comes later is sorted in, until there is a good deal of it.
+    record(folder, [5], attempt=0, ref_reward=np.array([1.5, None, 2.0, -1.0, 9.0, 0.0]))
+    shot = indexed(folder)
+    assert shot.state.ordered_rows == 30 and shot.rows == 36
+    assert order(shot, "ref_reward").tolist() == sorted(range(36), key=by_value(shot.column("ref_reward").tolist()))
+    assert order(shot, "step").tolist() == list(range(36))
+
+
+NUMBERS = st.floats(width=32, allow_nan=False) | st.sampled_from([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0])
+
+
+@given(st.lists(NUMBERS, max_size=40))
+def test_the_fast_order_is_that_of_a_stable_sort(numbers):
+    values = np.array(numbers, "<f4")
+    assert _packed_order(values).tolist() == np.argsort(values, kind="stable").tolist()
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=40))
+def test_the_fast_order_of_whole_numbers_too(numbers):
+    values = np.array(numbers, "<i4")
+    assert _packed_order(values).tolist() == np.argsort(values, kind="stable").tolist()
+
+
+@given(st.lists(NUMBERS.filter(lambda x: x == x), min_size=1), st.lists(NUMBERS.filter(lambda x: x == x), min_size=1))
+def test_places_are_those_of_searchsorted(numbers, bounds):
+    values, wanted = np.array(numbers, "<f4"), np.array(bounds)
+    order = np.argsort(values, kind="stable")
+    for side in ("left", "right"):
+        found = places(values, order, wanted, side)
+        assert found.tolist() == np.searchsorted(values[order].astype(float), wanted, side=side).tolist()
 
 
 @settings(max_examples=15, deadline=None)

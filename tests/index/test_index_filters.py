@@ -55,7 +55,7 @@ def test_what_was_not_measured_matches_nothing(tmp_path):
     ("text", "says"),
     [
         ("nothing > 2", "there is no column 'nothing'"),
-        ("prompt_hash > 2", "there is no column"),
+        ("prompt > 2", "there is no column"),
         ("reward", "must be a condition"),
         ("reward >", "cannot be read"),
         ("response == 'x'", "words in responses are found by the search"),

@@ -162,11 +162,13 @@ def test_a_run_that_is_compacted_at_any_time_reads_like_one_that_never_is(acts):
                     steps = range(following[second], following[second] + first)
                     record(folder, steps, attempt, rank=second)
                     following[second] = steps.stop
-                elif folder is folders[0]:
-                    if act == "compact all":
+                elif act == "compact all":  # of a run that has ended, and is continued later
+                    if folder is folders[0]:
                         compact(folder)
-                    else:
-                        compact(folder, first, before=(attempt, following[first] - 1))
+                    end = max(following.values())
+                    attempt, following = begin_attempt(folder, end), {0: end, 1: end}
+                elif folder is folders[0]:
+                    compact(folder, first, before=(attempt, following[first] - 1))
         assert answers(folders[0]) == answers(folders[1])
 
 

@@ -10,7 +10,7 @@ from dressage.board.excerpts import beginnings
 from dressage.board.runs import Board, OpenRun
 from dressage.board.search import keys_of
 from dressage.board.selection import Query, both
-from dressage.index.columns import MISSING, Array
+from dressage.index.columns import Array
 from dressage.index.snapshot import Snapshot
 
 
@@ -94,18 +94,19 @@ def prompts_of(snapshot: Snapshot, steps: tuple[int, int] | None) -> Prompts:
     nothing = np.empty(0, np.int64)
     if not snapshot.rows:
         return Prompts(nothing, nothing.astype(float), nothing, nothing)
-    names, step = snapshot.raw("prompt_hash"), snapshot.raw("step")
-    reward = snapshot.column("reward")
-    mask = both(snapshot.alive, np.isfinite(reward) & (names != MISSING["<i8"]))
+    prompt, step, reward = snapshot.raw("prompt"), snapshot.raw("step"), snapshot.column("reward")
+    mask = both(snapshot.alive, np.isfinite(reward) & (prompt >= 0))
     if steps is not None:
         mask = mask & (step >= steps[0]) & (step <= steps[1])
     rows = np.flatnonzero(mask)
-    rows = rows[np.argsort(step[rows], kind="stable")]
-    name, of = np.unique(names[rows], return_inverse=True)
-    newest = np.zeros(len(name), np.int64)
-    newest[of] = rows
-    count = np.bincount(of, minlength=len(name))
-    return Prompts(name, np.bincount(of, reward[rows], minlength=len(name)) / count, count, newest)
+    of, size = prompt[rows], snapshot.state.prompts
+    counts = np.bincount(of, minlength=size)
+    sums = np.bincount(of, reward[rows], minlength=size)
+    newest = np.zeros(size, np.int64)
+    np.maximum.at(newest, of, step[rows].astype(np.int64) << 32 | rows)
+    there = np.flatnonzero(counts)
+    there = there[np.argsort(snapshot.prompts[there])]
+    return Prompts(snapshot.prompts[there], sums[there] / counts[there], counts[there], newest[there] & 0xFFFFFFFF)
 
 
 def _side(run: OpenRun, snapshot: Snapshot, side: Prompts, places: Array) -> list[dict[str, Any]]:

@@ -8,10 +8,11 @@ from pydantic import Field
 from dressage.board.buckets import buckets, sketches
 from dressage.board.runs import Board
 from dressage.board.search import matching
-from dressage.board.selection import RunQuery, Selection, column_of
+from dressage.board.selection import Order, RunQuery, Selection, column_of, order_of
 from dressage.board.series import rollups_of
 from dressage.errors import UserError
 from dressage.index.columns import Array
+from dressage.index.orders import places
 from dressage.record.rollups import BIN
 from dressage.record.rollups import edges as bin_edges
 
@@ -55,6 +56,8 @@ def histogram(board: Board, query: HistogramQuery) -> dict[str, Any]:
     snapshot = run.snapshot()
     values = column_of(snapshot, query.column)
     mask = matching(run, snapshot, query).mask
+    if mask is None and values.dtype.itemsize == 4:
+        return _sorted_histogram(values, order_of(run, snapshot, query.column), query)
     if mask is not None:
         values = values[mask]
     finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
@@ -62,6 +65,21 @@ def histogram(board: Board, query: HistogramQuery) -> dict[str, Any]:
     counts, below, above = count_bins(finite, edges)
     missing = len(values) - len(finite)
     return {"edges": edges, "counts": counts, "below": below, "above": above, "missing": missing}
+
+
+def _sorted_histogram(values: Array, order: Order, query: HistogramQuery) -> dict[str, Any]:
+    """Returns the histogram of all rows: with the rows sorted, it takes a few look-ups per edge."""
+    rows = order.rows[: order.measured]
+    ends = np.array([-np.finfo(np.float64).max, np.finfo(np.float64).max])
+    first, stop = places(values, rows, ends, "left").tolist()
+    rows = rows[first:stop]
+    spread = values[rows[np.linspace(0, len(rows) - 1, min(len(rows), 10_000)).astype(np.int64)]]
+    edges = _edges(spread, query.bins, query.lo, query.hi)
+    reached = places(values, rows, edges, "left")
+    reached[-1] = places(values, rows, edges[-1:], "right")[0]
+    below, above = int(reached[0]), len(rows) - int(reached[-1])
+    missing = len(values) - len(rows)
+    return {"edges": edges, "counts": np.diff(reached), "below": below, "above": above, "missing": missing}
 
 
 def _edges(values: Array, bins: int, low: float | None, high: float | None) -> Array:

@@ -6,6 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from dressage.board.excerpts import beginnings
+from dressage.board.rows import numbers
 from dressage.board.runs import Board, OpenRun
 from dressage.board.search import keys_of
 from dressage.board.selection import Page, RunQuery
@@ -73,41 +74,40 @@ def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:
     snapshot = run.snapshot()
     if "gap" not in snapshot.state.columns:
         return {"total": 0, "prompts": []}
-    tries, best, last, names = run.memory.get(
-        "best", (snapshot.rows, snapshot.state.dead), lambda: _best(snapshot), most=1
-    )
-    never = np.flatnonzero(best <= 0)
+    key = (snapshot.rows, snapshot.state.dead)
+    tries, best, last = run.memory.get("best", key, lambda: _best(snapshot), most=1)
+    never = np.flatnonzero((tries > 0) & (best <= 0))
     order = never[np.lexsort((best[never], -tries[never]))]
     page = order[query.offset : query.offset + query.limit]
     prompts = _texts(run, snapshot, last[page].tolist())
-    step = snapshot.raw("step")
     lines = [
-        {
-            "group": _number(snapshot, names[group]),
-            "prompt": prompt,
-            "tries": int(tries[group]),
-            "best_gap": float(best[group]),
-            "last_step": int(step[last[group]]),
-            "last_sample": int(snapshot.raw("sample")[last[group]]),
-        }
-        for group, prompt in zip(page, prompts, strict=True)
+        numbers(snapshot, last[[number]])[0]
+        | {"prompt": prompt, "tries": int(tries[number]), "best_gap": float(best[number])}
+        for number, prompt in zip(page, prompts, strict=True)
     ]
-    return {"total": len(never), "prompts": lines}
+    wanted = ("group", "prompt", "tries", "best_gap")
+    return {
+        "total": len(never),
+        "prompts": [
+            {name: line.get(name) for name in wanted} | {"last_step": line["step"], "last_sample": line["sample"]}
+            for line in lines
+        ],
+    }
 
 
-def _best(snapshot: Snapshot) -> tuple[Array, Array, Array, Array]:
-    """Returns tries, best gap, newest row and name of each prompt that was compared with a reference."""
-    measured = ~np.isnan(snapshot.column("gap"))
+def _best(snapshot: Snapshot) -> tuple[Array, Array, Array]:
+    """Returns for each prompt how often it was compared with a reference, the best gap, and the newest row."""
+    gap, prompt = snapshot.column("gap"), snapshot.raw("prompt")
+    measured = ~np.isnan(gap) & (prompt >= 0)
     if snapshot.alive is not None:
         measured &= snapshot.alive
     rows = np.flatnonzero(measured)
-    names, of = np.unique(_prompts(snapshot)[rows], return_inverse=True)
-    best = np.full(len(names), -np.inf)
-    np.maximum.at(best, of, snapshot.column("gap")[rows])
-    last = np.zeros(len(names), np.int64)
-    by_step = np.argsort(snapshot.raw("step")[rows], kind="stable")
-    last[of[by_step]] = rows[by_step]
-    return np.bincount(of, minlength=len(names)), best, last, names
+    of, count = prompt[rows], snapshot.state.prompts
+    best = np.full(count, -np.inf)
+    np.maximum.at(best, of, gap[rows])
+    newest = np.zeros(count, np.int64)
+    np.maximum.at(newest, of, snapshot.raw("step")[rows].astype(np.int64) << 32 | rows)
+    return np.bincount(of, minlength=count), best, newest & 0xFFFFFFFF
 
 
 def _rows_of(snapshot: Snapshot, step: int) -> Array:
@@ -118,12 +118,12 @@ def _rows_of(snapshot: Snapshot, step: int) -> Array:
 
 
 def _prompts(snapshot: Snapshot) -> Array:
-    """Returns [rows] what tells the prompts apart: their group, or where none was recorded the text itself."""
-    return snapshot.raw("group" if "group" in snapshot.state.columns else "prompt_hash")
+    """Returns [rows] what tells the prompts of a step apart: their group, or where none was recorded the text."""
+    return snapshot.raw("group" if "group" in snapshot.state.columns else "prompt")
 
 
 def _number(snapshot: Snapshot, name: int) -> int | None:
-    """Returns the number of a group; a hash of the prompt is none, and too long for JavaScript."""
+    """Returns the number of a group; the number of a prompt is none."""
     return int(name) if "group" in snapshot.state.columns else None
 
 

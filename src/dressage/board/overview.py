@@ -22,13 +22,12 @@ def runs(board: Board, query: NoQuery) -> list[dict[str, Any]]:
 def summary(run: OpenRun) -> dict[str, Any]:
     """Returns one run's size, its columns, and how much of it is indexed."""
     snapshot = run.snapshot()
-    steps = snapshot.column("step") if snapshot.rows else None
     return {
         "run": run.number,
         "name": run.name,
         "path": str(run.record.folder),
         "algorithm": run.record.info.get("algorithm"),
-        "steps": [int(steps.min()), int(steps.max())] if steps is not None else None,
+        "steps": list(snapshot.step_range) if snapshot.rows else None,
         "rollouts": snapshot.count,
         "tokens": _tokens(run),
         "live": run.live,

@@ -105,7 +105,7 @@ def siblings(snapshot: Snapshot, step: int, sample: int) -> list[dict[str, Any]]
     if snapshot.alive is not None:
         here &= snapshot.alive
     found = np.flatnonzero(here)
-    name = "group" if "group" in snapshot.state.columns else "prompt_hash"
+    name = "group" if "group" in snapshot.state.columns else "prompt"
     group = snapshot.raw(name)[found]
     own = group[snapshot.raw("sample")[found] == sample]
     return sorted(numbers(snapshot, found[np.isin(group, own)]), key=lambda line: line["sample"])

@@ -172,12 +172,15 @@ def hits(board: Board, query: Selection) -> dict[str, Any]:
         return {"step": [], "rows": [], "hits": [], "at_most": False, "most": 0, "stopped": None}
     found = matching(run, snapshot, query)
     everything = selected(run, snapshot, query)
-    steps, place = np.unique(snapshot.raw("step"), return_inverse=True)
-    counts = [np.bincount(place if m is None else place[m], minlength=len(steps)) for m in (everything, found.mask)]
+    first, last = snapshot.step_range
+    place = snapshot.raw("step") - first
+    counts = [
+        np.bincount(place if m is None else place[m], minlength=last - first + 1) for m in (everything, found.mask)
+    ]
     kept = counts[0] > 0
     total = int(counts[1].sum())
     return {
-        "step": steps[kept],
+        "step": np.arange(first, last + 1)[kept],
         "rows": counts[0][kept],
         "hits": counts[1][kept],
         "at_most": found.most is not None,

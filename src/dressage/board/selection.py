@@ -9,7 +9,7 @@ from dressage.board.runs import OpenRun
 from dressage.errors import UserError
 from dressage.index.columns import Array
 from dressage.index.filters import matches
-from dressage.index.orders import ascending
+from dressage.index.orders import order
 from dressage.index.snapshot import Snapshot
 
 
@@ -86,8 +86,11 @@ def both(first: Array | None, second: Array) -> Array:
 
 def _starred(run: OpenRun, snapshot: Snapshot) -> Array:
     mask = np.zeros(snapshot.rows, np.bool_)
-    for step, sample in run.stars.all():
-        mask |= (snapshot.raw("step") == step) & (snapshot.raw("sample") == sample)
+    stars = run.stars.all()
+    if stars and snapshot.rows:
+        rows = np.flatnonzero(np.isin(snapshot.raw("step"), [step for step, _ in stars]))
+        keys = zip(snapshot.raw("step")[rows].tolist(), snapshot.raw("sample")[rows].tolist(), strict=True)
+        mask[rows] = [key in stars for key in keys]
     return mask
 
 
@@ -107,11 +110,12 @@ def column_of(snapshot: Snapshot, name: str) -> Array:
 def order_of(run: OpenRun, snapshot: Snapshot, sort: str) -> "Order":
     """Returns all rows in the order of ``sort``: a column's name, with - in front for the largest first."""
     name = sort.removeprefix("-")
-    values = column_of(snapshot, name) if snapshot.rows else np.empty(0, np.float32)
-    rows = snapshot.order(name)
-    if rows is None:
-        rows = run.memory.get("order", (snapshot.rows, name), lambda: ascending(snapshot, name), most=6)
-    measured = run.memory.get("measured", (snapshot.rows, name), lambda: len(values) - _nans(values), most=200)
+    if not snapshot.rows:
+        return Order(np.empty(0, np.int32), 0, down=False)
+    values = column_of(snapshot, name)
+    key = (snapshot.rows, name)
+    rows = run.memory.get("order", key, lambda: order(snapshot, name), most=6)
+    measured = run.memory.get("measured", key, lambda: len(values) - _nans(values), most=200)
     return Order(rows, measured, sort.startswith("-"))
 
 

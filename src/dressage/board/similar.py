@@ -10,7 +10,7 @@ from dressage.board.rows import lines
 from dressage.board.runs import Board, OpenRun
 from dressage.board.search import keys_of
 from dressage.index.columns import Array
-from dressage.index.search import Dictionary, dictionary
+from dressage.index.search import dictionary
 from dressage.index.snapshot import Snapshot
 from dressage.index.words import words
 
@@ -52,21 +52,12 @@ def _candidates(snapshot: Snapshot, response: str) -> Array:
     count = known.totals()[features]
     shared = np.flatnonzero(count > 1)
     rarest = shared[np.argsort(count[shared], kind="stable")[:MOST_WORDS]]
-    score = _scores(known, features[rarest], count[rarest], snapshot.rows)
+    score = known.scores(features[rarest], np.log1p(snapshot.rows / count[rarest]), snapshot.rows)
     if snapshot.alive is not None:
         score[~snapshot.alive] = 0
     most = min(CANDIDATES + 1, len(score))
     rows = np.argpartition(-score, most - 1)[:most]
     return rows[score[rows] > 0]
-
-
-def _scores(known: Dictionary, features: Array, count: Array, rows: int) -> Array:
-    score = np.zeros(rows, np.float32)
-    for feature, many in zip(features.tolist(), count.tolist(), strict=True):
-        wanted = np.zeros(len(known.kinds), np.bool_)
-        wanted[feature] = True
-        score[known.rows(wanted, rows)] += np.log1p(rows / many)
-    return score
 
 
 def _shared(run: OpenRun, snapshot: Snapshot, rows: Array, response: str) -> Array:

@@ -10,7 +10,8 @@ import pyarrow as pa
 from dressage.errors import UserError
 from dressage.index.columns import KEY, READ, Array, append, arrays, bury
 from dressage.index.folder import State, clear, fingerprint, read_state, sweep, write_state
-from dressage.index.orders import FEWEST_ORDERED, store_orders
+from dressage.index.orders import due, store_orders
+from dressage.index.prompts import Prompts
 from dressage.index.snapshot import Snapshot
 from dressage.index.text import TextBuilder
 from dressage.record import Run
@@ -32,6 +33,11 @@ class Builder:
             clear(folder)
             state = State(run=fingerprint(run))
         self.state = state
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """What numbers the prompts."""
+        return Prompts(self.folder, self.state.prompts)
 
     @cached_property
     def text(self) -> TextBuilder:
@@ -56,6 +62,9 @@ class Builder:
 
     def advance(self) -> bool:
         """Does the next piece of what is left once all rollouts are in; returns whether there was any."""
+        if due(self.state):
+            self._commit(store_orders(self.folder, self.state))
+            return True
         if self.state.text_rows < self.state.rows:
             try:
                 self._commit(self.text.advance(self.state))
@@ -64,9 +73,6 @@ class Builder:
                 if not self.update():
                     raise
             sweep(self.folder, self.state)
-            return True
-        if self.state.rows >= FEWEST_ORDERED and self.state.ordered_rows < self.state.rows:
-            self._commit(store_orders(self.folder, self.state))
             return True
         return False
 
@@ -77,12 +83,14 @@ class Builder:
             codes = {name: list(values) for name, values in self.state.codes.items()}
             columns = arrays(table, codes)
             keys = _keys(columns)
-            seen |= np.isin(had["key"], keys)
-            new = np.flatnonzero(~np.isin(keys, had["key"]))
+            seen |= np.isin(had["key"], keys) if len(had) else seen
+            new = np.flatnonzero(~np.isin(keys, had["key"])) if len(had) else np.arange(len(keys))
             if len(new):
                 order = new[np.lexsort((columns["sample"][new], columns["step"][new]))]
                 columns = {name: values[order] for name, values in columns.items()}
-                self._commit(append(self.folder, self.state.with_(codes=codes), columns, len(order)))
+                columns["prompt"] = self.prompts.numbers(columns["prompt"])
+                state = self.state.with_(codes=codes, prompts=self.prompts.count)
+                self._commit(append(self.folder, state, columns, len(order)))
         gone = had["row"][~seen]
         state = bury(self.folder, self.state, gone) if len(gone) else self.state
         if len(gone) and state.pieces:

@@ -34,12 +34,15 @@ def arrays(table: pa.Table, codes: dict[str, list[str]]) -> dict[str, Array]:
     Args:
         table: [N] the columns ``READ``.
         codes: The values of each coded column so far; new ones are added to it.
+
+    Returns:
+        [N] arrays by name; ``prompt`` is a hash of the text.
     """
     columns = {name: _numbers(table[name], NUMERIC[name]) for name in NUMERIC}
     columns |= {name: _coded(table[name], codes.setdefault(name, [])) for name in CODED}
     columns |= {f"part/{name}": values for name, values in _parts(table["reward_parts"])}
     columns["gap"] = columns["reward"] - columns["ref_reward"]
-    columns["prompt_hash"] = _hashes(table["prompt"])
+    columns["prompt"] = _hashes(table["prompt"])
     # What was never measured in these rows takes no column.
     return {name: values for name, values in columns.items() if name in KEY or _any_measured(values)}
 
@@ -50,11 +53,11 @@ def append(folder: Path, state: State, columns: Mapping[str, Array], count: int)
     for name, values in columns.items():
         if name not in files:
             files[name] = ColumnFile(f"column-{len(files):03d}", values.dtype.str, missing=state.rows > 0)
-            _write(folder / files[name].file, 0, np.full(state.rows, MISSING[values.dtype.str], values.dtype))
+            write_at(folder / files[name].file, 0, np.full(state.rows, MISSING[values.dtype.str], values.dtype))
     for name, column in files.items():
         given = columns.get(name)
         added = np.full(count, MISSING[column.dtype], column.dtype) if given is None else given
-        _write(folder / column.file, state.rows, added)
+        write_at(folder / column.file, state.rows, added)
         if not column.missing and _is_missing(added).any():
             files[name] = ColumnFile(column.file, column.dtype, missing=True)
     return state.with_(columns=files, rows=state.rows + count)
@@ -62,11 +65,12 @@ def append(folder: Path, state: State, columns: Mapping[str, Array], count: int)
 
 def bury(folder: Path, state: State, rows: Array) -> State:
     """Notes that these rows are no longer part of the run."""
-    _write(folder / "dead", state.dead, rows.astype("<i4"))
+    write_at(folder / "dead", state.dead, rows.astype("<i4"))
     return state.with_(dead=state.dead + len(rows))
 
 
-def _write(path: Path, start: int, values: Array) -> None:
+def write_at(path: Path, start: int, values: Array) -> None:
+    """Writes numbers into a file, from number ``start`` on."""
     with path.open("r+b" if path.exists() else "wb") as file:
         file.seek(start * values.itemsize)
         file.write(values.tobytes())

@@ -179,7 +179,7 @@ class _Evaluation:
         return value
 
     def _column(self, name: str) -> Array:
-        if name not in self.snapshot.state.columns or name == "prompt_hash":
+        if name not in self.snapshot.state.columns or name == "prompt":
             known = ", ".join(n for n in self.snapshot.names if not n.startswith("part/"))
             raise UserError(f"there is no column {name!r} to filter by; there is {known}")
         return self.snapshot.raw(name) if name in CODED else self.snapshot.column(name)

@@ -64,6 +64,8 @@ class State:
     dead: int = 0
     columns: dict[str, ColumnFile] = field(default_factory=dict)
     codes: dict[str, list[str]] = field(default_factory=dict)
+    prompts: int = 0
+    """Different prompts so far."""
     orders: dict[str, str] = field(default_factory=dict)
     ordered_rows: int = 0
     pieces: tuple[Piece, ...] = ()

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from dressage.index.columns import Array
 from dressage.index.features import CHARACTER, LAST_CHARACTER, WORD
-from dressage.index.folder import Piece
+from dressage.index.folder import BLOCK, Piece
 from dressage.index.postings import PieceReader
 from dressage.index.snapshot import Snapshot
 from dressage.index.words import ALONE, OVERLAP, SIGN, SPACE, fold, kind_of
@@ -58,6 +58,17 @@ class Dictionary:
             for reader in self.readers:
                 reader.mark(wanted, mask)
         return mask
+
+    def scores(self, features: Array, weights: Array, count: int) -> Array:
+        """Returns [count] for each row the sum of the weights of those of the features that it has."""
+        score = np.zeros(count, np.float32)
+        weight = np.zeros(len(self.kinds), np.float32)
+        weight[features] = weights
+        for reader in self.readers:
+            found = reader.postings(np.flatnonzero(np.isin(reader.feature, features)))
+            rows = reader.piece.block * BLOCK + found.rows.astype(np.int64)
+            np.add.at(score, rows, np.repeat(weight[found.feature], found.counts))
+        return score
 
 
 @lru_cache(maxsize=8)

@@ -7,6 +7,7 @@ import numpy as np
 
 from dressage.index.columns import CODED, MISSING, Array
 from dressage.index.folder import State, read_state
+from dressage.index.prompts import read_prompts
 
 
 class Snapshot:
@@ -26,7 +27,7 @@ class Snapshot:
     @property
     def names(self) -> list[str]:
         """The columns with a measured number."""
-        return [name for name in self.state.columns if name != "prompt_hash"]
+        return [name for name in self.state.columns if name != "prompt"]
 
     @property
     def numbers(self) -> list[str]:
@@ -71,11 +72,22 @@ class Snapshot:
         """Number of rollouts of the run."""
         return self.rows - self.state.dead
 
-    def order(self, name: str) -> Array | None:
-        """Returns [rows] the rows from the smallest number to the largest, if the index has them sorted."""
-        if self.state.ordered_rows != self.rows or name not in self.state.orders:
+    @cached_property
+    def prompts(self) -> Array:
+        """[P] hash of each prompt by its number, equal for equal texts in all runs."""
+        return read_prompts(self.folder, self.state.prompts)
+
+    @cached_property
+    def step_range(self) -> tuple[int, int]:
+        """The first and the last step."""
+        step = self.raw("step")
+        return int(step.min()), int(step.max())
+
+    def stored_order(self, name: str) -> Array | None:
+        """Returns the first rows from the smallest number to the largest, as many as the index has sorted."""
+        if name not in self.state.orders:
             return None
-        return np.memmap(self.folder / self.state.orders[name], "<i4", "r", shape=(self.rows,))
+        return np.memmap(self.folder / self.state.orders[name], "<i4", "r", shape=(self.state.ordered_rows,))
 
     def _map(self, name: str) -> Array:
         column = self.state.columns[name]

@@ -59,7 +59,7 @@ def _new_steps(files: Storage, segments: Iterable[Segment], known: Mapping[str, 
     for segment in segments:
         if segment.stem not in known:
             # Of what was merged, only that matters which counted before.
-            merged = [stem for stem in sources.get(segment.stem, []) if _first_step(stem) < segment.stop]
+            merged = [stem for stem in sources.get(segment.stem, []) if _counted(stem, segment)]
             stems += merged or [segment.stem]
         elif known[segment.stem] is not None:
             stems.append(segment.stem)
@@ -71,6 +71,11 @@ def _grown(files: Storage, stem: str, size: int | None) -> bool:
         return size is not None and files.size(f"record/rows-{stem}.parquet") != size
     except FileNotFoundError:
         return True  # merged and removed: nobody can tell any more
+
+
+def _counted(stem: str, segment: Segment) -> bool:
+    attempt = stem.split("-")[3 if stem.startswith("c-") else 1]
+    return int(attempt) == segment.attempt and _first_step(stem) < segment.stop
 
 
 def _first_step(stem: str) -> int:

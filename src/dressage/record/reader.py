@@ -92,8 +92,12 @@ class Run:
         """Returns the metrics, one row per step and one column per metric, ordered by step."""
 
         def read(found: Snapshot) -> pa.Table:
+            declared = arrow_schema(STEP_COLUMNS).empty_table()
             tables = [lines_of_steps(self.storage, segment, "steps", None, None) for segment in found.steps]
-            return union(arrow_schema(STEP_COLUMNS).empty_table(), *tables).sort_by("step")
+            table = union(declared, *tables).sort_by("step")
+            # A merged file has the metrics of all its steps, those that are superseded too.
+            lacking = [name for name in table.column_names if table[name].null_count == table.num_rows]
+            return table.drop_columns([name for name in lacking if name not in declared.column_names])
 
         return self._consistent(read)
 

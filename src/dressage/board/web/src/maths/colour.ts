@@ -11,10 +11,20 @@ export interface Scale {
 
 export function scaleOf(kind: Kind, values: ArrayLike<number>): Scale {
   if (kind === "fraction") return { kind, low: 0, high: 1 };
-  const [low, high] = limits(values, kind === "signed");
+  const [low, high] = limits(sampled(values), kind === "signed");
   if (kind === "positive") return { kind, low: 0, high: Math.max(high, 1e-12) };
   if (kind === "surprise") return { kind, low: Math.min(low, -1e-12), high: 0 };
   return { kind, low, high };
+}
+
+/** So many values, evenly spread over the response, tell where the colours of a longer one should end. */
+const ENOUGH = 4096;
+
+function sampled(values: ArrayLike<number>): ArrayLike<number> {
+  if (values.length <= ENOUGH) return values;
+  const found = new Float32Array(ENOUGH);
+  for (let i = 0; i < ENOUGH; i++) found[i] = values[Math.floor((i * values.length) / ENOUGH)]!;
+  return found;
 }
 
 /** −1 to 1: the sign chooses the hue, the size the strength; NaN stays NaN. Beyond the limits it stops at ±1. */

@@ -114,7 +114,8 @@ function drawValues(
   colours: Palette,
 ): void {
   const frame = frameOf(width, height);
-  const [low, high] = limits([...finite(value), ...finite(target), 0], false);
+  const [expected, came] = [thinned(value, width), thinned(target, width)];
+  const [low, high] = limits([...expected.map((i) => value[i]!), ...came.map((i) => target[i]!), 0], false);
   const room = (high - low) * 0.06;
   const y = vertical(frame, low - room, high + room);
   const place = (amount: number): number => clamp(y(amount), frame.top, frame.bottom);
@@ -127,10 +128,9 @@ function drawValues(
     ],
     { colour: colours.faint },
   );
-  const points = (values: Float32Array): Point[] =>
-    thinned(values, Math.floor(width)).map((i): Point => [x(i), place(values[i]!)]);
-  const [expected, came] = [points(value), points(target)];
-  pen.area([...expected, ...[...came].reverse()], `${colours.warm}40`);
-  pen.line(came, { colour: colours.s1, width: 1.6 });
-  pen.line(expected, { colour: colours.s3, width: 1.3 });
+  const points = (values: Float32Array, at: number[]): Point[] => at.map((i): Point => [x(i), place(values[i]!)]);
+  const [upper, lower] = [points(value, expected), points(target, came)];
+  pen.area([...upper, ...[...lower].reverse()], `${colours.warm}40`);
+  pen.line(lower, { colour: colours.s1, width: 1.6 });
+  pen.line(upper, { colour: colours.s3, width: 1.3 });
 }
