@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from board_helpers import ask, board_of, client_of
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record, text_of
 
@@ -83,6 +83,7 @@ SIMPLE = st.from_regex(
 )
 
 
+@settings(deadline=None)
 @given(SIMPLE, st.lists(st.text(alphabet="abcd1 ", max_size=10), max_size=5))
 @example(r"\(a[(]b", ["x(a(b"])
 @example(r"[]a]b", ["]b"])
@@ -96,6 +97,7 @@ def test_hits_are_where_python_finds_them(pattern, texts):
     assert list(zip(found.places.tolist(), found.start.tolist(), found.length.tolist(), strict=True)) == wanted
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20), st.text(max_size=20))
 @example("\x00", "a\x00b")
 @example("\\Q.*\\E", "x\\Q.*\\Ey")
@@ -108,6 +110,7 @@ def test_plain_text_is_taken_as_it_is(text, around):
     assert (1 in found.places) == (text.casefold() in around.casefold()) or text.casefold() != text.lower()
 
 
+@settings(deadline=None)
 @given(SIMPLE, st.lists(st.text(alphabet="abcd1 ", max_size=10), max_size=5))
 @example("abc+", ["abcc"])
 @example("ab?c", ["ac"])

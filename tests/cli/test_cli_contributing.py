@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dressage import open as open_run
+
 ROOT = Path(__file__).parents[2]
 # What a line in the table and a file beside it do, without writing into the package.
 ADDED = """
@@ -42,7 +44,7 @@ def test_the_worked_example_trains_resumes_and_explains_itself(blocks: list[str]
 
     flags = ["--steps", "40", "--run", str(run), "--model.device", "cpu", "--update.epochs", "1"]
     dressage("reinforce", "recipes/tiny-grpo.toml", *flags)
-    rewards = dressage.open(run).steps()["reward/mean"].to_pylist()
+    rewards = open_run(run).steps()["reward/mean"].to_pylist()
     assert sum(rewards[-5:]) / 5 > 2 * sum(rewards[:5]) / 5
     assert "is complete" in dressage("reinforce", "--resume", str(run))
     assert "--reinforce.entropy_coef" in dressage("reinforce", "--help")

@@ -64,9 +64,14 @@ def test_a_column_that_comes_later_is_missing_before(folder):
     attempt = begin_attempt(folder, start_step=1)
     with Recorder(folder, attempt=attempt) as recorder:
         parts = [{"late": 2.0}] * 6
-        recorder.rollouts(1, rows_of(1, 6) | {"reward_parts": parts, "kl_coef": np.full(6, 0.5)}, tokens_of(1, 6))
+        recorder.rollouts(
+            1,
+            rows_of(1, 6) | {"reward_parts": parts, "kl_coef": np.full(6, 0.5), "policy_version": [7] * 6},
+            tokens_of(1, 6),
+        )
     shot = indexed(folder)
     assert np.isnan(shot.column("part/late")).tolist() == [True] * 6 + [False] * 6
+    assert np.isnan(shot.column("policy_version")[:6]).all() and shot.column("policy_version")[6:].tolist() == [7] * 6
     assert np.isnan(shot.column("kl_coef")[:6]).all() and shot.column("kl_coef")[6:].tolist() == [0.5] * 6
 
 
@@ -162,18 +167,21 @@ def test_orders_are_those_of_a_stable_sort(folder, monkeypatch):
 NUMBERS = st.floats(width=32, allow_nan=False) | st.sampled_from([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0])
 
 
+@settings(deadline=None)
 @given(st.lists(NUMBERS, max_size=40))
 def test_the_fast_order_is_that_of_a_stable_sort(numbers):
     values = np.array(numbers, "<f4")
     assert _packed_order(values).tolist() == np.argsort(values, kind="stable").tolist()
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=40))
 def test_the_fast_order_of_whole_numbers_too(numbers):
     values = np.array(numbers, "<i4")
     assert _packed_order(values).tolist() == np.argsort(values, kind="stable").tolist()
 
 
+@settings(deadline=None)
 @given(st.lists(NUMBERS.filter(lambda x: x == x), min_size=1), st.lists(NUMBERS.filter(lambda x: x == x), min_size=1))
 def test_places_are_those_of_searchsorted(numbers, bounds):
     values, wanted = np.array(numbers, "<f4"), np.array(bounds)

@@ -2,7 +2,7 @@ import ast
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record
 
@@ -89,6 +89,7 @@ def test_what_is_no_filter_is_one_plain_line(shot, text, says):
         assert text == "1 < 2" and result.all()
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40) | st.from_regex(r"(reward|step|parts|[\[\]()\"'<>=!+*/ -]|and|or|not|in|is|None|\d){1,12}"))
 @example("reward if reward else reward")
 @example("reward > (yield)")
@@ -103,6 +104,7 @@ def test_no_text_does_anything_but_match_or_be_refused(shot, text):
         ast.parse(text.strip(), mode="eval")
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dressage.index.features import CHARACTER, NGRAM, WORD, features
@@ -22,6 +22,7 @@ def slow_words(text: str) -> list[str]:
     return [word for word, _ in found]
 
 
+@settings(deadline=None)
 @given(st.lists(TEXT, max_size=6))
 @example(["Hello, WORLD!!", "", "我们 ok", "a\x00b"])
 def test_words_are_those_that_one_character_after_another_gives(texts):
@@ -31,6 +32,7 @@ def test_words_are_those_that_one_character_after_another_gives(texts):
         assert [cut.text[a:b] for a, b in zip(cut.start[mine], cut.stop[mine], strict=True)] == slow_words(text)
 
 
+@settings(deadline=None)
 @given(st.lists(TEXT, max_size=6))
 def test_equal_words_and_only_those_have_equal_hashes(texts):
     cut = words(texts)
@@ -50,6 +52,7 @@ def test_kinds_of_characters():
     assert [kind_of(c) for c in "人あカ𠀀"] == [ALONE] * 4
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="abc", min_size=LONGEST + 1, max_size=400), st.data())
 def test_any_part_of_a_long_word_of_half_a_piece_is_in_a_piece(word, data):
     cut = words([word])
@@ -59,6 +62,7 @@ def test_any_part_of_a_long_word_of_half_a_piece_is_in_a_piece(word, data):
     assert any(word[place : place + OVERLAP] in piece for piece in pieces)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=50))
 def test_folding_keeps_every_place(text):
     folded = fold(text)
@@ -66,6 +70,7 @@ def test_folding_keeps_every_place(text):
     assert all(small in (c.lower(), c) for c, small in zip(text, folded, strict=True))
 
 
+@settings(deadline=None)
 @given(st.lists(TEXT, min_size=1, max_size=8))
 def test_features_are_in_the_texts_that_have_them(texts):
     found, text = features(texts)
@@ -84,6 +89,7 @@ def test_features_are_in_the_texts_that_have_them(texts):
     assert got == wanted
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(alphabet="ab .", max_size=30), min_size=1, max_size=12))
 def test_ngrams_that_three_texts_share_are_all_found(texts):
     found, _ = features(texts)

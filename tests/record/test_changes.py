@@ -73,6 +73,14 @@ def test_compaction_is_no_change(folder):
     assert look(folder, cursor)[0] == 19
 
 
+def test_merging_steps_that_are_superseded_is_no_change(folder):
+    record(folder, range(6), attempt=begin_attempt(folder, 0))
+    record(folder, range(3, 6), attempt=begin_attempt(folder, 3))
+    _, cursor = look(folder, None)
+    assert compact(folder, 0, before=(1, 5)) == 2 * (6 + 2)
+    assert look(folder, cursor)[0] is None
+
+
 def test_rollouts_added_to_old_steps_are_found(folder):
     attempt = begin_attempt(folder, 0)
     record(folder, range(5), attempt)
@@ -104,6 +112,7 @@ def test_lines_of_a_file_are_read_from_any_place(folder):
     run = dressage.open(folder)
     (segment,) = run.segments()
     assert (segment.first, segment.last, segment.stop) == (0, 5, 4)
+    assert run.rows(["step"], [3, 4])["step"].unique().to_pylist() == [3] and run.tokens(4).num_rows == 0
     keys = run.read(segment, "rows", ["sample", "step"])
     assert keys.column_names == ["sample", "step"] and keys.num_rows == 12  # four steps of six count
     assert run.read(segment, "rows", ["sample", "step"], start=5, count=3).to_pylist() == keys.to_pylist()[5:8]

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from dressage.index.columns import Array
+from dressage.index.sets import distinct
 from dressage.record.rollups import edges
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
@@ -30,10 +31,10 @@ class Buckets(NamedTuple):
 
 def buckets(steps: Array, most: int) -> Buckets:
     """Returns at most ``most`` buckets over the distinct values of ``steps``."""
-    distinct = np.unique(steps)
-    size = max(1, -(-len(distinct) // most))
-    first = np.ascontiguousarray(distinct[::size])
-    return Buckets(first, np.append(distinct[size - 1 :: size], distinct[-1:])[: len(first)])
+    found = distinct(steps)
+    size = max(1, -(-len(found) // most))
+    first = np.ascontiguousarray(found[::size])
+    return Buckets(first, np.append(found[size - 1 :: size], found[-1:])[: len(first)])
 
 
 def summary(lines: pa.Table, grouping: Buckets) -> dict[str, Array]:

@@ -11,6 +11,7 @@ from dressage.board.runs import Board, OpenRun
 from dressage.board.search import keys_of
 from dressage.board.selection import Query, both
 from dressage.index.columns import Array
+from dressage.index.sets import contains
 from dressage.index.snapshot import Snapshot
 
 
@@ -67,7 +68,7 @@ def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
     found = [_prompts(run, snapshot, steps) for (run, steps), snapshot in zip(sides, snapshots, strict=True)]
     common = found[0].name
     for side in found[1:]:
-        common = np.intersect1d(common, side.name)
+        common = common[contains(side.name, common)]
     places = [np.searchsorted(side.name, common) for side in found]
     means = np.stack([side.mean[place] for side, place in zip(found, places, strict=True)])
     wins = [[int(np.sum(a > b)) for b in means] for a in means]

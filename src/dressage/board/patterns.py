@@ -12,6 +12,7 @@ from dressage.index.columns import Array
 from dressage.index.features import KINDS
 from dressage.index.patterns import Counts, read_counts
 from dressage.index.search import dictionary
+from dressage.index.sets import distinct
 from dressage.index.snapshot import Snapshot
 
 ENDS = 0.1
@@ -92,7 +93,7 @@ def tabled(snapshot: Snapshot, most: int) -> Table:
     grouping = buckets(np.concatenate([part.steps[:, 0] for part in counts]), most)
     ends = np.concatenate([part.steps[:, 1] for part in counts])
     grouping = Buckets(grouping.first, np.append(grouping.first[1:] - 1, ends.max()))
-    feature = np.unique(np.concatenate([part.feature for part in counts]))
+    feature = distinct(np.concatenate([part.feature for part in counts]))
     size = len(grouping.first)
     count, responses = np.zeros((len(feature), size)), np.zeros(size)
     reward, weight = np.zeros(len(feature)), np.zeros(len(feature))

@@ -48,7 +48,7 @@ def _candidates(snapshot: Snapshot, response: str) -> Array:
     if not snapshot.state.pieces:
         return np.empty(0, np.int64)
     known = dictionary(snapshot.folder, snapshot.state.pieces)
-    features = known.numbers(np.unique(words([response]).hash))
+    features = known.numbers(words([response]).hash)
     count = known.totals()[features]
     shared = np.flatnonzero(count > 1)
     rarest = shared[np.argsort(count[shared], kind="stable")[:MOST_WORDS]]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dressage.index.columns import Array
+from dressage.index.sets import contains
 from dressage.index.words import SIGN, SPACE, Words, kinds_of, mixed, words
 
 WORD, CHARACTER, NGRAM = range(3)
@@ -92,7 +93,7 @@ def _ngrams(cut: Words, by_word: Features, fewest: int) -> list[Features]:
     No n-gram is in more texts than a part of it is, so only those of frequent parts are looked at.
     """
     found = []
-    frequent = np.isin(cut.hash, by_word.hash[by_word.counts >= fewest])
+    frequent = contains(by_word.hash[by_word.counts >= fewest], cut.hash)
     hashes = cut.hash
     for size in (2, 3):
         # Number i is the n-gram that starts with word i; it is made of the two shorter ones at i and i + 1.
@@ -102,7 +103,7 @@ def _ngrams(cut: Words, by_word: Features, fewest: int) -> list[Features]:
         grouped = _grouped(hashes[begin], cut.document[begin], cut.start[begin], cut.stop[begin + size - 1], NGRAM)
         found.append(_only(grouped, grouped.counts >= fewest))
         frequent = np.zeros(len(hashes), np.bool_)
-        frequent[begin] = np.isin(hashes[begin], found[-1].hash)
+        frequent[begin] = contains(found[-1].hash, hashes[begin])
     return found
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from dressage.index.columns import MISSING, Array, write_at
+from dressage.index.sets import contains
 
 FILE = "prompts"
 
@@ -27,9 +28,9 @@ class Prompts:
     def numbers(self, hashes: Array) -> Array:
         """Returns [N] the number of each prompt; one that is new gets the next."""
         different, first, of = np.unique(hashes, return_index=True, return_inverse=True)
-        new = different[np.isin(different, [*self._hashes, MISSING["<i8"]], invert=True)]
-        if len(new):
-            new = new[np.argsort(first[np.isin(different, new)])]
+        is_new = ~contains(self._hashes, different) & (different != MISSING["<i8"])
+        if is_new.any():
+            new = different[is_new][np.argsort(first[is_new])]
             write_at(self.folder / FILE, self.count, new)
             self._order = np.append(self._order, np.arange(self.count, self.count + len(new)))
             self._hashes = np.append(self._hashes, new)

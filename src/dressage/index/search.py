@@ -12,6 +12,7 @@ from dressage.index.columns import Array
 from dressage.index.features import CHARACTER, LAST_CHARACTER, WORD
 from dressage.index.folder import BLOCK, Piece
 from dressage.index.postings import PieceReader
+from dressage.index.sets import contains
 from dressage.index.snapshot import Snapshot
 from dressage.index.words import ALONE, OVERLAP, SIGN, SPACE, fold, kind_of
 
@@ -41,7 +42,7 @@ class Dictionary:
 
     def numbers(self, hashes: Array) -> Array:
         """Returns the features that have one of the hashes."""
-        parts = [np.isin(reader.words["hash"].to_numpy(), hashes) for reader in self.readers]
+        parts = [contains(np.sort(hashes), reader.words["hash"].to_numpy()) for reader in self.readers]
         return np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
 
     def totals(self) -> Array:

@@ -11,6 +11,7 @@ from dressage.index.features import Features, features
 from dressage.index.folder import BLOCK, Piece, State
 from dressage.index.patterns import write_counts
 from dressage.index.postings import New, PieceReader, Postings, merged, write_piece
+from dressage.index.sets import contains
 from dressage.index.snapshot import Snapshot
 from dressage.record import Run
 
@@ -42,7 +43,7 @@ class TextBuilder:
         parts = []
         for rows in self._chunks(Snapshot(self.folder, state), first, stop):
             found, text = features(rows[1])
-            fresh = np.flatnonzero(~self._knows(found.hash))
+            fresh = np.flatnonzero(~contains(self._hashes, found.hash))
             new = _longer(new, found, fresh, text)
             self._learn(found.hash[fresh], known + len(new.text) - len(fresh))
             parts.append(self._postings(found, rows[0]))
@@ -65,13 +66,6 @@ class TextBuilder:
         by_number = np.argsort(number[places], kind="stable")
         rows = (found.documents[by_number] + first % BLOCK).astype(np.uint16)
         return Postings(number[order], found.counts[order], rows)
-
-    def _knows(self, hashes: Array) -> Array:
-        place = np.searchsorted(self._hashes, hashes)
-        known = np.zeros(len(hashes), np.bool_)
-        inside = place < len(self._hashes)
-        known[inside] = self._hashes[place[inside]] == hashes[inside]
-        return known
 
     def _learn(self, hashes: Array, first: int) -> None:
         """Gives the hashes the numbers from ``first`` on."""
