@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from dressage.index.columns import Array
+from dressage.index.rollups import Rollups
 from dressage.index.sets import distinct
 from dressage.record.rollups import edges
 
@@ -37,20 +37,20 @@ def buckets(steps: Array, most: int) -> Buckets:
     return Buckets(first, np.append(found[size - 1 :: size], found[-1:])[: len(first)])
 
 
-def summary(lines: pa.Table, grouping: Buckets) -> dict[str, Array]:
+def summary(lines: Rollups, grouping: Buckets) -> dict[str, Array]:
     """Returns the roll-up of each bucket: count, mean, sd, min, max and quantiles, NaN where nothing was measured.
 
     Args:
         lines: Roll-ups of one column, whole rollouts.
         grouping: Which steps belong together.
     """
-    where, size = grouping.of(lines["step"].to_numpy()), len(grouping.first)
+    where, size = grouping.of(lines.step), len(grouping.first)
     total, sums, squares = (
-        np.bincount(where, lines[name].to_numpy(), minlength=size) for name in ("count", "sum", "sum_squares")
+        np.bincount(where, lines.lines[name], minlength=size) for name in ("count", "sum", "sum_squares")
     )
     low, high = np.full(size, np.inf), np.full(size, -np.inf)
-    np.minimum.at(low, where, lines["min"].to_numpy())
-    np.maximum.at(high, where, lines["max"].to_numpy())
+    np.fmin.at(low, where, lines.lines["min"])
+    np.fmax.at(high, where, lines.lines["max"])
     with np.errstate(all="ignore"):
         mean = sums / total
         sd = np.sqrt(np.maximum(squares / total - mean**2, 0))
@@ -61,17 +61,14 @@ def summary(lines: pa.Table, grouping: Buckets) -> dict[str, Array]:
     return {name: values if name == "count" else np.where(empty, np.nan, values) for name, values in result.items()}
 
 
-def sketches(lines: pa.Table, where: Array) -> tuple[Array, Array, Array]:
+def sketches(lines: Rollups, where: Array) -> tuple[Array, Array, Array]:
     """Returns bucket, key and count of every bin of the sketches, sorted by bucket and key."""
-    keys = lines["sketch_keys"].combine_chunks()
-    counts = lines["sketch_counts"].combine_chunks()
-    lengths = np.diff(keys.offsets.to_numpy())
-    bucket, key = np.repeat(where, lengths), keys.flatten().to_numpy()
-    order = np.lexsort((key, bucket))
-    return bucket[order], key[order], counts.flatten().to_numpy()[order]
+    bucket, key = where[lines.line], lines.bins["sketch_keys"]
+    order = np.argsort((bucket.astype(np.int64) << 16) + key, kind="stable")
+    return bucket[order], key[order], lines.bins["sketch_counts"][order]
 
 
-def quantiles(lines: pa.Table, where: Array, size: int, wanted: list[float]) -> list[Array]:
+def quantiles(lines: Rollups, where: Array, size: int, wanted: list[float]) -> list[Array]:
     """Returns for each wanted quantile [size] its value in each bucket, as near as the sketches tell it."""
     bucket, key, count = sketches(lines, where)
     if not len(key):

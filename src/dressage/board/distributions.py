@@ -118,8 +118,8 @@ def ridge(board: Board, query: RidgeQuery) -> dict[str, Any]:
     run = board.run(query.run)
     column_of(run.snapshot(), query.column)
     lines = rollups_of(run, query.column)
-    grouping = buckets(lines["step"].to_numpy(), query.buckets)
-    bucket, key, count = sketches(lines, grouping.of(lines["step"].to_numpy()))
+    grouping = buckets(lines.step, query.buckets)
+    bucket, key, count = sketches(lines, grouping.of(lines.step))
     low, high = bin_edges(key)
     middle = (low + high) / 2
     edges = _edges(_spread(middle, count), query.bins, None, None)
@@ -142,22 +142,20 @@ def _spread(values: Array, counts: Array) -> Array:
 def heat(board: Board, query: HeatQuery) -> dict[str, Any]:
     """Returns the mean of a token metric by step and position in the response, from the roll-ups."""
     run = board.run(query.run)
-    lines = rollups_of(run, query.column, "token")
-    if not lines.num_rows:
+    lines = rollups_of(run, query.column, level="token")
+    if not len(lines.step):
         raise UserError(f"no token of the run has a number {query.column[:100]!r}")
-    steps = buckets(lines["step"].to_numpy(), query.buckets)
-    bins = lines["bin_counts"].combine_chunks()
-    lengths = np.diff(bins.offsets.to_numpy())
-    position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    steps = buckets(lines.step, query.buckets)
+    first = np.flatnonzero(np.append(True, lines.line[1:] != lines.line[:-1]))
+    position = np.arange(len(lines.line)) - np.repeat(first, np.diff(np.append(first, len(lines.line))))
     places = buckets(position, query.positions)
     shape = (len(steps.first), len(places.first))
-    cell = np.repeat(steps.of(lines["step"].to_numpy()), lengths) * shape[1] + places.of(position)
-    sums = lines["bin_sums"].combine_chunks().flatten().to_numpy()
+    cell = steps.of(lines.step)[lines.line] * shape[1] + places.of(position)
     count, total = (
         np.bincount(cell, values, minlength=shape[0] * shape[1]).reshape(shape)
-        for values in (bins.flatten().to_numpy(), sums)
+        for values in (lines.bins["bin_counts"], lines.bins["bin_sums"])
     )
     with np.errstate(all="ignore"):
         mean = total / count
-    positions = [[first * BIN, last * BIN + BIN - 1] for first, last in places.pairs()]
+    positions = [[low * BIN, high * BIN + BIN - 1] for low, high in places.pairs()]
     return {"steps": steps.pairs(), "positions": positions, "mean": mean, "count": count.astype(np.int64)}

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -19,6 +19,15 @@ BREATH = 15.0
 """Seconds of silence after which a line is sent that keeps the connection open."""
 
 
+class Position(NamedTuple):
+    """How far the index of a run is."""
+
+    rows: int
+    dead: int
+    text_rows: int
+    metrics: int
+
+
 class EventsQuery(Query):
     after: str = Field("", max_length=2_000)
     """The cursor of the last event that was seen; events from now on if empty."""
@@ -27,8 +36,8 @@ class EventsQuery(Query):
 def events(board: Board, query: EventsQuery) -> StreamingResponse:
     """Streams an event whenever the index of a run has grown.
 
-    The cursor holds the number of rows of each run, such as ``640.0-1280.64`` (rows that ever came, and how many of
-    them can be searched); whoever comes back with it gets what was added meanwhile, at once.
+    The cursor tells how far the index of each run is, such as ``640.0.640.20-1280.64.0.21``; whoever comes back with it
+    gets what was added meanwhile, at once.
     """
     return StreamingResponse(_stream(board, query.after), media_type="text/event-stream")
 
@@ -53,15 +62,15 @@ async def _stream(board: Board, after: str) -> AsyncIterator[bytes]:
             silent = 0.0
 
 
-def _position(run: OpenRun) -> tuple[int, int, int]:
+def _position(run: OpenRun) -> Position:
     state = run.snapshot().state
-    return state.rows, state.dead, state.text_rows
+    return Position(state.rows, state.dead, state.text_rows, state.metrics)
 
 
-def _event(run: OpenRun, seen: tuple[int, int, int]) -> dict[str, Any]:
+def _event(run: OpenRun, seen: Position) -> dict[str, Any]:
     """Returns which steps have new rollouts, and how far the run is now."""
     snapshot = run.snapshot()
-    new: Array = snapshot.raw("step")[min(seen[0], snapshot.rows) :] if snapshot.rows else np.empty(0, np.int32)
+    new: Array = snapshot.raw("step")[min(seen.rows, snapshot.rows) :] if snapshot.rows else np.empty(0, np.int32)
     return {
         "run": run.number,
         "steps": [int(new.min()), int(new.max())] if len(new) else None,
@@ -70,12 +79,12 @@ def _event(run: OpenRun, seen: tuple[int, int, int]) -> dict[str, Any]:
     }
 
 
-def _parse(cursor: str, runs: int) -> list[tuple[int, int, int]] | None:
+def _parse(cursor: str, runs: int) -> list[Position] | None:
     """Returns the positions in a cursor, or None if it is none of this board."""
     try:
         places = [tuple(int(number) for number in place.split(".")) for place in cursor.split("-")]
     except ValueError:
         return None
-    if len(places) != runs or any(len(place) != 3 for place in places):
+    if len(places) != runs or any(len(place) != len(Position._fields) for place in places):
         return None
-    return [(place[0], place[1], place[2]) for place in places]
+    return [Position(*place) for place in places]

@@ -27,7 +27,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
         "name": run.name,
         "path": str(run.record.folder),
         "algorithm": run.record.info.get("algorithm"),
-        "steps": list(snapshot.step_range) if snapshot.rows else None,
+        "steps": _steps(snapshot),
         "rollouts": snapshot.count,
         "tokens": _tokens(run),
         "live": run.live,
@@ -41,6 +41,14 @@ def summary(run: OpenRun) -> dict[str, Any]:
         "problem": run.problem,
         "findings": None,
     }
+
+
+def _steps(snapshot: Snapshot) -> list[int] | None:
+    """Returns the first and the last step with rollouts or metrics."""
+    found = list(snapshot.step_range) if snapshot.rows else []
+    logged = snapshot.metrics["step"]
+    found += [logged[0].as_py(), logged[-1].as_py()] if len(logged) else []
+    return [min(found), max(found)] if found else None
 
 
 def _tokens(run: OpenRun) -> int | None:

@@ -11,6 +11,8 @@ from dressage.board.buckets import Buckets, buckets, summary
 from dressage.board.runs import Board, OpenRun
 from dressage.board.selection import RunQuery, Steps
 from dressage.index.columns import Array
+from dressage.index.rollups import Level, Rollups, rollups
+from dressage.index.snapshot import Snapshot
 
 MOST_ROLLUPS = 40
 NOT_PLOTTED = {"step", "sample", "attempt", "rank", "group", "policy_version"}
@@ -28,57 +30,46 @@ class SeriesQuery(RunQuery):
 def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
     """Returns metrics and roll-ups by step, or by as many steps together as ``points`` demands."""
     run = board.run(query.run)
+    snapshot = run.snapshot()
+    metrics = _within(snapshot.metrics, query.steps)
+    logged = [name for name in metrics.column_names if name not in ("step", "attempt")]
     wanted = set(query.names.split(",")) if query.names else None
-    metrics = _within(metrics_of(run), query.steps)
-    columns = {name: _within(rollups_of(run, name), query.steps) for name in rollup_names(run)}
-    steps = [metrics["step"].to_numpy(), *(lines["step"].to_numpy() for lines in columns.values())]
-    everything = np.concatenate(steps)
-    grouping = buckets(everything, query.points)
-    rollups = {}
-    for name, lines in columns.items():
-        for split, label in _splits(lines):
-            if wanted is None or label + name in wanted:
-                rollups[label + name] = summary(split, grouping)
+    measured = [name for name in snapshot.numbers if name not in NOT_PLOTTED]
+    columns = {
+        name: rollups_of(run, name, query.steps)
+        for name in measured
+        if wanted is None or not wanted.isdisjoint((name, f"eval/{name}"))
+    }
+    steps = [metrics["step"].to_numpy(), *(lines.step for lines in columns.values())]
+    grouping = buckets(np.concatenate(steps), query.points)
     return {
         "step": grouping.first,
         "steps": grouping.pairs(),
-        "metrics": {
-            name: _means(metrics, name, grouping)
-            for name in metrics.column_names
-            if name not in ("step", "attempt") and (wanted is None or name in wanted)
+        "metrics": {name: _means(metrics, name, grouping) for name in logged if wanted is None or name in wanted},
+        "rollups": {
+            label + name: summary(split, grouping)
+            for name, lines in columns.items()
+            for label, split in _splits(snapshot, lines)
+            if wanted is None or label + name in wanted
         },
-        "rollups": rollups,
-        "names": {
-            "metrics": [n for n in metrics.column_names if n not in ("step", "attempt")],
-            "rollups": list(columns),
-        },
+        "names": {"metrics": logged, "rollups": measured},
     }
 
 
-def metrics_of(run: OpenRun) -> pa.Table:
-    """Returns the metrics by step, read again when the record has grown."""
-    table: pa.Table = run.memory.get("metrics", run.version(), run.record.steps, most=1)
-    return table
-
-
-def rollup_names(run: OpenRun) -> list[str]:
-    """Returns the columns of rollouts that make a curve."""
-    return [name for name in run.snapshot().numbers if name not in NOT_PLOTTED]
-
-
-def rollups_of(run: OpenRun, name: str, level: str = "row") -> pa.Table:
+def rollups_of(run: OpenRun, name: str, steps: tuple[int, int] | None = None, level: Level = "row") -> Rollups:
     """Returns the roll-ups of one column of the rollouts, or of their tokens, one line per step and split."""
-    lines: pa.Table = run.memory.get(
-        "rollups", (name, run.version()), lambda: run.record.rollups([name]), most=MOST_ROLLUPS
-    )
-    return lines.filter(pc.field("level") == level)
+    snapshot = run.snapshot()
+    key = (level, name, snapshot.state.rollups.get(level))
+    lines = run.memory.get("rollups", key, lambda: rollups(snapshot, level, name), most=MOST_ROLLUPS)
+    return lines if steps is None else lines.only((lines.step >= steps[0]) & (lines.step <= steps[1]))
 
 
-def _splits(lines: pa.Table) -> list[tuple[pa.Table, str]]:
+def _splits(snapshot: Snapshot, lines: Rollups) -> list[tuple[str, Rollups]]:
     """Returns the lines of training, and under ``eval/`` those of evaluation."""
-    evaluation = pc.fill_null(pc.equal(lines["split"], "eval"), False)
-    parts = [(lines.filter(pc.invert(evaluation)), ""), (lines.filter(evaluation), "eval/")]
-    return [(part, label) for part, label in parts if part.num_rows]
+    known = snapshot.state.codes.get("split", [])
+    evaluation = lines.lines["split"] == (known.index("eval") if "eval" in known else -1)
+    parts = [("", lines.only(~evaluation)), ("eval/", lines.only(evaluation))]
+    return [(label, part) for label, part in parts if len(part.step)]
 
 
 def _within(table: pa.Table, steps: tuple[int, int] | None) -> pa.Table:

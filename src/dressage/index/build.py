@@ -10,8 +10,10 @@ import pyarrow as pa
 from dressage.errors import UserError
 from dressage.index.columns import KEY, READ, Array, append, arrays, bury
 from dressage.index.folder import State, clear, fingerprint, read_state, sweep, write_state
+from dressage.index.metrics import add_metrics
 from dressage.index.orders import due, store_orders
 from dressage.index.prompts import Prompts
+from dressage.index.rollups import add_rollups
 from dressage.index.snapshot import Snapshot
 from dressage.index.text import TextBuilder
 from dressage.record import Run
@@ -45,17 +47,20 @@ class Builder:
         return TextBuilder(self.run, self.folder, self.state)
 
     def update(self) -> bool:
-        """Adds the rollouts that the record has and the index has not; returns whether anything changed.
+        """Adds the metrics and rollouts that the record has and the index has not; returns whether anything changed.
 
         Rollouts are added behind all others, whatever their step. Those of a superseded attempt stay and are noted
         as dead. So whoever reads the index sees one moment of it, however long that takes.
         """
         while True:
             changes = self.run.changes(self.state.cursor)
-            if changes.first_step is None:
-                return False
             try:
-                self._add(changes, changes.first_step)
+                state = add_metrics(self.folder, self.state, self.run)
+                if state is self.state and changes.first_step is None:
+                    return False
+                self._commit(state)
+                if changes.first_step is not None:
+                    self._add(changes, changes.first_step)
             except FileNotFoundError:
                 continue  # a compaction replaced files meanwhile: what they held is in others now
             return True
@@ -95,6 +100,8 @@ class Builder:
         state = bury(self.folder, self.state, gone) if len(gone) else self.state
         if len(gone) and state.pieces:
             state = self.text.recount(state)
+        if state.rows:
+            state = add_rollups(self.folder, state, self.run, first_step)
         self._commit(state.with_(cursor=changes.cursor))
 
     def _known(self, first_step: int) -> Array:

@@ -68,6 +68,12 @@ class State:
     """Different prompts so far."""
     orders: dict[str, str] = field(default_factory=dict)
     ordered_rows: int = 0
+    rollups: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Lines and bins of the roll-ups of rows and of tokens."""
+    rollup_columns: tuple[str, ...] = ()
+    metrics: int = 0
+    """Number of the newest file of metrics."""
+    metrics_cursor: str = ""
     pieces: tuple[Piece, ...] = ()
     text_rows: int = 0
     version: int = VERSION
@@ -104,7 +110,9 @@ def read_state(folder: Path) -> State | None:
             return None
         columns = {name: ColumnFile(**column) for name, column in content["columns"].items()}
         pieces = tuple(Piece(**piece) for piece in content["pieces"])
-        return State(**{**content, "columns": columns, "pieces": pieces})
+        rollups = {level: (lines, bins) for level, (lines, bins) in content["rollups"].items()}
+        content |= {"columns": columns, "pieces": pieces, "rollups": rollups}
+        return State(**{**content, "rollup_columns": tuple(content["rollup_columns"])})
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -125,8 +133,17 @@ def sweep(folder: Path, state: State) -> None:
     """Removes files that no state means any more, once nobody can be about to open them."""
     meant = {piece.name(kind) for piece in state.pieces for kind in ("words", "rows", "patterns")}
     for path in folder.glob("*.arrow"):
-        if path.name not in meant and time.time() - path.stat().st_mtime > UNUSED_SECONDS:
+        if (
+            not path.name.startswith("metrics")
+            and path.name not in meant
+            and time.time() - path.stat().st_mtime > UNUSED_SECONDS
+        ):
             path.unlink()
+
+
+def metrics_name(number: int) -> str:
+    """Returns the name of a file of metrics."""
+    return f"metrics-{number}.arrow"
 
 
 @contextmanager

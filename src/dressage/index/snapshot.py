@@ -4,9 +4,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from dressage.index.columns import CODED, MISSING, Array
-from dressage.index.folder import State, read_state
+from dressage.index.folder import State, metrics_name, read_state
 from dressage.index.prompts import read_prompts
 
 
@@ -71,6 +72,13 @@ class Snapshot:
     def count(self) -> int:
         """Number of rollouts of the run."""
         return self.rows - self.state.dead
+
+    @cached_property
+    def metrics(self) -> pa.Table:
+        """The logged metrics by step."""
+        if not self.state.metrics:
+            return pa.table({"step": pa.array([], pa.int32())})
+        return pa.ipc.open_file(pa.memory_map(str(self.folder / metrics_name(self.state.metrics)))).read_all()
 
     @cached_property
     def prompts(self) -> Array:
