@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dressage.algorithms import ALGORITHMS, Entry
 from dressage.cli_board import board_app
+from dressage.cli_doctor import doctor_app
 from dressage.cli_flags import FLAGS, Help, explain, words_and_flags
 from dressage.cli_record import record
 from dressage.cli_tools import tools
@@ -27,6 +28,7 @@ _NEEDED_TO_TRAIN = {"torch", "transformers", "tokenizers", "peft", "accelerate",
 app.add_typer(tools)
 app.add_typer(record)
 app.add_typer(board_app)
+app.add_typer(doctor_app)
 
 F = TypeVar("F")
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]

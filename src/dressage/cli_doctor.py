@@ -1,0 +1,49 @@
+"""The command that says what is wrong with a run."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+doctor_app = typer.Typer()
+
+
+class FailOn(StrEnum):
+    """The severity from which the exit code is 1."""
+
+    error = "error"
+    warning = "warning"
+    note = "note"
+    never = "never"
+
+
+@doctor_app.command()
+def doctor(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a URL such as s3://bucket/run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    language: Annotated[str | None, typer.Option(help="en, zh or vi; by LANG where not given.")] = None,
+    fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 from this severity on.")] = FailOn.never,
+    rules: Annotated[list[Path] | None, typer.Option(help="A Python file with rules of your own.")] = None,
+) -> None:
+    """Say what is wrong with a run, since when, why, and what to change: dressage doctor RUN."""
+    import dressage
+    from dressage.doctor.data import RunData
+    from dressage.doctor.diagnosis import SEVERITIES, diagnose, worst
+    from dressage.doctor.own import all_rules
+    from dressage.doctor.report.plain import plain
+    from dressage.doctor.report.terminal import show
+    from dressage.doctor.words import language as language_named
+
+    data = RunData(dressage.open(run))
+    diagnosis = diagnose(data, all_rules(rules or []))
+    words = language_named(language)
+    if as_json:
+        print(json.dumps(plain(data, diagnosis, words), ensure_ascii=False, indent=1))
+    else:
+        show(Console(), data, diagnosis, words)
+    found = worst(diagnosis.findings)
+    if fail_on is not FailOn.never and found and SEVERITIES.index(found) <= SEVERITIES.index(fail_on.value):
+        raise typer.Exit(1)

@@ -1,0 +1,158 @@
+"""What the rules read of a run: settings, metrics, rollouts, and the tokens of some of them."""
+
+from collections.abc import Collection, Iterable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dressage.doctor.finding import Evidence
+from dressage.doctor.names import ALIASES
+from dressage.doctor.rows import Rows, numbers
+from dressage.doctor.sample import Sample, take_sample
+from dressage.doctor.series import Series, series
+from dressage.record import Run
+from dressage.record.schema import ROW_COLUMNS
+
+KINDS = frozenset(["info", "steps", "rows", "tokens"])
+HEAVY = frozenset(["prompt", "response", "prompt_ids", "ref_response", "ground_truth", "extra", "reward_parts"])
+"""Columns that are read of the sample only."""
+
+
+class RunData:
+    """A run as the rules see it. Nothing is read before a rule asks for it, and each thing once."""
+
+    def __init__(self, run: Run, sees: Collection[str] = KINDS) -> None:
+        """Takes a run, and which kinds of data the rules may see."""
+        self.run = run
+        self.sees = frozenset(sees)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What run.json says."""
+        return self.run.info if "info" in self.sees else {}
+
+    @property
+    def algorithm(self) -> str | None:
+        """The name of the algorithm, where it is known."""
+        name = self.info.get("algorithm")
+        return name if isinstance(name, str) else None
+
+    def setting(self, path: str, default: Any = None) -> Any:
+        """Returns an entry of run.json by its dotted path, such as ``config.kl.coef``."""
+        found: Any = self.info
+        for key in path.split("."):
+            if not isinstance(found, dict) or key not in found:
+                return default
+            found = found[key]
+        return found
+
+    def has(self, need: str) -> bool:
+        """Returns whether something was measured: ``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH``."""
+        kind, _, name = need.partition(".")
+        if kind not in self.sees:
+            return False
+        if kind == "info":
+            return self.setting(name) is not None
+        if kind == "steps" and name == "step":
+            return bool(self._steps.num_rows)
+        if kind == "steps":
+            return len(self.metric(name)) > 0
+        if kind == "tokens":
+            return bool(len(self.rows)) and self.sample.has(name)
+        if name in HEAVY:
+            return bool(len(self.rows)) and self.sample.rows.has(name)
+        return self.rows.has(name)
+
+    @cached_property
+    def _steps(self) -> pa.Table:
+        return self.run.steps()
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """The names of the logged metrics."""
+        return [name for name in self._steps.column_names if name not in ("step", "attempt", "rank")]
+
+    def metric(self, name: str) -> Series:
+        """Returns a logged metric by step, under our name or another trainer's; empty where it was not logged."""
+        for known in (name, *ALIASES.get(name, ())):
+            if known in self._steps.column_names:
+                return series(self._steps["step"].to_numpy(), numbers(self._steps[known]))
+        return series(np.zeros(0), np.zeros(0))
+
+    @cached_property
+    def _all_rows(self) -> pa.Table:
+        return self.run.rows([column.name for column in ROW_COLUMNS if column.name not in HEAVY])
+
+    @cached_property
+    def _is_evaluation(self) -> pa.Array:
+        return pc.fill_null(pc.equal(self._all_rows["split"], "eval"), False)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rollouts that were trained on, without their texts."""
+        return Rows(self._all_rows.filter(pc.invert(self._is_evaluation)))
+
+    @cached_property
+    def evaluation(self) -> Rows:
+        """The held-out rollouts."""
+        return Rows(self._all_rows.filter(self._is_evaluation))
+
+    @cached_property
+    def sample(self) -> Sample:
+        """Some of the trained rollouts, with texts and tokens."""
+        return take_sample(self.run, self.rows)
+
+    @cached_property
+    def _rollups(self) -> pa.Table:
+        table = self.run.rollups()
+        return table.filter(pc.invert(pc.fill_null(pc.equal(table["split"], "eval"), False)))
+
+    def step_evidence(self, steps: Iterable[int]) -> tuple[Evidence, ...]:
+        """Returns the first rollout of each of some steps as places to look at."""
+        at = [int(np.searchsorted(self.rows.step, step)) for step in steps]
+        return tuple(Evidence(int(self.rows.step[i]), int(self.rows.sample[i])) for i in at if i < len(self.rows))
+
+    def rollout_evidence(self, numbers: Iterable[int], rows: Rows | None = None) -> tuple[Evidence, ...]:
+        """Returns rollouts as places to look at, given by their numbers in ``rows``, or in the rows given."""
+        of = self.rows if rows is None else rows
+        return tuple(Evidence(int(of.step[i]), int(of.sample[i])) for i in numbers)
+
+    def not_finite_metrics(self) -> list[tuple[int, str, int]]:
+        """Returns first step, name and count of every metric that is NaN or infinite somewhere."""
+        found = []
+        for name in self.metrics:
+            column = self._steps[name]
+            values = numbers(column)
+            bad = np.flatnonzero(~np.isfinite(values) & column.is_valid().to_numpy())
+            if len(bad):
+                found.append((int(self._steps["step"][int(bad[0])].as_py()), name, len(bad)))
+        return found
+
+    def not_finite_columns(self) -> list[tuple[int, str, int]]:
+        """Returns first step, name and count of every column of the rollouts and tokens with such values."""
+        if "rows" not in self.sees:
+            return []
+        lines = self._rollups.filter(pc.greater(self._rollups["not_finite"], 0))
+        found: dict[str, tuple[int, str, int]] = {}
+        for step, column, count in zip(*(lines[n].to_pylist() for n in ("step", "column", "not_finite")), strict=True):
+            first, _, total = found.get(column, (step, column, 0))
+            found[column] = (min(first, step), column, total + count)
+        return list(found.values())
+
+    def mean(self, level: str, column: str) -> Series:
+        """Returns the mean by step over all trained rollouts (level ``row``) or tokens (``token``) of the record."""
+        lines = self._rollups.filter(
+            pc.and_(pc.equal(self._rollups["level"], level), pc.equal(self._rollups["column"], column))
+        )
+        steps, where = np.unique(lines["step"].to_numpy(), return_inverse=True)
+        count, total = (np.bincount(where, lines[name].to_numpy(), len(steps)) for name in ("count", "sum"))
+        with np.errstate(invalid="ignore"):
+            return series(steps, total / count)
+
+    def parts(self) -> list[str]:
+        """Returns the names of the parts of the reward."""
+        names = pc.unique(self._rollups["column"]).to_pylist()
+        return [name.removeprefix("part/") for name in names if name.startswith("part/")]

@@ -1,0 +1,113 @@
+"""Applies the rules to a run and tells causes from consequences."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dressage.doctor.data import RunData
+from dressage.doctor.finding import Reading, Skipped
+from dressage.doctor.rule import Rule
+
+SEVERITIES = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found wrong."""
+
+    rule: Rule
+    reading: Reading
+    explains: tuple[str, ...] = ()
+    """Names of the rules whose findings are folded under this one."""
+    cause: bool = True
+    """False: another finding explains it."""
+
+    @property
+    def severity(self) -> str:
+        """``error``, ``warning`` or ``note``."""
+        return self.reading.severity or self.rule.severity
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the doctor says of a run."""
+
+    findings: tuple[Finding, ...]
+    """Causes first, the most certain first; then what they explain."""
+    healthy: tuple[tuple[Rule, Reading], ...]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def causes(self) -> tuple[Finding, ...]:
+        """The findings that nothing else explains."""
+        return tuple(finding for finding in self.findings if finding.cause)
+
+
+def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
+    """Applies rules, given in the order in which causes go before consequences, to a run."""
+    sick, healthy, skipped = [], [], []
+    for rule in rules:
+        reason = _reason_to_skip(data, rule)
+        reading = None if reason else rule.statistic(data)
+        if reading is None or np.isnan(reading.seen):
+            skipped.append(Skipped(rule.name, rule.row, reason or "nothing of the run lets it be measured"))
+        elif reading.sick:
+            sick.append((rule, reading))
+        else:
+            healthy.append((rule, reading))
+    return Diagnosis(tuple(_folded(sick)), tuple(healthy), tuple(skipped))
+
+
+def _reason_to_skip(data: RunData, rule: Rule) -> str | None:
+    if rule.algorithms and data.algorithm is not None and data.algorithm not in rule.algorithms:
+        return f"it is about {' and '.join(rule.algorithms)}, this run is {data.algorithm}"
+    missing = [need for need in rule.needs if not any(data.has(one) for one in need.split("|"))]
+    if missing:
+        return f"needs {' and '.join(need.replace('|', ' or ') for need in missing)}, which was not recorded"
+    if len(data.rows.steps) < rule.least_steps:
+        return f"needs {rule.least_steps} steps, the record has {len(data.rows.steps)}"
+    return None
+
+
+def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Finding]:
+    """Returns the findings, each consequence under the first cause that explains it, directly or through others."""
+    place = {rule.name: i for i, (rule, _) in enumerate(sick)}
+    above: dict[int, int] = {}
+    for i, (rule, reading) in enumerate(sick):
+        for name in rule.explains:
+            j = place.get(name)
+            if j is not None and j != i and not _before(sick[j][1], reading) and not _is_above(j, i, above):
+                above[j] = min(i, above.get(j, i))
+    under: dict[int, list[str]] = {}
+    for j in sorted(above):
+        under.setdefault(_top(j, above), []).append(sick[j][0].name)
+    found = [Finding(r, reading, tuple(under.get(i, ())), i not in above) for i, (r, reading) in enumerate(sick)]
+    return sorted(found, key=lambda finding: (not finding.cause, SEVERITIES.index(finding.severity)))
+
+
+def _before(one: Reading, other: Reading) -> bool:
+    """Returns whether one trouble clearly began before the other, which then cannot be its cause."""
+    if one.since is None or other.since is None:
+        return False
+    return one.since + 5 < other.since
+
+
+def _is_above(j: int, i: int, above: dict[int, int]) -> bool:
+    while i in above:
+        i = above[i]
+        if i == j:
+            return True
+    return False
+
+
+def _top(j: int, above: dict[int, int]) -> int:
+    while j in above:
+        j = above[j]
+    return j
+
+
+def worst(findings: Iterable[Finding]) -> str | None:
+    """Returns the severity of the gravest finding."""
+    grave = [SEVERITIES.index(finding.severity) for finding in findings]
+    return SEVERITIES[min(grave)] if grave else None

@@ -1,0 +1,16 @@
+"""What other trainers call the metrics that the rules read."""
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "kl/objective": ("objective/kl", "kl", "critic/kl", "actor/reward_kl_penalty", "policy/kl_mean"),
+    "kl/coef": ("objective/kl_coef", "kl_coef", "actor/reward_kl_penalty_coeff", "actor/kl_coef"),
+    "policy/ratio": ("val/ratio", "ppo/policy/ratio", "probs_ratio", "actor/ratio"),
+    "policy/clip_fraction": ("policy/clipfrac_avg", "ppo/policy/clipfrac", "actor/pg_clipfrac", "clip_ratio"),
+    "policy/approx_kl": ("policy/approxkl_avg", "ppo/policy/approxkl", "actor/ppo_kl", "ppo_kl"),
+    "policy/entropy": ("policy/entropy_avg", "ppo/policy/entropy", "actor/entropy", "actor/entropy_loss", "entropy"),
+    "loss/value": ("loss/value_avg", "ppo/loss/value", "critic/vf_loss", "critic_loss"),
+    "value/explained_variance": ("ppo/val/var_explained", "critic/vf_explained_var"),
+    "optim/grad_norm": ("grad_norm", "actor/grad_norm", "ppo/policy/grad_norm"),
+    "optim/learning_rate": ("lr", "learning_rate", "actor/lr", "ppo/learning_rate"),
+    "time/step": ("timing_s/step", "time/ppo/total", "step_time", "total_step_time"),
+}
+"""Our name → TRL's (PPO 1.x, then 0.x), OpenRLHF's, verl's, NeMo-RL's."""

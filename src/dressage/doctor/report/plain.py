@@ -1,0 +1,61 @@
+"""A diagnosis as plain data, for ``--json`` and the board."""
+
+from typing import Any
+
+from dressage.doctor.data import RunData
+from dressage.doctor.diagnosis import Diagnosis, Finding
+from dressage.doctor.finding import Evidence, Reading
+from dressage.doctor.rule import Rule
+from dressage.doctor.words import Language
+
+
+def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, Any]:
+    """Returns ``findings``, ``healthy`` and ``skipped`` of a run, ready for JSON."""
+    steps = data.rows.steps
+    return {
+        "run": data.run.folder,
+        "algorithm": data.algorithm,
+        "steps": [int(steps[0]), int(steps[-1])] if len(steps) else None,
+        "rollouts": len(data.rows),
+        "findings": [plain_finding(finding, language) for finding in diagnosis.findings],
+        "healthy": [_healthy(rule, reading, language) for rule, reading in diagnosis.healthy],
+        "skipped": [{"rule": one.rule, "row": one.row, "reason": one.reason} for one in diagnosis.skipped],
+    }
+
+
+def plain_finding(finding: Finding, language: Language) -> dict[str, Any]:
+    """Returns one finding."""
+    rule, reading = finding.rule, finding.reading
+    texts = language.said(rule, reading)
+    return {
+        "rule": rule.name,
+        "row": rule.row,
+        "severity": finding.severity,
+        "title": texts.title,
+        "cause": texts.cause,
+        "root": finding.cause,
+        "since_step": reading.since,
+        "seen": reading.seen,
+        "healthy": texts.healthy,
+        "evidence": [_place(place) for place in reading.evidence],
+        "explains": list(finding.explains),
+        "fix": texts.fix,
+        "source": rule.source,
+    }
+
+
+def _healthy(rule: Rule, reading: Reading, language: Language) -> dict[str, Any]:
+    texts = language.said(rule, reading)
+    return {"rule": rule.name, "row": rule.row, "seen": reading.seen, "healthy": texts.healthy}
+
+
+def _place(place: Evidence) -> dict[str, Any]:
+    return {"step": place.step, "sample": place.sample, "start": place.start, "stop": place.stop, "view": view(place)}
+
+
+def view(place: Evidence) -> str:
+    """Returns the address of a place on the board, relative to the board's own."""
+    if place.sample is None:
+        return f"step?step={place.step}"
+    token = "" if place.start is None else f"&token={place.start}"
+    return f"tokens?step={place.step}&sample={place.sample}{token}"

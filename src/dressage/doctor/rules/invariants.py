@@ -1,0 +1,373 @@
+"""What must hold exactly, whatever the run: the first things to look at."""
+
+from itertools import combinations
+
+import numpy as np
+
+from dressage.doctor.data import RunData
+from dressage.doctor.finding import Reading, Words
+from dressage.doctor.kl import penalty
+from dressage.doctor.rule import rule
+from dressage.doctor.sample import Sample
+from dressage.doctor.series import Array
+
+EXACT = {"float32": 1e-3, "float64": 1e-3}
+ROUNDED = 0.05
+"""How far log-probabilities of the same weights may lie apart, in nats: bfloat16 has 8 bits."""
+IMPROBABLE = 12.0
+"""Nats of surprise: two independent samples agree on such a response once in e^12 = 160,000 times."""
+
+
+def tolerance(data: RunData) -> float:
+    """Returns how far log-probabilities of the same weights may lie apart."""
+    return EXACT.get(str(data.setting("config.model.dtype")), ROUNDED)
+
+
+@rule(
+    row=1,
+    needs=["steps.policy/first_ratio_error|steps.policy/ratio_first"],
+    severity="error",
+    title="The probability ratio is not 1 before anything was learned",
+    cause="Before the first update of a step the policy that learns is the policy that was scored, so π/π_old is 1 for "
+    "every token. Here it is off by up to {worst}: scoring and training do not compute the same thing (dropout, "
+    "padding or position ids, a temperature in one of them, log-probabilities shifted by one).",
+    healthy="largest |π/π_old − 1| of a step's first mini-batch: below 0.001 in float32, 0.05 in bfloat16",
+    fix="score and train by the same code: dropout 0, the same attention mask and position ids, the same temperature",
+    source="TRL's PPO page; trlX issue 107; Huang et al., The N implementation details of RLHF with PPO",
+    explains=["clip-fraction-high", "ratio-blow-up", "update-kl-large"],
+)
+def ratio_not_one(data: RunData) -> Reading | None:
+    points = data.metric("policy/first_ratio_error")
+    if not len(points):
+        return None
+    # bfloat16 also has a tail over many tokens: what counts is what most steps show.
+    bad = points.value > tolerance(data)
+    sick = bool(np.mean(bad) > 0.5)
+    first = int(points.step[bad][0]) if sick else None
+    return Reading(float(np.median(points.value)), sick, first, words={"worst": float(points.value.max())})
+
+
+@rule(
+    row=2,
+    needs=["tokens.ref_logprob", "tokens.logprob"],
+    severity="error",
+    title="The policy differs from its reference before any training",
+    cause="At the first step both are the same model, so every Δ = log π − log π_ref is 0. Here it is {size} nats per "
+    "token: the reference has other weights, another precision, dropout, or is scored otherwise.",
+    healthy="mean |Δ| of the first step: below 0.001 nats in float32, 0.05 in bfloat16",
+    fix="make the reference a copy of the policy as it starts: same checkpoint, same dtype, dropout off",
+    source="The N implementation details of RLHF with PPO; TRL issue 495",
+    explains=["negative-kl", "kl-explosion", "kl-in-few-tokens"],
+)
+def kl_at_start(data: RunData) -> Reading | None:
+    sample = data.sample
+    first = int(sample.rows.steps[0])
+    version = sample.rows["policy_version"][sample.rows.step == first]
+    if first > 1 or np.any(version > 0):
+        return None  # the record begins later than the training
+    mine = (sample.step == first) & sample.trained & np.isfinite(sample["log_ratio"])
+    if not mine.any():
+        return None
+    size = float(np.abs(sample["log_ratio"][mine]).mean())
+    where = np.flatnonzero(mine)[np.argsort(-np.abs(sample["log_ratio"][mine]))]
+    sick = size > tolerance(data)
+    return Reading(size, sick, first if sick else None, sample.spans(where) if sick else (), {"size": size})
+
+
+@rule(
+    row=3,
+    needs=["tokens.ref_logprob", "tokens.logprob"],
+    severity="error",
+    least_steps=5,
+    title="The reference moves with the policy",
+    cause="The weights change with every step, yet log π − log π_ref stays 0 on {share} of the tokens: policy and "
+    "reference share their weights, an adapter stays switched on in the reference's pass, or β = 0 and the reference "
+    "is never computed.",
+    healthy="share of tokens with |Δ| < 0.00001 after five updates: far below 0.99",
+    fix="give the reference weights of its own, or switch the adapter off while it scores",
+    source="TRL issues 1340, 3194, 4040",
+    explains=["kl-flat", "penalty-mis-scaled"],
+)
+def reference_is_policy(data: RunData) -> Reading | None:
+    moved = data.metric("policy/approx_kl")
+    if not len(moved) or not np.any(moved.value > 1e-9):
+        return None  # nothing says that the policy moved
+    sample = data.sample
+    later = sample.trained & (sample.step >= sample.rows.steps[0] + 5) & np.isfinite(sample["log_ratio"])
+    if not later.any():
+        return None
+    same = np.abs(sample["log_ratio"]) < 1e-5
+    share = float(same[later].mean())
+    sick = share > 0.99
+    first = int(sample.rows.steps[0]) if sick else None
+    spans = sample.spans(np.flatnonzero(later & same)) if sick else ()
+    return Reading(share, sick, first, spans, {"share": f"{share:.0%}"})
+
+
+@rule(
+    row=4,
+    needs=["rows.k1"],
+    severity="error",
+    least_steps=12,
+    title="The reference was replaced during training",
+    cause="The KL to the reference falls by {drop} from one step to the next, {times} times, and climbs again each "
+    "time: the reference is synchronised with the policy, or was loaded from a checkpoint of the policy.",
+    healthy="largest fall of the mean KL within one step: below 80 % of it",
+    fix="keep the reference frozen (or say in the recipe that it is meant to follow), and reload it from the start",
+    source="TRL issue 1340; own threshold",
+    explains=["kl-flat"],
+)
+def reference_replaced(data: RunData) -> Reading | None:
+    points = data.rows.mean("k1")
+    error = data.rows.by_step(data.rows["k1"], lambda values: float(values.std() / np.sqrt(len(values))))
+    before, after = points.value[:-1], points.value[1:]
+    worth = before > np.maximum(0.3, 4 * error.value[:-1])
+    drop = np.where(worth, 1 - after / np.where(worth, before, 1), 0.0)
+    # A policy that stumbles back shows in a large update; the reference can fall on it without one.
+    falls = np.flatnonzero((drop > 0.8) & (after < before - 4 * (error.value[1:] + error.value[:-1])))
+    sick = len(falls) >= 2
+    steps = points.step[falls + 1]
+    evidence = tuple(data.step_evidence(steps[:3])) if sick else ()
+    words: Words = {"drop": f"{drop.max(initial=0.0):.0%}", "times": float(len(falls))}
+    return Reading(float(drop.max(initial=0.0)), sick, int(steps[0]) if sick else None, evidence, words)
+
+
+@rule(
+    row=5,
+    needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
+    severity="error",
+    title="The KL penalty has the wrong sign or size",
+    cause="Away from its end, a response's token reward is −β·KL. Regressed on the recorded log-ratios it gives "
+    "β = {found}, while the run's β is {beta}{flipped}.",
+    healthy="β from the token rewards divided by the β of the run: 0.95 to 1.05",
+    fix="compute the penalty as −β·(log π − log π_ref) on the response's own tokens; test it on two tokens by hand",
+    source="OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences); Schulman, Approximating KL divergence",
+    explains=["kl-explosion", "reward-accounting", "reward-falls", "negative-kl", "kl-flat"],
+)
+def penalty_wrong(data: RunData) -> Reading | None:
+    sample = data.sample
+    spent = penalty(data, sample)
+    coef = sample.rows["kl_coef"][sample.line]
+    inner = sample.trained & ~sample.last & np.isfinite(spent) & np.isfinite(sample["token_reward"]) & (coef > 0)
+    if inner.sum() < 50 or np.std((coef * spent)[inner]) < 1e-6:
+        return None
+    expected, seen = (coef * spent)[inner], sample["token_reward"][inner]
+    found = -float(np.median(_slopes(expected, seen)))
+    sick = abs(found - 1) > 0.05
+    beta = float(np.median(coef[inner]))
+    flipped = ": the sign is turned round, the policy is paid for leaving the reference" if found < 0 else ""
+    worst = np.flatnonzero(inner)[np.argsort(-np.abs(seen + expected))]
+    words: Words = {"found": found * beta, "beta": beta, "flipped": flipped}
+    first = int(sample.rows.steps[0]) if sick else None
+    return Reading(found, sick, first, sample.spans(worst) if sick else (), words)
+
+
+def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
+    """Returns least-squares slopes of random parts of the points; their median does not mind a few foreign points."""
+    order = np.random.default_rng(0).permutation(len(x))
+    found = []
+    for part in np.array_split(order, min(parts, max(1, len(x) // 20))):
+        variance = float(np.var(x[part]))
+        if variance > 0:
+            found.append(float(np.mean((x[part] - x[part].mean()) * (y[part] - y[part].mean()))) / variance)
+    return np.array(found or [np.nan])
+
+
+@rule(
+    row=6,
+    needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
+    severity="error",
+    title="The reward stands on the wrong token",
+    cause="What is left of the token rewards without the KL penalty is the score, and it belongs on the last token of "
+    "the response. In {share} of the responses it stands elsewhere: the score is put at the first padding or first end "
+    "token, or an index is off by one.",
+    healthy="share of responses whose score stands elsewhere than on the last token: 0",
+    fix="put the score at the index of the last token that the mask keeps",
+    source="The N implementation details of RLHF with PPO (the reward model's index)",
+    explains=["reward-accounting", "value-not-fitting", "value-constant"],
+)
+def reward_position(data: RunData) -> Reading | None:
+    sample = data.sample
+    if data.setting("config.ppo.whiten_rewards"):
+        return None  # every token then carries a share of the mean
+    rest = np.abs(_without_penalty(data, sample))
+    threshold = 0.02 * np.maximum(np.abs(_score(sample)), 1e-3)[sample.line]
+    inside = sample.trained & np.isfinite(rest)
+    elsewhere = np.flatnonzero((rest > threshold) & ((inside & ~sample.last) | ~sample.trained) & np.isfinite(rest))
+    there = np.unique(sample.line[inside])
+    if not len(there):
+        return None
+    wrong = np.unique(sample.line[elsewhere])
+    # Where rewards are dense, all responses have them everywhere: that is a choice, not an error of an index.
+    dense = len(elsewhere) > 0.5 * max(1, int((inside & ~sample.last).sum()))
+    share = len(wrong) / len(there)
+    sick = share > 0.01 and not dense
+    first = int(sample.rows.step[wrong].min()) if sick else None
+    return Reading(share, sick, first, sample.spans(elsewhere) if sick else (), {"share": f"{share:.0%}"})
+
+
+def _without_penalty(data: RunData, sample: Sample) -> Array:
+    coef = np.nan_to_num(sample.rows["kl_coef"], nan=0.0)[sample.line]
+    spent = np.where(coef == 0, 0.0, penalty(data, sample))
+    return np.asarray(sample["token_reward"] + coef * np.where(sample.trained, spent, 0.0))
+
+
+def _score(sample: Sample) -> Array:
+    shaped = sample.rows["shaped_reward"]
+    return np.where(np.isfinite(shaped), shaped, sample.rows["reward"])
+
+
+@rule(
+    row=7,
+    needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
+    severity="error",
+    title="The token rewards do not add up to the reward",
+    cause="The token rewards of a response should add up to its reward − β·KL. In {share} of the responses they miss "
+    "it, by {size} in the median: something clips, scales, whitens or drops a part without being recorded.",
+    healthy="share of responses whose token rewards miss reward − β·KL by more than 0.01 of its size: below 0.02",
+    fix="record what shapes the reward (`shaped_reward`), or take the hidden step out",
+    source="own identity",
+)
+def reward_accounting(data: RunData) -> Reading | None:
+    sample = data.sample
+    if data.setting("config.ppo.whiten_rewards"):
+        return None
+    total = sample.total(np.where(sample.trained, _without_penalty(data, sample), 0.0))
+    score = _score(sample)
+    there = np.isfinite(total) & np.isfinite(score) & (sample.length > 0)
+    if not there.any():
+        return None
+    miss = np.abs(total - score) / (np.abs(score) + 1)
+    wrong = there & (miss > 0.01)
+    share = float(wrong.sum() / there.sum())
+    sick = share > 0.02
+    words: Words = {
+        "share": f"{share:.0%}",
+        "size": float(np.median(np.abs(total - score)[wrong])) if wrong.any() else 0.0,
+    }
+    worst = np.flatnonzero(wrong)[np.argsort(-miss[wrong])]
+    first = int(sample.rows.step[wrong].min()) if sick else None
+    return Reading(share, sick, first, sample.evidence(worst) if sick else (), words)
+
+
+@rule(
+    row=8,
+    needs=["rows.prompt_ids"],
+    severity="error",
+    title="Prompts begin with two start tokens",
+    cause="{share} of the prompts begin with the same token twice (id {token}): the template already writes the start "
+    "token and the tokenizer adds another. No model was trained on that.",
+    healthy="share of prompts that begin with the start token twice: 0",
+    fix="tokenise the templated text with add_special_tokens=False",
+    source="reward-bench issue 464, open-r1 issue 462, NeMo-RL issue 855, TRL issue 3520",
+    explains=["reward-is-noise", "kl-in-few-tokens"],
+)
+def double_start(data: RunData) -> Reading | None:
+    prompts = [ids[:3] for ids in data.sample.rows.texts("prompt_ids") if ids is not None and len(ids) >= 3]
+    different = {tuple(ids) for ids in prompts}
+    if len(prompts) < 4 or len({ids[-1] for ids in different}) < 2:
+        return None  # all prompts begin with the same words, a doubled one perhaps
+    known = data.setting("tokenizer.bos")
+    twice = [ids[0] == ids[1] and (known is None or ids[0] == known) for ids in different]
+    share = float(np.mean(twice))
+    sick = share > 0.95
+    token = float(next(iter(different))[0])
+    rows = np.arange(len(data.sample.rows))
+    evidence = data.sample.evidence(rows) if sick else ()
+    return Reading(share, sick, int(data.sample.rows.steps[0]) if sick else None, evidence, {
+        "share": f"{share:.0%}", "token": token
+    })  # fmt: skip
+
+
+@rule(
+    row=9,
+    needs=["tokens.sampler_logprob", "tokens.logprob"],
+    severity="error",
+    title="Responses are tokenised anew between sampling and training",
+    cause="In {share} of the responses sampler and trainer agree up to some token and disagree wildly from there on: "
+    "the text went from one to the other and came back as other tokens.",
+    healthy="share of responses that agree to 0.1 nats up to a token and differ by more than 1 nat after it: below 1 %",
+    fix="hand token ids from the sampler to the trainer, never text",
+    source="vLLM blog, Agent Lightning (2025)",
+    explains=["sampler-mismatch", "mismatch-tail", "mismatch-rare-tokens"],
+)
+def retokenised(data: RunData) -> Reading | None:
+    sample = data.sample
+    gap = np.where(sample.trained, np.abs(sample["sampler_gap"]), np.nan)
+    found, looked = [], 0
+    for line, values in _responses(sample, gap):
+        values = values[np.isfinite(values)]
+        if len(values) < 8:
+            continue
+        looked += 1
+        jump = int(np.argmax(values > 1.0)) if (values > 1.0).any() else 0
+        if jump >= 2 and values[:jump].max() < 0.1 and len(values) - jump >= 3 and np.median(values[jump:]) > 0.5:
+            found.append(line)
+    if not looked:
+        return None
+    share = len(found) / looked
+    sick = share > 0.01 and len(found) >= 3
+    rows = np.array(found, np.int64)
+    first = int(sample.rows.step[rows].min()) if sick else None
+    return Reading(share, sick, first, sample.evidence(rows) if sick else (), {"share": f"{share:.1%}"})
+
+
+def _responses(sample: Sample, values: Array) -> list[tuple[int, Array]]:
+    lines, start = np.unique(sample.line, return_index=True)
+    return list(zip(lines.tolist(), np.split(values, start[1:]), strict=True)) if len(lines) else []
+
+
+@rule(
+    row=10,
+    needs=["tokens.token_id", "info.eos_token_ids", "tokens.logprob"],
+    severity="error",
+    title="Tokens behind the end of the response are trained",
+    cause="{share} of the tokens that count stand behind an end token: the mask keeps padding (which may be the end "
+    "token itself), or spans that the policy did not write.",
+    healthy="share of trained tokens behind the first end token: 0",
+    fix="end the mask at the first end token, and give padding a token of its own",
+    source="TRL issue 2708, miles issue 2476",
+    explains=["negative-kl", "padding-counted", "reward-position", "reward-accounting", "value-not-fitting"],
+)
+def trained_behind_end(data: RunData) -> Reading | None:
+    sample = data.sample
+    ends = np.isin(sample["token_id"], np.array(data.setting("eos_token_ids"), np.float64))
+    # Ends before a token, in its own response: all up to it, less all up to the response's beginning.
+    before: Array = np.cumsum(ends) - ends
+    start = np.searchsorted(sample.line, np.arange(len(sample.rows)))
+    behind = (before - before[np.minimum(start, len(sample) - 1)][sample.line]) > 0
+    wrong = np.flatnonzero(behind & sample.trained)
+    share = len(wrong) / max(1, int(sample.trained.sum()))
+    sick = len(wrong) > 0 and share > 1e-3
+    first = int(sample.step[wrong].min()) if sick else None
+    return Reading(share, sick, first, sample.spans(wrong) if sick else (), {"share": f"{share:.1%}"})
+
+
+@rule(
+    row=11,
+    needs=["rows.prompt", "rows.response", "tokens.logprob"],
+    severity="error",
+    title="Processes or siblings sample the same random numbers",
+    cause="{share} of the pairs of responses to the same prompt in the same step are equal, although such a response "
+    "comes up once in 160,000 samples: the same seed is used by every process or every sibling.",
+    healthy="share of improbable responses that a sibling repeats word for word: below 5 %",
+    fix="draw the seed from the rank and the sample's number as well",
+    source="The N implementation details of RLHF with PPO",
+    explains=["zero-variance-groups", "zero-gradient"],
+)
+def same_seed(data: RunData) -> Reading | None:
+    sample = data.sample
+    surprise = -sample.total(sample["logprob"])
+    prompts, responses = sample.rows.texts("prompt"), sample.rows.texts("response")
+    asked: dict[tuple[int, str | None], list[int]] = {}
+    for i in np.flatnonzero(surprise > IMPROBABLE).tolist():
+        asked.setdefault((int(sample.rows.step[i]), prompts[i]), []).append(i)
+    pairs = [(i, j) for members in asked.values() for i, j in combinations(members[:16], 2)]
+    if len(pairs) < 20:
+        return None
+    same = [(i, j) for i, j in pairs if responses[i] == responses[j]]
+    share = len(same) / len(pairs)
+    sick = share > 0.05
+    rows = np.array([i for pair in same[:2] for i in pair], np.int64)
+    first = int(min(sample.rows.step[i] for i, _ in same)) if sick else None
+    return Reading(share, sick, first, sample.evidence(rows, 4) if sick else (), {"share": f"{share:.0%}"})

@@ -1,0 +1,237 @@
+"""The KL to the reference: its sign, its size, and where it comes from."""
+
+import numpy as np
+
+from dressage.doctor.data import RunData
+from dressage.doctor.finding import Reading, Words
+from dressage.doctor.kl import estimates
+from dressage.doctor.rule import rule
+from dressage.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
+
+PERSISTENT = 5
+"""Steps that a trouble must last."""
+
+
+def objective(data: RunData) -> Series:
+    """Returns the mean of Σ(log π − log π_ref) per response by step: recomputed where that can be, else as logged."""
+    return data.rows.mean("k1") if data.has("rows.k1") else data.metric("kl/objective")
+
+
+def _noise(data: RunData, points: Series) -> Array:
+    """Returns the standard error of each step's mean; from the neighbours' differences where only means are known."""
+    if data.has("rows.k1"):
+        errors = data.rows.by_step(data.rows["k1"], standard_error)
+        return np.asarray(np.interp(points.step, errors.step, np.where(np.isfinite(errors.value), errors.value, 0.0)))
+    return np.full(len(points), float(np.median(np.abs(np.diff(points.value)))) if len(points) > 1 else 0.0)
+
+
+@rule(
+    row=12,
+    needs=["rows.k1|steps.kl/objective"],
+    severity="error",
+    least_steps=3,
+    title="The KL to the reference is negative",
+    cause="The estimated KL is {seen} nats per response and stays below 0 (in {share} of the steps since). A true KL "
+    "cannot be negative: the responses were not sampled from the distribution that is scored, and the penalty then "
+    "pays the policy for leaving the reference.",
+    healthy="mean of Σ(log π − log π_ref) per response: never clearly below 0; TRL warns below −1",
+    fix="sample with top_k = 0, top_p = 1 and no minimum length, undo the temperature when scoring, count no padding",
+    source="TRL 0.7.10 ppo_trainer.py; TRL issues 235, 351, 925, 1161; TRL's How-to-train FAQ",
+    explains=["penalty-mis-scaled"],
+)
+def negative_kl(data: RunData) -> Reading | None:
+    points = objective(data)
+    noise = _noise(data, points)
+    first = since(points, points.value < -np.maximum(3 * noise, 0.05), PERSISTENT)
+    deep = points.step[points.value < -1 - 3 * noise]
+    if first is None and len(deep) >= 3:
+        first = int(deep[0])
+    sick = first is not None
+    after = points.where(points.step >= first) if first is not None else points
+    worst = after.step[np.argsort(after.value)][: 3 * sick]
+    words: Words = {"share": f"{float(np.mean(after.value < 0)):.0%}"}
+    return Reading(float(np.median(after.value)), sick, first, data.step_evidence(worst), words)
+
+
+@rule(
+    row=17,
+    needs=["rows.k1", "rows.length"],
+    severity="error",
+    least_steps=5,
+    title="The policy earns by saying nothing",
+    cause="Responses shrink from {before} to {after} tokens while the KL estimate falls to {seen} nats: an empty "
+    "answer avoids the penalty, or is paid by a negative KL.",
+    healthy="mean KL per response while responses shrink: not below 0",
+    fix="penalise a missing or early end, keep the KL estimate non-negative, look at what the reward gives to nothing",
+    source="MedicalGPT issue 374",
+    explains=["negative-kl", "length-collapse"],
+)
+def stops_generating(data: RunData) -> Reading | None:
+    length, kl = together(data.rows.mean("length"), objective(data))
+    before, after = length.first(), length.last()
+    shrunk = after < 0.3 * before and after < 4
+    sick = shrunk and kl.last() < 0.0
+    first = since(length, length.value < 0.3 * before, 2) if sick else None
+    return Reading(kl.last(), sick, first, data.step_evidence(length.step[-1:] if sick else []), {
+        "before": before, "after": after
+    })  # fmt: skip
+
+
+@rule(
+    row=18,
+    needs=["rows.k1|steps.kl/objective"],
+    least_steps=5,
+    title="The KL to the reference explodes",
+    cause="The KL rises from {before} to {seen} nats per response: the policy leaves the reference faster than the "
+    "penalty holds it.",
+    healthy="KL per response: 0 to 10 nats, or 0.5 nats per token",
+    fix="raise kl.coef (or set kl.target), lower optimizer.learning_rate, stop at the last good checkpoint",
+    source="TRL's How-to-train FAQ (0 to 10); Bai et al. 2204.05862; Gao et al. 2210.10760",
+    explains=["pattern-spreading", "over-optimised", "clip-fraction-high", "ratio-blow-up"],
+)
+def kl_explosion(data: RunData) -> Reading | None:
+    points = objective(data)
+    per_token = np.full(len(points), np.nan)
+    if data.has("rows.length"):
+        length = data.rows.mean("length")
+        per_token = points.value / np.maximum(np.interp(points.step, length.step, length.value), 1)
+    # Long responses may spend more than ten nats; short ones may not leave the reference on every token.
+    limit = np.where(np.isfinite(per_token), (points.value > 10) & (per_token > 0.25), points.value > 10)
+    bad = limit | (np.nan_to_num(per_token) > 0.75)
+    first = since(smoothed(points), bad, 3)
+    sick = first is not None
+    worst = points.step[np.argsort(-points.value)][: 3 * sick]
+    return Reading(points.last(), sick, first, data.step_evidence(worst), {"before": points.first()})
+
+
+@rule(
+    row=19,
+    needs=["rows.k1|steps.kl/objective"],
+    least_steps=10,
+    title="Nothing is learned: the KL stays at 0",
+    cause="After {steps} steps the policy is still its reference (KL {seen} nats per response): a learning rate of 0, "
+    "advantages that are all 0, frozen weights, or an optimiser that never steps.",
+    healthy="largest |KL| per response after ten steps: above 0.0001 nats",
+    fix="look at optim/learning_rate, optim/grad_norm and the spread of the rewards within a group",
+    source="rldoctor's default",
+)
+def kl_flat(data: RunData) -> Reading | None:
+    points = objective(data)
+    later = points.where(points.step >= points.step[0] + 2)
+    if not len(later):
+        return None
+    size = float(np.abs(later.value).max())
+    sick = size < 1e-4
+    return Reading(size, sick, int(points.step[0]) if sick else None, words={"steps": float(len(points))})
+
+
+@rule(
+    row=20,
+    needs=["rows.k1", "rows.kl_coef", "rows.reward"],
+    least_steps=5,
+    title="The KL coefficient does not fit the reward's scale",
+    cause="β·KL is {seen} times the standard deviation of the reward{direction}.",
+    healthy="β·KL / standard deviation of the reward: 0.01 to 1 once the policy has moved",
+    fix="run some steps with kl.coef = 0, look at KL and spread of the reward, and set β to their ratio / 10",
+    source="InstructGPT 2203.02155 (0.02), Bai et al. 2204.05862 (0.001), Secrets of RLHF 2307.04964 (0.05)",
+    explains=["kl-flat", "kl-explosion", "reward-falls"],
+)
+def penalty_mis_scaled(data: RunData) -> Reading | None:
+    rows = data.rows
+    spent = rows.by_step(np.abs(rows["kl_coef"] * rows["k1"]))
+    kl, spread = rows.mean("k1"), rows.by_step(rows["reward"], lambda values: float(np.std(values)))
+    spent, spread, kl = together(spent, spread, kl)
+    known = spread.value > 1e-6
+    if known.sum() < 5 or not np.any(rows["kl_coef"] > 0):
+        return None
+    points = Series(spent.step[known], spent.value[known] / spread.value[known])
+    late = points.last(0.3)
+    rising = trend(kl).p < 0.01 and kl.last() > 5
+    sick = late > 1 or (late < 0.01 and rising)
+    direction = ": the penalty drowns the reward" if late > 1 else ", and the KL rises: it holds nothing"
+    bad = points.value > 1 if late > 1 else points.value < 0.01
+    return Reading(late, sick, since(points, bad, 3) if sick else None, words={"direction": direction})
+
+
+@rule(
+    row=21,
+    needs=["steps.kl/coef|rows.kl_coef", "rows.k1|steps.kl/objective"],
+    least_steps=10,
+    title="The KL coefficient runs away",
+    cause="The controller raised β {seen} times over while the KL did not fall: the policy outruns it.",
+    healthy="β now / its median at the start: below 10, or the KL falls",
+    fix="lower optimizer.learning_rate or update.epochs; a smaller kl.horizon adapts faster",
+    source="TRL 0.7.10, logging",
+    explains=["reward-falls"],
+)
+def coefficient_runaway(data: RunData) -> Reading | None:
+    coef = data.metric("kl/coef") if data.has("steps.kl/coef") else data.rows.mean("kl_coef")
+    coef = coef.where(coef.value > 0)
+    if len(coef) < 10:
+        return None
+    kl = objective(data)
+    growth = coef.last() / coef.first()
+    falls = trend(kl.where(kl.step >= np.median(kl.step))).change < -0.2 * abs(kl.last())
+    sick = growth >= 10 and not falls
+    return Reading(growth, sick, since(coef, coef.value > 3 * coef.first(), 3) if sick else None)
+
+
+@rule(
+    row=22,
+    needs=["tokens.logprob", "tokens.ref_logprob"],
+    least_steps=5,
+    title="The KL comes from a few tokens or one place",
+    cause="{seen} of all |log π − log π_ref| stands {where}: not the answers change, but one habit: a template that "
+    "does not fit, an ending, a format.",
+    healthy="share of Σ|Δ| in the top 1 % of the tokens: below 0.5; in one tenth of the positions: below 0.45",
+    fix="look at these tokens; compare the prompt template with the one the model was tuned with",
+    source="rlprobe; Secrets of RLHF 2307.04964",
+    severity="note",
+)
+def kl_in_few_tokens(data: RunData) -> Reading | None:
+    sample = data.sample
+    late = sample.step >= np.quantile(sample.rows.steps, 0.5)
+    mine = np.flatnonzero(late & sample.trained & np.isfinite(sample["log_ratio"]))
+    size = np.abs(sample["log_ratio"][mine])
+    if len(mine) < 500 or size.mean() < 0.02:
+        return None
+    order = np.argsort(-size)
+    top = float(size[order[: max(1, len(order) // 100)]].sum() / size.sum())
+    place = (10 * sample.position[mine] / np.maximum(sample.length[sample.line[mine]], 1)).astype(int).clip(0, 9)
+    buckets = np.bincount(place, size, 10) / size.sum()
+    bucket = float(buckets.max()) if np.median(sample.length) >= 20 else 0.0
+    sick = top > 0.5 or bucket > 0.45
+    where = "on 1 % of the tokens" if top > 0.5 else f"in tenth {int(buckets.argmax()) + 1} of the response"
+    first = int(sample.step[mine].min()) if sick else None
+    seen = top if top > 0.5 or not sick else bucket
+    return Reading(seen, sick, first, sample.spans(mine[order]) if sick else (), {"where": where})
+
+
+@rule(
+    row=23,
+    needs=["steps.kl/objective", "tokens.logprob", "tokens.ref_logprob"],
+    severity="error",
+    title="The logged KL is no known estimate of the KL",
+    cause="The logged KL agrees with none of Σ Δ, Σ |Δ|, Σ ½Δ² and Σ (e^−Δ − 1 + Δ) of the recorded tokens, per "
+    "response or per token; the nearest is {name}, {seen} away from it.",
+    healthy="relative distance of the logged KL from the nearest known estimate: below 0.05",
+    fix="log the KL of the tokens that are trained, and say which estimate it is",
+    source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
+)
+def unknown_estimate(data: RunData) -> Reading | None:
+    sample, logged = data.sample, data.metric("kl/objective")
+    if len(sample.rows) < len(data.rows):
+        return None  # the tokens of some rollouts do not add up to the mean over all
+    found: list[tuple[float, str]] = []
+    for name, values in estimates(sample["log_ratio"]).items():
+        per_response = sample.total(np.where(sample.trained, values, 0.0))
+        for unit, mine in (("per response", per_response), ("per token", per_response / np.maximum(sample.length, 1))):
+            ours, theirs = together(sample.rows.by_step(mine), logged)
+            scale = float(np.abs(theirs.value).mean())
+            if len(ours) and scale > 0.01:
+                found.append((float(np.abs(ours.value - theirs.value).mean()) / scale, f"{name} {unit}"))
+    if not found:
+        return None
+    distance, name = min(found)
+    sick = distance > 0.2
+    return Reading(distance, sick, int(logged.step[0]) if sick else None, words={"name": name})

@@ -1,0 +1,233 @@
+"""Sampler and trainer disagree, or the sampler is behind: engines, kernels, weights that were not synchronised."""
+
+import numpy as np
+
+from dressage.doctor.data import RunData
+from dressage.doctor.finding import Reading, Words
+from dressage.doctor.rule import rule
+from dressage.doctor.sample import Sample
+from dressage.doctor.series import Array, since, trend
+
+INVESTIGATE = 1.05
+"""Mean of e^|δ| from which NeMo-RL's guide says to look for the cause."""
+
+
+def _gap(sample: Sample) -> Array:
+    """Returns [N] |log-probability of the trainer − of the sampler|, NaN where not known or not trained."""
+    return np.where(sample.trained, np.abs(sample["sampler_gap"]), np.nan)
+
+
+@rule(
+    row=24,
+    needs=["tokens.sampler_logprob", "tokens.logprob"],
+    title="Sampler and trainer disagree on the log-probabilities",
+    cause="The sampler's log-probabilities differ from the trainer's so much that e^|δ| is {seen} on average: other "
+    "kernels, precision or routing. The trainer learns from samples of another policy than it thinks.",
+    healthy="mean e^|δ| per token: below 1.05 (|δ| of 0.01 to 0.02 nats)",
+    fix="same dtype on both sides, a float32 head, or truncated importance sampling (grpo.importance_cap)",
+    source="NeMo-RL, guides/grpo.md; verl, rollout_corr.md; TRL issue 5312",
+    explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "mismatch-growing", "mismatch-rare-tokens"],
+)
+def sampler_mismatch(data: RunData) -> Reading | None:
+    gap = _gap(data.sample)
+    points = data.sample.mean_by_step(np.exp(np.minimum(gap, 20)))
+    if not len(points):
+        return None
+    first = since(points, points.value > INVESTIGATE, min(3, len(points)))
+    sick = first is not None
+    worst = np.flatnonzero(np.isfinite(gap))[np.argsort(-gap[np.isfinite(gap)])][:50] if sick else np.zeros(0, int)
+    return Reading(float(np.median(points.value)), sick, first, data.sample.spans(worst))
+
+
+@rule(
+    row=25,
+    needs=["tokens.sampler_logprob", "tokens.logprob"],
+    least_steps=10,
+    title="The disagreement of sampler and trainer grows",
+    cause="|δ| grows from {before} to {seen} nats per token over the run: learning from slightly wrong samples makes "
+    "the next ones more wrong.",
+    healthy="mean |δ| now / at the start: below 3",
+    fix="lower optimizer.learning_rate, synchronise the sampler every step, correct by importance sampling",
+    source="prime-rl, docs/training.md; 2512.23087",
+)
+def mismatch_growing(data: RunData) -> Reading | None:
+    points = data.sample.mean_by_step(_gap(data.sample))
+    if len(points) < 10:
+        return None
+    before, now = max(points.first(), 1e-4), points.last()
+    sick = now > 3 * before and now > 0.02 and trend(points).p < 0.01 and trend(points).change > 0
+    first = since(points, points.value > 2 * before, 5) if sick else None
+    return Reading(now, sick, first, data.step_evidence(points.step[-1:]) if sick else (), {"before": before})
+
+
+@rule(
+    row=26,
+    needs=["tokens.sampler_logprob", "tokens.logprob"],
+    severity="error",
+    least_steps=6,
+    title="The sampler's weights are old",
+    cause="Sampler and trainer agree {when} and then drift apart, up to {seen} nats per token{frozen}: new weights do "
+    "not reach the sampler.",
+    healthy="|δ| of most steps / of the steps in which both agree best: near 1",
+    fix="copy the weights to the sampler after every update, and compare a digest of both",
+    source="TRL issue 5312 and pull request 5313; open-instruct issue 1473",
+    explains=["sampler-mismatch", "clip-fraction-high", "gradient-spike", "mismatch-growing", "mismatch-rare-tokens",
+              "mismatch-tail", "too-off-policy", "ratio-blow-up"],
+)  # fmt: skip
+def sampler_stale(data: RunData) -> Reading | None:
+    sample = data.sample
+    points = sample.mean_by_step(_gap(sample))
+    if len(points) < 6:
+        return None
+    agree = np.quantile(points.value, 0.1)
+    typical = float(np.median(points.value))
+    drifting = typical > 0.005 and typical > 8 * max(float(agree), 1e-5)
+    starts_equal = points.value[0] < 0.2 * typical
+    stays = _distance_to_reference(sample)
+    frozen = stays is not None and stays < 0.2
+    sick = (drifting and starts_equal) or (frozen and typical > 0.005)
+    words: Words = {
+        "when": "at the first step" if starts_equal else "at some steps",
+        "frozen": ", and what it samples from is still the reference" if frozen else "",
+    }
+    first = since(points, points.value > max(0.3 * typical, 3 * float(agree)), 3) if sick else None
+    return Reading(
+        float(points.value.max()), sick, first, data.step_evidence([first] if first is not None else []), words
+    )
+
+
+def _distance_to_reference(sample: Sample) -> float | None:
+    """Returns how far the sampler is from the reference, as a share of how far the policy is, late in the run."""
+    late = sample.trained & (sample.step > np.median(sample.rows.steps))
+    mine = late & np.isfinite(sample["log_ratio"]) & np.isfinite(sample["sampler_gap"])
+    if mine.sum() < 50:
+        return None
+    policy = float(np.abs(sample["log_ratio"][mine]).mean())
+    sampler = float(np.abs(sample["sampler_logprob"] - sample["ref_logprob"])[mine].mean())
+    return sampler / policy if policy > 0.005 else None
+
+
+@rule(
+    row=27,
+    needs=["tokens.ref_logprob"],
+    severity="error",
+    least_steps=4,
+    title="The sampler writes garbage from one step to the next",
+    cause="From step {step} on, the reference finds the responses {seen} nats per token less likely than before: the "
+    "weights in the sampler are broken (part of them loaded, another layout).",
+    healthy="rise of −log π_ref per token within one step: below 2 nats",
+    fix="compare a digest of the weights after each synchronisation; sample one greedy answer before going on",
+    source="SkyRL issue 1680; verl issues 7904, 7978",
+    explains=["sampler-mismatch", "mismatch-tail", "retokenised", "entropy-explosion", "kl-explosion", "sampler-stale",
+              "reward-falls", "negative-kl", "mismatch-growing"],
+)  # fmt: skip
+def garbled(data: RunData) -> Reading | None:
+    points = data.sample.mean_by_step(np.where(data.sample.trained, -data.sample["ref_logprob"], np.nan))
+    if len(points) < 4:
+        return None
+    before = np.array([np.median(points.value[max(0, i - 5) : i]) for i in range(1, len(points))])
+    # The step and the one after it: one strange batch is not a broken model.
+    after = np.minimum(points.value[1:], np.append(points.value[2:], np.inf))
+    rise = after - before
+    at = int(np.argmax(rise))
+    sick = bool(rise[at] > 2)
+    step = int(points.step[at + 1])
+    return Reading(
+        float(rise[at]), sick, step if sick else None, data.step_evidence([step] if sick else []), {"step": step}
+    )
+
+
+@rule(
+    row=28,
+    needs=["tokens.sampler_logprob", "tokens.logprob"],
+    title="A few tokens carry the whole disagreement of sampler and trainer",
+    cause="{share} of the tokens differ by more than 1 nat, while the median differs by {median}: single tokens are "
+    "computed differently (expert routing, a broken position).",
+    healthy="share of tokens with |δ| > 1 nat: below 0.001",
+    fix="replay the router's choices, weigh whole sequences (GSPO), or leave such tokens out of the loss",
+    source="2507.18071; 2510.23027; NeMo-RL, guides/grpo.md",
+    explains=["ratio-blow-up", "gradient-spike", "sampler-mismatch"],
+)
+def mismatch_tail(data: RunData) -> Reading | None:
+    gap = _gap(data.sample)
+    known = np.flatnonzero(np.isfinite(gap))
+    if len(known) < 1000:
+        return None
+    share, median = float(np.mean(gap[known] > 1)), float(np.median(gap[known]))
+    sick = share > 1e-3 and median < 0.05
+    worst = known[np.argsort(-gap[known])][:50]
+    first = int(data.sample.step[known[gap[known] > 1]].min()) if sick else None
+    words: Words = {"share": f"{share:.2%}", "median": median}
+    return Reading(share, sick, first, data.sample.spans(worst) if sick else (), words)
+
+
+@rule(
+    row=29,
+    needs=["tokens.sampler_logprob", "tokens.logprob"],
+    title="Improbable tokens disagree the most",
+    cause="On the least probable tenth of the tokens sampler and trainer differ by {seen} nats, {times} times as "
+    "much as on the others: their ratios blow up first.",
+    healthy="mean |δ| on the least probable tenth of the tokens: below 0.1 nats",
+    fix="cap the importance weights (grpo.importance_cap), or leave out tokens below a probability",
+    source="When Speed Kills Stability (2025)",
+    explains=["ratio-blow-up"],
+)
+def mismatch_rare_tokens(data: RunData) -> Reading | None:
+    sample, gap = data.sample, _gap(data.sample)
+    known = np.flatnonzero(np.isfinite(gap))
+    if len(known) < 1000:
+        return None
+    edge = np.quantile(sample["sampler_logprob"][known], 0.1)
+    rare = sample["sampler_logprob"][known] <= edge
+    low, rest = float(gap[known][rare].mean()), float(gap[known][~rare].mean())
+    sick = low > 0.1 and low > 5 * rest
+    worst = known[rare][np.argsort(-gap[known][rare])][:50]
+    evidence = sample.spans(worst) if sick else ()
+    return Reading(low, sick, int(sample.rows.steps[0]) if sick else None, evidence, {"times": low / max(rest, 1e-9)})
+
+
+@rule(
+    row=30,
+    needs=["rows.policy_version"],
+    title="Rollouts are learned from long after they were sampled",
+    cause="A tenth of the rollouts is at least {seen} steps old when it is learned from.",
+    healthy="age of the oldest tenth of the rollouts, in steps: at most 8",
+    fix="a shorter queue between sampling and training",
+    source="prime-rl's default",
+    explains=["clip-fraction-high", "update-kl-large", "sampler-mismatch"],
+)
+def too_off_policy(data: RunData) -> Reading | None:
+    age = data.rows.step - data.rows["policy_version"]
+    age = np.where(np.isfinite(age), age, np.nan)
+    if np.isnan(age).all():
+        return None
+    points = data.rows.by_step(age, lambda values: float(np.quantile(values, 0.9)))
+    first = since(points, points.value > 8, 3)
+    return Reading(points.last(), first is not None, first, data.step_evidence([first] if first is not None else []))
+
+
+@rule(
+    row=31,
+    needs=["tokens.sampler_logprob", "tokens.logprob"],
+    title="Sampler and trainer compute in different precision",
+    cause="From the first step the probabilities of sampler and trainer correlate at {seen} only, in both directions "
+    "alike: rounding, most often in the head.",
+    healthy="correlation of the probabilities at the first step: above 0.99",
+    fix="compute the head in float32 on both sides; float16 instead of bfloat16",
+    source="MiniMax-M1 2506.13585; 2510.26788",
+    explains=["sampler-mismatch", "mismatch-rare-tokens"],
+)
+def precision_noise(data: RunData) -> Reading | None:
+    sample = data.sample
+    mine = sample.trained & (sample.step == sample.rows.steps[0]) & np.isfinite(sample["sampler_gap"])
+    if mine.sum() < 100:
+        return None
+    ours, theirs = np.exp(sample["logprob"][mine]), np.exp(sample["sampler_logprob"][mine])
+    if ours.std() == 0 or theirs.std() == 0:
+        return None
+    found = float(np.corrcoef(ours, theirs)[0, 1])
+    balance = float(np.mean(sample["sampler_gap"][mine] > 0))
+    sick = found < 0.99 and 0.25 < balance < 0.75
+    worst = np.flatnonzero(mine)[np.argsort(-np.abs(ours - theirs))][:50]
+    first = int(sample.rows.steps[0]) if sick else None
+    return Reading(found, sick, first, sample.spans(worst) if sick else ())

@@ -1,0 +1,318 @@
+"""The reward: what it measures, and what is made of it."""
+
+import numpy as np
+from scipy import stats
+
+from dressage.doctor.data import RunData
+from dressage.doctor.finding import Reading, Words
+from dressage.doctor.groups import groups, within
+from dressage.doctor.rule import rule
+from dressage.doctor.series import Series, since, smoothed, together, trend
+
+
+@rule(
+    row=45,
+    needs=["rows.reward", "rows.group"],
+    least_steps=2,
+    title="The reward judges the prompt, not the answer",
+    cause="{seen} of the variance of the reward lies between prompts, not between the answers to the same prompt: what "
+    "the policy does hardly counts.",
+    healthy="share of the reward's variance between prompts: below 0.8",
+    fix="shaping.subtract_query = true, or a baseline per prompt (GRPO, RLOO)",
+    source="TRL's How-to-train FAQ; own threshold",
+    explains=["kl-flat", "value-not-fitting"],
+)
+def query_dominated(data: RunData) -> Reading | None:
+    rows, reward = data.rows, data.rows["reward"]
+    prompt = rows["group"]
+    there = np.isfinite(reward) & np.isfinite(prompt)
+    # The policy changes: rewards are compared with the mean of their step.
+    value = reward - np.interp(rows.step, *rows.mean("reward"))
+    _, key, count = np.unique(prompt[there], return_inverse=True, return_counts=True)
+    repeated = count[key] >= 2
+    if repeated.sum() < 40 or np.var(value[there]) < 1e-10:
+        return None
+    mean = np.bincount(key, value[there]) / count
+    inside = float(np.sum((value[there] - mean[key])[repeated] ** 2) / np.sum((1 - 1 / count[key])[repeated]))
+    share = max(0.0, 1 - inside / float(np.var(value[there][repeated])))
+    sick = share > 0.8
+    return Reading(
+        share, sick, int(rows.steps[0]) if sick else None, data.step_evidence(rows.steps[:1] if sick else [])
+    )
+
+
+@rule(
+    row=46,
+    needs=["rows.reward", "rows.group"],
+    algorithms=["grpo", "rloo"],
+    title="Groups without any difference",
+    cause="In {seen} of the groups all responses have the same reward: their advantages are 0, and the step learns "
+    "from the rest alone.",
+    healthy="share of groups with equal rewards: below 0.3 (0.5 is bad)",
+    fix="grpo.resample (dynamic sampling), prompts of middling difficulty, a finer reward, temperature 1",
+    source="DAPO 2503.14476; TRL's frac_reward_zero_std; miles",
+    explains=["zero-gradient", "kl-flat"],
+)
+def zero_variance_groups(data: RunData) -> Reading | None:
+    step, _, _, sd = groups(data.rows, data.rows["reward"])
+    if len(step) < 8:
+        return None
+    same = (sd < 1e-9).astype(float)
+    steps, where = np.unique(step, return_inverse=True)
+    points = Series(steps, np.bincount(where, same) / np.bincount(where))
+    smooth = smoothed(points)
+    first = since(smooth, smooth.value > 0.5, 5)
+    seen = points.last() if first is None else float(points.value[points.step >= first].mean())
+    return Reading(seen, first is not None, first, data.step_evidence([first] if first is not None else []))
+
+
+@rule(
+    row=47,
+    needs=["rows.reward"],
+    title="The reward has outliers or an unusual scale",
+    cause="The largest reward lies {seen} times the typical spread away from the median ({value}): single responses "
+    "decide what is learned.",
+    healthy="|reward − median| / (1.48 · median absolute deviation): below 15",
+    fix="shaping.clip, or shaping.normalise on the reference's responses",
+    source="The N implementation details of RLHF with PPO; Secrets of RLHF 2307.04964; own threshold",
+    explains=["value-loss-spike", "gradient-spike", "value-not-fitting"],
+)
+def reward_outliers(data: RunData) -> Reading | None:
+    reward = data.rows["reward"]
+    known = np.flatnonzero(np.isfinite(reward))
+    if len(known) < 50:
+        return None
+    inner = within(data.rows, reward)[known]
+    spread = float(1.4826 * np.median(np.abs(inner - np.median(inner))))
+    spread = max(spread, float(np.subtract(*np.quantile(inner, [0.95, 0.05]))) / 3.29)
+    if spread < 1e-9:
+        return None
+    away = np.abs(inner - np.median(inner)) / spread
+    worst = known[np.argsort(-away)]
+    sick = int(np.sum(away > 15)) >= 2
+    words: Words = {"value": float(reward[worst[0]])}
+    evidence = data.rollout_evidence(worst[:3]) if sick else ()
+    first = int(data.rows.step[known[away > 15]].min()) if sick else None
+    return Reading(float(away.max()), sick, first, evidence, words)
+
+
+@rule(
+    row=48,
+    needs=["rows.reward", "rows.response"],
+    least_steps=5,
+    severity="error",
+    title="The reward has nothing to do with the response",
+    cause="Equal responses to the same prompt differ in reward by {seen} of what any two responses differ: the scores "
+    "are shuffled among the responses, or are noise.",
+    healthy="variance of the reward among equal responses to a prompt / among all: near 0",
+    fix="check the order in which scores come back; dressage check examines the reward model on pairs",
+    source="StackLLaMA; Secrets of RLHF II 2401.06080; own statistic",
+    explains=["value-not-fitting", "reward-falls", "kl-flat"],
+)
+def reward_is_noise(data: RunData) -> Reading | None:
+    rows = data.sample.rows
+    prompts, responses = rows.texts("prompt"), rows.texts("response")
+    same: dict[tuple[str | None, str | None], list[int]] = {}
+    for i, key in enumerate(zip(prompts, responses, strict=True)):
+        same.setdefault(key, []).append(i)
+    reward = rows["reward"]
+    repeated = [members for members in same.values() if len(members) >= 2]
+    pairs = sum(len(members) - 1 for members in repeated)
+    spread = float(np.nanvar(within(rows, reward)))
+    if pairs < 20 or spread < 1e-10:
+        return None
+    inside = sum(float(np.nanvar(reward[members])) * len(members) for members in repeated) / pairs
+    ratio = inside / spread
+    sick = ratio > 0.5
+    worst = max(repeated, key=lambda members: float(np.ptp(reward[members])))
+    evidence = data.sample.evidence(np.array(worst)) if sick else ()
+    return Reading(ratio, sick, int(rows.steps[0]) if sick else None, evidence)
+
+
+@rule(
+    row=49,
+    needs=["rows.reward", "rows.k1", "rows.split"],
+    least_steps=12,
+    title="The reward is over-optimised",
+    cause="While the training reward rises by {gain}, the held-out reward falls by {seen} from its best: the policy "
+    "learns the reward's mistakes.",
+    healthy="held-out reward below its best, in units of its gain: below 0.3",
+    fix="stop at the best checkpoint, raise kl.coef, a larger reward model or several",
+    source="Gao et al. 2210.10760",
+)
+def over_optimised(data: RunData) -> Reading | None:
+    held_out = data.evaluation.mean("reward") if len(data.evaluation) else None
+    if held_out is None or len(held_out) < 5:
+        return None
+    train = data.rows.mean("reward")
+    smooth = smoothed(held_out, 3)
+    best = int(np.argmax(smooth.value))
+    fall, gain = float(smooth.value[best] - smooth.value[-1]), float(train.last() - train.first())
+    size = max(abs(float(smooth.value[best] - smooth.value[0])), float(np.nanstd(data.evaluation["reward"])) / 4)
+    sick = fall > 0.3 * size and gain > 0 and best < len(smooth) - 2 and trend(train).p < 0.05
+    words: Words = {"gain": gain}
+    return Reading(fall, sick, int(smooth.step[best]) if sick else None, (), words)
+
+
+@rule(
+    row=51,
+    needs=["rows.reward", "rows.length"],
+    least_steps=8,
+    title="The reward pays for length",
+    cause="Within a step, length and reward go together (Spearman {seen}), and the responses grew from {before} to "
+    "{after} tokens: the reward is bought with length.",
+    healthy="rank correlation of length and reward within a step: below 0.6, unless answers need to be longer",
+    fix="a reward that does not grow with the length (subtract what length explains), a length penalty",
+    source="2310.03716; Secrets of RLHF 2307.04964; rlprobe",
+    explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse"],
+)
+def length_exploited(data: RunData) -> Reading | None:
+    rows = data.rows
+    reward, length = within(rows, rows["reward"]), within(rows, rows["length"])
+    there = np.isfinite(reward) & np.isfinite(length)
+    if there.sum() < 100 or np.std(length[there]) == 0 or np.std(reward[there]) == 0:
+        return None
+    found = float(stats.spearmanr(length[there], reward[there]).statistic)
+    points = rows.mean("length")
+    before, after = points.first(), points.last()
+    grew = after > 1.25 * before and trend(points).p < 0.01
+    sick = found > 0.6 and grew
+    first = since(points, points.value > 1.15 * before, 4) if sick else None
+    longest = np.argsort(-np.nan_to_num(rows["length"]))[: 3 * sick]
+    return Reading(found, sick, first, data.rollout_evidence(longest), {"before": before, "after": after})
+
+
+@rule(
+    row=52,
+    needs=["rows.reward", "rows.length"],
+    least_steps=20,
+    algorithms=["grpo"],
+    title="Wrong answers grow longer",
+    cause="Bad responses are {seen} tokens longer than good ones, and the gap widens: dividing each response's loss by "
+    "its length makes long mistakes cheap.",
+    healthy="mean length of the worse half − of the better half: not rising",
+    fix='grpo.normalise = "token" or "constant" (Dr. GRPO)',
+    source="Dr. GRPO 2503.20783; DAPO 2503.14476",
+)
+def length_bias(data: RunData) -> Reading | None:
+    rows = data.rows
+    reward, length = within(rows, rows["reward"]), within(rows, rows["length"])
+    low = rows.by_step(np.where(reward < 0, length, np.nan))
+    high = rows.by_step(np.where(reward > 0, length, np.nan))
+    low, high = together(low, high)
+    if len(low) < 20:
+        return None
+    points = Series(low.step, low.value - high.value)
+    found = trend(points)
+    sick = found.p < 0.01 and found.change > 0.2 * float(np.nanmean(rows["length"])) and points.last() > 0
+    return Reading(points.last(), sick, since(points, points.value > points.first(), 5) if sick else None)
+
+
+@rule(
+    row=53,
+    needs=["rows.reward", "rows.reward_parts"],
+    least_steps=5,
+    title="One part of the reward decides alone",
+    cause="{part} makes {seen} of the change of the reward: the other parts are saturated, or their weights too small "
+    "to count.",
+    healthy="share of the reward's spread within a step that comes from one part: below 0.9",
+    fix="weigh the parts by their spread (rewards.weight), or drop what does not count",
+    source="rldoctor; NeMo-RL (GDPO)",
+    severity="note",
+)
+def one_part_dominates(data: RunData) -> Reading | None:
+    rows = data.sample.rows
+    maps = rows.table["reward_parts"].to_pylist(maps_as_pydicts="strict")
+    names = sorted({name for parts in maps if parts for name in parts})
+    if len(names) < 2:
+        return None
+    reward = within(rows, rows["reward"])
+    shares = {}
+    for name in names:
+        values = within(rows, np.array([(parts or {}).get(name, np.nan) for parts in maps], np.float64))
+        there = np.isfinite(values) & np.isfinite(reward)
+        if there.sum() > 50 and np.std(values[there]) > 0 and np.std(reward[there]) > 0:
+            shares[name] = float(np.corrcoef(values[there], reward[there])[0, 1]) ** 2
+        else:
+            shares[name] = 0.0
+    part = max(shares, key=lambda name: shares[name])
+    others = max(share for name, share in shares.items() if name != part)
+    sick = shares[part] > 0.97 and others < 0.05
+    words: Words = {"part": part}
+    return Reading(shares[part], sick, int(rows.steps[0]) if sick else None, (), words)
+
+
+@rule(
+    row=54,
+    needs=["rows.reward"],
+    least_steps=12,
+    title="The reward is exhausted by one kind of answer",
+    cause="The reward stands at {seen}, its maximum, its spread within a step has shrunk to {share} of the start's, "
+    "and the answers look alike (distinct pairs {before} → {after}).",
+    healthy="spread of the reward within a step / at the start: above 0.1, or answers that stay different",
+    fix="read the answers: is it what was meant? Then stop; else change the reward",
+    source="RAGEN 2504.20073; own threshold",
+    explains=["zero-variance-groups", "zero-gradient", "distinct-collapse", "entropy-collapse", "pattern-spreading"],
+)
+def reward_exhausted(data: RunData) -> Reading | None:
+    rows = data.rows
+    spread = rows.by_step(rows["reward"], lambda values: float(np.std(values)))
+    different = data.metric("text/distinct_2")
+    if not len(different) or spread.first() < 1e-9:
+        return None
+    share, before, after = spread.last() / spread.first(), different.first(), different.last()
+    mean = rows.mean("reward")
+    sick = share < 0.1 and after < 0.5 * before and mean.last() > mean.first()
+    words: Words = {"share": f"{share:.0%}", "before": before, "after": after}
+    first = since(spread, spread.value < 0.2 * spread.first(), 3) if sick else None
+    return Reading(mean.last(), sick, first, data.step_evidence(spread.step[-1:] if sick else []), words)
+
+
+@rule(
+    row=55,
+    needs=["rows.reward"],
+    severity="error",
+    least_steps=3,
+    title="The reward is the same for nearly every response",
+    cause="{seen} of all responses get exactly {value}: the verifier fails on them (an extraction pattern, a template, "
+    "a time limit), or nothing ever passes.",
+    healthy="share of responses with the lowest reward of the run: below 0.9 in the first steps, and falling",
+    fix="score a known good answer by hand; look at a few responses that got {value}",
+    source="autocontext pull request 1067; own threshold",
+    explains=["zero-variance-groups", "zero-gradient", "kl-flat", "value-constant", "value-not-fitting"],
+)
+def verifier_dead(data: RunData) -> Reading | None:
+    reward = data.rows["reward"][np.isfinite(data.rows["reward"])]
+    if len(reward) < 30:
+        return None
+    floor = float(reward.min())
+    share = float(np.mean(reward == floor))
+    points = data.rows.by_step((data.rows["reward"] == floor).astype(float))
+    sick = share > 0.95 and points.last() > 0.9
+    words: Words = {"value": floor}
+    return Reading(
+        share, sick, int(points.step[0]) if sick else None, data.step_evidence(points.step[:1] if sick else []), words
+    )
+
+
+@rule(
+    row=56,
+    needs=["rows.reward"],
+    least_steps=15,
+    title="The reward falls",
+    cause="The reward falls from {before} to {seen} over the run: a sign is turned round, the learning rate destroys "
+    "the policy, or the reward itself changes.",
+    healthy="trend of the mean reward: not falling",
+    fix="check the signs of reward and advantage on two responses by hand; then lower the learning rate",
+    source="OpenAI, Fine-tuning GPT-2 from human preferences; own threshold",
+)
+def reward_falls(data: RunData) -> Reading | None:
+    rows = data.rows
+    points = rows.mean("reward")
+    found = trend(points)
+    spread = float(np.nanmedian(rows.by_step(rows["reward"], lambda values: float(np.std(values))).value))
+    sick = found.p < 0.01 and found.change < -0.5 * max(spread, 1e-9)
+    first = since(smoothed(points), smoothed(points).value < points.first() - 0.25 * spread, 5) if sick else None
+    return Reading(
+        points.last(), sick, first, data.step_evidence(points.step[-1:]) if sick else (), {"before": points.first()}
+    )

@@ -1,0 +1,217 @@
+"""Responses that were not drawn from the distribution that scores them: what makes KL estimates negative."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dressage.doctor.data import RunData
+from dressage.doctor.finding import Reading, Words
+from dressage.doctor.rule import rule
+from dressage.doctor.sample import Sample
+from dressage.doctor.series import Array, standard_error
+
+ALIKE = {"float32": 0.005, "float64": 0.005}
+ROUNDED = 0.15
+"""Nats by which sampler and trainer differ on a token by rounding alone."""
+
+
+class Shift(NamedTuple):
+    """How the sampler's log-probabilities lie beside those of the trainer."""
+
+    above: float
+    """Share of the tokens to which the sampler gives clearly more: what a filter left out is shared among the rest."""
+    below: float
+    """Share of those to which it gives clearly less, of all that differ clearly."""
+    size: float
+    """Mean of sampler − trainer over the tokens, in nats."""
+
+
+def shift(data: RunData, sample: Sample) -> Shift | None:
+    """Compares sampler and trainer over all trained tokens; None where the sampler's own numbers are not known."""
+    gap = -sample["sampler_gap"][sample.trained]
+    gap = gap[np.isfinite(gap)]
+    if len(gap) < 100:
+        return None
+    alike = ALIKE.get(str(data.setting("config.model.dtype")), ROUNDED)
+    above, below = float(np.mean(gap > alike)), float(np.mean(gap < -alike))
+    return Shift(above, below / (above + below) if above + below else 0.0, float(gap.mean()))
+
+
+def surprise_gap(sample: Sample) -> tuple[float, float] | None:
+    """Returns mean and standard error of surprise − entropy, in nats per token; None where entropy is not known.
+
+    Tokens drawn from the distribution that is scored are on average as surprising as its entropy says.
+    """
+    there = sample.trained & np.isfinite(sample["logprob"]) & np.isfinite(sample["entropy"])
+    gap = np.where(there, -sample["logprob"] - sample["entropy"], 0.0)
+    count = np.bincount(sample.line[there], minlength=len(sample.rows))
+    # A response of one token counts as much as one of a hundred: each is weighted by its tokens.
+    known = count > 0
+    if known.sum() < 16:
+        return None
+    per_response = np.bincount(sample.line, gap, len(sample.rows))[known]
+    mean_count = float(count[known].mean())
+    return float(per_response.sum() / count[known].sum()), standard_error(per_response) / mean_count
+
+
+def start(sample: Sample, sick: bool) -> int | None:
+    """Returns the first step, since which a setting is wrong."""
+    return int(sample.rows.steps[0]) if sick else None
+
+
+@rule(
+    row=13,
+    needs=["tokens.logprob", "tokens.entropy|tokens.sampler_logprob"],
+    severity="error",
+    title="Responses are drawn from a filtered distribution but scored by the whole one",
+    cause="top-k or top-p cut off the tail while sampling{setting}, and the trainer scores without the cut: sampled "
+    "tokens are {gap} nats per token likelier than they should be on average. The KL estimate falls below the truth, "
+    "even below 0.",
+    healthy="surprise − entropy of the sampled tokens, in nats per token: 0 within its noise",
+    fix="sampling.top_k = 0 and sampling.top_p = 1.0",
+    source="TRL's How-to-train FAQ; The N implementation details of RLHF with PPO; ms-swift issue 8442; TRL issue 6945",
+    explains=["negative-kl", "sampler-mismatch", "mismatch-rare-tokens", "entropy-collapse", "kl-in-few-tokens"],
+)
+def filtered_sampling(data: RunData) -> Reading | None:
+    sample, found = data.sample, shift(data, data.sample)
+    gap = surprise_gap(sample)
+    if found is not None and found.above > 0.02:
+        # A filter shares what it removes among the rest: no token loses. A temperature takes from some.
+        sick = found.below < 0.05 and not _only_at_the_beginning(sample)
+        seen = -found.size
+    elif gap is not None:
+        sick = found is None and gap[0] < -max(5 * gap[1], 0.03)
+        seen = gap[0]
+    else:
+        return None
+    filters = [
+        f"{name} = {value}"
+        for name in ("top_k", "top_p")
+        if (value := data.setting(f"config.sampling.{name}")) not in (None, 0, 1, 1.0)
+    ]
+    words: Words = {"gap": abs(seen), "setting": f" ({', '.join(filters)})" if filters else ""}
+    return Reading(seen, sick, start(sample, sick), sample.evidence(np.arange(3)) if sick else (), words)
+
+
+def fitted_temperature(sample: Sample) -> float | None:
+    """Returns T of sampler = trainer / T + what belongs to the context, from tokens of little probability.
+
+    For those, the sum over the vocabulary hardly depends on the token: the slope over them is 1/T.
+    """
+    mine = sample.trained & np.isfinite(sample["sampler_gap"]) & (sample["logprob"] < -2)
+    if mine.sum() < 50:
+        return None
+    x, y = sample["logprob"][mine], sample["sampler_logprob"][mine]
+    variance = float(np.var(x))
+    if variance < 1e-4:
+        return None
+    slope = float(np.mean((x - x.mean()) * (y - y.mean()))) / variance
+    return 1 / slope if slope > 0.05 else None
+
+
+@rule(
+    row=14,
+    needs=["tokens.logprob", "tokens.sampler_logprob|info.config.sampling.temperature", "tokens.entropy"],
+    severity="error",
+    title="The temperature of sampling is missing in the scores",
+    cause="Responses are sampled at temperature {temperature} but scored at 1: sampler and trainer speak of different "
+    "distributions, so the ratio and the KL estimate are of neither.",
+    healthy="temperature that turns the trainer's log-probabilities into the sampler's: 0.98 to 1.02",
+    fix="divide the logits by the temperature when scoring too, or sample at temperature 1",
+    source="The N implementation details of RLHF with PPO; TRL issue 4159",
+    explains=["negative-kl", "ratio-not-one", "sampler-mismatch", "mismatch-rare-tokens", "filtered-sampling"],
+)
+def temperature_missing(data: RunData) -> Reading | None:
+    sample, found, fitted = data.sample, shift(data, data.sample), fitted_temperature(data.sample)
+    gap = surprise_gap(sample)
+    if found is None or fitted is None or gap is None:
+        return None
+    # The fit has noise of its own; surprise and entropy must disagree in the same direction.
+    agrees = (gap[0] < -3 * gap[1]) if fitted < 1 else (gap[0] > 3 * gap[1])
+    sick = abs(fitted - 1) > 0.02 and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees)
+    words: Words = {"temperature": fitted}
+    return Reading(fitted, sick, start(sample, sick), sample.evidence(np.arange(3)) if sick else (), words)
+
+
+def _only_at_the_beginning(sample: Sample) -> bool:
+    """Returns whether sampler and trainer agree from some position on: what a minimum length leaves behind."""
+    return banned_until(sample) is not None
+
+
+def banned_until(sample: Sample) -> int | None:
+    """Returns the position up to which an end token was forbidden, as the numbers say; None if it was not."""
+    mine = sample.trained & np.isfinite(sample["sampler_gap"])
+    if mine.sum() < 100:
+        return None
+    position, gap = sample.position[mine], -sample["sampler_gap"][mine]
+    last = int(position.max())
+    raised = np.array([np.mean(gap[position == at] > 0.003) for at in range(last + 1)])
+    count = np.bincount(position, minlength=last + 1)
+    for at in range(1, last):
+        enough = count[at:].sum() >= 50
+        # No response can end before: every one that is there has all these positions.
+        if enough and np.average(raised[:at], weights=count[:at]) > 0.25:
+            after = float(np.average(raised[at:], weights=count[at:]))
+            if after < 0.1 * float(np.average(raised[:at], weights=count[:at])):
+                return at
+    return None
+
+
+@rule(
+    row=15,
+    needs=["tokens.logprob", "rows.length"],
+    severity="error",
+    title="Responses are not allowed to end early",
+    cause="No response is shorter than {least} tokens, {pile} of them end exactly there{setting}: the end token is "
+    "forbidden while sampling but scored as if it were allowed. Each forbidden end makes the KL estimate too low.",
+    healthy="responses that end at the smallest length, per response at the next lengths: below 3",
+    fix="sampling.min_new_tokens = 0; to get longer responses, reward them (shaping.missing_eos_penalty)",
+    source="TRL's How-to-train FAQ (min_length = -1); StackLLaMA",
+    explains=["negative-kl", "sampler-mismatch", "filtered-sampling", "kl-in-few-tokens"],
+)
+def end_forbidden(data: RunData) -> Reading | None:
+    sample = data.sample
+    length = sample.rows["length"]
+    known = length[np.isfinite(length) & (length > 0)].astype(int)
+    if len(known) < 50:
+        return None
+    least, longest = int(known.min()), int(known.max())
+    counts = np.bincount(known, minlength=longest + 1)
+    near = counts[least + 1 : least + 4]
+    pile = float(counts[least]) / max(float(near.mean()) if len(near) else 0.0, 0.5)
+    until = banned_until(sample)
+    asked = data.setting("config.sampling.min_new_tokens")
+    sick = (until is not None and until >= 2) or (
+        least >= 3 and longest > least + 3 and pile > 3 and counts[least] >= 8
+    )
+    words: Words = {
+        "least": least,
+        "pile": f"{counts[least] / len(known):.0%}",
+        "setting": f" (min_new_tokens = {asked})" if asked else "",
+    }
+    shortest = np.flatnonzero(length == least)
+    return Reading(pile, sick, start(sample, sick), sample.evidence(shortest) if sick else (), words)
+
+
+@rule(
+    row=16,
+    needs=["tokens.mask", "tokens.logprob", "tokens.ref_logprob", "rows.k1"],
+    severity="error",
+    title="Padding counts in the KL",
+    cause="The recorded KL of the responses is what comes out when padding is counted too, {seen} nats per response "
+    "away from the KL of the response's own tokens.",
+    healthy="recorded KL − KL of the trained tokens, in nats per response: 0",
+    fix="sum over the response's mask only; give left-padded prompts position ids that start at their first token",
+    source="StackLLaMA; The N implementation details of RLHF with PPO",
+    explains=["negative-kl", "reward-accounting", "kl-explosion"],
+)
+def padding_counted(data: RunData) -> Reading | None:
+    sample = data.sample
+    own = sample.total(np.where(sample.trained, sample["log_ratio"], 0.0))
+    miss: Array = sample.rows["k1"] - own
+    miss = np.where(np.isfinite(miss), miss, 0.0)
+    wrong = np.flatnonzero(np.abs(miss) > 0.01 * (1 + np.abs(own)))
+    sick = len(wrong) > 0.02 * len(miss)
+    seen = float(miss[wrong].mean()) if len(wrong) else 0.0
+    evidence = sample.evidence(wrong[np.argsort(-np.abs(miss[wrong]))]) if sick else ()
+    return Reading(seen, sick, int(sample.rows.step[wrong].min()) if sick else None, evidence)

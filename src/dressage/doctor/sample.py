@@ -1,0 +1,185 @@
+"""Some rollouts of a run with their texts and tokens: enough to see what happens to tokens, however long the run is."""
+
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dressage.doctor.finding import Evidence
+from dressage.doctor.rows import Rows, numbers
+from dressage.doctor.series import Array, Series
+from dressage.record import Run
+from dressage.record.keys import rows_of_tokens
+
+MOST_TOKENS = 800_000
+MOST_STEPS = 96
+EDGE = 4
+"""Steps at the beginning and at the end that are always looked at."""
+LEAST_ROWS = 8
+"""Rollouts of a step that are looked at, if it has them, however long they are."""
+
+
+class Sample:
+    """Rollouts and, one after another, their tokens."""
+
+    def __init__(self, rows: Rows, tokens: pa.Table) -> None:
+        """Takes rollouts, and tokens of them in any order."""
+        self.rows = rows
+        line, known = rows_of_tokens(rows.table, tokens)
+        order = np.lexsort((tokens["position"].to_numpy(), np.where(known, line, len(rows))))
+        order = order[: int(known.sum())]
+        self.line = line[order]
+        """[N] which rollout each token is of, ascending."""
+        self._tokens = tokens.take(order)
+        self._columns: dict[str, Array] = {}
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def __getitem__(self, name: str) -> Array:
+        """Returns a column of the tokens, [N] float64, NaN where not measured.
+
+        Beside those of the record: ``log_ratio`` = logprob − ref_logprob, ``sampler_gap`` = logprob − sampler_logprob.
+        """
+        if name not in self._columns:
+            self._columns[name] = self._made(name)
+        return self._columns[name]
+
+    def _made(self, name: str) -> Array:
+        if name == "log_ratio":
+            return self["logprob"] - self["ref_logprob"]
+        if name == "sampler_gap":
+            return self["logprob"] - self["sampler_logprob"]
+        if name not in self._tokens.column_names:
+            return np.full(len(self), np.nan)
+        return numbers(self._tokens[name])
+
+    def has(self, name: str) -> bool:
+        """Returns whether a column of the tokens was measured anywhere."""
+        if name == "token":
+            return "token" in self._tokens.column_names and self._tokens["token"].null_count < len(self)
+        return bool(np.isfinite(self[name]).any())
+
+    def texts(self, name: str = "token") -> list[str | None]:
+        """Returns a column of texts of the tokens."""
+        found: list[str | None] = self._tokens[name].to_pylist()
+        return found
+
+    @cached_property
+    def trained(self) -> Array:
+        """[N] whether a token counts: all do where the record keeps no mask."""
+        mask = self["mask"]
+        return np.asarray(mask != 0)
+
+    @cached_property
+    def position(self) -> Array:
+        """[N] int64, from 0."""
+        return np.asarray(self._tokens["position"].to_numpy(), np.int64)
+
+    @cached_property
+    def step(self) -> Array:
+        """[N] the step of each token."""
+        return self.rows.step[self.line]
+
+    @cached_property
+    def length(self) -> Array:
+        """[n] tokens that count of each rollout."""
+        return np.bincount(self.line[self.trained], minlength=len(self.rows))
+
+    @cached_property
+    def last(self) -> Array:
+        """[N] whether it is the last token that counts of its rollout."""
+        found = np.zeros(len(self), bool)
+        counted = np.flatnonzero(self.trained)
+        if len(counted):
+            line = self.line[counted]
+            found[counted[np.append(line[1:] != line[:-1], True)]] = True
+        return found
+
+    def total(self, values: Array) -> Array:
+        """Returns the sum over the counting tokens of each rollout, [n]; NaN where one of them is not measured."""
+        return np.bincount(self.line[self.trained], values[self.trained], minlength=len(self.rows))
+
+    def mean(self, values: Array) -> Array:
+        """Returns the mean over the counting tokens of each rollout, [n]; NaN for one without any."""
+        with np.errstate(invalid="ignore"):
+            return self.total(values) / np.where(self.length == 0, np.nan, self.length)
+
+    def mean_by_step(self, values: Array) -> Series:
+        """Returns the mean over the finite values [N] of the counting tokens of each step."""
+        return self._by_step(values)[0]
+
+    def variance_by_step(self, values: Array) -> Series:
+        """Returns the variance over the finite values [N] of the counting tokens of each step."""
+        return self._by_step(values)[1]
+
+    def _by_step(self, values: Array) -> tuple[Series, Series]:
+        there = np.isfinite(values) & self.trained
+        steps, where = np.unique(self.step[there], return_inverse=True)
+        count = np.bincount(where)
+        mean = np.bincount(where, values[there]) / count
+        variance = np.bincount(where, (values[there] - mean[where]) ** 2) / count
+        return Series(steps, mean), Series(steps, variance)
+
+    def evidence(self, rollouts: Array, most: int = 3) -> tuple[Evidence, ...]:
+        """Returns places for the first of some rollouts, given by their numbers."""
+        return tuple(Evidence(int(self.rows.step[i]), int(self.rows.sample[i])) for i in rollouts[:most])
+
+    def spans(self, tokens: Array, most: int = 3) -> tuple[Evidence, ...]:
+        """Returns places for the first of some tokens, given by their numbers, at most one of each rollout."""
+        _, first = np.unique(self.line[tokens], return_index=True)
+        chosen = tokens[np.sort(first)][:most]
+        place = zip(self.line[chosen], self.position[chosen], strict=True)
+        return tuple(
+            Evidence(int(self.rows.step[i]), int(self.rows.sample[i]), int(at), int(at) + 1) for i, at in place
+        )
+
+
+def take_sample(run: Run, rows: Rows) -> Sample:
+    """Reads whole groups of rollouts of steps over the whole run, as many as ``MOST_TOKENS`` allows.
+
+    Args:
+        run: The run.
+        rows: All its training rollouts, numbers only.
+    """
+    steps = chosen_steps(rows.steps)
+    typical = max(float(np.nanmean(rows["length"])), 1.0) if rows.has("length") else 256.0
+    budget = max(LEAST_ROWS, int(MOST_TOKENS / max(len(steps), 1) / typical))
+    kept = [_some(rows, step, budget) for step in steps]
+    wanted = np.concatenate(kept) if kept else np.zeros(0, np.int64)
+    keys = [(int(rows.step[i]), int(rows.sample[i])) for i in wanted]
+    table = run.rows(None, steps.tolist())
+    table = table.filter(_is_in(table, keys))
+    tokens = []
+    for start in range(0, len(steps), 8):  # a few steps at once, so that what is left out is soon let go of
+        part = run.arrow("tokens", None, steps[start : start + 8].tolist())
+        tokens.append(part.filter(_is_in(part, keys)))
+    return Sample(Rows(table), pa.concat_tables(tokens) if tokens else run.arrow("tokens", None, []))
+
+
+def chosen_steps(steps: Array, most: int = MOST_STEPS) -> Array:
+    """Returns the first and last steps, and steps evenly between them."""
+    if len(steps) <= most:
+        return steps
+    between = np.linspace(EDGE, len(steps) - EDGE - 1, most - 2 * EDGE).round().astype(int)
+    places = np.concatenate([np.arange(EDGE), between, np.arange(len(steps) - EDGE, len(steps))])
+    return np.asarray(steps[np.unique(places)])
+
+
+def _some(rows: Rows, step: int, budget: int) -> Array:
+    """Returns the numbers of rollouts of one step: whole groups spread over the step, up to the budget."""
+    start, stop = np.searchsorted(rows.step, [step, step + 1])
+    if stop - start <= budget:
+        return np.arange(start, stop)
+    group = rows.group[start:stop]
+    groups, size = np.unique(group, return_counts=True)
+    count = max(1, int(budget / size.mean()))
+    chosen = groups[np.unique(np.linspace(0, len(groups) - 1, count).round().astype(int))]
+    return np.asarray(start + np.flatnonzero(np.isin(group, chosen))[: max(budget, int(size.max()))])
+
+
+def _is_in(table: pa.Table, keys: list[tuple[int, int]]) -> pa.Array:
+    wanted = np.array([(step << 32) + sample for step, sample in keys], np.int64)
+    key = (table["step"].to_numpy().astype(np.int64) << 32) + table["sample"].to_numpy()
+    return pc.is_in(pa.array(key), pa.array(wanted))

@@ -1,0 +1,129 @@
+"""A quantity by step, and robust statistics of it."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+MOST_POINTS = 400
+"""Theil–Sen looks at all pairs of points: longer series are averaged down to this many."""
+
+
+class Series(NamedTuple):
+    """Values by step, finite, in ascending order of the steps."""
+
+    step: Array
+    """[S] int64"""
+    value: Array
+    """[S] float64"""
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def where(self, kept: Array) -> "Series":
+        """Returns the points at which ``kept`` [S] is true."""
+        return Series(self.step[kept], self.value[kept])
+
+    def first(self, share: float = 0.1, least: int = 3) -> float:
+        """Returns the median of the first tenth of the points, at least of ``least``: how the run began."""
+        return float(np.median(self.value[: self._some(share, least)]))
+
+    def last(self, share: float = 0.1, least: int = 3) -> float:
+        """Returns the median of the last tenth of the points, at least of ``least``."""
+        return float(np.median(self.value[-self._some(share, least) :]))
+
+    def _some(self, share: float, least: int) -> int:
+        return max(least, round(share * len(self)), 1)
+
+
+def series(step: Array, value: Array) -> Series:
+    """Returns the finite values in the order of their steps."""
+    finite = np.isfinite(value)
+    order = np.argsort(step[finite], kind="stable")
+    return Series(step[finite][order].astype(np.int64), value[finite][order].astype(np.float64))
+
+
+def together(*several: Series) -> list[Series]:
+    """Returns the series at the steps that all of them have."""
+    common = several[0].step
+    for one in several[1:]:
+        common = np.intersect1d(common, one.step)
+    return [one.where(np.isin(one.step, common)) for one in several]
+
+
+class Trend(NamedTuple):
+    """How a series rises or falls as a whole."""
+
+    change: float
+    """Theil–Sen slope times the range of the steps: by how much it rose, outliers aside."""
+    p: float
+    """Mann–Kendall: the probability of an order as strong as this one by chance, both directions."""
+
+
+def trend(points: Series) -> Trend:
+    """Returns the trend of a series.
+
+    Neighbouring steps of a run are alike, which makes p too small by itself: it is therefore taken over the means of
+    at most 20 stretches.
+
+    Sources: Theil (1950), Sen (1968); Mann (1945), Kendall (1975).
+    """
+    if len(points) < 4:
+        return Trend(0.0, 1.0)
+    thin = averaged(points, MOST_POINTS)
+    slope = float(stats.theilslopes(thin.value, thin.step).slope)
+    coarse = averaged(points, 20)
+    p = float(stats.kendalltau(coarse.step, coarse.value).pvalue)
+    return Trend(slope * float(points.step[-1] - points.step[0]), 1.0 if np.isnan(p) else p)
+
+
+def averaged(points: Series, most: int) -> Series:
+    """Returns at most so many points: the means of stretches of about equal length."""
+    if len(points) <= most:
+        return points
+    edges = np.linspace(0, len(points), most + 1).astype(int)[:-1]
+    count = np.diff(np.append(edges, len(points)))
+    return Series(points.step[edges], np.add.reduceat(points.value, edges) / count)
+
+
+def smoothed(points: Series, width: int = 5) -> Series:
+    """Returns the running median over ``width`` points, fewer at the ends."""
+    half = width // 2
+    value = [float(np.median(points.value[max(0, i - half) : i + half + 1])) for i in range(len(points))]
+    return Series(points.step, np.array(value))
+
+
+def since(points: Series, bad: Array, least: int, share: float = 0.8) -> int | None:
+    """Returns the step since which the series is bad and stays so; None if it is not, or not for long enough.
+
+    Args:
+        points: The series.
+        bad: [S] where it is bad.
+        least: Fewest bad points.
+        share: From the step returned to the end of the trouble, at least this share of the points is bad.
+    """
+    best: int | None = None
+    start, count, total = None, 0, 0
+    for i, is_bad in enumerate(bad.tolist()):
+        if start is None:
+            if not is_bad:
+                continue
+            start, count, total = i, 0, 0
+        count, total = count + is_bad, total + 1
+        if count / total < share:
+            start = None
+        elif count >= least and best is None:
+            best = start
+    return None if best is None else int(points.step[best])
+
+
+def standard_error(values: Array) -> float:
+    """Returns the standard error of the mean of finite values; infinite for fewer than two."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
+
+
+def spread(values: Array) -> float:
+    """Returns 1.4826 times the median absolute deviation: the standard deviation of a normal, outliers aside."""
+    return float(1.4826 * np.median(np.abs(values - np.median(values)))) if len(values) else float("nan")

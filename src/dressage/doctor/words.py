@@ -1,0 +1,66 @@
+"""What a finding says, in the user's language."""
+
+import math
+import os
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from dressage.doctor.finding import Reading
+from dressage.doctor.rule import Rule, Texts
+
+LANGUAGES = ("en", "zh", "vi")
+
+
+def number(value: float) -> str:
+    """Returns a number as people read it: three significant digits, no exponent where none is needed."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    if value == int(value) and abs(value) < 1e6:
+        text = f"{int(value)}"
+    elif 1e-4 <= abs(value) < 1e5:
+        text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    else:
+        text = f"{value:.2e}"
+    return text.replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Language:
+    """The texts of the rules and of the report in one language; English stands where one lacks."""
+
+    name: str
+    rules: dict[str, dict[str, str]]
+    phrases: dict[str, str]
+
+    def phrase(self, text: str) -> str:
+        """Returns a phrase of the report."""
+        return self.phrases.get(text, text)
+
+    def said(self, rule: Rule, reading: Reading) -> Texts:
+        """Returns the rule's texts with the numbers of a reading."""
+        own = self.rules.get(rule.name, {})
+        words: dict[str, Any] = {
+            name: number(word) if isinstance(word, int | float) else self.phrase(word)
+            for name, word in {**reading.words, "seen": reading.seen}.items()
+        }
+
+        def fill(name: str, filled: bool = True) -> str:
+            text = own.get(name, getattr(rule.texts, name))
+            return str(text).format_map(words) if filled else str(text)
+
+        return Texts(fill("title", False), fill("cause"), fill("healthy", False), fill("fix"))
+
+
+@lru_cache
+def language(name: str | None = None) -> Language:
+    """Returns a language by its code; by ``LANG`` if None, else English."""
+    if name is None:
+        name = os.environ.get("LC_ALL") or os.environ.get("LC_MESSAGES") or os.environ.get("LANG") or "en"
+    code = name[:2].lower()
+    if code not in LANGUAGES or code == "en":
+        return Language("en", {}, {})
+    content = tomllib.loads(files("dressage.doctor").joinpath("languages", f"{code}.toml").read_text("utf-8"))
+    return Language(code, content.get("rules", {}), content.get("phrases", {}))
