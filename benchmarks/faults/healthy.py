@@ -1,0 +1,71 @@
+"""Runs without a fault that might look as if they had one."""
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.faults import world
+from benchmarks.faults.setup import Setup
+
+Plain = Callable[[Setup], None]
+
+
+def usual(setup: Setup) -> None:
+    """Nothing special: entropy falls, KL rises and settles."""
+
+
+def no_penalty(setup: Setup) -> None:
+    """β = 0, as many GRPO recipes have it, at a gentle learning rate."""
+    setup.set("kl.coef", 0.0)
+
+
+def length_grows(setup: Setup) -> None:
+    """Longer responses are what is asked for, up to a point."""
+
+    def reward(prompts: Any, responses: Any, **columns: Any) -> list[float]:
+        base = world.gold(prompts, responses)
+        return [b + 0.1 * min(len(r.split()), 14) for b, r in zip(base, responses, strict=True)]
+
+    setup.reward = reward
+
+
+def small_batch(setup: Setup) -> None:
+    """Eight responses a step: everything is noisy."""
+    setup.set("batch_size", 8)
+
+
+def easy_curriculum(setup: Setup) -> None:
+    """A checkable reward that half of the responses get, and more and more of them."""
+    setup.reward = world.solved
+
+
+def fast(setup: Setup) -> None:
+    """Twice the usual learning rate, which happens to work."""
+    setup.set("optimizer.learning_rate", 6e-4)
+
+
+def one_pass(setup: Setup) -> None:
+    """One update per step: ratio 1 and no clipping throughout."""
+    setup.set("update", {"epochs": 1, "mini_batches": 1})
+
+
+def fixed_length(setup: Setup) -> None:
+    """Continuations of ten tokens: all are cut, and that is meant."""
+    setup.set("sampling.max_new_tokens", 10)
+
+
+def adaptive(setup: Setup) -> None:
+    """β is adapted to a target."""
+    setup.set("kl", {"coef": 0.05, "target": 4.0, "horizon": 500.0})
+
+
+def cooler(setup: Setup) -> None:
+    """Sampling at temperature 0.8, and scoring at 0.8 too."""
+    setup.set("sampling.temperature", 0.8)
+
+
+HEALTHY: dict[str, Plain] = {
+    one.__name__.replace("_", "-"): one
+    for one in (
+        usual, no_penalty, length_grows, small_batch, easy_curriculum, fast, one_pass, fixed_length, adaptive, cooler
+    )
+}  # fmt: skip

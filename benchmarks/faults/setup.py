@@ -1,0 +1,147 @@
+"""A training run that a fault can be planted in before it starts."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.faults import world
+from dressage.algorithms.grpo import GRPORun
+from dressage.algorithms.ppo import PPORun
+from dressage.algorithms.rloo import RLOORun
+from dressage.models.policy import Policy
+from dressage.record import compact
+from dressage.record.storage import storage
+from dressage.rewards.base import RewardFunction
+from dressage.train.run import Training
+
+RUNS = {"ppo": PPORun, "grpo": GRPORun, "rloo": RLOORun}
+COMMON: dict[str, Any] = {
+    "batch_size": 32,
+    "sampling": {"max_new_tokens": 24},
+    "optimizer": {"learning_rate": 3e-4},
+    "checkpoint": {"every": 0},
+    "kl": {"coef": 0.05},
+}
+OWN: dict[str, dict[str, Any]] = {
+    "ppo": {"update": {"epochs": 2, "mini_batches": 2}, "value": {"kind": "separate"}, "ppo": {"value_coef": 1.0}},
+    "grpo": {"samples_per_prompt": 4, "update": {"epochs": 1, "mini_batches": 2}},
+    "rloo": {"samples_per_prompt": 4, "update": {"epochs": 1, "mini_batches": 2}},
+}
+
+
+@dataclass
+class Setup:
+    """Everything that makes a run; a fault changes some of it."""
+
+    algorithm: str
+    size: str
+    seed: int
+    steps: int = 40
+    settings: dict[str, Any] = field(default_factory=dict)
+    reward: RewardFunction = world.gold
+    prompts: list[str] = field(default_factory=world.prompts)
+    built: list[Callable[[Training], None]] = field(default_factory=list)
+    """Called with the run before its first step."""
+    before_step: list[Callable[[Training, int], None]] = field(default_factory=list)
+    patches: list[Any] = field(default_factory=list)
+    """``unittest.mock.patch`` objects, in force while the run is built and trains."""
+
+    def __post_init__(self) -> None:
+        self.settings = {**copy.deepcopy(COMMON), **copy.deepcopy(OWN[self.algorithm]), **self.settings}
+
+    def set(self, path: str, value: Any) -> None:
+        """Changes a setting by its dotted path."""
+        *groups, name = path.split(".")
+        place = self.settings
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[name] = value
+
+    def wrap(self, target: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        """Replaces a function by ``wrapper(original, *its arguments)`` while the run goes on."""
+        original = getattr(target, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(original, *args, **kwargs)
+
+        self.patches.append(patch.object(target, name, wrapped))
+
+
+def train(setup: Setup, bases: Path, folder: Path) -> None:
+    """Runs a setup to its end and leaves its record in ``folder``, and the true reward of each step beside it."""
+    with ExitStack() as stack:
+        for one in setup.patches:
+            stack.enter_context(one)
+        settings = RUNS[setup.algorithm](run=folder, seed=setup.seed, steps=setup.steps, **setup.settings)
+        model = world.load(world.base(bases, setup.size))
+        training = Training(
+            settings, model=model, tokenizer=world.tokenizer(), prompts=setup.prompts, rewards=setup.reward
+        )
+        for change in setup.built:
+            change(training)
+        stack.enter_context(_steps(training, setup))
+        training.run(report=lambda step, metrics: None)
+    compact(storage(folder))
+    _leave_gold(folder)
+    for name in ("checkpoints", "model"):
+        _remove(folder / name)
+
+
+@contextmanager
+def _steps(training: Training, setup: Setup) -> Iterator[None]:
+    trainer = training.trainer
+    original = trainer.step
+
+    def step(number: int) -> Any:
+        for change in setup.before_step:
+            change(training, number)
+        return original(number)
+
+    with patch.object(trainer, "step", step):
+        yield
+
+
+def _leave_gold(folder: Path) -> None:
+    """Writes the mean true reward of each step: what the run was really for."""
+    import dressage
+
+    rows = dressage.open(folder).rows(["step", "prompt", "response"])
+    values = world.gold(rows["prompt"].to_pylist(), rows["response"].to_pylist())
+    by_step: dict[int, list[float]] = {}
+    for step, value in zip(rows["step"].to_pylist(), values, strict=True):
+        by_step.setdefault(step, []).append(value)
+    means = {step: sum(some) / len(some) for step, some in sorted(by_step.items())}
+    (folder / "gold.json").write_text(json.dumps(means), encoding="utf-8")
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def policy(training: Training) -> Policy:
+    """Returns the policy of a run."""
+    found: Policy = training.trainer.policy  # type: ignore[attr-defined]
+    return found
+
+
+def separate_sampler(training: Training) -> Policy:
+    """Gives the sampler weights of its own, as an inference engine has, and returns its policy."""
+    engine = Policy(copy.deepcopy(policy(training).model).requires_grad_(False))
+    training.collector.sampler.policy = engine
+    return engine
+
+
+@torch.no_grad()
+def synchronise(training: Training, engine: Policy) -> None:
+    """Copies the policy's weights to the sampler's."""
+    for mine, its in zip(engine.model.parameters(), policy(training).model.parameters(), strict=True):
+        mine.copy_(its)
