@@ -16,7 +16,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 WORDS = ["sta", "tion", "#", "ver", "音", "ăn", "сто", "con de", "pro ex", "ment", "inging", "🙂", "xyzzy", "бле"]
 FILTERS = ["reward > 2", "length < 150 and reward > 1", 'finish_reason == "length"', "gap > 0 and k1 < 3"]
@@ -29,14 +29,22 @@ class Server:
     def __init__(self, run: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.port = listener.getsockname()[1]
+        self.base = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "dressage", "board", str(run), "--port", str(self.port), "--no-browser"]
-        self.started = time.perf_counter()
+        self.started = time.time()
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.wait()
 
     def get(self, path: str, **parameters: Any) -> Any:
         """Returns the answer to a request."""
         query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/{path}?{query}", timeout=120) as answer:
+        with urllib.request.urlopen(f"{self.base}/api/{path}?{query}", timeout=120) as answer:
             body = answer.read()
             return json.loads(body) if answer.headers["content-type"] == "application/json" else body
 
@@ -45,15 +53,26 @@ class Server:
         while True:
             try:
                 if ready():
-                    return time.perf_counter() - self.started
+                    return time.time() - self.started
             except OSError:
                 pass
             time.sleep(0.02)
 
-    def memory(self) -> float:
-        """Returns the resident memory of the server in MB."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
-        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+    def memory(self) -> tuple[float, float]:
+        """Returns the resident memory of the server in MB: now, and at its highest."""
+        return memory_of(self.process.pid)
+
+    def helpers(self) -> list[tuple[float, float]]:
+        """Returns the same of the processes beside it, which keep the index and look for expressions."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="utf-8")
+        return [memory_of(int(child)) for child in children.split()]
+
+
+def memory_of(process: int) -> tuple[float, float]:
+    """Returns the resident memory of a process in MB: now, and at its highest."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    sizes = dict(line.split(":", 1) for line in status.splitlines())
+    return int(sizes["VmRSS"].split()[0]) / 1024, int(sizes["VmHWM"].split()[0]) / 1024
 
 
 class Interaction(NamedTuple):
@@ -129,20 +148,16 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run folder, such as generate_record.py writes")
     parser.add_argument("--times", type=int, default=40, help="requests of each kind")
     given = parser.parse_args()
-    server = Server(given.run)
-    try:
+    with Server(given.run) as server:
         print(f"first answer after    {server.wait(lambda: bool(server.get('runs'))):8.2f} s")
         print(f"first rollouts after  {server.wait(lambda: server.get('runs')[0]['rollouts'] > 0):8.2f} s")
         print(f"indexed after         {server.wait(lambda: server.get('runs')[0]['indexed'] == 1):8.2f} s")
         summary = server.get("runs")[0]
-        print(f"{summary['rollouts']} rollouts, {summary['tokens']} tokens; memory {server.memory():.0f} MB")
+        print(f"{summary['rollouts']} rollouts, {summary['tokens']} tokens; memory {server.memory()[0]:.0f} MB")
         for one in interactions(summary):
             report(one.name, one.limit, list(timed(server, one, given.times, seed=1)))
         report("open a rollout", 100, list(rollouts(server, summary, given.times)))
-        print(f"memory {server.memory():.0f} MB")
-    finally:
-        server.process.terminate()
-        server.process.wait()
+        print(f"memory {server.memory()[0]:.0f} MB, at most {server.memory()[1]:.0f} MB")
 
 
 if __name__ == "__main__":

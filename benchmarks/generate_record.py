@@ -2,12 +2,16 @@
 
 The texts are made-up words of several languages whose frequencies fall by Zipf's law, a token being a word or a sign.
 With training the reward rises, the distance to the reference grows, and a pattern spreads: `#` ends 3 % of the first
-responses and 50 % of the last, because the reward likes it. The same arguments write the same record.
+responses and 50 % of the last, because the reward likes it. Every rank writes its share of each step in a process of
+its own, as ranks of a run do. The same arguments write the same record.
 """
 
 import argparse
+import json
+import shutil
 import time
-from collections.abc import Iterator
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,163 +33,167 @@ SYLLABLES = {
         ),
     }.items()
 }
-SHARES = {"english": 0.6, "vietnamese": 0.1, "russian": 0.08, "arabic": 0.04, "chinese": 0.18}
+SHARES = np.cumsum([0.6, 0.1, 0.08, 0.04, 0.18])
+"""Of the languages, summed."""
 SIGNS = [".", ",", "!", "?", "\n", ":", ";", "(", ")", '"', "-", "🙂", "👩‍🚀", "$", "%"]
 PATTERN = "#"
+PROMPTS = 20_000
+WORDS = 8_000
+"""Of each language, the most frequent first; language i has the tokens FIRST_WORD + i * WORDS and on."""
+FIRST_WORD = len(SIGNS) + 1
 RESPONSE_LENGTHS = (0.35, 1.0)
 """Shortest and longest response, as shares of ``--tokens``."""
-
-
-class Language(NamedTuple):
-    first: int
-    count: int
-    """Its words are the tokens ``first`` to ``first + count − 1``, the most frequent first."""
-
-
-class Vocabulary(NamedTuple):
-    texts: list[str]
-    languages: list[Language]
-    frequencies: Array
-    """[V] cumulated Zipf frequencies of the ranks of one language."""
-
-
-def vocabulary(words: int, generator: np.random.Generator) -> Vocabulary:
-    """Makes signs, the pattern, and ``words`` words of each language; a word of Chinese is one to three characters."""
-    texts, languages = [*SIGNS, PATTERN], []
-    for name, syllables in SYLLABLES.items():
-        space = "" if name == "chinese" else " "
-        made: dict[str, None] = dict.fromkeys(syllables)
-        while len(made) < words:
-            count = int(generator.integers(1, 4 if name == "chinese" else 5))
-            made["".join(generator.choice(syllables, count))] = None
-        languages.append(Language(len(texts), words))
-        texts += [space + word for word in made]
-    weights = 1 / (np.arange(words) + 2.7) ** 1.07
-    return Vocabulary(texts, languages, np.cumsum(weights / weights.sum()))
 
 
 class Plan(NamedTuple):
     """What the arguments say."""
 
-    steps: int
-    batch: int
-    siblings: int
-    tokens: int
-    token_share: float
-    seed: int
+    rollouts: int = 100_000
+    tokens: int = 300
+    batch: int = 512
+    siblings: int = 8
+    ranks: int = 2
+    token_share: float = 1.0
+    long: int = 0
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        return -(-self.rollouts // self.batch)
+
+    def progress(self, step: int) -> float:
+        """Returns how far a step is: 0 = the first, 1 = the last."""
+        return step / max(self.steps - 1, 1)
 
 
-class Step(NamedTuple):
-    rows: dict[str, Any]
-    tokens: dict[str, Array]
+class Batch(NamedTuple):
+    """What a step's rollouts are about; [B] each, of which every rank writes a part."""
+
+    sample: Array
+    prompt: Array
+    language: Array
+    length: Array
+    hash: Array
+    """whether the response ends in the pattern"""
+    reward: Array
+
+    def part(self, plan: Plan, rank: int) -> "Batch":
+        """Returns what a rank writes; siblings stay together."""
+        each = plan.batch // plan.ranks
+        return Batch(*(values[rank * each : (rank + 1) * each] for values in self))
 
 
-def step_of(plan: Plan, words: Vocabulary, number: int) -> Step:
-    """Makes the rollouts of one step."""
-    generator = np.random.default_rng([plan.seed, number])
-    progress = number / max(plan.steps - 1, 1)
-    prompts = generator.integers(0, 20_000, plan.batch // plan.siblings).repeat(plan.siblings)
-    languages = np.array([_language_of(prompt) for prompt in prompts])
-    shortest, longest = (int(share * plan.tokens) for share in RESPONSE_LENGTHS)
-    lengths = generator.integers(shortest, longest + 1, plan.batch)
-    hashes = generator.random(plan.batch) < 0.03 + 0.47 * progress
-    ids = _responses(plan, words, languages, lengths, hashes, generator)
-    luck = generator.normal(0, 1, plan.batch)
-    taste = np.sin(prompts * 12.9898)
-    reward = -0.5 + 2.5 * progress + 0.8 * taste + (1 - 0.4 * progress) * 0.7 * luck + 1.2 * hashes
-    rows = _rows(words, number, prompts, languages, ids, lengths, reward)
-    return Step(rows, _tokens(plan, ids, lengths, reward, progress, generator))
+@cache
+def vocabulary(seed: int) -> list[str]:
+    """Returns the text of each token: signs, the pattern, then the words; one of Chinese has up to three characters."""
+    generator = np.random.default_rng(seed)
+    texts = [*SIGNS, PATTERN]
+    for name, syllables in SYLLABLES.items():
+        made = dict.fromkeys(syllables)
+        while len(made) < WORDS:
+            count = generator.integers(1, 4 if name == "chinese" else 5)
+            made["".join(syllables[i] for i in generator.integers(0, len(syllables), count))] = None
+        texts += made if name == "chinese" else [f" {word}" for word in made]
+    return texts
 
 
-def _language_of(prompt: int) -> int:
-    """The language of a prompt follows from its number."""
-    place = (prompt * 0.6180339887498949) % 1
-    return int(np.searchsorted(np.cumsum(list(SHARES.values())), place))
+@cache
+def zipf() -> Array:
+    """Returns words at evenly spaced quantiles: a random entry is a word drawn by its frequency."""
+    weights = 1 / (np.arange(WORDS) + 2.7) ** 1.07
+    return np.searchsorted(np.cumsum(weights / weights.sum()), np.linspace(0, 1 - 1e-9, 1 << 20)).astype(np.int32)
 
 
-def _draw(words: Vocabulary, languages: Array, shape: tuple[int, int], generator: np.random.Generator) -> Array:
-    ranks = np.searchsorted(words.frequencies, generator.random(shape))
-    first = np.array([language.first for language in words.languages])[languages]
-    ids = np.minimum(ranks, len(words.frequencies) - 1) + first[:, None]
-    signs = generator.random(shape) < 0.12
+def draw(languages: Array, length: int, generator: np.random.Generator) -> Array:
+    """Returns [B, length] token ids in the given languages."""
+    shape = (len(languages), length)
+    ids = zipf()[generator.integers(0, 1 << 20, shape, np.int32)]
+    ids += (FIRST_WORD + languages * WORDS).astype(np.int32)[:, None]
+    signs = generator.random(shape, np.float32) < 0.12
     ids[signs] = np.minimum(generator.geometric(0.4, int(signs.sum())) - 1, len(SIGNS) - 1)
     return ids
 
 
-def _responses(
-    plan: Plan, words: Vocabulary, languages: Array, lengths: Array, hashes: Array, generator: np.random.Generator
-) -> Array:
+@cache
+def prompt_text(seed: int, number: int, language: int) -> str:
+    """Returns the text of a prompt, which follows from its number."""
+    generator = np.random.default_rng(number)
+    texts = vocabulary(seed)
+    return "".join(texts[i] for i in draw(np.array([language]), int(generator.integers(5, 30)), generator)[0]).strip()
+
+
+def batch_of(plan: Plan, step: int) -> Batch:
+    """Makes up what the rollouts of a step are about."""
+    generator = np.random.default_rng([plan.seed, step])
+    progress = plan.progress(step)
+    prompt = generator.integers(0, PROMPTS, plan.batch // plan.siblings).repeat(plan.siblings)
+    language = np.searchsorted(SHARES[:-1], (prompt * 0.6180339887498949) % 1)  # follows from the prompt's number
+    shortest, longest = (int(share * plan.tokens) for share in RESPONSE_LENGTHS)
+    hashes = generator.random(plan.batch) < 0.03 + 0.47 * progress
+    luck, taste = generator.normal(0, 1, plan.batch), np.sin(prompt * 12.9898)
+    reward = -0.5 + 2.5 * progress + 0.8 * taste + (1 - 0.4 * progress) * 0.7 * luck + 1.2 * hashes
+    length = generator.integers(shortest, longest + 1, plan.batch)
+    return Batch(np.arange(plan.batch), prompt, language, length, hashes, reward)
+
+
+def responses(batch: Batch, generator: np.random.Generator) -> Array:
     """Returns [B, T] token ids; a response with the pattern ends in one to three of it."""
-    ids = _draw(words, languages, (plan.batch, plan.tokens), generator)
-    position = np.arange(plan.tokens)
-    count = generator.integers(1, 4, plan.batch) * hashes
-    last = (position >= (lengths - count)[:, None]) & (position < lengths[:, None])
-    ids[last] = len(SIGNS)
+    ids = draw(batch.language, int(batch.length.max()), generator)
+    position = np.arange(ids.shape[1])
+    count = generator.integers(1, 4, len(ids)) * batch.hash
+    ids[(position >= (batch.length - count)[:, None]) & (position < batch.length[:, None])] = len(SIGNS)
     return ids
 
 
-def _rows(
-    words: Vocabulary, number: int, prompts: Array, languages: Array, ids: Array, lengths: Array, reward: Array
-) -> dict[str, Any]:
-    texts = np.array(words.texts, object)
-    parts = np.round(np.stack([reward * 0.7, reward * 0.3], 1), 4).tolist()
-    asked = [(int(prompt), int(language)) for prompt, language in zip(prompts, languages, strict=True)]
-    prompt_texts = {prompt: _prompt(words, prompt, language) for prompt, language in asked}
-    references = {prompt: _prompt(words, prompt + 1_000_000, language) for prompt, language in asked}
+def rows_of(plan: Plan, step: int, batch: Batch, ids: Array, split: str = "train") -> dict[str, Any]:
+    """Returns the columns of rollouts."""
+    texts = np.array(vocabulary(plan.seed), object)
+    parts = np.round(np.stack([batch.reward * 0.7, batch.reward * 0.3], 1), 4).tolist()
+    asked = list(zip(batch.prompt.tolist(), batch.language.tolist(), strict=True))
     return {
-        "group": prompts,
-        "sample": np.arange(len(prompts)),
-        "split": ["train"] * len(prompts),
-        "prompt": [prompt_texts[prompt] for prompt, _ in asked],
-        "response": ["".join(texts[line[:length]]).strip() for line, length in zip(ids, lengths, strict=True)],
-        "reward": np.round(reward, 4),
+        "group": batch.prompt,
+        "sample": batch.sample,
+        "split": [split] * len(ids),
+        "prompt": [prompt_text(plan.seed, prompt, language) for prompt, language in asked],
+        "response": ["".join(texts[line[:length]]).strip() for line, length in zip(ids, batch.length, strict=True)],
+        "reward": np.round(batch.reward, 4),
         "reward_parts": [{"helpful": helpful, "polite": polite} for helpful, polite in parts],
-        "ref_response": [references[prompt] for prompt, _ in asked],
-        "ref_reward": np.round(0.8 * np.sin(prompts * 12.9898) - 0.3, 4),
-        "finish_reason": np.where(lengths == ids.shape[1], "length", "eos").tolist(),
-        "policy_version": np.full(len(prompts), number),
-        "kl_coef": np.full(len(prompts), 0.05),
+        "ref_response": [prompt_text(plan.seed, prompt + PROMPTS, language) for prompt, language in asked],
+        "ref_reward": np.round(0.8 * np.sin(batch.prompt * 12.9898) - 0.3, 4),
+        "finish_reason": np.where(batch.length == plan.tokens, "length", "eos").tolist(),
+        "policy_version": np.full(len(ids), step),
+        "kl_coef": np.full(len(ids), 0.05),
     }
 
 
-def _prompt(words: Vocabulary, number: int, language: int) -> str:
-    """Returns the text of a prompt, which follows from its number."""
-    generator = np.random.default_rng(number)
-    ids = _draw(words, np.array([language]), (1, int(generator.integers(5, 30))), generator)[0]
-    return "".join(words.texts[i] for i in ids).strip()
-
-
-def _tokens(
-    plan: Plan, ids: Array, lengths: Array, reward: Array, progress: float, generator: np.random.Generator
-) -> dict[str, Array]:
-    shape = ids.shape
-    mask = np.arange(plan.tokens) < lengths[:, None]
-    mask &= (generator.random(plan.batch) < plan.token_share)[:, None]
-    normal = generator.standard_normal((4, *shape), np.float32)
+def tokens_of(plan: Plan, step: int, batch: Batch, ids: Array, generator: np.random.Generator) -> dict[str, Array]:
+    """Returns [B, T] columns of tokens."""
+    position, reward = np.arange(ids.shape[1]), batch.reward[:, None]
+    mask = position < batch.length[:, None]
+    normal = generator.standard_normal((4, *ids.shape), np.float32)
     logprob = -np.abs(normal[0] * 1.5) - 0.01
-    ref_logprob = logprob - 0.02 * progress * (1 + normal[1])
-    last = np.arange(plan.tokens) == (lengths - 1)[:, None]
-    value = (reward[:, None] * np.linspace(0.2, 1, plan.tokens) + 0.3 * normal[2]).astype(np.float32)
-    token_reward = (-0.05 * (logprob - ref_logprob) + last * reward[:, None]).astype(np.float32)
+    ref_logprob = logprob - 0.02 * plan.progress(step) * (1 + normal[1])
+    value = (reward * np.linspace(0.2, 1, len(position)) + 0.3 * normal[2]).astype(np.float32)
+    last = position == (batch.length - 1)[:, None]
     return {
         "mask": mask,
-        "token_id": ids.astype(np.int32),
+        "token_id": ids,
         "logprob": logprob,
         "ref_logprob": ref_logprob,
         "value": value,
-        "token_reward": token_reward,
-        "advantage": (reward[:, None] - value).astype(np.float32),
-        "return": np.broadcast_to(reward[:, None], shape).astype(np.float32),
-        "entropy": (2.5 - progress + 0.5 * np.abs(normal[3])).astype(np.float32),
+        "token_reward": (-0.05 * (logprob - ref_logprob) + last * reward).astype(np.float32),
+        "advantage": (reward - value).astype(np.float32),
+        "return": np.broadcast_to(reward, ids.shape).astype(np.float32),
+        "entropy": (2.5 - plan.progress(step) + 0.5 * np.abs(normal[3])).astype(np.float32),
     }
 
 
-def metrics(step: Step, number: int, plan: Plan) -> dict[str, float]:
+def metrics_of(plan: Plan, step: int, batch: Batch) -> dict[str, float]:
     """Returns what a trainer logs of a step."""
-    progress = number / max(plan.steps - 1, 1)
-    noise = np.random.default_rng([plan.seed, 2, number]).normal(0, 1, 8)
+    progress = plan.progress(step)
+    noise = np.random.default_rng([plan.seed, 2, step]).normal(0, 1, 8)
     return {
-        "reward/mean": float(np.mean(step.rows["reward"])),
+        "reward/mean": float(np.mean(batch.reward)),
         "kl/objective": 6 * progress + 0.1 * noise[0],
         "kl/coef": 0.05,
         "value/explained_variance": 0.8 * progress + 0.05 * noise[1],
@@ -196,40 +204,93 @@ def metrics(step: Step, number: int, plan: Plan) -> dict[str, float]:
     }
 
 
-def steps(plan: Plan, words: Vocabulary) -> Iterator[Step]:
-    """Yields the steps one after another."""
-    return (step_of(plan, words, number) for number in range(plan.steps))
+def write_rank(folder: Path, plan: Plan, attempt: int, rank: int) -> None:
+    """Writes one rank's share of all steps; the first rank logs the metrics and has the long response."""
+    with Recorder(folder, attempt=attempt, rank=rank) as recorder:
+        for step in range(plan.steps):
+            whole = batch_of(plan, step)
+            record(recorder, plan, step, whole.part(plan, rank), [plan.seed, 3, step, rank])
+            if rank == 0:
+                recorder.metrics(step, metrics_of(plan, step, whole))
+        if rank == 0 and plan.long:
+            one = Batch(*(np.array([values[0]]) for values in batch_of(plan, plan.steps - 1)))
+            one = one._replace(sample=np.array([plan.batch]), length=np.array([plan.long]))
+            record(recorder, plan._replace(token_share=1), plan.steps - 1, one, [plan.seed, 4], "eval")
 
 
-def generate(folder: Path, plan: Plan, words: int = 8_000) -> None:
-    """Writes the record of a plan into a new run folder."""
-    made = vocabulary(words, np.random.default_rng(plan.seed))
-    write_run(folder, {"algorithm": "grpo", "model": {"name": "made-up"}, "config": plan._asdict()})
-    write_vocabulary(folder, tokens=made.texts, texts=made.texts)
-    with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
-        for number, step in enumerate(steps(plan, made)):
-            recorder.rollouts(number, step.rows, step.tokens)
-            recorder.metrics(number, metrics(step, number, plan))
+def record(recorder: Recorder, plan: Plan, step: int, batch: Batch, seed: list[int], split: str = "train") -> None:
+    """Makes up the texts of rollouts, and tokens for the share of them whose tokens are kept, and records them."""
+    generator = np.random.default_rng(seed)
+    ids = responses(batch, generator)
+    kept = generator.random(len(ids)) < plan.token_share
+    if kept.any():
+        some = Batch(*(values[kept] for values in batch))
+        tokens = tokens_of(plan, step, some, ids[kept], generator)
+        recorder.rollouts(step, rows_of(plan, step, some, ids[kept], split), tokens)
+    if not kept.all():
+        rest = Batch(*(values[~kept] for values in batch))
+        recorder.rollouts(step, rows_of(plan, step, rest, ids[~kept], split))
+
+
+def generate(folder: Path, plan: Plan) -> None:
+    """Writes the record of a plan into a run folder, which is there once all is written."""
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    write_run(unfinished, {"algorithm": "grpo", "model": {"name": "made-up"}, "config": plan._asdict()})
+    write_vocabulary(unfinished, tokens=vocabulary(plan.seed), texts=vocabulary(plan.seed))
+    attempt = begin_attempt(unfinished, start_step=0)
+    processes = [
+        get_context("spawn").Process(target=write_rank, args=(unfinished, plan, attempt, rank))
+        for rank in range(plan.ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit(f"a rank failed; what it wrote is in {unfinished}")
+    unfinished.rename(folder)
+
+
+def plan_in(folder: Path) -> Plan | None:
+    """Returns the plan that the record in a folder was written by; None if there is no record."""
+    try:
+        return Plan(**json.loads((folder / "run.json").read_text(encoding="utf-8"))["config"])
+    except FileNotFoundError:
+        return None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds an option for each number of the plan."""
+    helps = {
+        "tokens": "most tokens of a response",
+        "batch": "rollouts of a step",
+        "siblings": "responses to each prompt of a step",
+        "ranks": "processes that write, each its share of every step",
+        "token_share": "share of the rollouts whose tokens are written",
+        "long": "tokens of one more response, in the last step; 0 = none",
+    }
+    for name, default in Plan._field_defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, type=type(default), default=default, help=helps.get(name))
+
+
+def plan_of(given: argparse.Namespace) -> Plan:
+    """Returns the plan that the options say."""
+    return Plan(**{name: getattr(given, name) for name in Plan._fields})
 
 
 def main() -> None:
     """Read the arguments and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="run folder to write")
-    parser.add_argument("--rollouts", type=int, default=100_000)
-    parser.add_argument("--tokens", type=int, default=300, help="most tokens of a response")
-    parser.add_argument("--batch", type=int, default=512, help="rollouts of a step")
-    parser.add_argument("--siblings", type=int, default=8, help="responses to each prompt of a step")
-    parser.add_argument("--token-share", type=float, default=1.0, help="share of the rollouts whose tokens are written")
-    parser.add_argument("--seed", type=int, default=0)
+    add_arguments(parser)
     given = parser.parse_args()
-    count = -(-given.rollouts // given.batch)
-    plan = Plan(count, given.batch, given.siblings, given.tokens, given.token_share, given.seed)
+    plan = plan_of(given)
     start = time.perf_counter()
     generate(given.run, plan)
-    print(
-        f"{count * given.batch} rollouts in {count} steps written to {given.run} in {time.perf_counter() - start:.0f} s"
-    )
+    seconds = time.perf_counter() - start
+    print(f"{plan.steps * plan.batch} rollouts in {plan.steps} steps written to {given.run} in {seconds:.0f} s")
 
 
 if __name__ == "__main__":

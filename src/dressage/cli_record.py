@@ -12,12 +12,16 @@ RunPlace = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a U
 
 @record.command()
 def compact(run: RunPlace) -> None:
-    """Merge the small files of a run that has ended into few large ones; nothing else about it changes."""
+    """Merge the small files of a run into few large ones; nothing else about it changes."""
     import dressage
-    from dressage.record import compact as run_compact
+    from dressage.record import compaction
 
-    count = run_compact(dressage.open(run).storage)
+    files = dressage.open(run).storage
+    written = compaction.may_be_written(files)
+    count = compaction.compact(files, ended=not written)
     print(f"{count} segments merged" if count else "there was nothing to merge")
+    if written:
+        print("written within the last hour: its newest step stays apart, and the next compact deletes what was merged")
 
 
 @record.command()

@@ -1,5 +1,6 @@
 import pytest
 from board_helpers import board_of, client_of
+from browser_helpers import BoardProcess, record_run
 from index_helpers import new_run, record
 
 
@@ -21,3 +22,17 @@ def board(folder):
 @pytest.fixture(scope="session")
 def client(board):
     return client_of(board)
+
+
+@pytest.fixture(scope="session")
+def runs_told(tmp_path_factory):
+    """Two runs as real ones leave them; the second earns more."""
+    folder = tmp_path_factory.mktemp("told")
+    return record_run(folder / "first"), record_run(folder / "second", better=0.5)
+
+
+@pytest.fixture(scope="session")
+def board_told(runs_told):
+    """The board of both, in a process of its own."""
+    with BoardProcess(*runs_told) as board:
+        yield board

@@ -7,6 +7,7 @@ from index_helpers import new_run, record, rows_of, tokens_of
 
 import dressage.record
 from dressage.board.pieces import bytes_of
+from dressage.board.runs import Board
 from dressage.record import Recorder, begin_attempt, write_vocabulary
 
 HOSTILE = [
@@ -61,6 +62,42 @@ def test_a_rollout_has_its_row_and_its_siblings(client, folder):
     assert [line["sample"] for line in got["siblings"]] == [4, 5]
     assert got["siblings"][0]["reward"] == pytest.approx(rows_of(3, 8)["reward"][4])
     assert got["gap"] == pytest.approx(row["reward"] - 0.5)
+
+
+def test_rollouts_are_walked_by_step_and_sample(tmp_path):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0, 1, 2, 3], batch=2)
+    board_of(folder)
+    # Another attempt from step 2 on, whose samples have other numbers; step 3 is superseded altogether.
+    with Recorder(folder, attempt=begin_attempt(folder, 2)) as recorder:
+        recorder.rollouts(2, rows_of(2, 3) | {"sample": [40, 7, 9]}, tokens_of(2, 3))
+    client = client_of(board_of(folder))
+    walked = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 7), (2, 9), (2, 40)]
+    for before, (step, sample), behind in zip([None, *walked], walked, [*walked[1:], None], strict=False):
+        got = client.get(f"/api/runs/0/rollouts/{step}/{sample}").json()
+        there = [got[name] and (got[name]["step"], got[name]["sample"]) for name in ("previous", "next")]
+        assert there == [before, behind], (step, sample)
+
+
+def test_a_rollout_that_is_not_indexed_yet_is_shown(tmp_path):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0])
+    board_of(folder)
+    record(folder, [1], attempt=0)
+    client = client_of(Board([dressage.record.open(folder)]))
+    got = client.get("/api/runs/0/rollouts/1/2").json()
+    assert got["response"] and got["siblings"] == [] and got["previous"] is None and got["next"] is None
+
+
+def test_a_text_of_many_megabytes_is_cut_and_says_so(tmp_path):
+    folder = new_run(tmp_path / "run")
+    long = "é🙂x" * 1_000_000
+    record(folder, [0], batch=2, response=[long, "short"], prompt=["p", long[:2_000_000]])
+    client = client_of(board_of(folder))
+    first, second = (client.get(f"/api/runs/0/rollouts/0/{i}").json() for i in (0, 1))
+    assert first["response"] == long[:2_000_000] and first["response_truncated"] == 3_000_000
+    assert first["prompt_truncated"] is None and first["ref_response_truncated"] is None
+    assert second["prompt"] == long[:2_000_000] and second["prompt_truncated"] is None
 
 
 @pytest.mark.parametrize("path", ["0/rollouts/99/0", "0/rollouts/0/99", "1/rollouts/0/0", "0/rollouts/99/0/tokens"])

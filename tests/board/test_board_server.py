@@ -16,7 +16,7 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 from board_helpers import ORIGIN, board_of, client_of
-from index_helpers import indexed, new_run, record
+from index_helpers import indexed, new_run, record, rows_of, tokens_of
 
 import dressage.record
 from dressage.board.api import ENDPOINTS
@@ -24,6 +24,7 @@ from dressage.board.live import EventsQuery, events
 from dressage.board.runs import Board
 from dressage.board.server import json_response
 from dressage.index.build import Builder
+from dressage.record import Recorder
 
 
 @pytest.fixture
@@ -170,6 +171,25 @@ def test_events_tell_what_was_added(own):
         assert asyncio.run(first_events(board, cursor, 0)) is None or True
 
 
+def test_metrics_that_come_after_the_rollouts_of_their_step_are_an_event_too(own):
+    board = board_of(own)
+    client = client_of(board)
+    with Recorder(own, attempt=0) as recorder:
+        recorder.rollouts(3, rows_of(3, 6), tokens_of(3, 6))
+        recorder.flush()
+        indexed(own)
+
+        def later():
+            recorder.metrics(3, {"loss": 0.25})
+            recorder.flush()
+            indexed(own)
+
+        (event,) = asyncio.run(first_events(board, "", 1, later))
+    assert event["steps"] is None and event["rollouts"] == 24
+    got = client.get("/api/runs/0/series", params={"names": "loss,reward", "steps": "3-999999999"}).json()
+    assert got["metrics"]["loss"] == [0.25] and got["rollups"]["reward"]["count"] == [6]
+
+
 def test_an_empty_run_has_an_answer_for_everything(tmp_path):
     folder = new_run(tmp_path / "empty")
     client = client_of(board_of(folder))
@@ -255,6 +275,34 @@ def test_the_command_follows_a_run_and_ends_cleanly(own):
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 0 and not errors, errors
         wait_for(lambda: not any(is_alive(child) for child in children) or None, 20)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("busy", ["/api/events", "sql"])
+def test_it_ends_soon_whatever_it_is_asked_meanwhile(own, busy):
+    port = free_port()
+    process = start_board(own, "--port", port)
+    try:
+        wait_for(lambda: fetch(f"http://127.0.0.1:{port}/api/runs")[0])
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            if busy == "sql":
+                body = json.dumps({"query": "SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b"})
+                head = f"POST /api/runs/0/sql HTTP/1.1\r\norigin: http://127.0.0.1:{port}"
+                head += f"\r\ncontent-type: application/json\r\nhost: 127.0.0.1:{port}"
+                request = f"{head}\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+            else:
+                request = f"GET {busy} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n"
+            connection.sendall(request.encode())
+            if busy == "sql":
+                time.sleep(1)
+            else:
+                assert connection.recv(12) == b"HTTP/1.1 200"
+            started = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=30)
+            assert time.monotonic() - started < 5
     finally:
         process.kill()
         process.communicate()

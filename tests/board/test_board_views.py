@@ -4,6 +4,8 @@ from board_helpers import board_of, client_of
 from index_helpers import new_run, record, rows_of, text_of, tokens_of
 
 import dressage.record
+from dressage.board.runs import Board
+from dressage.index.build import Builder
 from dressage.record import Recorder, begin_attempt
 
 
@@ -92,6 +94,27 @@ def test_a_heat_map_has_the_means_of_its_cells(client, folder):
     assert answer.status_code == 400
 
 
+def test_a_heat_map_ends_where_nearly_all_responses_end(tmp_path):
+    folder = new_run(tmp_path / "run")
+    lengths = np.array([100] * 300 + [4_000])
+    tokens = {"mask": np.arange(4_000) < lengths[:, None], "logprob": np.where(lengths > 100, -3.0, -1.0)[:, None]}
+    tokens["logprob"] = np.broadcast_to(tokens["logprob"], tokens["mask"].shape)
+    rows = {"sample": np.arange(301), "prompt": ["p"] * 301, "response": ["r"] * 301, "reward": np.zeros(301)}
+    with Recorder(folder, attempt=begin_attempt(folder, 0)) as recorder:
+        recorder.rollouts(0, rows, tokens)
+    got = get(client_of(board_of(folder)), "runs/0/heat", column="logprob")
+    assert got["positions"] == [[8 * i, 8 * i + 7] for i in range(12)] + [[96, 3_999]]
+    assert got["count"][0] == [301 * 8] * 12 + [301 * 4 + 4_000 - 100]
+    assert got["mean"][0][-1] == pytest.approx(-(300 * 4 + 3 * (4_000 - 96)) / (301 * 4 + 3_900))
+
+
+def test_a_heat_map_of_short_responses_has_all_of_them(tmp_path):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0], batch=300)
+    got = get(client_of(board_of(folder)), "runs/0/heat", column="logprob")
+    assert got["positions"] == [[0, 7], [8, 15]]
+
+
 def test_groups_of_a_step(client, table):
     got = get(client, "runs/0/groups", step=4, sort="-mean")
     mine = [t for t in table if t["step"] == 4]
@@ -110,6 +133,21 @@ def test_groups_without_a_spread_are_marked(tmp_path):
     record(folder, [0], reward=np.array([1.0, 1.0, 2.0, 3.0, 5.0, 5.0]))
     got = get(client_of(board_of(folder)), "runs/0/groups", step=0, sort="group")
     assert [group["zero_variance"] for group in got["groups"]] == [True, False, True]
+
+
+def test_responses_without_a_group_belong_to_their_prompt(tmp_path):
+    folder = new_run(tmp_path / "run")
+    attempt = begin_attempt(folder, 0)
+    record(folder, [0], attempt=attempt)
+    record(folder, [1], attempt=attempt, group=[None] * 6, prompt=["a", "b", "a", "b", "b", "c"])
+    client = client_of(board_of(folder))
+    groups = get(client, "runs/0/groups", step=1, sort="-n")["groups"]
+    assert [(g["group"], g["prompt"], g["samples"]) for g in groups] == [
+        (None, "b", [1, 3, 4]),
+        (None, "a", [0, 2]),
+        (None, "c", [5]),
+    ]
+    assert [s["sample"] for s in get(client, "runs/0/rollouts/1/3")["siblings"]] == [1, 3, 4]
 
 
 def test_prompts_that_never_beat_the_reference(tmp_path):
@@ -152,6 +190,19 @@ def test_a_pattern_that_spreads_comes_first_with_its_lift(tmp_path):
     assert get(client, "runs/0/patterns", kind="all", sort="lift", limit=1)["patterns"][0]["text"] in ("#", "###")
 
 
+def test_patterns_by_page_and_by_text(client):
+    whole = get(client, "runs/0/patterns", kind="all", sort="frequency", limit=1000)
+    texts = [pattern["text"] for pattern in whole["patterns"]]
+    assert whole["total"] == len(texts) > 20
+    counts = [pattern["rows"] for pattern in whole["patterns"]]
+    assert counts == sorted(counts, reverse=True)
+    page = get(client, "runs/0/patterns", kind="all", sort="frequency", offset=3, limit=5)
+    assert [pattern["text"] for pattern in page["patterns"]] == texts[3:8] and page["total"] == len(texts)
+    some = get(client, "runs/0/patterns", kind="all", sort="frequency", q=" NIGHT ", limit=1000)
+    wanted = [text for text in texts if "night" in text]
+    assert [pattern["text"] for pattern in some["patterns"]] == wanted and some["total"] == len(wanted) > 1
+
+
 def test_more_like_this(tmp_path):
     folder = new_run(tmp_path / "run")
     texts = [
@@ -168,6 +219,16 @@ def test_more_like_this(tmp_path):
     assert [(row["sample"], row["shared"]) for row in got] == [(1, 0.5), (5, pytest.approx(1 / 3))]
 
 
+def test_more_like_this_of_a_run_that_is_not_indexed_is_nothing_yet(tmp_path):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0])
+    board = Board([dressage.record.open(folder)])
+    assert get(client_of(board), "runs/0/similar/0/0") == {"rows": []}
+    builder = Builder(board.runs[0].record, board.runs[0].folder)
+    builder.update()
+    assert get(client_of(board), "runs/0/similar/0/0") == {"rows": []}, "the numbers are in, the words are not"
+
+
 def test_two_runs_side_by_side(tmp_path):
     folders = [new_run(tmp_path / name) for name in ("a", "b")]
     record(folders[0], [0], reward=np.array([1.0, 3.0, 5.0, 5.0, 0.0, 0.0]))
@@ -177,9 +238,19 @@ def test_two_runs_side_by_side(tmp_path):
     # Means per prompt: a 2, 5, 0; b 1, 9, 0.
     assert got["total"] == 3 and got["wins"] == [[0, 1], [1, 0]]
     assert [prompt["prompt"] for prompt in got["prompts"]] == ["prompt 1", "prompt 0", "prompt 2"]
+    assert got["ties"] == [[3, 1], [1, 3]]
+    # Every response counts: 14 / 6 and (1 + 1 + 9 + 9 + 0 + 0) · 2 / 12.
+    assert got["sides"] == [{"n": 6, "mean": pytest.approx(14 / 6)}, {"n": 12, "mean": pytest.approx(20 / 6)}]
     side = got["prompts"][0]["runs"][1]
     assert (side["run"], side["step"], side["mean"], side["n"]) == (1, 1, 9.0, 4)
     assert side["response"] == text_of(1, side["sample"])
+    # Second minus first: prompt 0 −1, prompt 1 +4, prompt 2 0.
+    for sort, wanted in (("difference", [0, 2, 1]), ("-difference", [1, 2, 0]), ("spread", [1, 0, 2])):
+        prompts = get(client, "compare", runs="0,1", sort=sort)["prompts"]
+        assert [prompt["prompt"] for prompt in prompts] == [f"prompt {i}" for i in wanted], sort
+    edges, counts = (np.array(got["differences"][name]) for name in ("edges", "counts"))
+    assert counts.tolist() == np.histogram([-1, 4, 0], bins=edges)[0].tolist() and len(counts) == 40
+    assert client.get("/api/compare", params={"runs": "0,1", "sort": "x"}).status_code == 422
     for wrong in ("0", "0,7", "0,x", "", "0,1@5-", "0@1-2-3,1"):
         assert client.get("/api/compare", params={"runs": wrong}).status_code in (404, 422), wrong
 

@@ -165,7 +165,7 @@ def test_tables_of_trl_with_any_columns(records):
             except (pa.ArrowException, ValueError, TypeError):
                 return
         report = import_run(folder, folder / "run", "trl")
-        assert report.rollouts + report.rejected == 1 + len(records)
+        assert report.rollouts + report.rejected == 1 + table.num_rows
         assert dressage.open(folder / "run").rows(["prompt"]).num_rows == report.rollouts
 
 
@@ -194,3 +194,40 @@ def test_a_line_that_memory_cannot_hold_is_passed_over(tmp_path, monkeypatch):
         (4, 2 * len(good) + 5003, 1000),
     ]
     assert all("too long" in k["reason"] and "text" not in k for k in kept)
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_deep_and_long_records_stop_nothing(tmp_path, name):
+    good = GOOD[name]
+    key = next(key for key in good if key != "run")
+    lines = [dump(good)]
+    for depth in (100, 500, 900, 960, 980, 995, 1010, 1030, 100_000):
+        for left, right in ((b"[", b"]"), (b'{"a":', b"}")):
+            deep = left * depth + b"1" + right * depth
+            lines += [deep, dump(good)[:-1] + b', "more": ' + deep + b"}", b'{"' + key.encode() + b'": ' + deep + b"}"]
+    lines += [dump(good)[:-1] + b', "more": "' + b"x" * 10_000_000 + b'"}', b"[" + b"1," * 5_000_000, dump(good)]
+    source = tmp_path / "in" / NAMES.get(name, "in.jsonl")
+    source.parent.mkdir()
+    source.write_bytes(b"\n".join(lines))
+    report = import_run(source, tmp_path / "run", name)
+    kept = [json.loads(line)["line"] for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+    assert report.rollouts + report.rejected == len(lines) and len(kept) == report.rejected
+    # What is wholly broken is kept; what only has a deep or long value more is read as far as it can be.
+    assert not {1, 3, len(lines) - 2, len(lines)} & set(kept) and {2, len(lines) - 1} < set(kept)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "run"]
+
+
+def test_names_in_a_source_become_no_paths(tmp_path):
+    up = "../../up"
+    record = GOOD["plain"] | {"split": up, "prompt": up, "reward_parts": {up: 1.0}, "finish_reason": up, up: up}
+    folder = tmp_path / "a" / "b" / "in"
+    folder.mkdir(parents=True)
+    for rank in (1, 2):
+        (folder / f"{rank} ..\\..%2f..%2fup.jsonl").write_bytes(dump(record | {"logprobs": [0.5]}))
+    before = set(tmp_path.rglob("*"))
+    for name in ("plain", "rl-logging-board"):
+        run = folder / name
+        assert import_run(folder, run, name).rollouts == 2
+        assert not [path for path in {*tmp_path.rglob("*")} - before if run not in (path, *path.parents)]
+        before = set(tmp_path.rglob("*"))
+    assert dressage.open(folder / "plain").rows(["split"])["split"].to_pylist() == [up, up]

@@ -234,10 +234,19 @@ def test_a_word_of_many_rows_is_a_bitmap_that_holds_the_same(tmp_path):
     postings_module.write_piece(tmp_path, piece, new, written)
     reader = postings_module.PieceReader(tmp_path, piece)
     assert reader.postings().rows.tolist() == np.concatenate(rows).tolist()
-    assert reader.postings(np.array([1, 3])).rows.tolist() == np.concatenate([rows[1], rows[3]]).tolist()
+    assert reader.some(np.array([1, 3])).rows.tolist() == np.concatenate([rows[1], rows[3]]).tolist()
     mask = np.zeros(postings_module.BLOCK, np.bool_)
     reader.mark(np.array([True, True, False, False]), mask)
     assert np.flatnonzero(mask).tolist() == sorted({*rows[0].tolist(), *rows[1].tolist()})
+
+
+def test_responses_without_a_word_need_no_files_with_lines(folder, monkeypatch):
+    monkeypatch.setattr(text_module, "MOST_PIECES", 1)
+    for step in range(3):
+        record(folder, [step], attempt=begin_attempt(folder, 0) if step == 0 else 0, response=["", " \n"] * 3)
+        shot = indexed(folder)
+    assert shot.state.text_rows == 18 and len(shot.state.pieces) == 1
+    assert len(postings_module.PieceReader(shot.folder, shot.state.pieces[0]).postings().rows) == 0
 
 
 def test_a_second_writer_is_kept_out(folder):

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from dressage.integrations import openrlhf, verl
-from dressage.integrations.padding import padded
 from dressage.record import open as open_run
+from dressage.record.padding import padded
 
 
 class Letters:
@@ -126,7 +126,7 @@ def test_experiences_of_openrlhf(tmp_path):
 
 @pytest.mark.parametrize("rows", [[], [[]], [[1], [], [2, 3]]])
 def test_padding(rows):
-    arrays = padded({"token_id": rows, "logprob": rows})
+    arrays = padded({"token_id": rows, "logprob": rows}, len(rows))
     assert [r[m].tolist() for r, m in zip(arrays["token_id"], arrays["mask"], strict=True)] == rows
     assert arrays["token_id"].dtype == np.int64 and arrays["logprob"].dtype == np.float64
 

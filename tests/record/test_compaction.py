@@ -1,14 +1,19 @@
 """Merging segments changes no answer, whatever happens meanwhile."""
 
+import errno
 import json
+import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -20,7 +25,18 @@ from hypothesis import strategies as st
 from record_helpers import plain
 
 import dressage
-from dressage.record import Recorder, begin_attempt, compact, compaction, recorder, write_rollouts, write_run
+from dressage.errors import UserError
+from dressage.record import (
+    Recorder,
+    begin_attempt,
+    compact,
+    compaction,
+    merger,
+    merging,
+    recorder,
+    write_rollouts,
+    write_run,
+)
 from dressage.record.segments import write_segment
 
 # Every number follows from step and rank, so that a line too many, too few or from elsewhere would show.
@@ -187,15 +203,122 @@ def test_what_was_merged_is_deleted_by_the_next_compaction_only(folder):
 
 def test_the_recorder_merges_by_itself_and_few_files_remain(folder, monkeypatch):
     monkeypatch.setattr(recorder, "WAITING", 8)
-    record(folder, range(70), count=1)
     run = dressage.open(folder)
+    with Recorder(folder, attempt=0) as out:
+        for step in range(70):
+            out.rollouts(step, {"prompt": ["p"], "response": ["r"], "reward": [step]}, {"token_id": [[step, 1]]})
+            out.metrics(step, {"twice": 2.0 * step})
+            if step and step % 9 == 0:
+                out.flush()
+                # Files double, so their number grows with the logarithm: 9 small segments and the merged ones.
+                wait_until(lambda: len(run.segments()) <= 8 + 8)
     assert run.rows(["step"])["step"].to_pylist() == list(range(70))
     assert run.steps()["step"].to_pylist() == list(range(70))
-    # Files double, so their number grows with the logarithm: 8 small segments and what has not been deleted yet.
-    assert len(run.segments()) <= 8 + 8 and len(files(folder, "record/rows-*")) <= 8 + 8 + 12
-    assert len(files(folder, "compactions/*")) <= 10
-    with Recorder(folder) as again, pytest.raises(ValueError, match="step 3 is closed"):
+    assert len(files(folder, "record/rows-*")) <= 8 + 8 + 20 and len(files(folder, "compactions/*")) <= 12
+    with Recorder(folder, attempt=0) as again, pytest.raises(ValueError, match="step 3 is closed"):
         again.metrics(3, {"loss": 1.0})
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_nobody_waits_for_a_merging(folder, monkeypatch):
+    monkeypatch.setattr(recorder, "WAITING", 2)
+    merging, calls = Event(), []
+
+    def endless(*given: Any, go_on: Callable[[], None]) -> int:
+        calls.append(given)
+        merging.set()
+        while True:
+            go_on()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(merger, "compact", endless)
+    # Each of the calls after the third asks for a merging that never ends; leaving the block gives it up.
+    record(folder, range(20))
+    assert merging.is_set() and len(calls) == 1
+    assert len(dressage.open(folder).segments()) == 20
+    assert not [thread for thread in threading.enumerate() if thread.name == "merger"]
+
+
+def test_what_goes_wrong_while_merging_reaches_the_user(folder, monkeypatch):
+    monkeypatch.setattr(recorder, "WAITING", 2)
+
+    def full(*given: Any, go_on: Callable[[], None]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(merger, "compact", full)
+    with pytest.raises(UserError, match="the disk is full"), Recorder(folder) as out:
+        for step in range(1000):
+            out.metrics(step, {"loss": 1.0})
+            out.flush()
+    assert step < 999
+
+
+def test_a_merging_that_is_given_up_at_any_step_changes_nothing(folder):
+    class GivenUp(Exception):
+        pass
+
+    record(folder, range(5))
+    before, small = answers(folder), files(folder)
+
+    def give_up_after(calls: int) -> Callable[[], None]:
+        counted = iter(range(calls))
+
+        def go_on() -> None:
+            if next(counted, None) is None:
+                raise GivenUp
+
+        return go_on
+
+    # Before the file of rollouts, at each of its five steps, and before the file of metrics.
+    for calls in range(7):
+        with pytest.raises(GivenUp):
+            compact(folder, rank=0, go_on=give_up_after(calls))
+        assert answers(folder) == before and not files(folder, "compactions/*")
+    assert compact(folder, rank=0, go_on=give_up_after(7)) == 10
+    assert answers(folder) == before
+    compact(folder)
+    assert answers(folder) == before and len(files(folder)) == 4 < len(small)
+
+
+def test_rollouts_and_metrics_may_be_merged_at_different_depths(folder, monkeypatch):
+    # A file of more than 2 rollouts is not written again, one of more than 2 steps neither: rollouts stop at once, and
+    # metrics, of which a step has one line, go on. The first manifest then stays for its rollouts' sake.
+    monkeypatch.setattr(compaction, "FILE_LINES", 5)
+    for last in range(2, 12, 2):
+        record(folder, range(last - 2, last))
+        before = answers(folder)
+        for _ in range(2):
+            compact(folder, rank=0)
+            assert answers(folder) == before
+    assert dressage.open(folder).steps()["step"].to_pylist() == list(range(10))
+
+
+def test_a_run_that_may_be_written_is_merged_but_for_the_newest_step_of_each_process(folder):
+    attempt = begin_attempt(folder, 0)
+    record(folder, range(4), attempt, rank=1)
+    with Recorder(folder, attempt=attempt) as out:
+        for step in range(6):
+            out.rollouts(step, {"prompt": ["p"], "response": ["r"], "reward": [step]}, {"token_id": [[1]]})
+            out.metrics(step, {"loss": 1.0})
+        out.flush()
+        before, small = answers(folder), files(folder)
+        assert compaction.may_be_written(folder)
+        assert compact(folder, ended=False) == 2 * (5 + 3)
+        assert answers(folder) == before
+        # Nothing is deleted, and what a process had begun goes on.
+        assert set(small) < set(files(folder))
+        out.rollouts(5, {"prompt": ["p"], "response": ["more"], "reward": [7]}, {"token_id": [[1, 2]]})
+        out.metrics(5, {"more": 1.0})
+    assert dressage.open(folder).rows(["response"], [5])["response"].to_pylist() == ["r", "more"]
+    for path in folder.glob("record/*"):
+        os.utime(path, (0, 0))
+    assert not compaction.may_be_written(folder)
 
 
 def test_large_files_end_after_so_many_rollouts_and_are_not_written_again(folder, monkeypatch):
@@ -209,6 +332,22 @@ def test_large_files_end_after_so_many_rollouts_and_are_not_written_again(folder
     compact(folder)
     again = dressage.open(folder).segments()
     assert again[:2] == segments[:2] and [(s.first, s.last) for s in again[2:]] == [(8, 11)]
+
+
+def test_groups_of_large_lines_end_early(folder, monkeypatch):
+    monkeypatch.setattr(merging, "GROUP_BYTES", 10_000)
+    lengths = [10, 6000, 5000, 20_000, 10, 10, 9000, 2000, 10]
+    for step, length in enumerate(lengths):
+        with Recorder(folder, attempt=0) as out:
+            out.rollouts(step, {"prompt": ["p"], "response": ["r" * length], "reward": [step]}, {"token_id": [[1]]})
+    before = answers(folder)
+    compact(folder)
+    assert answers(folder) == before
+    (path,) = folder.glob("record/rows-c-*")
+    parquet = pq.ParquetFile(path)
+    groups = [parquet.read_row_group(i, ["step"])["step"].to_pylist() for i in range(parquet.num_row_groups)]
+    # Each line has a few hundred bytes besides; a group takes as many lines as fit below the limit, at least one.
+    assert groups == [[0, 1], [2], [3], [4, 5, 6], [7, 8]]
 
 
 def test_a_column_that_some_steps_lack_is_null_there_and_exact_numbers_stay_exact(folder):

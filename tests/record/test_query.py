@@ -1,6 +1,7 @@
 """Queries by somebody who may only read the record."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,12 @@ def test_a_query_that_takes_too_much_memory_is_ended(run, text):
         query(run, text, memory=128 << 20, seconds=60)
 
 
+def test_an_answer_that_is_too_large_is_refused(run):
+    with pytest.raises(UserError, match="the answer is larger than 64 MB"):
+        query(run, "SELECT repeat('x', 20000000) FROM range(5)")
+    assert len(query(run, "SELECT repeat('x', 20000000) FROM range(2)").rows) == 2
+
+
 def command(*words: object) -> "subprocess.CompletedProcess[str]":
     code = [sys.executable, "-m", "dressage", *map(str, words)]
     return subprocess.run(code, capture_output=True, text=True, env={"COLUMNS": "100", "PATH": ""})
@@ -93,8 +100,14 @@ def test_the_command_line_compacts_and_asks(folder):
         for step in range(3):
             recorder.rollouts(step, *rollouts(1, response=["[bold]\x1b[31m"]))
     done = command("compact", folder)
-    assert (done.returncode, done.stdout) == (0, "3 segments merged\n")
+    # Of what was just written, the newest step may still grow.
+    merged, said = done.stdout.splitlines()
+    assert (done.returncode, merged) == (0, "2 segments merged") and "within the last hour" in said
+    for path in folder.glob("record/*"):
+        os.utime(path, (0, 0))
+    assert command("compact", folder).stdout == "2 segments merged\n"
     assert command("compact", folder).stdout == "there was nothing to merge\n"
+    assert len(list(folder.glob("record/rows-*"))) == 1
     done = command("sql", folder, "SELECT step, response FROM rows ORDER BY step", "--limit", 2)
     assert done.returncode == 0 and "2 lines, of more" in done.stdout
     assert "[bold]␛[31m" in done.stdout and "\x1b" not in done.stdout

@@ -166,7 +166,7 @@ def test_attempts_like_a_notebook_that_is_torn_off_at_each_start(starts):
 
 def test_several_ranks_are_one_step(folder):
     for rank in (1, 0):
-        with Recorder(folder, rank=rank) as recorder:
+        with Recorder(folder, attempt=0, rank=rank) as recorder:
             recorder.rollouts(0, *rollouts(2, 2, sample=[2 - 2 * rank, 3 - 2 * rank]))
     run = dressage.open(folder)
     assert [(r["rank"], r["sample"]) for r in run.rows().to_pylist()] == [(1, 0), (1, 1), (0, 2), (0, 3)]

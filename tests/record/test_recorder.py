@@ -149,7 +149,7 @@ def test_nothing_recorded_is_replaced(folder):
             recorder.metrics(1, {"loss": 2.0})
         with pytest.raises(ValueError, match="step 0 is closed"):
             recorder.rollouts(0, rows, tokens)
-    with Recorder(folder) as recorder, pytest.raises(ValueError, match="step 1 is closed"):
+    with Recorder(folder, attempt=0) as recorder, pytest.raises(ValueError, match="step 1 is closed"):
         recorder.rollouts(1, rows | {"sample": [5, 6]}, tokens)
     assert dressage.open(folder).rows(["sample"]).to_pylist() == [{"sample": 0}, {"sample": 1}]
 
@@ -175,7 +175,7 @@ def test_wrong_columns_are_refused_at_once(folder, rows, tokens, message):
     assert not list(folder.glob("record/*"))
 
 
-@pytest.mark.parametrize("column", ["sample", "prompt", "response", "reward"])
+@pytest.mark.parametrize("column", ["prompt", "response", "reward"])
 def test_missing_required_columns_are_refused_at_once(folder, column):
     rows, tokens = rollouts()
     del rows[column]
@@ -308,3 +308,66 @@ def test_the_record_needs_no_torch():
     code = f"import sys, {modules}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_half_a_surrogate_pair_is_escaped_and_stops_nothing(folder):
+    with Recorder(folder) as recorder:
+        rows = {"prompt": ["\ud83d", "p"], "response": ["a\udc00b", "\U0001f600"], "reward": [0.0, 1.0]}
+        recorder.rollouts(0, rows | {"extra": [None, "\udfff"]}, {"token": [["\ud83d", "\ude00"], ["c"]]})
+    run = dressage.open(folder)
+    found = [tuple(row.values()) for row in run.rows(["prompt", "response", "extra"]).to_pylist()]
+    assert found == [("\\ud83d", "a\\udc00b", None), ("p", "\U0001f600", "\\udfff")]
+    assert run.tokens(0)["token"].to_pylist() == ["\\ud83d", "\\ude00", "c"]
+
+
+def test_a_recorder_needs_no_duckdb(tmp_path):
+    code = "import sys, dressage; r = dressage.Recorder('run'); r.metrics(0, {'a': 1.0}); r.close(); "
+    code += "run = dressage.open('run'); run.rows(); print('duckdb' in sys.modules, run.steps()['a'])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert found.stdout.startswith("False")
+
+
+def test_a_recorder_alone_makes_a_run_and_goes_on_with_it(tmp_path):
+    def train(steps: range) -> None:
+        with dressage.Recorder(tmp_path / "run") as recorder:
+            for step in steps:
+                rows = {"prompt": ["a", "b"], "response": ["x", "yz"], "reward": [step, 1.0]}
+                recorder.rollouts(step, rows, {"token": [["x"], ["y", "z"]], "logprob": [[-0.5], [-1.0, -0.25]]})
+                recorder.rollouts(step, {"prompt": ["c"], "response": ["w"], "reward": [2.0], "split": ["eval"]})
+
+    train(range(4))
+    run = dressage.open(tmp_path / "run")
+    assert run.info["dressage"]
+    train(range(2, 3))
+    rows = run.rows(["step", "sample", "attempt", "reward", "split", "length"]).to_pylist()
+    first = [(0.0, None, 1), (1.0, None, 2), (2.0, "eval", None)]
+    # What the first start recorded from step 2 on is superseded, and what has no tokens has no length.
+    wanted = [(step, sample, step // 2, reward + step * (not sample), *rest) for step in range(3)
+              for sample, (reward, *rest) in enumerate(first)]  # fmt: skip
+    assert [tuple(row.values()) for row in rows] == wanted
+    assert run.tokens(2, 1)["token"].to_pylist() == ["y", "z"]
+    write_run(tmp_path / "run", {"mine": 1})
+    train(range(3, 4))
+    assert dressage.open(tmp_path / "run").info == {"mine": 1}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ({"logprob": [[1.0]]}, r"tokens column 'logprob' has lists of \[1\] tokens, expected 2"),
+        ({"logprob": [[1.0], []], "token_id": [[1], [2]]}, r"tokens column 'token_id' has lists of \[1, 1\] tokens"),
+    ],
+)
+def test_lists_of_tokens_that_do_not_fit_are_refused(folder, tokens, message):
+    with Recorder(folder) as recorder, pytest.raises(ValueError, match=message):
+        recorder.rollouts(0, {"prompt": ["a", "b"], "response": ["x", "yz"], "reward": [0.0, 1.0]}, tokens)
+
+
+def test_another_process_needs_the_attempt_and_numbers_its_samples(folder):
+    with pytest.raises(ValueError, match="rank 1 needs the attempt"):
+        Recorder(folder, rank=1)
+    with (
+        Recorder(folder, attempt=0, rank=1) as recorder,
+        pytest.raises(ValueError, match="lack the required column 'sam"),
+    ):
+        recorder.rollouts(0, {"prompt": ["a"], "response": ["x"], "reward": [0.0]})

@@ -1,6 +1,7 @@
 """What the recorder computes of each rollout, by hand and by slow versions."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,38 @@ def test_repeated_tokens_as_the_text_statistics_count_them(responses, factor):
     found = rollout_statistics(index, len(responses), {"token_id": ids})
     assert found["distinct_2"].to_pylist() == pytest.approx([distinct([response], 2) for response in responses])
     assert found["repetition"].to_pylist() == pytest.approx([repetition([response]) for response in responses])
+
+
+# Two pairs that a hash of 64 bits with splitmix's constants takes for one: counting must not rest on a hash.
+HASHED_ALIKE = (52_826, 393_620_384), (23_901, 0)
+
+
+def different(response: Sequence[int], n: int) -> float | None:
+    """The share of different n-grams, by a set of them."""
+    grams = [tuple(response[i : i + n]) for i in range(len(response) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else None
+
+
+def test_different_pairs_are_told_apart_whatever_their_hashes():
+    (a, b), (c, d) = HASHED_ALIKE
+    found = rollout_statistics(np.zeros(4, np.int64), 1, {"token_id": np.array([a, b, c, d])})
+    assert found["distinct_2"].to_pylist() == [1.0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(0, 2), max_size=12), min_size=1, max_size=6),
+    st.integers(1, 3),
+)
+def test_any_ids_are_counted_as_sets_of_them_are(responses, times):
+    responses = [response * times for response in responses]
+    index = np.repeat(np.arange(len(responses)), [len(response) for response in responses])
+    found = rollout_statistics(
+        index, len(responses), {"token_id": np.array([t for r in responses for t in r], np.int64)}
+    )
+    assert found["distinct_2"].to_pylist() == [different(response, 2) for response in responses]
+    fours = [different(response, 4) for response in responses]
+    assert found["repetition"].to_pylist() == [None if share is None else 1 - share for share in fours]
 
 
 def test_statistics_are_of_the_numbers_before_rounding(folder):

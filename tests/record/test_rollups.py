@@ -154,7 +154,7 @@ def test_roll_ups_of_several_ranks_are_those_of_one(folder):
         with Recorder(name) as recorder:
             recorder.rollouts(0, rows, tokens)
         for rank, part in enumerate((slice(0, 5), slice(5, 6), slice(6, 12))):
-            with Recorder(folder, rank=rank) as recorder:
+            with Recorder(folder, attempt=0, rank=rank) as recorder:
                 mine = {key: values[part] for key, values in rows.items()}
                 recorder.rollouts(0, mine, {key: values[part] for key, values in tokens.items()})
         whole, parts = (dressage.open(place).rollups().to_pylist() for place in (name, folder))

@@ -76,8 +76,7 @@ def quantiles(lines: Rollups, where: Array, size: int, wanted: list[float]) -> l
     reached = np.cumsum(count)
     total = np.bincount(bucket, count, minlength=size)
     before = np.cumsum(total) - total
-    low, high = edges(key)
-    middle = (low + high) / 2
     # The bin that holds the value of rank ⌈q · total⌉.
     places = [np.searchsorted(reached, before + np.maximum(np.ceil(q * total), 1)) for q in wanted]
-    return [middle[np.minimum(place, len(middle) - 1)] for place in places]
+    ends = [edges(key[np.minimum(place, len(key) - 1)]) for place in places]
+    return [(low + high) / 2 for low, high in ends]

@@ -1,12 +1,13 @@
 """The same prompts in several runs, or at several times of one."""
 
 import re
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from dressage.board.excerpts import beginnings
+from dressage.board.distributions import count_bins, edges_of
+from dressage.board.excerpts import LENGTH as SHOWN
 from dressage.board.runs import Board, OpenRun
 from dressage.board.search import keys_of
 from dressage.board.selection import Query, both
@@ -39,9 +40,15 @@ def _sides(value: Any) -> Any:
 Sides = Annotated[list[Any], BeforeValidator(_sides), WithJsonSchema({"type": "string", "pattern": r"^[0-9@,-]+$"})]
 
 
+BINS = 40
+"""Of the histogram of the differences."""
+
+
 class CompareQuery(Query):
     runs: Sides
     """What to compare, such as 0,1 or 0@0-9,0@90-99."""
+    sort: Literal["spread", "difference", "-difference"] = "spread"
+    """By the largest mean reward minus the smallest, largest first, or by the last side's minus the first's."""
     offset: int = Field(0, ge=0, le=2**31)
     """How many prompts to leave out."""
     limit: int = Field(20, ge=1, le=200)
@@ -62,7 +69,7 @@ class Prompts(NamedTuple):
 
 
 def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
-    """Returns the prompts that all sides have, those on which they differ most first, and who wins how many."""
+    """Returns the prompts that all sides have, by how much they differ, and who wins how many."""
     sides = [(board.run(side.run), side.steps) for side in query.runs]
     snapshots = [run.snapshot() for run, _ in sides]
     found = [_prompts(run, snapshot, steps) for (run, steps), snapshot in zip(sides, snapshots, strict=True)]
@@ -71,9 +78,9 @@ def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
         common = common[contains(side.name, common)]
     places = [np.searchsorted(side.name, common) for side in found]
     means = np.stack([side.mean[place] for side, place in zip(found, places, strict=True)])
-    wins = [[int(np.sum(a > b)) for b in means] for a in means]
-    spread = means.max(axis=0) - means.min(axis=0) if len(common) else np.empty(0)
-    page = np.argsort(-spread, kind="stable")[query.offset : query.offset + query.limit]
+    difference = means[-1] - means[0]
+    by = {"spread": means.min(axis=0) - means.max(axis=0), "difference": difference, "-difference": -difference}
+    page = np.argsort(by[query.sort], kind="stable")[query.offset : query.offset + query.limit]
     columns = [
         _side(run, snapshot, side, place[page])
         for (run, _), snapshot, side, place in zip(sides, snapshots, found, places, strict=True)
@@ -82,7 +89,26 @@ def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
         {"prompt": lines[0].pop("prompt"), "runs": [{k: v for k, v in line.items() if k != "prompt"} for line in lines]}
         for lines in zip(*columns, strict=True)
     ]
-    return {"total": len(common), "prompts": lines, "wins": wins}
+    return {
+        "total": len(common),
+        "prompts": lines,
+        "sides": [_total(side) for side in found],
+        "wins": [[int(np.sum(a > b)) for b in means] for a in means],
+        "ties": [[int(np.sum(a == b)) for b in means] for a in means],
+        "differences": _histogram(difference),
+    }
+
+
+def _total(side: Prompts) -> dict[str, Any]:
+    """Returns how many responses a side has, to whatever prompts, and their mean reward."""
+    count = int(side.counts.sum())
+    return {"n": count, "mean": float(side.mean @ side.counts) / count if count else None}
+
+
+def _histogram(difference: Array) -> dict[str, Any]:
+    edges = edges_of(difference, BINS, None, None)
+    counts, below, above = count_bins(difference, edges)
+    return {"edges": edges, "counts": counts, "below": below, "above": above}
 
 
 def _prompts(run: OpenRun, snapshot: Snapshot, steps: tuple[int, int] | None) -> Prompts:
@@ -115,8 +141,8 @@ def _side(run: OpenRun, snapshot: Snapshot, side: Prompts, places: Array) -> lis
     if not len(rows):
         return []
     keys = keys_of(snapshot, rows)
-    texts = run.record.fetch(keys, ["prompt", "response"])
-    shown = zip(beginnings(texts["prompt"]), beginnings(texts["response"]), strict=True)
+    texts = run.texts(snapshot, rows)
+    shown = [(prompt[:SHOWN], response[:SHOWN]) for prompt, response in zip(*texts, strict=True)]
     return [
         {
             "run": run.number,

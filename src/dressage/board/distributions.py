@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from dressage.board.buckets import buckets, sketches
+from dressage.board.buckets import Buckets, buckets, sketches
 from dressage.board.runs import Board
 from dressage.board.search import matching
 from dressage.board.selection import Order, RunQuery, Selection, column_of, order_of
@@ -19,6 +19,11 @@ from dressage.record.rollups import edges as bin_edges
 CENTRAL = 0.0005
 """Share of the values that may lie beyond either end of the edges: one outlier must not flatten the rest."""
 CHUNK = 1 << 17
+LONG = 0.01
+"""Positions of a heat map end where only this share of the responses goes on."""
+FEWEST_BINS = 64 // BIN
+LARGEST = 1e300
+"""A wider range would have a width that is no number."""
 
 
 class HistogramQuery(Selection):
@@ -26,9 +31,9 @@ class HistogramQuery(Selection):
     """Which number."""
     bins: int = Field(40, ge=1, le=1_000)
     """How many bins."""
-    lo: float | None = Field(None, allow_inf_nan=False)
+    lo: float | None = Field(None, ge=-LARGEST, le=LARGEST)
     """Lower end of the first bin; chosen from the values if not given."""
-    hi: float | None = Field(None, allow_inf_nan=False)
+    hi: float | None = Field(None, ge=-LARGEST, le=LARGEST)
     """Upper end of the last bin."""
 
 
@@ -61,7 +66,7 @@ def histogram(board: Board, query: HistogramQuery) -> dict[str, Any]:
     if mask is not None:
         values = values[mask]
     finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
-    edges = _edges(finite, query.bins, query.lo, query.hi)
+    edges = edges_of(finite, query.bins, query.lo, query.hi)
     counts, below, above = count_bins(finite, edges)
     missing = len(values) - len(finite)
     return {"edges": edges, "counts": counts, "below": below, "above": above, "missing": missing}
@@ -74,7 +79,7 @@ def _sorted_histogram(values: Array, order: Order, query: HistogramQuery) -> dic
     first, stop = places(values, rows, ends, "left").tolist()
     rows = rows[first:stop]
     spread = values[rows[np.linspace(0, len(rows) - 1, min(len(rows), 10_000)).astype(np.int64)]]
-    edges = _edges(spread, query.bins, query.lo, query.hi)
+    edges = edges_of(spread, query.bins, query.lo, query.hi)
     reached = places(values, rows, edges, "left")
     reached[-1] = places(values, rows, edges[-1:], "right")[0]
     below, above = int(reached[0]), len(rows) - int(reached[-1])
@@ -82,13 +87,15 @@ def _sorted_histogram(values: Array, order: Order, query: HistogramQuery) -> dic
     return {"edges": edges, "counts": np.diff(reached), "below": below, "above": above, "missing": missing}
 
 
-def _edges(values: Array, bins: int, low: float | None, high: float | None) -> Array:
+def edges_of(values: Array, bins: int, low: float | None, high: float | None) -> Array:
+    """Returns the edges of bins of equal width: from ``low`` to ``high``, or what the values need."""
     if len(values) and (low is None or high is None):
         ends = robust_ends(values)
         low, high = ends[0] if low is None else low, ends[1] if high is None else high
     low, high = low if low is not None else 0.0, high if high is not None else 1.0
     if not low < high:
-        low, high = low - 0.5, low + 0.5
+        room = max(0.5, abs(low) * 1e-6)
+        low, high = low - room, low + room
     return np.linspace(low, high, bins + 1)
 
 
@@ -116,17 +123,18 @@ def count_bins(values: Array, edges: Array) -> tuple[Array, int, int]:
 def ridge(board: Board, query: RidgeQuery) -> dict[str, Any]:
     """Returns the distribution of a column in each group of steps, from the roll-ups."""
     run = board.run(query.run)
-    column_of(run.snapshot(), query.column)
-    lines = rollups_of(run, query.column)
+    snapshot = run.snapshot()
+    column_of(snapshot, query.column)
+    lines = rollups_of(run, snapshot, query.column)
     grouping = buckets(lines.step, query.buckets)
     bucket, key, count = sketches(lines, grouping.of(lines.step))
     low, high = bin_edges(key)
     middle = (low + high) / 2
-    edges = _edges(_spread(middle, count), query.bins, None, None)
+    edges = edges_of(_spread(middle, count), query.bins, None, None)
     place = np.clip(np.searchsorted(edges, middle, side="right") - 1, 0, query.bins - 1)
-    counts = np.zeros((len(grouping.first), query.bins), np.int64)
-    np.add.at(counts, (bucket, place), count)
-    return {"edges": edges, "steps": grouping.pairs(), "counts": counts}
+    size = len(grouping.first) * query.bins
+    counts = np.bincount(bucket * query.bins + place, count, minlength=size).astype(np.int64)
+    return {"edges": edges, "steps": grouping.pairs(), "counts": counts.reshape(-1, query.bins)}
 
 
 def _spread(values: Array, counts: Array) -> Array:
@@ -142,13 +150,13 @@ def _spread(values: Array, counts: Array) -> Array:
 def heat(board: Board, query: HeatQuery) -> dict[str, Any]:
     """Returns the mean of a token metric by step and position in the response, from the roll-ups."""
     run = board.run(query.run)
-    lines = rollups_of(run, query.column, level="token")
-    if not len(lines.step):
+    lines = rollups_of(run, run.snapshot(), query.column, level="token")
+    if not len(lines.line):
         raise UserError(f"no token of the run has a number {query.column[:100]!r}")
     steps = buckets(lines.step, query.buckets)
     first = np.flatnonzero(np.append(True, lines.line[1:] != lines.line[:-1]))
     position = np.arange(len(lines.line)) - np.repeat(first, np.diff(np.append(first, len(lines.line))))
-    places = buckets(position, query.positions)
+    places = _positions(position, lines.bins["bin_counts"], query.positions)
     shape = (len(steps.first), len(places.first))
     cell = steps.of(lines.step)[lines.line] * shape[1] + places.of(position)
     count, total = (
@@ -159,3 +167,16 @@ def heat(board: Board, query: HeatQuery) -> dict[str, Any]:
         mean = total / count
     positions = [[low * BIN, high * BIN + BIN - 1] for low, high in places.pairs()]
     return {"steps": steps.pairs(), "positions": positions, "mean": mean, "count": count.astype(np.int64)}
+
+
+def _positions(position: Array, count: Array, most: int) -> Buckets:
+    """Returns groups of positions up to where all but a hundredth of the responses have ended; the last has the rest.
+
+    One response that is a hundred times as long as the others would make those a line of a pixel otherwise.
+    """
+    per_position = np.bincount(position, count)
+    reached = np.flatnonzero(per_position >= LONG * per_position.max())[-1] + 1
+    shown = min(max(int(reached), FEWEST_BINS), len(per_position))
+    places = buckets(np.arange(shown), most)
+    places.last[-1] = len(per_position) - 1
+    return places

@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -44,28 +45,34 @@ def export(board: Board, query: ExportQuery) -> Response:
         raise UserError("the search is not finished yet; export again when its number of hits is exact")
     chunks = order_of(run, snapshot, query.sort).chunks(BATCH)
     rows = (chunk if found.mask is None else chunk[found.mask[chunk]] for chunk in chunks)
-    tables = (run.record.fetch(keys_of(snapshot, chunk)) for chunk in rows if len(chunk))
+    tables = (run.fetch(keys_of(snapshot, chunk)) for chunk in rows if len(chunk))
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.") or "run"
     headers = {"content-disposition": f'attachment; filename="{name}.{query.format}"'}
     if query.format == "parquet":
         return _parquet(tables, headers)
     lines = _csv(tables) if query.format == "csv" else _jsonl(tables)
-    return StreamingResponse(lines, media_type=MEDIA[query.format], headers=headers)
+    # What cannot be read shall be told while there is still an answer to be given.
+    first = next(lines, b"")
+    return StreamingResponse(chain([first], lines), media_type=MEDIA[query.format], headers=headers)
 
 
 def _parquet(tables: Iterator[pa.Table], headers: dict[str, str]) -> Response:
     file = tempfile.NamedTemporaryFile(suffix=".parquet")  # noqa: SIM115  it is closed once it has been sent
-    with pq.ParquetWriter(file.name, arrow_schema(ROW_COLUMNS), compression="zstd") as writer:
+    # An importer need not say that a column has a value everywhere.
+    schema = pa.schema([field.with_nullable(True) for field in arrow_schema(ROW_COLUMNS)])
+    with pq.ParquetWriter(file.name, schema, compression="zstd") as writer:
         for table in tables:
-            writer.write_table(table)
+            writer.write_table(table.cast(schema))
     return FileResponse(file.name, media_type=MEDIA["parquet"], headers=headers, background=BackgroundTask(file.close))
 
 
 def _csv(tables: Iterator[pa.Table]) -> Iterator[bytes]:
     names = [column.name for column in ROW_COLUMNS]
-    yield _csv_lines([names])
+    head = _csv_lines([names])
     for table in tables:
-        yield _csv_lines([[_cell(line[name]) for name in names] for line in _dictionaries(table)])
+        yield head + _csv_lines([[_cell(line[name]) for name in names] for line in _dictionaries(table)])
+        head = b""
+    yield head
 
 
 def _csv_lines(lines: list[list[Any]]) -> bytes:

@@ -5,13 +5,16 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from dressage.board.excerpts import beginnings
+from dressage.board.excerpts import LENGTH as SHOWN
 from dressage.board.rows import numbers
 from dressage.board.runs import Board, OpenRun
-from dressage.board.search import keys_of
-from dressage.board.selection import Page, RunQuery
-from dressage.index.columns import Array
+from dressage.board.selection import Page, RunQuery, step_of
+from dressage.index.columns import MISSING, Array
 from dressage.index.snapshot import Snapshot
+
+NAMELESS = np.int64(-(2**63) + 2**31)
+"""Numbers from here on stand for prompts that have no group."""
+LAST_NAMELESS = NAMELESS + 2**31
 
 
 class GroupsQuery(RunQuery, Page):
@@ -29,10 +32,10 @@ def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
     """Returns the groups of one step: the responses to each prompt, and how their rewards spread."""
     run = board.run(query.run)
     snapshot = run.snapshot()
-    rows = _rows_of(snapshot, query.step)
+    rows = step_of(run, snapshot, query.step).rows
     if not len(rows):
         return {"total": 0, "groups": []}
-    names, of = np.unique(_prompts(snapshot)[rows], return_inverse=True)
+    names, of = np.unique(group_of(snapshot, rows), return_inverse=True)
     found = _spread(snapshot.take("reward", rows).astype(np.float64), of, len(names))
     sort = query.sort.removeprefix("-")
     by = names if sort == "group" else found[sort]
@@ -43,11 +46,11 @@ def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
     lines = []
     for group, member, prompt in zip(page, members, prompts, strict=True):
         line = {name: values[group].item() for name, values in found.items()}
-        samples = np.sort(snapshot.raw("sample")[member]).tolist()
+        samples = snapshot.raw("sample")[member].tolist()
         zero = bool(line["n"] > 1 and line["min"] == line["max"])
         lines.append(
             {
-                "group": _number(snapshot, names[group]),
+                "group": int(names[group]) if names[group] > LAST_NAMELESS else None,
                 "prompt": prompt,
                 **line,
                 "zero_variance": zero,
@@ -61,10 +64,11 @@ def _spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:
     """Returns n, mean, sd, min and max of the rewards of each group."""
     n = np.bincount(of, minlength=count)
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
-    np.minimum.at(low, of, rewards)
-    np.maximum.at(high, of, rewards)
-    mean = np.bincount(of, rewards, minlength=count) / n
-    sd = np.sqrt(np.bincount(of, (rewards - mean[of]) ** 2, minlength=count) / n)
+    with np.errstate(invalid="ignore"):  # a group with a reward that is no number has none of its own
+        np.minimum.at(low, of, rewards)
+        np.maximum.at(high, of, rewards)
+        mean = np.bincount(of, rewards, minlength=count) / n
+        sd = np.sqrt(np.bincount(of, (rewards - mean[of]) ** 2, minlength=count) / n)
     return {"n": n, "mean": mean, "sd": sd, "min": low, "max": high}
 
 
@@ -103,32 +107,23 @@ def _best(snapshot: Snapshot) -> tuple[Array, Array, Array]:
         measured &= snapshot.alive
     rows = np.flatnonzero(measured)
     of, count = prompt[rows], snapshot.state.prompts
-    best = np.full(count, -np.inf)
+    best = np.full(count, -np.inf, gap.dtype)  # of the same type, which is twenty times as fast
     np.maximum.at(best, of, gap[rows])
     newest = np.zeros(count, np.int64)
     np.maximum.at(newest, of, snapshot.raw("step")[rows].astype(np.int64) << 32 | rows)
     return np.bincount(of, minlength=count), best, newest & 0xFFFFFFFF
 
 
-def _rows_of(snapshot: Snapshot, step: int) -> Array:
-    if not snapshot.rows:
-        return np.empty(0, np.int64)
-    here = snapshot.raw("step") == step
-    return np.flatnonzero(here if snapshot.alive is None else here & snapshot.alive)
-
-
-def _prompts(snapshot: Snapshot) -> Array:
-    """Returns [rows] what tells the prompts of a step apart: their group, or where none was recorded the text."""
-    return snapshot.raw("group" if "group" in snapshot.state.columns else "prompt")
-
-
-def _number(snapshot: Snapshot, name: int) -> int | None:
-    """Returns the number of a group; the number of a prompt is none."""
-    return int(name) if "group" in snapshot.state.columns else None
+def group_of(snapshot: Snapshot, rows: Array) -> Array:
+    """Returns what tells the prompts of a step apart: their group, or where none was recorded the text."""
+    nameless = NAMELESS + snapshot.raw("prompt")[rows]
+    if "group" not in snapshot.state.columns:
+        return nameless
+    group = snapshot.raw("group")[rows]
+    return np.where(group == MISSING["<i8"], nameless, group)
 
 
 def _texts(run: OpenRun, snapshot: Snapshot, rows: list[int]) -> list[str]:
     if not rows:
         return []
-    texts = run.record.fetch(keys_of(snapshot, np.array(rows)), ["prompt"])["prompt"]
-    return [text or "" for text in beginnings(texts)]
+    return [text[:SHOWN] for text in run.texts(snapshot, np.array(rows)).prompt]

@@ -9,6 +9,7 @@ ERRORS = {
     "401": "the token is missing",
     "403": "the request comes from somewhere else",
     "404": "there is no such run, rollout or star",
+    "409": "a file of the record or of the index is broken or has just been replaced",
     "422": "a parameter is missing or out of range",
 }
 

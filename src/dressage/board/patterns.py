@@ -3,30 +3,35 @@
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from dressage.board.buckets import Buckets, buckets
 from dressage.board.runs import Board
-from dressage.board.selection import RunQuery
+from dressage.board.selection import Page, RunQuery
 from dressage.index.columns import Array
 from dressage.index.features import KINDS
 from dressage.index.patterns import Counts, read_counts
-from dressage.index.search import dictionary
+from dressage.index.search import Dictionary, dictionary
 from dressage.index.sets import distinct
 from dressage.index.snapshot import Snapshot
+from dressage.index.words import fold
 
 ENDS = 0.1
 """Growth is from this share of the responses, the first, to the same share of the last."""
 NORMAL_95 = 1.959964
 
 
-class PatternsQuery(RunQuery):
+class PatternsQuery(RunQuery, Page):
     kind: Literal["all", "word", "ngram", "character"] = "word"
     """Of what."""
     sort: Literal["growth", "decline", "lift", "frequency"] = "growth"
     """By what, the largest first."""
     buckets: int = Field(40, ge=2, le=200)
     """Most groups of steps."""
+    q: str = Field("", max_length=200)
+    """Only those that hold this text, upper and lower case alike."""
     limit: int = Field(100, ge=1, le=1_000)
     """How many to return at most."""
 
@@ -37,15 +42,18 @@ class Table(NamedTuple):
     grouping: Buckets
     responses: Array
     """[B]"""
-    squares: float
     feature: Array
     """[K]"""
     counts: Array
     """[K, B] responses that have the feature."""
+    first: Array
+    """[K] share of the first responses that have it."""
+    last: Array
+    """[K] share of the last."""
     lift: Array
     """[K] mean reward with it − without it, within steps."""
-    weight: Array
-    """[K] how many pairs of responses that rests on, in a way: its variance is that of a reward / weight."""
+    half: Array
+    """[K] half the width of the interval that holds it with 95 %."""
 
 
 def patterns(board: Board, query: PatternsQuery) -> dict[str, Any]:
@@ -56,35 +64,50 @@ def patterns(board: Board, query: PatternsQuery) -> dict[str, Any]:
     if not pieces:
         return {"steps": [], "patterns": [], "indexed": run.indexed()}
     table = run.memory.get("patterns", (pieces, query.buckets), lambda: tabled(snapshot, query.buckets), most=2)
-    first, last = _ends(table)
-    with np.errstate(all="ignore"):
-        sigma = np.sqrt(np.maximum(table.squares - table.lift**2 * table.weight, 0) / table.responses.sum())
-        half = NORMAL_95 * sigma / np.sqrt(table.weight)
-    frequency = table.counts.sum(axis=1)
-    by = {"growth": last - first, "decline": first - last, "lift": table.lift - half, "frequency": frequency}[
-        query.sort
-    ]
     known = dictionary(snapshot.folder, pieces)
-    wanted = np.isfinite(by)
+    found = _sorted(table, query.sort)
+    found = found[_wanted(known, table.feature[found], query)]
+    page = found[query.offset : query.offset + query.limit]
+    return {
+        "steps": table.grouping.pairs(),
+        "total": len(found),
+        "patterns": [_line(table, known, i) for i in page.tolist()],
+        "indexed": run.indexed(),
+    }
+
+
+def _sorted(table: Table, sort: str) -> Array:
+    """Returns the places in the table by what is asked for, the largest first."""
+    growth = table.last - table.first
+    by = {"growth": growth, "decline": -growth, "lift": table.lift - table.half, "frequency": table.counts.sum(axis=1)}
+    order = np.argsort(-by[sort], kind="stable")
+    return np.asarray(order[np.isfinite(by[sort][order])])
+
+
+def _wanted(known: Dictionary, feature: Array, query: PatternsQuery) -> Array:
+    """Returns for each feature whether it is of the kind and holds the text that are asked for."""
+    wanted = np.ones(len(feature), np.bool_)
     if query.kind != "all":
-        wanted &= known.kinds[table.feature] == KINDS.index(query.kind)
-    found = np.flatnonzero(wanted)
-    found = found[np.argsort(-by[found], kind="stable")][: query.limit]
-    lines = [
-        {
-            "text": known.texts[int(table.feature[i])].as_py(),
-            "kind": KINDS[known.kinds[table.feature[i]]],
-            "share": table.counts[i] / np.maximum(table.responses, 1),
-            "first": float(first[i]),
-            "last": float(last[i]),
-            "growth": float(last[i] - first[i]),
-            "lift": float(table.lift[i]),
-            "lift_interval": [float(table.lift[i] - half[i]), float(table.lift[i] + half[i])],
-            "rows": int(frequency[i]),
-        }
-        for i in found
-    ]
-    return {"steps": table.grouping.pairs(), "patterns": lines, "indexed": run.indexed()}
+        wanted &= known.kinds[feature] == KINDS.index(query.kind)
+    if text := fold(query.q.strip()):
+        wanted &= pc.match_substring(known.texts.take(pa.array(feature)), text).to_numpy()
+    return wanted
+
+
+def _line(table: Table, known: Dictionary, i: int) -> dict[str, Any]:
+    feature = int(table.feature[i])
+    first, last, lift, half = (float(values[i]) for values in (table.first, table.last, table.lift, table.half))
+    return {
+        "text": known.texts[feature].as_py(),
+        "kind": KINDS[known.kinds[feature]],
+        "share": table.counts[i] / np.maximum(table.responses, 1),
+        "first": first,
+        "last": last,
+        "growth": last - first,
+        "lift": lift,
+        "lift_interval": [lift - half, lift + half],
+        "rows": int(table.counts[i].sum()),
+    }
 
 
 def tabled(snapshot: Snapshot, most: int) -> Table:
@@ -104,9 +127,13 @@ def tabled(snapshot: Snapshot, most: int) -> Table:
             count[place, bucket] += part.counts[:, group]
         reward[place] += part.reward.sum(axis=1)
         weight[place] += _weight(part)
+    squares = sum(part.squares.sum() for part in counts)
     with np.errstate(all="ignore"):
         lift = reward / weight
-    return Table(grouping, responses, sum(part.squares.sum() for part in counts), feature, count, lift, weight)
+        # The variance of the difference is that of a reward / weight.
+        sigma = np.sqrt(np.maximum(squares - lift**2 * weight, 0) / responses.sum())
+        half = NORMAL_95 * sigma / np.sqrt(weight)
+    return Table(grouping, responses, feature, count, *_ends(count, responses), lift, half)
 
 
 def _weight(part: Counts) -> Array:
@@ -120,11 +147,11 @@ def _weight(part: Counts) -> Array:
     return weight
 
 
-def _ends(table: Table) -> tuple[Array, Array]:
+def _ends(counts: Array, responses: Array) -> tuple[Array, Array]:
     """Returns the share of the first and of the last responses that have each feature."""
-    reached = np.cumsum(table.responses)
+    reached = np.cumsum(responses)
     total = reached[-1]
-    first = reached - table.responses < ENDS * total
+    first = reached - responses < ENDS * total
     last = reached > (1 - ENDS) * total
-    shares = [table.counts[:, part].sum(axis=1) / max(table.responses[part].sum(), 1) for part in (first, last)]
+    shares = [counts[:, part].sum(axis=1) / max(responses[part].sum(), 1) for part in (first, last)]
     return shares[0], shares[1]

@@ -6,10 +6,11 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from dressage.board.groups import group_of
 from dressage.board.pieces import PARTIAL, bytes_of
 from dressage.board.rows import numbers
-from dressage.board.runs import Board, NotFoundError, OpenRun
-from dressage.board.selection import RunQuery
+from dressage.board.runs import Board, NotFoundError, OpenRun, UnreadableError, reading
+from dressage.board.selection import RunQuery, step_of
 from dressage.errors import UserError
 from dressage.index.columns import Array
 from dressage.index.snapshot import Snapshot
@@ -17,6 +18,9 @@ from dressage.record.reader import Rollout
 
 TOKEN_TYPES = {pa.bool_(): "uint8", pa.int32(): "int32", pa.float32(): "float32", pa.float64(): "float32"}
 NOT_SENT = {"step", "sample", "token"}
+TEXTS = ("prompt", "response", "ref_response", "ground_truth", "extra")
+MOST_TEXT = 2_000_000
+"""Characters of a text that are sent."""
 
 
 class RolloutQuery(RunQuery):
@@ -41,12 +45,23 @@ def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
         offset += values.nbytes
     return {
         **row,
+        **_cut(row),
         "gap": None if row["ref_reward"] is None else row["reward"] - row["ref_reward"],
         "starred": key in stars,
         "note": stars.get(key),
-        "siblings": siblings(run.snapshot(), query.step, query.sample),
+        **_neighbours(run, query.step, query.sample),
         "tokens": {"count": tokens.num_rows, "columns": columns, "url": f"{base}/tokens", "texts": f"{base}/texts"},
     }
+
+
+def _cut(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the texts, as much of each as a page can show, and the whole length of those that are longer."""
+    cut: dict[str, Any] = {}
+    for name in TEXTS:
+        text = row[name]
+        longer = text is not None and len(text) > MOST_TEXT
+        cut |= {name: text[:MOST_TEXT] if longer else text, f"{name}_truncated": len(text) if longer else None}
+    return cut
 
 
 def read(run: OpenRun, step: int, sample: int) -> Rollout:
@@ -57,7 +72,10 @@ def read(run: OpenRun, step: int, sample: int) -> Rollout:
     """
     try:
         key = (step, sample, run.version())
-        return run.memory.get("rollouts", key, lambda: run.record.rollout(step, sample), most=8)
+        with reading():
+            return run.memory.get("rollouts", key, lambda: run.record.rollout(step, sample), most=8)
+    except UnreadableError:
+        raise
     except UserError as error:
         raise NotFoundError(str(error)) from None
 
@@ -97,15 +115,26 @@ def texts(board: Board, query: RolloutQuery) -> dict[str, Any]:
     return {"texts": pieces, "bytes": [None if part is None else list(part) for part in parts]}
 
 
-def siblings(snapshot: Snapshot, step: int, sample: int) -> list[dict[str, Any]]:
-    """Returns the numbers of all responses to the same prompt in the same step, this one included."""
-    if not snapshot.rows:
-        return []
-    here = snapshot.raw("step") == step
-    if snapshot.alive is not None:
-        here &= snapshot.alive
-    found = np.flatnonzero(here)
-    name = "group" if "group" in snapshot.state.columns else "prompt"
-    group = snapshot.raw(name)[found]
-    own = group[snapshot.raw("sample")[found] == sample]
-    return sorted(numbers(snapshot, found[np.isin(group, own)]), key=lambda line: line["sample"])
+def _neighbours(run: OpenRun, step: int, sample: int) -> dict[str, Any]:
+    """Returns the numbers of all responses to the same prompt in the same step, this one included, and what is next.
+
+    ``previous`` and ``next`` are by step and sample.
+    """
+    snapshot = run.snapshot()
+    here = step_of(run, snapshot, step)
+    if not len(here.rows):
+        return {"siblings": [], "previous": None, "next": None}
+    samples = snapshot.raw("sample")[here.rows]
+    group = group_of(snapshot, here.rows)
+    found = numbers(snapshot, here.rows[np.isin(group, group[samples == sample])])
+    line = [here.before, *here.rows.tolist(), here.behind]
+    place = int(np.searchsorted(samples, sample))
+    return {
+        "siblings": found,
+        "previous": _place(snapshot, line[place]),
+        "next": _place(snapshot, line[min(place + 2, len(line) - 1)]),
+    }
+
+
+def _place(snapshot: Snapshot, row: int | None) -> dict[str, int] | None:
+    return None if row is None else {name: int(snapshot.raw(name)[row]) for name in ("step", "sample")}

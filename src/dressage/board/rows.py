@@ -6,12 +6,13 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from dressage.board.excerpts import Excerpt, beginnings, excerpt
+from dressage.board.excerpts import LENGTH, Excerpt, excerpt
 from dressage.board.runs import Board, OpenRun
 from dressage.board.search import keys_of, matching, spans_of
 from dressage.board.selection import Page, Selection, order_of, page_of
 from dressage.index.columns import CODED, Array
 from dressage.index.snapshot import Snapshot
+from dressage.index.texts import LENGTH as STORED
 
 
 class RowsQuery(Selection, Page):
@@ -41,9 +42,9 @@ def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None
         return []
     result = numbers(snapshot, page)
     keys = keys_of(snapshot, page)
-    texts = run.record.fetch(keys, ["prompt", "response"])
-    prompts = beginnings(texts["prompt"])
-    excerpts = _excerpts(run, keys, texts["response"], query)
+    texts = run.texts(snapshot, page)
+    prompts = [text[:LENGTH] for text in texts.prompt]
+    excerpts = _excerpts(run, keys, texts.response, query)
     stars = run.stars.all()
     for row, line, prompt, shown, key in zip(page.tolist(), result, prompts, excerpts, keys, strict=True):
         line |= {"row": row, "prompt": prompt, "response": shown.text, "excerpt_start": shown.start, "hit": shown.hit}
@@ -52,12 +53,18 @@ def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None
 
 
 def _excerpts(
-    run: OpenRun, keys: list[tuple[int, int]], responses: pa.ChunkedArray, query: Selection | None
+    run: OpenRun, keys: list[tuple[int, int]], responses: list[str], query: Selection | None
 ) -> list[Excerpt]:
+    """Returns what is shown of responses whose beginnings these are."""
     if query is None or not query.q.strip():
-        return [Excerpt(text or "", 0, None) for text in beginnings(responses)]
-    spans = spans_of(run, keys, responses, query)
-    return [excerpt(text, span) for text, span in zip(responses.to_pylist(), spans, strict=True)]
+        return [Excerpt(text[:LENGTH], 0, None) for text in responses]
+    cut = [place for place, text in enumerate(responses) if len(text) == STORED]
+    if cut:
+        whole = run.fetch([keys[place] for place in cut], ["response"])["response"].to_pylist()
+        for place, text in zip(cut, whole, strict=True):
+            responses[place] = text
+    spans = spans_of(run, keys, pa.chunked_array([pa.array(responses, pa.string())]), query)
+    return [excerpt(text, span) for text, span in zip(responses, spans, strict=True)]
 
 
 def numbers(snapshot: Snapshot, page: Array) -> list[dict[str, Any]]:

@@ -2,15 +2,22 @@
 
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import pyarrow as pa
 
 from dressage.board.memory import Memory
 from dressage.board.scanner import Scanner
 from dressage.board.stars import Stars
 from dressage.errors import UserError
+from dressage.index.columns import Array
 from dressage.index.folder import PROBLEM, index_folder, local_folder
 from dressage.index.snapshot import Snapshot, snapshot
+from dressage.index.texts import Texts, read_texts
+from dressage.index.words import words
 from dressage.record import Run
 
 LIVE_SECONDS = 120
@@ -18,6 +25,21 @@ LIVE_SECONDS = 120
 
 class NotFoundError(UserError):
     """What was asked for is not in the record."""
+
+
+class UnreadableError(UserError):
+    """A file of the record or of the index is broken, or has just been replaced."""
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Tells in one line what a broken file of the record leads to, wherever that is noticed."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        traceback.print_exception(error)
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise UnreadableError(f"the record cannot be read: {reason}") from error
 
 
 class OpenRun:
@@ -74,6 +96,16 @@ class OpenRun:
         except FileNotFoundError:
             return None
 
+    def fetch(self, keys: Sequence[tuple[int, int]], columns: Sequence[str] | None = None) -> pa.Table:
+        """Returns the rows of some rollouts by step and sample, in the order asked for."""
+        with reading():
+            return self.record.fetch(keys, columns)
+
+    def texts(self, snapshot: Snapshot, rows: Array) -> Texts:
+        """Returns the beginnings of the texts of some rows of the index."""
+        with reading():
+            return read_texts(self.record, snapshot, rows)
+
     def version(self) -> str | None:
         """Returns what changes when the record has grown."""
         return self.snapshot().state.cursor
@@ -99,8 +131,8 @@ def _measured(record: Run) -> list[str]:
     for segment in record.segments():
         try:
             tokens = record.read(segment, "tokens", count=256)
-        except FileNotFoundError:
-            continue  # merged with others meanwhile, which come later
+        except (OSError, pa.ArrowException, UserError):
+            continue  # merged with others meanwhile, which come later; or broken, which is told when it is shown
         if tokens.num_rows:
             return [name for name in tokens.column_names if tokens[name].null_count < tokens.num_rows]
     return []
@@ -131,5 +163,6 @@ class Board:
     def warm(self) -> None:
         """Makes ready what will be needed soon."""
         self.scanner.start()
+        words([""])
         for run in self.runs:
             run.warm()

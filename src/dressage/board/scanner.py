@@ -1,6 +1,8 @@
 """A process that looks for an expression in texts, so that one that takes too long can be stopped: it is killed."""
 
+import signal
 import threading
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -14,6 +16,7 @@ import dressage.record
 from dressage.board.expressions import HIT
 from dressage.errors import UserError
 from dressage.index.columns import Array
+from dressage.index.imports import without_pandas
 
 MOST_SECONDS = 10.0
 """For one chunk of texts, which is a matter of milliseconds for any sensible expression."""
@@ -94,19 +97,18 @@ class Scanner:
 
 
 def _work(pipe: Connection) -> None:
-    pipe.send("ready")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the board
     runs: dict[str, dressage.record.Run] = {}
-    while True:
-        try:
+    with without_pandas(), suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        pipe.send("ready")
+        while True:
             run, keys, pattern = pipe.recv()
-        except EOFError:
-            return
-        try:
-            if run not in runs:
-                runs[run] = dressage.record.open(run)
-            pipe.send(hits(runs[run].fetch(keys, ["response"])["response"], pattern))
-        except UserError as error:
-            pipe.send(error)
+            try:
+                if run not in runs:
+                    runs[run] = dressage.record.open(run)
+                pipe.send(hits(runs[run].fetch(keys, ["response"])["response"], pattern))
+            except UserError as error:
+                pipe.send(error)
 
 
 def hits(texts: pa.ChunkedArray, pattern: str) -> Found:

@@ -13,7 +13,7 @@ from dressage.board.scanner import hits as hits_in
 from dressage.board.selection import Selection, both, selected
 from dressage.errors import UserError
 from dressage.index.columns import Array
-from dressage.index.search import candidates
+from dressage.index.search import Candidates, candidates
 from dressage.index.snapshot import Snapshot
 from dressage.index.text import next_size
 
@@ -69,8 +69,7 @@ class Search:
         self._asked = time.monotonic()
         self._thread: threading.Thread | None = None
         self._progress = threading.Condition()
-        possible = _possible(snapshot, text, regex)
-        exact = not regex and candidates(snapshot, text).exact
+        possible, exact = _possible(snapshot, text, regex)
         nothing = np.zeros(snapshot.rows, np.bool_)
         self.found: Array = possible if exact else nothing
         self.left: Array = nothing if exact else possible
@@ -130,15 +129,18 @@ class Search:
         return rows[np.lexsort((sample, step))]
 
 
-def _possible(snapshot: Snapshot, text: str, regex: bool) -> Array:
-    """Returns [rows] the rows that may match."""
+def _possible(snapshot: Snapshot, text: str, regex: bool) -> Candidates:
+    """Returns the rows that may match."""
     mask = np.zeros(snapshot.rows, np.bool_)
     mask[: snapshot.state.text_rows] = True
     if snapshot.alive is not None:
         mask &= snapshot.alive
+    exact = not regex
     for piece in required(text) if regex else [text]:
-        mask &= candidates(snapshot, piece).mask
-    return mask
+        found = candidates(snapshot, piece)
+        mask &= found.mask
+        exact = exact and found.exact
+    return Candidates(mask, exact)
 
 
 def keys_of(snapshot: Snapshot, rows: Array) -> list[tuple[int, int]]:

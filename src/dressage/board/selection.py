@@ -9,8 +9,11 @@ from dressage.board.runs import OpenRun
 from dressage.errors import UserError
 from dressage.index.columns import Array
 from dressage.index.filters import matches
-from dressage.index.orders import order
+from dressage.index.orders import order, places
 from dressage.index.snapshot import Snapshot
+
+CHUNK = 65_536
+"""Rows that are looked at together."""
 
 
 def _steps(value: Any) -> Any:
@@ -123,6 +126,35 @@ def _nans(values: Array) -> int:
     return int(np.count_nonzero(np.isnan(values))) if values.dtype.kind == "f" else 0
 
 
+class Step(NamedTuple):
+    """The rows of one step, by sample, and the rows just before and behind them; None at the ends of the run."""
+
+    rows: Array
+    before: int | None
+    behind: int | None
+
+
+def step_of(run: OpenRun, snapshot: Snapshot, step: int) -> Step:
+    """Returns where a step is among all rows by step and sample, superseded ones left out."""
+    if not snapshot.rows:
+        return Step(np.empty(0, np.int64), None, None)
+    rows = order_of(run, snapshot, "step").rows
+    first, stop = places(snapshot.raw("step"), rows, np.array([step, step + 1]), "left").tolist()
+    within = rows[first:stop]
+    if snapshot.alive is not None:
+        within = within[snapshot.alive[within]]
+    return Step(within, _first_alive(snapshot, rows[:first][::-1]), _first_alive(snapshot, rows[stop:]))
+
+
+def _first_alive(snapshot: Snapshot, rows: Array) -> int | None:
+    for start in range(0, len(rows), CHUNK):
+        chunk = rows[start : start + CHUNK]
+        alive = chunk if snapshot.alive is None else chunk[snapshot.alive[chunk]]
+        if len(alive):
+            return int(alive[0])
+    return None
+
+
 class Order(NamedTuple):
     """Rows by rising value; the first ``measured`` have one. Walked down, those come first as well."""
 
@@ -130,7 +162,7 @@ class Order(NamedTuple):
     measured: int
     down: bool
 
-    def chunks(self, size: int = 65_536) -> list[Array]:
+    def chunks(self, size: int = CHUNK) -> list[Array]:
         """Returns the rows in order, cut into views of at most ``size``."""
         up = [self.rows[i : min(i + size, self.measured)] for i in range(0, self.measured, size)]
         rest = [self.rows[i : i + size] for i in range(self.measured, len(self.rows), size)]

@@ -15,6 +15,7 @@ from dressage.index.rollups import Level, Rollups, rollups
 from dressage.index.snapshot import Snapshot
 
 MOST_ROLLUPS = 40
+MOST_SUMMARIES = 100
 NOT_PLOTTED = {"step", "sample", "attempt", "rank", "group", "policy_version"}
 
 
@@ -36,7 +37,7 @@ def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
     wanted = set(query.names.split(",")) if query.names else None
     measured = [name for name in snapshot.numbers if name not in NOT_PLOTTED]
     columns = {
-        name: rollups_of(run, name, query.steps)
+        name: rollups_of(run, snapshot, name, query.steps)
         for name in measured
         if wanted is None or not wanted.isdisjoint((name, f"eval/{name}"))
     }
@@ -47,18 +48,32 @@ def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
         "steps": grouping.pairs(),
         "metrics": {name: _means(metrics, name, grouping) for name in logged if wanted is None or name in wanted},
         "rollups": {
-            label + name: summary(split, grouping)
-            for name, lines in columns.items()
-            for label, split in _splits(snapshot, lines)
-            if wanted is None or label + name in wanted
+            name: values
+            for column, lines in columns.items()
+            for name, values in _summaries(run, snapshot, column, lines, grouping).items()
+            if wanted is None or name in wanted
         },
         "names": {"metrics": logged, "rollups": measured},
     }
 
 
-def rollups_of(run: OpenRun, name: str, steps: tuple[int, int] | None = None, level: Level = "row") -> Rollups:
+def _summaries(
+    run: OpenRun, snapshot: Snapshot, column: str, lines: Rollups, grouping: Buckets
+) -> dict[str, dict[str, Array]]:
+    """Returns the roll-up of each bucket, of training and under ``eval/`` of evaluation."""
+    key = (column, snapshot.state.rollups.get("row"), grouping.first.tobytes(), grouping.last.tobytes())
+    return run.memory.get(
+        "summaries",
+        key,
+        lambda: {label + column: summary(split, grouping) for label, split in _splits(snapshot, lines)},
+        most=MOST_SUMMARIES,
+    )
+
+
+def rollups_of(
+    run: OpenRun, snapshot: Snapshot, name: str, steps: tuple[int, int] | None = None, level: Level = "row"
+) -> Rollups:
     """Returns the roll-ups of one column of the rollouts, or of their tokens, one line per step and split."""
-    snapshot = run.snapshot()
     key = (level, name, snapshot.state.rollups.get(level))
     lines = run.memory.get("rollups", key, lambda: rollups(snapshot, level, name), most=MOST_ROLLUPS)
     return lines if steps is None else lines.only((lines.step >= steps[0]) & (lines.step <= steps[1]))
@@ -67,7 +82,9 @@ def rollups_of(run: OpenRun, name: str, steps: tuple[int, int] | None = None, le
 def _splits(snapshot: Snapshot, lines: Rollups) -> list[tuple[str, Rollups]]:
     """Returns the lines of training, and under ``eval/`` those of evaluation."""
     known = snapshot.state.codes.get("split", [])
-    evaluation = lines.lines["split"] == (known.index("eval") if "eval" in known else -1)
+    if "eval" not in known:
+        return [("", lines)] if len(lines.step) else []
+    evaluation = lines.lines["split"] == known.index("eval")
     parts = [("", lines.only(~evaluation)), ("eval/", lines.only(evaluation))]
     return [(label, part) for label, part in parts if len(part.step)]
 

@@ -3,8 +3,9 @@
 import secrets
 import socket
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Timer
 from types import FrameType
 
@@ -16,8 +17,11 @@ from dressage.board.runs import Board
 from dressage.board.security import is_loopback
 from dressage.board.server import create_app
 from dressage.errors import UserError
+from dressage.index.imports import without_pandas
 from dressage.index.watch import start
 
+GRACE = 1
+"""Seconds that answers which are being made get when the board is told to stop."""
 WARM_AFTER = 1.0
 """Seconds from the start after which the board reads what will be needed: not while the page is opening."""
 
@@ -40,10 +44,10 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     for run in board.runs:
-        start(run.record.folder, run.folder)
-    warming = Timer(WARM_AFTER, board.warm)
-    warming.daemon = True
-    warming.start()
+        # What has an index can be shown at once: then the page comes first.
+        indexing = partial(start, run.record.folder, run.folder)
+        _later(WARM_AFTER, indexing) if run.snapshot().rows else indexing()
+    _later(WARM_AFTER, board.warm)
     address = _address(host, listener.getsockname()[1], token)
     print(f"board    {address}")
     if token is not None and not is_loopback(host):
@@ -51,12 +55,22 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
     if not (STATIC / "index.html").is_file():
         print(f"note     {NO_PAGE}")
     if browser:
-        opening = Timer(0.3, webbrowser.open, (address,))
-        opening.daemon = True
-        opening.start()
-    config = uvicorn.Config(create_app(board, token), log_level="warning", server_header=False, lifespan="off")
-    with suppress(KeyboardInterrupt):
+        _later(0.3, partial(webbrowser.open, address))
+    config = uvicorn.Config(
+        create_app(board, token),
+        log_level="warning",
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE,
+    )
+    with suppress(KeyboardInterrupt), without_pandas():
         _Server(config, board).run(sockets=[listener])
+
+
+def _later(seconds: float, act: Callable[[], object]) -> None:
+    timer = Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
 
 
 class _Server(uvicorn.Server):

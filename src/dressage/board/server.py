@@ -2,11 +2,15 @@
 
 import json
 import math
+import mmap
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow as pa
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -19,9 +23,13 @@ from starlette.types import ASGIApp
 from dressage.board.api import ENDPOINTS, Endpoint
 from dressage.board.openapi import describe
 from dressage.board.page import NO_PAGE, STATIC
-from dressage.board.runs import Board, NotFoundError
+from dressage.board.runs import Board, NotFoundError, UnreadableError
 from dressage.board.security import MOST_BODY, TOO_LONG, Guard, refuse
 from dressage.errors import UserError
+from dressage.index.maps import give_back
+
+MUCH = 300 << 20
+"""Bytes of memory beyond which pages of the index are given back."""
 
 
 def create_app(board: Board, token: str | None = None) -> ASGIApp:
@@ -31,7 +39,16 @@ def create_app(board: Board, token: str | None = None) -> ASGIApp:
     # Every view of the page has an address of its own.
     routes += [Route("/{path:path}", _page)]
     handlers = {UserError: _user_error, HTTPException: _http_error, Exception: _bug}
+    handlers |= dict.fromkeys((pa.ArrowException, OSError, UnicodeDecodeError), _broken_file)
     return Guard(Starlette(routes=routes, exception_handlers=handlers), token)
+
+
+def resident() -> int:
+    """Returns the bytes of memory that the process has; 0 where that is not known."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * mmap.PAGESIZE
+    except FileNotFoundError:
+        return 0
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -67,6 +84,8 @@ def _handler(board: Board, endpoint: Endpoint) -> Callable[[Request], Any]:
         except ValidationError as error:
             return refuse(_explain(error), 422)
         answer = await run_in_threadpool(endpoint.answer, board, query)
+        if resident() > MUCH:
+            give_back()
         if isinstance(answer, Response):
             return answer
         if isinstance(answer, bytes):
@@ -98,12 +117,20 @@ def _explain(error: ValidationError) -> str:
 
 
 async def _user_error(request: Request, error: Exception) -> Response:
-    return refuse(" ".join(str(error).split("\n")), 404 if isinstance(error, NotFoundError) else 400)
+    status = 404 if isinstance(error, NotFoundError) else 409 if isinstance(error, UnreadableError) else 400
+    return refuse(" ".join(str(error).split("\n")), status)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return refuse(error.detail, error.status_code)
+
+
+async def _broken_file(request: Request, error: Exception) -> Response:
+    """Most likely one of the index, which has just been built anew."""
+    traceback.print_exception(error)
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return refuse(f"the record or its index cannot be read: {reason}", 409)
 
 
 async def _bug(request: Request, error: Exception) -> Response:

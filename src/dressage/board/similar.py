@@ -8,13 +8,16 @@ from pydantic import Field
 from dressage.board.rollout import RolloutQuery, read
 from dressage.board.rows import lines
 from dressage.board.runs import Board, OpenRun
-from dressage.board.search import keys_of
 from dressage.index.columns import Array
 from dressage.index.search import dictionary
 from dressage.index.snapshot import Snapshot
+from dressage.index.texts import LENGTH
 from dressage.index.words import words
 
 MOST_WORDS = 48
+FEWEST_WORDS = 4
+COMMON = 0.02
+"""Share of the responses that have a word which is looked for only if there are hardly others."""
 CANDIDATES = 100
 SIZE = 3
 """Words of an n-gram."""
@@ -26,14 +29,16 @@ class SimilarQuery(RolloutQuery):
 
 
 def similar(board: Board, query: SimilarQuery) -> dict[str, Any]:
-    """Returns rollouts by the share of n-grams that they have in common with one.
+    """Returns rollouts by the share of n-grams that their beginnings have in common with that of one.
 
     The candidates are those that share the most of its rare words, a word counting the more the rarer it is.
     """
     run = board.run(query.run)
     snapshot = run.snapshot()
-    response = read(run, query.step, query.sample).row["response"] or ""
+    response = (read(run, query.step, query.sample).row["response"] or "")[:LENGTH]
     rows = _candidates(snapshot, response)
+    if not len(rows):
+        return {"rows": []}
     here = (snapshot.raw("step")[rows] == query.step) & (snapshot.raw("sample")[rows] == query.sample)
     rows = rows[~here]
     shared = _shared(run, snapshot, rows, response)
@@ -52,6 +57,8 @@ def _candidates(snapshot: Snapshot, response: str) -> Array:
     count = known.totals()[features]
     shared = np.flatnonzero(count > 1)
     rarest = shared[np.argsort(count[shared], kind="stable")[:MOST_WORDS]]
+    # Words of many responses tell little and take long.
+    rarest = rarest[(count[rarest] < COMMON * snapshot.rows) | (np.arange(len(rarest)) < FEWEST_WORDS)]
     score = known.scores(features[rarest], np.log1p(snapshot.rows / count[rarest]), snapshot.rows)
     if snapshot.alive is not None:
         score[~snapshot.alive] = 0
@@ -65,8 +72,7 @@ def _shared(run: OpenRun, snapshot: Snapshot, rows: Array, response: str) -> Arr
     if not len(rows):
         return np.empty(0)
     own = _ngrams(response)
-    texts = run.record.fetch(keys_of(snapshot, rows), ["response"])["response"].to_pylist()
-    others = [_ngrams(text or "") for text in texts]
+    others = [_ngrams(text) for text in run.texts(snapshot, rows).response]
     return np.array([len(own & other) / max(len(own | other), 1) for other in others])
 
 

@@ -10,6 +10,7 @@ from dressage.record.query import query as run_query
 
 MEMORY = 512 << 20
 """Bytes."""
+SECONDS = 10.0
 
 
 class SqlQuery(RunQuery):
@@ -19,7 +20,7 @@ class SqlQuery(RunQuery):
 
 def sql(board: Board, query: SqlQuery) -> dict[str, Any]:
     """Runs one query under the limits of ``dressage sql``."""
-    answer = run_query(board.run(query.run).record, query.query, memory=MEMORY)
+    answer = run_query(board.run(query.run).record, query.query, seconds=SECONDS, memory=MEMORY)
     return {
         "columns": answer.columns,
         "types": answer.types,

@@ -5,6 +5,7 @@ import os
 import threading
 from pathlib import Path
 
+from dressage.errors import UserError
 from dressage.index.folder import local_folder
 from dressage.record import Run
 from dressage.record.files import replacing
@@ -26,11 +27,14 @@ class Stars:
 
     def all(self) -> dict[tuple[int, int], str]:
         """Returns every note, those that another board wrote included."""
-        try:
-            content = json.loads(self.path.read_bytes())
-        except FileNotFoundError:
+        if not self.path.is_file():
             return {}
-        return {(entry["step"], entry["sample"]): entry["note"] for entry in content["stars"]}
+        try:
+            return {
+                (int(s["step"]), int(s["sample"])): str(s["note"]) for s in json.loads(self.path.read_bytes())["stars"]
+            }
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            raise UserError(f"{self.path} holds no stars; mend it or move it away") from None
 
     def put(self, step: int, sample: int, note: str) -> None:
         """Stars a rollout, or changes its note."""

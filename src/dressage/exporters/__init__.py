@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dressage.exporters import rl_logging_board
+from dressage.record.storage import Place
 
-EXPORTERS: dict[str, Callable[[Path, Path], int]] = {
+EXPORTERS: dict[str, Callable[[Place, Path], int]] = {
     "rl-logging-board": rl_logging_board.export,
 }
-"""Format → a function of the run folder and the folder to write, which returns the number of rollouts."""
+"""Format → a function of the run's place and the folder to write, which returns the number of rollouts."""

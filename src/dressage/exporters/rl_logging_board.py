@@ -17,9 +17,10 @@ from dressage.record.files import new_folder
 from dressage.record.reader import Run
 from dressage.record.schema import TOKEN_COLUMNS, arrow_schema
 from dressage.record.segments import TOKEN_ORDER, Segment, by_step, union
+from dressage.record.storage import Place
 
 
-def export(run_folder: Path, out_folder: Path) -> int:
+def export(place: Place, out_folder: Path) -> int:
     """Writes one ``rank-NNNN.jsonl`` per rank and returns the number of lines.
 
     A line has ``prompt, response, response_tokens, logprobs, ref_logprobs, values, token_rewards, reward, step``, with
@@ -29,14 +30,13 @@ def export(run_folder: Path, out_folder: Path) -> int:
     ids, finish reasons, policy versions, KL coefficients and step metrics.
 
     Args:
-        run_folder: Run folder to read.
+        place: Run folder to read, or a URL.
         out_folder: Folder to write; must not exist, or be empty.
 
     Raises:
-        UserError: ``run_folder`` is no run folder or lacks the vocabulary of its token ids, or ``out_folder``
-            is taken.
+        UserError: ``place`` is no run or lacks the vocabulary of its token ids, or ``out_folder`` is taken.
     """
-    run = dressage.open(run_folder)
+    run = dressage.open(place)
     count = 0
     with new_folder(out_folder) as folder:
         for rank, line in _lines(run):

@@ -1,24 +1,27 @@
 """Reads another tool's files into a run folder: once, or for as long as they are being written."""
 
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 from typing import NamedTuple
 
 from dressage.errors import UserError
-from dressage.importers.reading import WANDB_TABLE, File, Record
+from dressage.importers.batch import Batch, Found, unreadable
+from dressage.importers.processes import read_parts
+from dressage.importers.reading import WANDB_TABLE, File
 from dressage.importers.rejected import Rejected
-from dressage.importers.rollout import Broken, Format, Inexact, Place, Rollout, parse, parse_exactly
+from dressage.importers.rollout import Broken, Format
 from dressage.importers.sources import files_of
-from dressage.importers.tables import tables_of
-from dressage.record import begin_attempt, write_rollouts, write_run
+from dressage.record import begin_attempt, write_run
+from dressage.record.compaction import commit
 from dressage.record.files import new_folder
 
-AT_ONCE = 24 << 20
-"""Bytes of source that are held at a time before they are written."""
+AT_ONCE = 16 << 20
+"""Bytes of source that a process holds at a time before they are written."""
 WAIT = 0.5
 """Seconds between two looks at files that are being written."""
 
@@ -36,104 +39,88 @@ class Report(NamedTuple):
 
 
 class Import:
-    """One import into one run folder.
-
-    The calling thread parses; a second one makes tables of what was parsed and writes them, at most one batch behind.
-    """
+    """One import into one run folder: how many rollouts there are, and how those of each step are numbered."""
 
     def __init__(self, folder: Path, format: Format) -> None:
-        self._folder = folder
-        self._format = format
         self.rejected = Rejected(folder)
         self.count = 0
         self.notes: list[str] = []
-        self._samples: Counter[int] = Counter()
-        self._batch: list[Rollout] = []
+        self._folder = folder
+        self._batch = Batch(folder, format)
         self._held = 0
-        self._writing: Future[None] | None = None
-        self._writer = ThreadPoolExecutor(1, "import")
+        self._samples: Counter[int] = Counter()
+        self._lines: Counter[Path] = Counter()
 
-    def read(self, file: File, last: bool) -> None:
-        """Reads what is whole and new of a file."""
+    def numbers(self, steps: Counter[int]) -> dict[int, int]:
+        """Returns the number of the first rollout of each step, and reserves as many as there are."""
+        first = {step: self._samples[step] for step in steps}
+        self._samples.update(steps)
+        self.count += steps.total()
+        return first
+
+    def account(self, parts: Sequence[File], found: Found) -> dict[int, int]:
+        """Takes note of the next parts of files; as ``numbers``."""
+        for part, broken, lines in zip(parts, found.broken, found.lines, strict=True):
+            for record, reason in broken:
+                moved = None if record is None else record._replace(line=record.line + self._lines[part.path])
+                self.rejected.add(part.path, moved, reason)
+            self._lines[part.path] += lines
+        return self.numbers(found.steps)
+
+    def read(self, file: File, last: bool, ended: Event) -> None:
+        """Reads what is whole and new of a file, in this process, until ``ended`` is set."""
         try:
             for record in file.read(last):
-                self._add(file, record)
+                try:
+                    self._batch.add(file, record)
+                except Broken as reason:
+                    self.rejected.add(file.path, record, str(reason))
+                self._held += max(record.size, 1024)
+                if self._held >= AT_ONCE:
+                    self.write()
+                if ended.is_set():
+                    return
         except (OSError, ValueError) as error:
-            self.rejected.add(file.path, None, f"the file cannot be read: {str(error)[:200]}")
-
-    def _add(self, file: File, record: Record) -> None:
-        if isinstance(record.content, bytes) and not record.content.strip():
-            return
-        try:
-            found = list(self._parsed(file, record))
-        except Broken as reason:
-            self.rejected.add(file.path, record, str(reason))
-            return
-        self._batch += found
-        self.count += len(found)
-        self._held += max(record.size, 1024)
-        if self._held >= AT_ONCE:
-            self.write()
-
-    def _parsed(self, file: File, record: Record) -> list[Rollout]:
-        place = Place(file.path, record.line, file.rank)
-        if record.content is None:
-            raise Broken("the line is too long to be read")
-        if not isinstance(record.content, bytes):
-            return list(self._format.rollouts(record.content, place._replace(exact=True)))
-        try:
-            return list(self._format.rollouts(_object(parse(record.content)), place))
-        except Inexact:
-            exact = _object(parse_exactly(record.content))
-            return list(self._format.rollouts(exact, place._replace(exact=True)))
+            self.rejected.add(file.path, None, unreadable(error))
 
     def write(self) -> None:
-        """Hands over what is held; waits until the batch before it is written."""
-        if not self._batch:
-            return
-        batch = sorted(self._batch, key=lambda rollout: rollout.step)
-        samples = [self._next_sample(rollout.step) for rollout in batch]
-        self._batch, self._held = [], 0
-        self.wait()
-        self._writing = self._writer.submit(_write, self._folder, batch, samples)
-
-    def _next_sample(self, step: int) -> int:
-        self._samples[step] += 1
-        return self._samples[step] - 1
-
-    def wait(self) -> None:
-        """Returns when everything handed over is on disk."""
-        if self._writing is not None:
-            self._writing.result()
-
-    def close(self) -> None:
-        self._writer.shutdown()
-
-
-def _object(content: object) -> dict[str, object]:
-    if not isinstance(content, dict):
-        raise Broken(f"expected a JSON object, found {type(content).__name__}")
-    return content
-
-
-def _write(folder: Path, batch: list[Rollout], samples: list[int]) -> None:
-    write_rollouts(folder, 0, *tables_of(batch, samples))
+        """Makes what has been read in this process part of the record."""
+        if first := self.numbers(self._batch.steps):
+            commit(self._folder, [self._batch.write(first)])
+        self._held = 0
 
 
 def read_once(source: Path, run: Path, format: Format) -> Report:
     """Reads what is there; the run folder appears whole at the end, or not at all."""
-    with new_folder(run) as folder, ExitStack() as stack:
+    with new_folder(run) as folder:
         work = Import(folder, format)
-        stack.callback(work.close)
         files = files_of(source, format)
         _describe(folder, source, format, files)
+        of_lines = [file for file in files if not file.is_table]
+        processes = 1 + sum(file.size() for file in of_lines) // AT_ONCE
+        commit(folder, read_parts(_portions(of_lines), processes, Batch(folder, format), work.account))
         for file in files:
-            work.read(file, last=True)
+            if file.is_table:
+                work.read(file, last=True, ended=Event())
         work.write()
-        work.wait()
         if work.rejected.count and not work.count:
             raise UserError(_nothing(source, format, work.rejected))
         return _report(work, format, len(files))
+
+
+def _portions(files: Iterable[File]) -> Iterator[list[File]]:
+    """Yields parts of files, several where the files are small, that a process reads at once."""
+    held: list[File] = []
+    size = 0
+    for file in files:
+        for part in file.parts(AT_ONCE):
+            held.append(part)
+            size += part.size()
+            if size >= AT_ONCE:
+                yield held
+                held, size = [], 0
+    if held:
+        yield held
 
 
 def follow(
@@ -147,44 +134,53 @@ def follow(
     if run.exists() and any(run.iterdir()):
         raise UserError(f"{run} exists and is not an empty folder: name a new one, or remove it first")
     files: dict[Path, File] = {}
-    with ExitStack() as stack:
-        work = Import(run, format)
-        stack.callback(work.close)
-        _describe(run, source, format, [])
-        try:
-            for _ in _looks(until_idle, lambda: work.count + work.rejected.count):
-                _look(source, format, files, work)
-                work.write()
-                progress(work.count, work.rejected.count)
-        except KeyboardInterrupt:
+    work = Import(run, format)
+    _describe(run, source, format, [])
+    with _ctrl_c() as ended:
+        for _ in _looks(until_idle, lambda: work.count + work.rejected.count, ended):
+            _look(source, format, files, work, ended)
+            work.write()
+            progress(work.count, work.rejected.count)
+        if ended.is_set():
             work.notes.append("ended by Ctrl-C")
-        for file in files.values():
-            work.read(file, last=False)
-        work.write()
-        work.wait()
-        _describe(run, source, format, list(files.values()))
-        return _report(work, format, len(files))
+    _describe(run, source, format, list(files.values()))
+    return _report(work, format, len(files))
 
 
-def _look(source: Path, format: Format, files: dict[Path, File], work: Import) -> None:
+@contextmanager
+def _ctrl_c() -> Iterator[Event]:
+    """Yields what Ctrl-C sets, instead of breaking off wherever the program is."""
+    pressed = Event()
+    if current_thread() is not main_thread():
+        yield pressed  # only the main thread is told of Ctrl-C
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _look(source: Path, format: Format, files: dict[Path, File], work: Import, ended: Event) -> None:
     for file in files_of(source, format, missing_ok=True):
         if file.path.name.endswith(WANDB_TABLE):
             raise UserError(f"{file.path} is written anew with every step: import it without --follow")
         known = files.setdefault(file.path, file)
         if known.shrunk():
             raise UserError(f"{file.path} became shorter while it was followed: it was written anew; import it again")
-        if known.grown():
-            work.read(known, last=False)
+        if known.grown() and not ended.is_set():
+            work.read(known, last=False, ended=ended)
 
 
-def _looks(until_idle: float | None, seen: Callable[[], int]) -> Iterator[None]:
-    """Yields at every look, until nothing new was seen for ``until_idle`` seconds."""
+def _looks(until_idle: float | None, seen: Callable[[], int], ended: Event) -> Iterator[None]:
+    """Yields at every look, until ``ended`` is set or nothing new was seen for ``until_idle`` seconds."""
     latest, since = -1, time.monotonic()
     while until_idle is None or time.monotonic() - since < until_idle:
         yield
         if seen() != latest:
             latest, since = seen(), time.monotonic()
-        time.sleep(WAIT)
+        if ended.wait(WAIT):
+            return
 
 
 def _describe(folder: Path, source: Path, format: Format, files: list[File]) -> None:

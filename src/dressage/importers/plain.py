@@ -1,6 +1,7 @@
 """Any other table of rollouts, JSON lines or Parquet, with a mapping of its columns to the record's."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -44,23 +45,20 @@ def mapped(columns: Mapping[str, str]) -> Format:
     if unknown := columns.keys() - known:
         raise UserError(f"--map {min(unknown)}=…: the record has no such column; there is {', '.join(sorted(known))}")
     names = {name: columns.get(name, name) for name in sorted(known)}
-
-    def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
-        return [_rollout(record, place, names)]
-
-    def recognises(record: Mapping[str, Any]) -> bool:
-        return {names[name] for name in ("prompt", "response", "reward")} <= record.keys()
-
     return Format(
         "plain",
         "any table of rollouts, .jsonl or .parquet, with --map for its columns",
         ("*.jsonl", "*.parquet", "**/*.jsonl", "**/*.parquet"),
-        recognises,
-        rollouts,
+        partial(_recognises, names),
+        partial(_rollouts, names),
     )
 
 
-def _rollout(record: dict[str, Any], place: Place, names: Mapping[str, str]) -> Rollout:
+def _recognises(names: Mapping[str, str], record: Mapping[str, Any]) -> bool:
+    return {names[name] for name in ("prompt", "response", "reward")} <= record.keys()
+
+
+def _rollouts(names: Mapping[str, str], record: dict[str, Any], place: Place) -> Iterable[Rollout]:
     """Step 0 where there is no step; a row column that does not fit is kept in ``extra``."""
     used = {names["step"]}
     step = step_of(record, names["step"]) if record.get(names["step"]) is not None else 0
@@ -82,7 +80,7 @@ def _rollout(record: dict[str, Any], place: Place, names: Mapping[str, str]) -> 
             tokens[column.name] = values
             used.add(names[name])
     real = max((values.size for values in tokens.values()), default=0)
-    return Rollout(step, with_rest(row, record, used, place), tokens, real)
+    return [Rollout(step, with_rest(row, record, used, place), tokens, real)]
 
 
 def _row_value(column: Column, value: Any, key: str) -> Any:

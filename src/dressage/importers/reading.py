@@ -27,24 +27,56 @@ class Record(NamedTuple):
 
 
 class File:
-    """One file, read as far as it is whole; ``read`` continues where the last call ended."""
+    """One file, read as far as it is whole; ``read`` continues where the last call ended.
 
-    def __init__(self, path: Path, rank: int | None = None) -> None:
+    Args:
+        path: The file.
+        rank: Number of the process that wrote it.
+        start: Byte, the first of a line, from which on it is read.
+        stop: Lines that begin here or later are not read; None = all are.
+    """
+
+    def __init__(self, path: Path, rank: int | None = None, start: int = 0, stop: int | None = None) -> None:
         self.path = path
         self.rank = rank
-        self._offset = 0
+        self._offset = start
+        self._stop = stop
         self._line = 0
         self._done = False
 
+    @property
+    def lines(self) -> int:
+        """How many lines, or rows, have been read."""
+        return self._line
+
+    @property
+    def is_table(self) -> bool:
+        return self.path.name.endswith((".parquet", WANDB_TABLE))
+
+    def parts(self, size: int) -> Iterator["File"]:
+        """Yields the file of lines in parts of about ``size`` bytes, which can be read one by one."""
+        start, end = 0, self._end()
+        while start < end:
+            try:
+                stop = _end_of_line(self.path, start + size) if start + size < end else end
+            except OSError:
+                stop = end  # who reads it will say why it cannot be read
+            yield File(self.path, self.rank, start, stop)
+            start = stop
+
     def grown(self) -> bool:
         """Whether there may be something new."""
-        return not self._done and self._size() > self._offset
+        return not self._done and self._end() > self._offset
 
     def shrunk(self) -> bool:
         """Whether it was written anew since it was read."""
-        return not self._done and self._size() < self._offset
+        return not self._done and self._end() < self._offset
 
-    def _size(self) -> int:
+    def size(self) -> int:
+        """Returns how many bytes are left to be read."""
+        return max((self._end() if self._stop is None else self._stop) - self._offset, 0)
+
+    def _end(self) -> int:
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
@@ -60,7 +92,7 @@ class File:
             OSError: It cannot be read.
             ValueError: It is a broken table. One that may still be being written, not ``last``, has no records yet.
         """
-        if self.path.name.endswith((".parquet", WANDB_TABLE)):
+        if self.is_table:
             yield from self._rows(last)
         else:
             yield from self._lines(last)
@@ -70,8 +102,9 @@ class File:
             return
         try:
             rows = _parquet_rows(self.path) if self.path.suffix == ".parquet" else _wandb_rows(self.path)
-            for number, row in enumerate(rows, start=1):
-                yield Record(number, 0, 0, row)
+            for row in rows:
+                self._line += 1
+                yield Record(self._line, 0, 0, row)
         except ValueError:
             if last:
                 raise
@@ -81,7 +114,7 @@ class File:
     def _lines(self, last: bool) -> Iterator[Record]:
         with self.path.open("rb", buffering=BUFFER) as file:
             file.seek(self._offset)
-            while line := file.readline(LONGEST):
+            while (self._stop is None or self._offset < self._stop) and (line := file.readline(LONGEST)):
                 size, whole = len(line), line.endswith(b"\n")
                 content: bytes | None = line.removesuffix(b"\n")
                 if not whole and size == LONGEST:
@@ -89,9 +122,17 @@ class File:
                     size, content = size + more, None
                 if not whole and not last:
                     return
+                record = Record(self._line + 1, self._offset, size - whole, content)
                 self._line += 1
-                yield Record(self._line, self._offset, size - whole, content)
                 self._offset += size
+                yield record
+
+
+def _end_of_line(path: Path, place: int) -> int:
+    """Returns where the line ends that the byte before ``place`` is of."""
+    with path.open("rb", buffering=BUFFER) as file:
+        file.seek(place - 1)
+        return place - 1 + _skip_line(file)[0]
 
 
 def _skip_line(file: BinaryIO) -> tuple[int, bool]:

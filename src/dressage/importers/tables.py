@@ -69,18 +69,21 @@ def _rows(rollouts: Sequence[Rollout], step: Array, sample: Array) -> dict[str, 
 def _flat(found: Sequence[Values | None], sizes: Array, column: Column) -> pa.Array:
     """One token column of all rollouts; null where a rollout has no value."""
     counts = np.array([0 if values is None else values.size for values in found], np.int64)
-    # Where the values of each rollout begin in the column; most often all of them fill it without a gap.
-    begin = np.repeat(np.cumsum(sizes) - sizes - (np.cumsum(counts) - counts), counts)
-    place = begin + np.arange(len(begin))
-    missing = np.ones(sizes.sum(), np.bool_)
-    missing[place] = False
-    for offset, values in zip((np.cumsum(sizes) - sizes).tolist(), found, strict=True):
+    starts = np.cumsum(sizes) - sizes
+    place: Array | slice = slice(None)
+    missing = np.zeros(sizes.sum(), np.bool_)
+    if not np.array_equal(counts, sizes):
+        begin = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        place = begin + np.arange(len(begin))
+        missing[:] = True
+        missing[place] = False
+    for offset, values in zip(starts.tolist(), found, strict=True):
         if values is not None and values.missing:
             missing[offset + np.array(values.missing)] = True
     if pa.types.is_string(column.type):
         return _texts([v for v in found if isinstance(v, Texts)], missing, place)
     content = np.zeros(len(missing))
-    content[place] = np.frombuffer(b"".join(v.content for v in found if isinstance(v, Numbers)))
+    content[place] = np.frombuffer(b"".join([v.content for v in found if isinstance(v, Numbers)]))
     return _numbers(content, missing, column.type)
 
 
@@ -93,12 +96,12 @@ def _numbers(content: Array, missing: Array, type_: pa.DataType) -> pa.Array:
     return pa.array(np.where(missing, 0, content).astype(type_.to_pandas_dtype()), type_, mask=nulls)
 
 
-def _texts(found: Sequence[Texts], missing: Array, place: Array) -> pa.Array:
+def _texts(found: Sequence[Texts], missing: Array, place: Array | slice) -> pa.Array:
     """A string array from joined texts: characters are counted in Python, bytes by numpy."""
-    joined = "".join(texts.content for texts in found)
+    joined = "".join([texts.content for texts in found])
     content = joined.encode()
     lengths = np.zeros(len(missing) + 1, np.int64)
-    lengths[1 + place] = np.fromiter(chain.from_iterable(texts.lengths for texts in found), np.int64, len(place))
+    lengths[1:][place] = np.fromiter(chain.from_iterable([texts.lengths for texts in found]), np.int64)
     characters = np.cumsum(lengths)
     if len(content) > len(joined):
         data = np.frombuffer(content, np.uint8)
@@ -111,14 +114,17 @@ def _texts(found: Sequence[Texts], missing: Array, place: Array) -> pa.Array:
 
 def _statistics(index: Array, mask: Array, flat: Mapping[str, pa.Array], sizes: Array) -> dict[str, pa.Array]:
     """The statistics of the rows, each null where a rollout lacks one of the values it needs."""
-    count, real = len(sizes), index[mask]
+    count = len(sizes)
+    chosen = slice(None) if mask.all() else mask
+    real = index[chosen]
     columns, lacking = {}, {}
     for name in {name for names in NEEDS.values() for name in names}:
         values = flat.get(name, flat.get("token") if name == "token_id" else None)
         if values is not None:
-            columns[name] = _as_numbers(values)[mask]
-            missing = values.is_null().to_numpy(zero_copy_only=False)[mask]
-            lacking[name] = np.bincount(real[missing], minlength=count) > 0
+            columns[name] = _as_numbers(values)[chosen]
+            lacking[name] = np.full(count, False)
+            if values.null_count:
+                lacking[name][real[values.is_null().to_numpy(zero_copy_only=False)[chosen]]] = True
     result = {}
     for name, statistic in rollout_statistics(real, count, columns).items():
         null = np.logical_or.reduce([lacking[needed] for needed in NEEDS.get(name, ())] or [sizes == 0])

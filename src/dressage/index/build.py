@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from dressage.errors import UserError
+from dressage.index import texts
 from dressage.index.columns import KEY, READ, Array, append, arrays, bury
 from dressage.index.folder import State, clear, fingerprint, read_state, sweep, write_state
 from dressage.index.metrics import add_metrics
@@ -70,14 +71,18 @@ class Builder:
         if due(self.state):
             self._commit(store_orders(self.folder, self.state))
             return True
-        if self.state.text_rows < self.state.rows:
-            try:
+        try:
+            if texts.due(self.state):
+                self._commit(texts.store_texts(self.folder, self.state, self.run))
+                return True
+            if self.state.text_rows < self.state.rows:
                 self._commit(self.text.advance(self.state))
-            except UserError:
-                # The run has started again meanwhile, and some rollouts are superseded that were not a moment ago.
-                if not self.update():
-                    raise
-            sweep(self.folder, self.state)
+                sweep(self.folder, self.state)
+                return True
+        except UserError:
+            # The run has started again meanwhile, and some rollouts are superseded that were not a moment ago.
+            if not self.update():
+                raise
             return True
         return False
 

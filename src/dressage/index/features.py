@@ -120,8 +120,8 @@ def _joined(parts: list[Features]) -> Features:
     """Puts features of different kinds together, by rising hash."""
     joined = Features._make(np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(joined.hash, kind="stable")
-    places = slices(np.cumsum(joined.counts) - joined.counts, joined.counts, order)
-    return _chosen(joined, order, joined.documents[places])
+    start = np.cumsum(joined.counts) - joined.counts
+    return _chosen(joined, order, joined.documents[slices(start[order], joined.counts[order])])
 
 
 def _chosen(found: Features, which: Array, documents: Array) -> Features:
@@ -131,7 +131,6 @@ def _chosen(found: Features, which: Array, documents: Array) -> Features:
     )
 
 
-def slices(start: Array, count: Array, order: Array) -> Array:
-    """Returns the places of the slices ``start`` to ``start + count``, one slice after another in ``order``."""
-    start, count = start[order], count[order]
+def slices(start: Array, count: Array) -> Array:
+    """Returns the places of the slices ``start`` to ``start + count``, one slice after another."""
     return np.repeat(start - (np.cumsum(count) - count), count) + np.arange(count.sum())

@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,16 @@ BLOCK = 1 << 16
 """Rows whose words are kept together."""
 PROBLEM = "problem.txt"
 """Why the index does not grow; the file is there only while that is so."""
+TEXT_ROWS = 32
+"""Rows whose texts are kept together."""
+KINDS_OF_FILES: tuple[Literal["words", "rows", "patterns"], ...] = ("words", "rows", "patterns")
+"""Of a piece of the words."""
 UNUSED_SECONDS = 60
+OURS = re.compile(
+    r"state\.json|problem\.txt|dead|prompts|texts|texts-places|column-\d{3,}|order-\d{3,}-\d+|rollups-[a-z_]+|metrics-\d+\.arrow"
+    r"|(words|rows)-\d{6,}\.arrow|patterns-\d{6,}-\d+\.arrow|\.[\w.-]+"
+)
+"""Names of the files of an index. Whatever else is in its folder is somebody else's: never opened, never removed."""
 VERSION = 1
 """Raised whenever the files change their meaning: an index of another version is built anew."""
 
@@ -51,7 +60,7 @@ class Piece:
 
     def name(self, kind: Literal["words", "rows", "patterns"]) -> str:
         """Returns the name of one of its files."""
-        return f"{kind}-{self.number:06d}" + (f"-{self.dead}" if kind == "patterns" else "") + ".arrow"
+        return f"{kind}-{self.number:06d}" + (f"-{self.dead:d}" if kind == "patterns" else "") + ".arrow"
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,8 @@ class State:
     """Different prompts so far."""
     orders: dict[str, str] = field(default_factory=dict)
     ordered_rows: int = 0
+    texts: int = 0
+    """Rows whose texts are stored."""
     rollups: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Lines and bins of the roll-ups of rows and of tokens."""
     rollup_columns: tuple[str, ...] = ()
@@ -85,11 +96,19 @@ class State:
 def index_folder(run: Run) -> Path:
     """Returns ``RUN/index``, or a folder in the user's cache where the run is remote or may not be written."""
     root = local_folder(run)
-    if root is not None and os.access(root / "index" if (root / "index").is_dir() else root, os.W_OK):
+    if root is not None and _may_be_written(root / "index"):
         return root / "index"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(str(run.folder).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return cache / "dressage" / "index" / name
+
+
+def _may_be_written(folder: Path) -> bool:
+    """Whether a folder is ours to write: a run from somebody else may hold links to files that are not part of it."""
+    if not os.path.lexists(folder):
+        return os.access(folder.parent, os.W_OK)
+    is_folder = folder.is_dir() and not folder.is_symlink() and os.access(folder, os.W_OK)
+    return is_folder and not any(path.is_symlink() for path in folder.iterdir())
 
 
 def local_folder(run: Run) -> Path | None:
@@ -112,9 +131,23 @@ def read_state(folder: Path) -> State | None:
         pieces = tuple(Piece(**piece) for piece in content["pieces"])
         rollups = {level: (lines, bins) for level, (lines, bins) in content["rollups"].items()}
         content |= {"columns": columns, "pieces": pieces, "rollups": rollups}
-        return State(**{**content, "rollup_columns": tuple(content["rollup_columns"])})
+        state = State(**{**content, "rollup_columns": tuple(content["rollup_columns"])})
+        return state if _is_whole(folder, state) else None
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _is_whole(folder: Path, state: State) -> bool:
+    """Whether the files that count have their names and at least the size that they must have."""
+    sizes = {column.file: int(column.dtype[-1]) * state.rows for column in state.columns.values()}
+    sizes |= dict.fromkeys(state.orders.values(), 4 * state.ordered_rows)
+    sizes |= {"dead": 4 * state.dead, "prompts": 8 * state.prompts}
+    sizes |= {"texts": 1, "texts-places": 16 * (1 + state.texts // TEXT_ROWS)} if state.texts else {}
+    sizes |= {piece.name(kind): 1 for piece in state.pieces for kind in KINDS_OF_FILES}
+    sizes |= {metrics_name(state.metrics): 1} if state.metrics else {}
+    return all(
+        OURS.fullmatch(name) and (not size or (folder / name).stat().st_size >= size) for name, size in sizes.items()
+    )
 
 
 def write_state(folder: Path, state: State) -> None:
@@ -125,13 +158,13 @@ def write_state(folder: Path, state: State) -> None:
 def clear(folder: Path) -> None:
     """Removes an index; what still reads it keeps its open files."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name != "lock":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if OURS.fullmatch(path.name) and not path.is_dir():
+            path.unlink()
 
 
 def sweep(folder: Path, state: State) -> None:
     """Removes files that no state means any more, once nobody can be about to open them."""
-    meant = {piece.name(kind) for piece in state.pieces for kind in ("words", "rows", "patterns")}
+    meant = {piece.name(kind) for piece in state.pieces for kind in KINDS_OF_FILES}
     for path in folder.glob("*.arrow"):
         if (
             not path.name.startswith("metrics")
@@ -143,7 +176,7 @@ def sweep(folder: Path, state: State) -> None:
 
 def metrics_name(number: int) -> str:
     """Returns the name of a file of metrics."""
-    return f"metrics-{number}.arrow"
+    return f"metrics-{number:d}.arrow"
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """How often each feature comes in each part of the run, and what rewards its responses get."""
 
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,8 @@ import pyarrow as pa
 
 from dressage.index.columns import Array
 from dressage.index.folder import BLOCK, Piece, State
-from dressage.index.postings import Postings
+from dressage.index.maps import mapped_table
+from dressage.index.postings import PART, Postings
 from dressage.index.snapshot import Snapshot
 from dressage.record.files import replacing
 
@@ -57,17 +59,32 @@ def counted(snapshot: Snapshot, piece: Piece, postings: Postings) -> Counts:
     size = -(-len(names) // GROUPS)
     group, groups = of_step // size, -(-len(names) // size)
     responses = np.bincount(group, counts, minlength=groups)
-    offset = piece.first % BLOCK
-    feature = np.repeat(np.arange(len(postings.feature)), postings.counts)
-    row = postings.rows.astype(np.int64) - offset
-    cell = feature * groups + group[row]
-    shape = (len(postings.feature), groups)
-    count = np.bincount(cell, counts[row], minlength=shape[0] * shape[1]).reshape(shape)
-    sums = np.bincount(cell, centred[row], minlength=shape[0] * shape[1]).reshape(shape)
-    frequent = np.any(count >= np.maximum(SHARE * responses, FEWEST), axis=1)
     ends = np.stack([names[::size], np.append(names[size - 1 :: size], names[-1:])[:groups]], axis=1)
     squares = np.bincount(group, centred**2, minlength=groups)
-    return Counts(ends, responses, squares, postings.feature[frequent], count[frequent], sums[frequent])
+    found = _frequent(postings, piece, responses, group, counts, centred)
+    return Counts(ends, responses, squares, *found)
+
+
+def _frequent(
+    postings: Postings, piece: Piece, responses: Array, group: Array, counts: Array, centred: Array
+) -> tuple[Array, Array, Array]:
+    """Returns the frequent features, in how many responses of each group they are, and the sums of their rewards."""
+    found = [(postings.feature[:0], np.empty((0, len(responses))), np.empty((0, len(responses))))]
+    # Some features at a time, which needs little memory.
+    start = np.concatenate([[0], np.cumsum(postings.counts)]).astype(np.int64)
+    bounds = np.unique(np.append(np.searchsorted(start, np.arange(0, start[-1], PART)), len(postings.feature)))
+    for first, stop in pairwise(bounds.tolist()):
+        feature = np.repeat(np.arange(stop - first), postings.counts[first:stop])
+        row = postings.rows[start[first] : start[stop]].astype(np.int64) - piece.first % BLOCK
+        cell = feature * len(responses) + group[row]
+        shape = (stop - first, len(responses))
+        count, sums = (
+            np.bincount(cell, values[row], minlength=shape[0] * shape[1]).reshape(shape) for values in (counts, centred)
+        )
+        kept = np.any(count >= np.maximum(SHARE * responses, FEWEST), axis=1)
+        found.append((postings.feature[first:stop][kept], count[kept], sums[kept]))
+    features, count, sums = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return features, count, sums
 
 
 def write_counts(folder: Path, state: State, piece: Piece, postings: Postings) -> None:
@@ -90,7 +107,7 @@ def write_counts(folder: Path, state: State, piece: Piece, postings: Postings) -
 @lru_cache(maxsize=512)
 def read_counts(folder: Path, piece: Piece) -> Counts:
     """Reads the counts of a piece."""
-    table = pa.ipc.open_file(pa.memory_map(str(folder / piece.name("patterns")))).read_all()
+    table, _ = mapped_table(folder / piece.name("patterns"))
     head = np.frombuffer(table.schema.metadata[b"groups"]).reshape(4, -1)
     groups = head.shape[1]
     feature, count, reward = (

@@ -4,6 +4,7 @@ Rows are counted in blocks of 65,536, so that two bytes name one. A feature of m
 Every feature has a number, given once for the whole index in the order of first appearance.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +15,15 @@ import pyarrow as pa
 from dressage.index.columns import Array
 from dressage.index.features import slices
 from dressage.index.folder import BLOCK, Piece
+from dressage.index.maps import give_back, mapped_table
+from dressage.index.sets import distinct
 from dressage.record.files import replacing
 
 BITMAP_BYTES = BLOCK // 8
 MANY = BLOCK // 16
 """A feature of at least so many rows of a block is smaller as a bitmap."""
+PART = 1 << 20
+"""Rows that are looked up together, so that little memory is needed."""
 
 
 class New(NamedTuple):
@@ -59,8 +64,8 @@ class PieceReader:
 
     def __init__(self, folder: Path, piece: Piece) -> None:
         self.piece = piece
-        self._rows = _read(folder / piece.name("rows"))
-        self.words = _read(folder / piece.name("words"))
+        self._rows, self._map = mapped_table(folder / piece.name("rows"))
+        self.words, _ = mapped_table(folder / piece.name("words"))
         self.feature: Array = (
             self._rows["feature"].chunk(0).to_numpy() if self._rows.num_rows else np.empty(0, np.uint32)
         )
@@ -69,21 +74,32 @@ class PieceReader:
     @cached_property
     def _packed(self) -> tuple[Array, Array]:
         """Returns offsets and bytes of the packed rows."""
+        if not self._rows.num_rows:
+            return np.zeros(1, np.int64), np.empty(0, np.uint8)
         _, offsets, data = self._rows["rows"].chunk(0).buffers()
         return np.frombuffer(offsets, np.int64), np.frombuffer(data or b"", np.uint8)
 
-    def postings(self, kept: Array | None = None) -> Postings:
-        """Returns the rows of all features, or of those at the places ``kept``."""
-        kept = np.arange(len(self.feature)) if kept is None else kept
-        count = self.counts[kept].astype(np.int64)
-        if not len(kept):
-            return Postings(self.feature[:0], count, np.empty(0, np.uint16))
+    def postings(self) -> Postings:
+        """Returns the rows of all features."""
+        count = self.counts.astype(np.int64)
         rows = np.empty(int(count.sum()), np.uint16)
+        target = np.concatenate([[0], np.cumsum(count)])
         offsets, data = self._packed
+        for start, stop, is_many in _runs(count):
+            packed = data[offsets[start] : offsets[stop]]
+            found = np.flatnonzero(np.unpackbits(packed)) if is_many else packed.view(np.uint16)
+            rows[target[start] : target[stop]] = found
+        return Postings(self.feature, count, rows)
+
+    def some(self, kept: Array) -> Postings:
+        """Returns the rows of the features at some places."""
+        count = self.counts[kept].astype(np.int64)
+        rows = np.empty(int(count.sum()), np.uint16)
         target = np.cumsum(count) - count
+        offsets, data = self._packed
         few = np.flatnonzero(count < MANY)
         words = data[: len(data) // 2 * 2].view(np.uint16)
-        rows[slices(target, count, few)] = words[slices(offsets[kept] // 2, count, few)]
+        rows[slices(target[few], count[few])] = words[slices(offsets[kept[few]] // 2, count[few])]
         for i in np.flatnonzero(count >= MANY):
             bits = data[offsets[kept[i]] : offsets[kept[i]] + BITMAP_BYTES]
             rows[target[i] : target[i] + count[i]] = np.flatnonzero(np.unpackbits(bits))
@@ -99,35 +115,69 @@ class PieceReader:
         kept = np.flatnonzero(wanted[self.feature])
         few = kept[self.counts[kept] < MANY]
         block = mask[self.piece.block * BLOCK : self.piece.block * BLOCK + BLOCK]
-        block[self.postings(few).rows] = True
+        for part in _parts(few, self.counts[few]):
+            block[self.some(part).rows] = True
         if len(many := kept[self.counts[kept] >= MANY]):
             offsets, data = self._packed
             bits = np.zeros(BITMAP_BYTES, np.uint8)
             for i in many:
                 bits |= data[offsets[i] : offsets[i] + BITMAP_BYTES]
             block |= np.unpackbits(bits)[: len(block)].view(np.bool_)
+        give_back(self._map)
 
 
 def merged(parts: list[Postings]) -> Postings:
-    """Returns the postings of adjacent pieces of one block as those of one piece."""
-    feature = np.concatenate([np.repeat(part.feature, part.counts) for part in parts])
-    order = np.argsort(feature, kind="stable")
-    features, count = np.unique(feature, return_counts=True)
-    return Postings(features, count, np.concatenate([part.rows for part in parts])[order])
+    """Returns the postings of adjacent pieces of one block as those of one piece.
+
+    The last row of one may be the first of the next: a response that was cut.
+    """
+    features = distinct(np.concatenate([part.feature for part in parts]))
+    count = np.zeros(len(features), np.int64)
+    for part in parts:
+        count[np.searchsorted(features, part.feature)] += part.counts
+    first = np.cumsum(count) - count
+    rows, free = np.empty(int(count.sum()), np.uint16), first.copy()
+    for part in parts:
+        place = np.searchsorted(features, part.feature)
+        rows[slices(free[place], part.counts)] = part.rows
+        free[place] += part.counts
+    again = np.append(False, rows[1:] == rows[:-1])[: len(rows)]
+    again[first] = False
+    if again.any():
+        count -= np.add.reduceat(again.astype(np.int64), first)
+        rows = rows[~again]
+    return Postings(features, count, rows)
+
+
+def _parts(places: Array, counts: Array) -> Iterator[Array]:
+    """Yields the places of some features, at most about ``PART`` rows together."""
+    part = np.cumsum(counts, dtype=np.int64) // PART
+    yield from np.split(places, np.flatnonzero(np.diff(part)) + 1)
+
+
+def _runs(count: Array) -> Iterator[tuple[int, int, bool]]:
+    """Yields start and stop of the features of few rows that stand side by side, and of each one of many rows."""
+    done = 0
+    for many in np.flatnonzero(count >= MANY).tolist():
+        yield done, many, False
+        yield many, many + 1, True
+        done = many + 1
+    yield done, len(count), False
 
 
 def _packed(postings: Postings) -> pa.Array:
     count = postings.counts.astype(np.int64)
     sizes = np.where(count < MANY, 2 * count, BITMAP_BYTES)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    data = np.zeros(int(offsets[-1]), np.uint8)
-    source = np.cumsum(count) - count
-    few = np.flatnonzero(count < MANY)
-    data.view(np.uint16)[slices(offsets[:-1] // 2, count, few)] = postings.rows[slices(source, count, few)]
-    for i in np.flatnonzero(count >= MANY):
-        bits = np.zeros(BLOCK, np.bool_)
-        bits[postings.rows[source[i] : source[i] + count[i]]] = True
-        data[offsets[i] : offsets[i + 1]] = np.packbits(bits)
+    source = np.concatenate([[0], np.cumsum(count)])
+    data = np.empty(int(offsets[-1]), np.uint8)
+    for start, stop, is_many in _runs(count):
+        rows = postings.rows[source[start] : source[stop]]
+        if is_many:
+            bits = np.zeros(BLOCK, np.bool_)
+            bits[rows] = True
+            rows = np.packbits(bits)
+        data[offsets[start] : offsets[stop]] = rows.view(np.uint8)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(count), buffers)
 
@@ -135,7 +185,3 @@ def _packed(postings: Postings) -> pa.Array:
 def _write(path: Path, table: pa.Table) -> None:
     with replacing(path) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-
-
-def _read(path: Path) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dressage.index.columns import Array, write_at
 from dressage.index.folder import State
+from dressage.index.maps import mapped
 from dressage.index.sets import distinct
 from dressage.index.snapshot import Snapshot
 from dressage.record import Run
@@ -108,15 +109,13 @@ def rollups(snapshot: Snapshot, level: Level, column: str) -> Rollups:
     names = snapshot.state.rollup_columns
     lines = np.zeros(0, LINE)
     if count and column in names:
-        everything = np.memmap(snapshot.folder / f"rollups-{level}", LINE, "r", shape=(count,))
+        everything = mapped(snapshot.folder / f"rollups-{level}", LINE, count)
         lines = everything[_current(everything, names.index(column))]
     line = np.repeat(np.arange(len(lines)), lines["bins"])
     before = np.cumsum(lines["bins"]) - lines["bins"]
     place = np.repeat(lines["start"] - before, lines["bins"]) + np.arange(len(line))
     bins = {
-        name: np.memmap(snapshot.folder / f"rollups-{name}", dtype, "r", shape=(filled,))[place]
-        if len(place)
-        else place
+        name: mapped(snapshot.folder / f"rollups-{name}", dtype, filled)[place] if len(place) else place
         for name, dtype in BINS[level].items()
     }
     return Rollups(lines, line, bins)

@@ -66,7 +66,7 @@ class Dictionary:
         weight = np.zeros(len(self.kinds), np.float32)
         weight[features] = weights
         for reader in self.readers:
-            found = reader.postings(np.flatnonzero(np.isin(reader.feature, features)))
+            found = reader.some(np.flatnonzero(np.isin(reader.feature, features)))
             rows = reader.piece.block * BLOCK + found.rows.astype(np.int64)
             np.add.at(score, rows, np.repeat(weight[found.feature], found.counts))
         return score

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from dressage.index.columns import CODED, MISSING, Array
 from dressage.index.folder import State, metrics_name, read_state
+from dressage.index.maps import mapped, mapped_table
 from dressage.index.prompts import read_prompts
 
 
@@ -78,7 +79,7 @@ class Snapshot:
         """The logged metrics by step."""
         if not self.state.metrics:
             return pa.table({"step": pa.array([], pa.int32())})
-        return pa.ipc.open_file(pa.memory_map(str(self.folder / metrics_name(self.state.metrics)))).read_all()
+        return mapped_table(self.folder / metrics_name(self.state.metrics))[0]
 
     @cached_property
     def prompts(self) -> Array:
@@ -95,13 +96,11 @@ class Snapshot:
         """Returns the first rows from the smallest number to the largest, as many as the index has sorted."""
         if name not in self.state.orders:
             return None
-        return np.memmap(self.folder / self.state.orders[name], "<i4", "r", shape=(self.state.ordered_rows,))
+        return mapped(self.folder / self.state.orders[name], "<i4", self.state.ordered_rows)
 
     def _map(self, name: str) -> Array:
         column = self.state.columns[name]
-        if not self.rows:
-            return np.empty(0, column.dtype)
-        return np.memmap(self.folder / column.file, column.dtype, "r", shape=(self.rows,))
+        return mapped(self.folder / column.file, column.dtype, self.rows)
 
 
 def snapshot(folder: Path) -> Snapshot:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from dressage.index.columns import Array
 from dressage.index.features import Features, features
@@ -13,13 +14,17 @@ from dressage.index.patterns import write_counts
 from dressage.index.postings import New, PieceReader, Postings, merged, write_piece
 from dressage.index.sets import contains
 from dressage.index.snapshot import Snapshot
+from dressage.index.words import LONGEST
 from dressage.record import Run
 
 MOST_PIECES = 8
 """Pieces of the block that is still growing; more are put together."""
 CHUNK_ROWS = 4_096
-CHUNK_CHARACTERS = 4_000_000
-FIRST_CHUNK = 256
+CHUNK_BYTES = 4_000_000
+FIRST_CHUNK = 32
+"""Responses that are read together: at first few, as nobody knows how long they are."""
+PORTION = 2_000_000
+"""Characters that are cut into words together."""
 
 
 class TextBuilder:
@@ -41,31 +46,33 @@ class TextBuilder:
         known = sum(piece.new for piece in state.pieces)
         new = New(np.empty(0, np.uint64), np.empty(0, np.uint8), [])
         parts = []
-        for rows in self._chunks(Snapshot(self.folder, state), first, stop):
-            found, text = features(rows[1])
+        for rows, texts in self._portions(Snapshot(self.folder, state), first, stop):
+            found, text = features(texts)
             fresh = np.flatnonzero(~contains(self._hashes, found.hash))
             new = _longer(new, found, fresh, text)
             self._learn(found.hash[fresh], known + len(new.text) - len(fresh))
-            parts.append(self._postings(found, rows[0]))
+            parts.append(self._postings(found, rows))
         piece = Piece(number, first, stop, known, len(new.text), state.dead)
         return self._tidy(self._with(state.with_(text_rows=stop), state.pieces, piece, new, merged(parts)))
 
-    def _chunks(self, snapshot: Snapshot, first: int, stop: int) -> Iterator[tuple[int, list[str]]]:
-        """Yields first row and responses of as many rows as fit into memory well."""
+    def _portions(self, snapshot: Snapshot, first: int, stop: int) -> Iterator[tuple[Array, list[str]]]:
+        """Yields rows and their responses, as many as fit into memory well; of a long one part after part."""
         size = FIRST_CHUNK
         while first < stop:
-            texts = responses(self.run, snapshot, np.arange(first, min(first + size, stop)))
-            yield first, texts
-            first += len(texts)
-            size = next_size(len(texts), sum(map(len, texts)))
+            rows = np.arange(first, min(first + size, stop))
+            texts = responses(self.run, snapshot, rows)
+            for some in portions(texts):
+                yield rows[[place for place, _ in some]], [text for _, text in some]
+            first += len(rows)
+            size = next_size(len(rows), texts.nbytes)
 
-    def _postings(self, found: Features, first: int) -> Postings:
+    def _postings(self, found: Features, rows: Array) -> Postings:
         number = self._numbers[np.searchsorted(self._hashes, found.hash)]
         order = np.argsort(number)
         places = np.repeat(np.arange(len(number)), found.counts)
         by_number = np.argsort(number[places], kind="stable")
-        rows = (found.documents[by_number] + first % BLOCK).astype(np.uint16)
-        return Postings(number[order], found.counts[order], rows)
+        in_block = (rows[found.documents[by_number]] % BLOCK).astype(np.uint16)
+        return Postings(number[order], found.counts[order], in_block)
 
     def _learn(self, hashes: Array, first: int) -> None:
         """Gives the hashes the numbers from ``first`` on."""
@@ -109,18 +116,38 @@ class TextBuilder:
         return state.with_(pieces=tuple(pieces))
 
 
-def next_size(rows: int, characters: int) -> int:
-    """Returns how many responses to read next, when so many had so many characters."""
-    return max(1, min(CHUNK_ROWS, rows * CHUNK_CHARACTERS // max(characters, 1), 8 * rows))
+def next_size(rows: int, size: int) -> int:
+    """Returns how many responses to read next, when so many had so many bytes."""
+    return max(1, min(CHUNK_ROWS, rows * CHUNK_BYTES // max(size, 1), 8 * rows))
 
 
-def responses(run: Run, snapshot: Snapshot, rows: Array) -> list[str]:
-    """Returns the response of each row; that of a row whose attempt was superseded is empty."""
-    keys = list(zip(snapshot.raw("step")[rows].tolist(), snapshot.raw("sample")[rows].tolist(), strict=True))
+def responses(run: Run, snapshot: Snapshot, rows: Array) -> pa.ChunkedArray:
+    """Returns the response of each row; none of a row whose attempt was superseded."""
     alive = np.ones(len(rows), np.bool_) if snapshot.alive is None else snapshot.alive[rows]
-    living = [key for key, lives in zip(keys, alive, strict=True) if lives]
-    texts = iter(run.fetch(living, ["response"])["response"].to_pylist() if living else [])
-    return [next(texts) if lives else "" for lives in alive]
+    living = rows[alive]
+    keys = list(zip(snapshot.raw("step")[living].tolist(), snapshot.raw("sample")[living].tolist(), strict=True))
+    texts = run.fetch(keys, ["response"])["response"]
+    return texts if alive.all() else texts.take(pa.array(np.cumsum(alive) - 1, mask=~alive))
+
+
+def portions(texts: pa.ChunkedArray) -> Iterator[list[tuple[int, str]]]:
+    """Yields places and texts of at most ``PORTION`` characters together; what is longer is cut.
+
+    The parts of a text overlap, so that whatever is found in a word is found in a word of some part.
+    """
+    some: list[tuple[int, str]] = []
+    size = 0
+    for place, text in enumerate(texts):
+        whole = text.as_py() or ""
+        for start in range(0, max(len(whole) - LONGEST, 1), PORTION - LONGEST):
+            part = whole[start : start + PORTION]
+            if size + len(part) > PORTION and some:
+                yield some
+                some, size = [], 0
+            some.append((place, part))
+            size += len(part)
+    if some:
+        yield some
 
 
 def _longer(new: New, found: Features, fresh: Array, text: str) -> New:

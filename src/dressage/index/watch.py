@@ -1,6 +1,7 @@
 """The process that keeps an index up to date, beside the server so that neither waits for the other."""
 
 import os
+import signal
 import time
 import traceback
 from multiprocessing import get_context
@@ -10,6 +11,7 @@ from pathlib import Path
 import dressage.record
 from dressage.index.build import Builder
 from dressage.index.folder import PROBLEM, only_writer
+from dressage.index.imports import without_pandas
 
 PAUSE = 0.5
 PAUSE_AFTER_PROBLEM = 10.0
@@ -24,12 +26,14 @@ def start(path: str, folder: Path) -> BaseProcess:
 
 
 def _watch(path: str, folder: Path, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the board
     os.nice(5)  # the server answers first
-    while os.getppid() == parent:
-        with only_writer(folder) as mine:
-            if mine:
-                _guarded(path, folder, parent)
-        time.sleep(PAUSE)
+    with without_pandas():
+        while os.getppid() == parent:
+            with only_writer(folder) as mine:
+                if mine:
+                    _guarded(path, folder, parent)
+            time.sleep(PAUSE)
 
 
 def _guarded(path: str, folder: Path, parent: int) -> None:

@@ -18,9 +18,14 @@ SPACE, LETTER, SIGN, ALONE = range(4)
 LONGEST = 64
 """A longer run is cut into pieces of this length that overlap by half, so that no part of half of it is lost."""
 OVERLAP = LONGEST // 2
+WINDOW = 1 << 17
+"""Characters whose hashes are computed together."""
 _CHARACTERS = sys.maxunicode + 1
 # Kana, CJK ideographs with their extensions and compatibility forms.
 _ALONE = [(0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF)]
+_SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
+_CASED = 0x20000
+"""No character from here on has an upper case."""
 # An odd number, so that it has an inverse modulo 2^64.
 _BASE = 0x9E3779B97F4A7C15
 
@@ -42,25 +47,28 @@ class Words(NamedTuple):
 
 def kind_of(character: str) -> int:
     """Returns SPACE, LETTER, SIGN or ALONE."""
-    code = ord(character)
-    if any(first <= code <= last for first, last in _ALONE):
+    if any(first <= ord(character) <= last for first, last in _ALONE):
         return ALONE
-    category = unicodedata.category(character)
+    return SPACE if character in _SPACES else _of_category(unicodedata.category(character))
+
+
+def _of_category(category: str) -> int:
     if category[0] in "LNM" or category == "Cs":
         return LETTER
-    return SPACE if category[0] == "Z" or character in "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85" else SIGN
+    return SPACE if category[0] == "Z" else SIGN
 
 
 @cache
 def _tables() -> tuple[Array, Array]:
     """Returns for every code point its kind and its lower case."""
-    characters = [chr(code) for code in range(_CHARACTERS)]
-    kinds = np.array([kind_of(character) for character in characters], np.uint8)
+    categories = "".join(map(unicodedata.category, map(chr, range(_CHARACTERS))))
+    names, of = np.unique(np.frombuffer(categories.encode(), "S2"), return_inverse=True)
+    kinds = np.array([_of_category(name.decode()) for name in names], np.uint8)[of]
+    kinds[[ord(space) for space in _SPACES]] = SPACE
+    for first, last in _ALONE:
+        kinds[first : last + 1] = ALONE
     lower = np.arange(_CHARACTERS, dtype=np.uint32)
-    for code, character in enumerate(characters):
-        small = character.lower()
-        if small != character and len(small) == 1:
-            lower[code] = ord(small)
+    lower[:_CASED] = [ord(fold(chr(code))) for code in range(_CASED)]
     return kinds, lower
 
 
@@ -136,9 +144,15 @@ def _powers(count: int) -> tuple[Array, Array]:
 
 def _hashes(points: Array, begin: Array, end: Array) -> Array:
     """Returns a polynomial of the mixed code points of each word, from sums over all that came before it."""
-    size = 1 << max(len(points), 1).bit_length()
-    power, inverse = _powers(size)
-    with np.errstate(over="ignore"):
-        terms = mixed(points.astype(np.uint64) + np.uint64(1)) * power[: len(points)]
-        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
-        return mixed((sums[end] - sums[begin]) * inverse[begin])
+    power, inverse = _powers(WINDOW + LONGEST)
+    hashes = np.empty(len(begin), np.uint64)
+    # Window by window, which needs little memory; a word that reaches beyond the end of one is of that one still.
+    for start in range(0, len(points), WINDOW):
+        terms = mixed(points[start : start + WINDOW + LONGEST].astype(np.uint64) + np.uint64(1))
+        words = slice(*np.searchsorted(begin, [start, start + WINDOW]))
+        first, stop = begin[words] - start, end[words] - start
+        with np.errstate(over="ignore"):
+            terms *= power[: len(terms)]
+            sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
+            hashes[words] = mixed((sums[stop] - sums[first]) * inverse[first])
+    return hashes

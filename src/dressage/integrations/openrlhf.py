@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from dressage.importers.rollout import group_of
-from dressage.integrations.padding import Array, padded
 from dressage.record import Recorder, begin_attempt, write_run
+from dressage.record.padding import padded
+from dressage.record.precision import Array
 
 COLUMNS = {
     "action_log_probs": "logprob",
@@ -82,7 +83,7 @@ def rollouts_of(experiences: Iterable[Any], tokenizer: Any) -> tuple[dict[str, A
         _add_outcomes(rows, experience, len(sequences), tokenizer)
     rows["sample"] = list(range(len(rows["response"])))
     rows["group"] = list(map(group_of, rows["prompt"]))
-    return dict(rows), padded(tokens)
+    return dict(rows), padded(tokens, len(rows["response"]))
 
 
 def _add_outcomes(rows: dict[str, list[Any]], experience: Any, count: int, tokenizer: Any) -> None:

@@ -29,8 +29,8 @@ from transformers import TrainerCallback
 
 from dressage.errors import UserError
 from dressage.importers.rollout import conversation, group_of
-from dressage.integrations.padding import Array, padded
 from dressage.record import Recorder, begin_attempt, write_run, write_vocabulary
+from dressage.record.precision import Array
 
 _TRUTHS = ("ground_truth", "answer", "solution")
 """Columns of a data set that hold the right answer, by custom."""
@@ -78,14 +78,14 @@ class RecorderCallback(TrainerCallback):
         """Called at the end of every step, before its metrics are written."""
 
     def rollouts(
-        self, step: int, rows: Mapping[str, Sequence[Any]], tokens: Mapping[str, Array], split: str = "train"
+        self, step: int, rows: Mapping[str, Sequence[Any]], tokens: Mapping[str, Any], split: str = "train"
     ) -> None:
         """Records this process's rollouts of a step; they get the next free sample numbers of the step.
 
         Args:
             step: From 0.
             rows: [B] columns of the record's rows, ``prompt``, ``response`` and ``reward`` among them.
-            tokens: [B, T] columns of the record's tokens with a boolean ``mask``.
+            tokens: Columns of the record's tokens, as ``Recorder.rollouts`` takes them.
             split: ``train`` or ``eval``.
         """
         if self._recorder is None:
@@ -134,8 +134,7 @@ class RecorderCallback(TrainerCallback):
     ) -> None:
         rows = text_rows(prompts, completions)
         rows |= reward_rows(list(self._parts), np.array(list(self._parts.values()), np.float64).T, weights)
-        ids = given.get("completion_ids") or [[] for _ in prompts]
-        tokens = padded({"token_id": ids})
+        tokens = {"token_id": ids} if (ids := given.get("completion_ids")) else {}
         for name in _TRUTHS:
             if name in given:
                 rows["ground_truth"] = [None if value is None else str(value) for value in given[name]]

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dressage.integrations.padding import Array, left_padded
+from dressage.integrations.padding import left_padded
 from dressage.integrations.trl import RecorderCallback, reward_rows, text_rows, truths_of
+from dressage.record.precision import Array
 
 LINE = "dressage_line"
 """Goes with the batch through the trainer's shuffling and splitting, and says which rollout each line of it is."""

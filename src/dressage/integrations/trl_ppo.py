@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dressage.integrations.padding import Array, left_padded
+from dressage.integrations.padding import left_padded
 from dressage.integrations.trl import RecorderCallback
+from dressage.record.precision import Array
 
 COLUMNS = {
     "token_id": "responses",

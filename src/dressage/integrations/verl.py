@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from dressage.importers.rollout import group_of
-from dressage.integrations.padding import Array, left_padded
+from dressage.integrations.padding import left_padded
 from dressage.record import Recorder, begin_attempt, write_run
+from dressage.record.precision import Array
 
 COLUMNS = {
     "responses": "token_id",

@@ -8,6 +8,8 @@ Every process merges only what it wrote itself, so there are no locks.
 
 import re
 import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
@@ -25,35 +27,76 @@ ABANDONED = 3600
 _OWN = re.compile(r"\.?\w+-c-.*-(\d{4,}|all)-[0-9a-f]+\.parquet")
 
 
-def compact(place: Place, rank: int | None = None, before: tuple[int, int] | None = None) -> int:
+def compact(
+    place: Place,
+    rank: int | None = None,
+    before: tuple[int, int] | None = None,
+    *,
+    ended: bool = True,
+    go_on: Callable[[], None] = lambda: None,
+) -> int:
     """Merges small segments into large ones and returns how many were merged.
 
     Args:
         place: Run folder.
-        rank: Only what this process wrote, by whom alone it is called; None = all of a run that nobody writes any more,
-            and what was merged is deleted at once.
+        rank: Only what this process wrote, by whom alone it is called; None = all of the run.
         before: (attempt, step) of the first segment that may still grow; None = all are closed.
+        ended: Whether nobody writes the run any more: then all of it is merged, and what was merged is deleted at once.
+            Otherwise each process's newest step stays as it is, and the next compaction deletes.
+        go_on: Called after every step; what it raises ends the work, and the run is as it was.
     """
     files = storage(place)
     _sweep(files, rank)
     found = listing(files)
     try:
-        count = _compact(files, found, rank, before)
+        count = _compact(files, found, _Choice(rank, before, ended), go_on)
     except FileNotFoundError:
         if _committed(listing(files)) == _committed(found):
             raise
-        return compact(files, rank, before)  # somebody else has just merged the same
-    if rank is None:
+        # Somebody else has just merged the same.
+        return compact(files, rank, before, ended=ended, go_on=go_on)
+    if rank is None and ended:
         _sweep(files, rank)
     return count
 
 
-def _compact(files: Storage, found: Listing, rank: int | None, before: tuple[int, int] | None) -> int:
-    plan = {kind: _groups(files, kind, segments, rank, before) for kind, segments in _by_kind(found)}
+def may_be_written(place: Place) -> bool:
+    """Whether somebody may still be writing a run: there is a small segment that is less than an hour old."""
+    files = storage(place)
+    found = listing(files)
+    small = [s.name(kind) for kind, segments in _by_kind(found) for s in _newest(segments)]
+    return any(time.time() - files.modified(name) < ABANDONED for name in small)
+
+
+def _newest(segments: list[Segment]) -> set[Segment]:
+    """Returns the last segment of each process in the last attempt, which alone may still grow."""
+    attempt = max((segment.attempt for segment in segments), default=0)
+    small = [s for s in segments if s.attempt == attempt and not s.compacted]
+    return set({s.rank: s for s in sorted(small, key=lambda segment: segment.first)}.values())
+
+
+class _Choice(NamedTuple):
+    """What is merged."""
+
+    rank: int | None
+    before: tuple[int, int] | None
+    ended: bool
+
+    def closed(self, segments: list[Segment]) -> list[Segment]:
+        """Returns the small segments that nothing is added to."""
+        growing = set() if self.ended else _newest(segments)
+        closed = [segment for segment in segments if not segment.compacted and segment not in growing]
+        return [s for s in closed if self.before is None or (s.attempt, s.first) < self.before]
+
+
+def _compact(files: Storage, found: Listing, choice: _Choice, go_on: Callable[[], None]) -> int:
+    plan = {kind: _groups(files, kind, segments, choice) for kind, segments in _by_kind(found)}
     replaces = {kind: [segment.stem for group in plan[kind] for segment in group] for kind in plan}
+    rank = choice.rank
     label = _label("all" if rank is None else f"{rank:04d}")
     outputs = {
-        kind: [_merge(files, kind, group, rank, f"{label}{i:x}") for i, group in enumerate(plan[kind])] for kind in plan
+        kind: [_merge(files, kind, group, rank, f"{label}{i:x}", go_on) for i, group in enumerate(plan[kind])]
+        for kind in plan
     }
     count = sum(map(len, replaces.values()))
     if count:
@@ -74,7 +117,7 @@ def _committed(found: Listing) -> set[tuple[Kind, str]]:
 
 
 def write_rollouts(place: Place, attempt: int, rows: pa.Table, tokens: pa.Table) -> None:
-    """Writes rollouts of any steps as one large segment, at once: for who has many of them, such as an importer.
+    """Writes rollouts of any steps as one large segment, at once: for who has many of them.
 
     Args:
         place: Run folder.
@@ -82,30 +125,40 @@ def write_rollouts(place: Place, attempt: int, rows: pa.Table, tokens: pa.Table)
         rows: Columns of ``ROW_COLUMNS``; with ``step``, ``sample`` must be new to the record.
         tokens: Their tokens, columns of ``TOKEN_COLUMNS``.
     """
+    commit(place, [write_uncommitted(place, attempt, rows, tokens)])
+
+
+def write_uncommitted(place: Place, attempt: int, rows: pa.Table, tokens: pa.Table) -> Segment:
+    """As ``write_rollouts``, but nobody sees the segment before ``commit`` has been called with it."""
     files = storage(place)
     steps = rows["step"].to_numpy()
-    first, last, label = int(steps.min()), int(steps.max()), _label("all")
-    stem = f"c-{first:08d}-{last:08d}-{attempt:04d}-{label}"
+    first, last = int(steps.min()), int(steps.max())
+    stem = f"c-{first:08d}-{last:08d}-{attempt:04d}-{_label('all')}"
     write_large(files, stem, *in_order(rows, tokens))
-    segment = Segment(first, last, last + 1, attempt, None, stem, rows.num_rows)
-    write_manifest(files, f"{label}.json", {"rows": [], "steps": []}, {"rows": [segment], "steps": []})
+    return Segment(first, last, last + 1, attempt, None, stem, rows.num_rows)
+
+
+def commit(place: Place, segments: Sequence[Segment]) -> None:
+    """Makes segments that ``write_uncommitted`` returned part of the record, all at once."""
+    if not segments:
+        return
+    nothing: dict[Kind, list[str]] = {"rows": [], "steps": []}
+    write_manifest(storage(place), f"{_label('all')}.json", nothing, {"rows": list(segments), "steps": []})
 
 
 def _by_kind(found: Listing) -> list[tuple[Kind, list[Segment]]]:
     return [("rows", found.rows), ("steps", found.steps)]
 
 
-def _groups(
-    files: Storage, kind: Kind, segments: list[Segment], rank: int | None, before: tuple[int, int] | None
-) -> list[list[Segment]]:
+def _groups(files: Storage, kind: Kind, segments: list[Segment], choice: _Choice) -> list[list[Segment]]:
     """Returns what is to become one file each; attempts stay apart."""
-    mine = [segment for segment in segments if rank is None or segment.rank == rank]
+    mine = [segment for segment in segments if choice.rank is None or segment.rank == choice.rank]
+    closed = choice.closed(mine)
     groups = []
     for attempt in sorted({segment.attempt for segment in mine}):
         own = [segment for segment in mine if segment.attempt == attempt]
-        closed = [s for s in own if not s.compacted and (before is None or (s.attempt, s.first) < before)]
-        lines = {segment: files.parquet(segment.name(kind)).metadata.num_rows for segment in closed}
-        lines |= _worth_merging(own, sum(lines.values()), everything=rank is None)
+        lines = {s: files.parquet(s.name(kind)).metadata.num_rows for s in closed if s.attempt == attempt}
+        lines |= _worth_merging(own, sum(lines.values()), everything=choice.rank is None)
         groups += _cut(lines)
     return [group for group in groups if len(group) > 1]
 
@@ -140,12 +193,15 @@ def _cut(lines: dict[Segment, int]) -> list[list[Segment]]:
     return groups
 
 
-def _merge(files: Storage, kind: Kind, group: list[Segment], rank: int | None, label: str) -> Segment:
+def _merge(
+    files: Storage, kind: Kind, group: list[Segment], rank: int | None, label: str, go_on: Callable[[], None]
+) -> Segment:
     """Writes one large file of the group's."""
     first, last = min(segment.first for segment in group), max(segment.last for segment in group)
     attempt = group[0].attempt
     stem = f"c-{first:08d}-{last:08d}-{attempt:04d}-{label}"
-    lines = merge_rollouts(files, group, stem) if kind == "rows" else merge_steps(files, group, stem)
+    go_on()
+    lines = merge_rollouts(files, group, stem, go_on) if kind == "rows" else merge_steps(files, group, stem)
     return Segment(first, last, last + 1, attempt, rank, stem, lines)
 
 
@@ -157,10 +213,11 @@ def _sweep(files: Storage, rank: int | None) -> None:
     mine = re.compile(r"(?:all|\d+)-\w+\.json" if rank is None else rf"{rank:04d}-\w+\.json")
     replaced = {file for manifest in found.manifests for file in manifest.replaced()}
     _delete(files, {file for m in found.manifests if mine.fullmatch(m.name) for file in m.replaced()}, found.names)
+    named = {output for manifest in found.manifests for output in manifest.written()}
     for manifest in found.manifests:
-        # Only when nothing of it counts any more: until then it keeps what it replaced from counting again.
-        outputs = {(kind, segment.stem) for kind, segments in manifest.outputs.items() for segment in segments}
-        if mine.fullmatch(manifest.name) and outputs and outputs <= replaced:
+        # Only when nothing of it counts any more, and no other manifest has what it keeps from counting again.
+        written = manifest.written()
+        if mine.fullmatch(manifest.name) and written and written <= replaced and named.isdisjoint(manifest.replaced()):
             files.delete(f"{MANIFESTS}/{manifest.name}")
     _delete_orphans(files, rank)
 

@@ -1,6 +1,6 @@
 """Writing large files: lines of many segments, step by step, so that no more than a step is held in memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dressage.record.keys import rows_of_tokens
+from dressage.record.precision import Array
 from dressage.record.rollups import ORDER, ROLLUP_SCHEMA, merged, rollups_of
 from dressage.record.schema import PLACE_COLUMNS, arrow_schema
 from dressage.record.segments import Kind, Segment, by_step, file_name, layout, rollups_in, union, with_places
@@ -16,20 +17,22 @@ from dressage.record.storage import Storage
 
 GROUP_LINES: dict[Kind, int] = {"rows": 1024, "tokens": 131_072, "rollups": 8192, "steps": 8192}
 """Lines that are compressed together: the least that has to be read to get at one of them."""
-LEVEL = 9
-"""Of zstd: what is kept is worth more time than what is soon merged."""
+GROUP_BYTES = 32 << 20
+"""A group ends earlier when its lines are as large as this."""
+LEVEL, FAST = 9, 1
+"""Of zstd. What is merged is worth more time; what is written at once, by an import, takes 3 % more room."""
 
 
 def write_large(files: Storage, stem: str, rows: pa.Table, tokens: pa.Table) -> None:
-    """Writes rollouts that are in order as one segment."""
+    """Writes rollouts that are in order as one segment, and fast."""
     tables: dict[Kind, pa.Table] = {"tokens": tokens, "rollups": rollups_of(rows, tokens).sort_by(ORDER), "rows": rows}
     for kind, table in tables.items():
-        with _writing(files, kind, stem, table.schema) as writer:
+        with _writing(files, kind, stem, table.schema, FAST) as writer:
             writer.add(table)
 
 
-def merge_rollouts(files: Storage, segments: Sequence[Segment], stem: str) -> int:
-    """Writes the rollouts of several segments as one, and returns how many there are."""
+def merge_rollouts(files: Storage, segments: Sequence[Segment], stem: str, go_on: Callable[[], None]) -> int:
+    """Writes the rollouts of several segments as one, and returns how many there are; ``go_on`` is called per step."""
     schema = _common(files, "rows", segments)
     places = [arrow_schema(PLACE_COLUMNS).field(column.name) for column in PLACE_COLUMNS]
     schema = pa.schema([*(field for field in schema if field.name not in {p.name for p in places}), *places])
@@ -37,6 +40,7 @@ def merge_rollouts(files: Storage, segments: Sequence[Segment], stem: str) -> in
     tokens_ahead = _Ahead(_merged(files, segments, "tokens"), token_schema)
     with _writing(files, "tokens", stem, token_schema) as tokens_out, _writing(files, "rows", stem, schema) as rows_out:
         for step, rows in _merged(files, segments, "rows"):
+            go_on()
             rows, tokens = in_order(rows, tokens_ahead.take(step), tokens_out.lines)
             tokens_out.add(tokens)
             rows_out.add(rows)
@@ -58,12 +62,24 @@ def in_order(rows: pa.Table, tokens: pa.Table, start: int = 0) -> tuple[pa.Table
     keys = [rows[name].to_numpy() for name in ("sample", "step")]
     if "group" in rows.column_names:
         keys.insert(1, pc.fill_null(rows["group"], -1).to_numpy())
-    rows = rows.take(np.lexsort(keys))
+    rows = _taken(rows, np.lexsort(keys))
     line, known = rows_of_tokens(rows, tokens)
-    tokens, line = tokens.filter(pa.array(known)), line[known]
-    tokens = tokens.take(np.lexsort([tokens["position"].to_numpy(), line]))
+    if not known.all():
+        tokens, line = tokens.filter(pa.array(known)), line[known]
+    if not _ascending(line, tokens["position"].to_numpy()):
+        tokens = tokens.take(np.lexsort([tokens["position"].to_numpy(), line]))
     count = np.bincount(line, minlength=rows.num_rows)
     return with_places(rows, start + np.cumsum(count) - count, count), tokens
+
+
+def _taken(table: pa.Table, order: Array) -> pa.Table:
+    """Returns the lines in this order, which most often is the one that they have."""
+    return table if np.array_equal(order, np.arange(len(order))) else table.take(order)
+
+
+def _ascending(line: Array, position: Array) -> bool:
+    further = np.diff(line)
+    return bool(np.all((further > 0) | ((further == 0) & (np.diff(position) >= 0))))
 
 
 def _common(files: Storage, kind: Kind, segments: Sequence[Segment]) -> pa.Schema:
@@ -115,11 +131,11 @@ class _Ahead:
 
 
 @contextmanager
-def _writing(files: Storage, kind: Kind, stem: str, schema: pa.Schema) -> Iterator["_Writer"]:
+def _writing(files: Storage, kind: Kind, stem: str, schema: pa.Schema, level: int = LEVEL) -> Iterator["_Writer"]:
     """Writes one file, which is there when the block has ended."""
     with (
         files.writing(file_name(kind, stem)) as file,
-        pq.ParquetWriter(file, schema, **layout(schema, LEVEL)) as parquet,
+        pq.ParquetWriter(file, schema, **layout(schema, level)) as parquet,
     ):
         writer = _Writer(parquet, GROUP_LINES[kind])
         yield writer
@@ -138,13 +154,23 @@ class _Writer:
     def add(self, table: pa.Table) -> None:
         self.lines += table.num_rows
         self._waiting = pa.concat_tables([self._waiting, _conformed(table, self._parquet.schema)])
-        whole = self._waiting.num_rows // self._group * self._group
-        if whole:
-            self._parquet.write_table(self._waiting.slice(0, whole), row_group_size=self._group)
-            self._waiting = self._waiting.slice(whole)
+        while self._waiting.num_rows >= (group := self._size()):
+            self._parquet.write_table(self._waiting.slice(0, group), row_group_size=group)
+            self._waiting = self._waiting.slice(group)
 
     def finish(self) -> None:
-        self._parquet.write_table(self._waiting, row_group_size=self._group)
+        while self._waiting.num_rows:
+            group = self._size()
+            self._parquet.write_table(self._waiting.slice(0, group), row_group_size=group)
+            self._waiting = self._waiting.slice(group)
+
+    def _size(self) -> int:
+        """Returns how many lines the next group has."""
+        first = self._waiting.slice(0, self._group)
+        if first.nbytes <= GROUP_BYTES:
+            return self._group
+        size = np.array([self._waiting.slice(i, 1).nbytes for i in range(first.num_rows)])
+        return max(int(np.searchsorted(np.cumsum(size), GROUP_BYTES)), 1)
 
 
 def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:

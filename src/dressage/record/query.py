@@ -24,6 +24,8 @@ from dressage.record.views import connect
 START = 20.0
 """Seconds that starting the process may take, on a busy machine, beside those of the query."""
 ROLLOUT_KINDS: tuple[Kind, Kind] = ("rows", "tokens")
+LARGEST = 64 << 20
+"""Bytes of the largest answer."""
 ROOM = 1.5
 """Address space of the process, times the memory that DuckDB may use."""
 
@@ -89,7 +91,18 @@ def _answer(task: dict[str, Any]) -> pa.Table:
     timer = Timer(task["seconds"], connection.interrupt)
     timer.daemon = True
     timer.start()
-    return connection.sql(task["text"]).limit(task["limit"] + 1).to_arrow_table()
+    return _small(connection.sql(task["text"]).limit(task["limit"] + 1).to_arrow_reader(256))
+
+
+def _small(batches: pa.RecordBatchReader) -> pa.Table:
+    """Returns the whole answer, unless it is larger than its limit."""
+    found, size = [], 0
+    for batch in batches:
+        found.append(batch)
+        size += batch.nbytes
+        if size > LARGEST:
+            raise UserError(f"the answer is larger than {LARGEST >> 20} MB: ask for fewer or shorter columns, or lines")
+    return pa.Table.from_batches(found, batches.schema)
 
 
 def _check_is_select(connection: duckdb.DuckDBPyConnection, text: str) -> None:

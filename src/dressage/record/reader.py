@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,9 +17,9 @@ from dressage.record.rollups import ROLLUP_SCHEMA, merged
 from dressage.record.schema import PLACE_COLUMNS, ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
 from dressage.record.segments import TOKEN_ORDER, Kind, Segment, Snapshot, rollups_in, snapshot, union
 from dressage.record.storage import Place, Storage, storage
-from dressage.record.views import connect
 
 if TYPE_CHECKING:
+    import duckdb
     import pandas
     import polars
 
@@ -48,8 +47,10 @@ def open(run: Place) -> "Run":
         info = json.loads(files.read("run.json"))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{files.root} is no run folder: it has no run.json") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{files.path('run.json')} is no JSON: {error}") from error
+    if not isinstance(info, dict):
+        raise UserError(f"{files.path('run.json')} is no JSON object")
     return Run(files, info)
 
 
@@ -210,8 +211,10 @@ class Run:
         assert isinstance(found, polars.DataFrame)
         return found
 
-    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+    def sql(self, query: str) -> "duckdb.DuckDBPyRelation":
         """Runs a query over ``rows``, ``tokens``, ``steps``, ``rollups`` and ``vocabulary``, as they are now."""
+        from dressage.record.views import connect
+
         return self._consistent(lambda found: connect(self, found, query).sql(query))
 
     def token_texts(self, ids: Iterable[int | None]) -> list[str]:
@@ -242,12 +245,15 @@ class Run:
     def _consistent(self, read: Callable[[Snapshot], T]) -> T:
         """Reads what a snapshot names, and starts again if a compaction removed some of it meanwhile."""
         while True:
-            found = snapshot(self.storage)
             try:
+                found = snapshot(self.storage)
                 return read(found)
             except FileNotFoundError:
                 if found == snapshot(self.storage):
                     raise
+            except (ValueError, OSError) as error:
+                reason = str(error).splitlines()[0]
+                raise UserError(f"the record in {self.folder} cannot be read: {reason}") from error
 
     def _table(
         self,

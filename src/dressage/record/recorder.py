@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
 from queue import Queue
 from threading import Thread
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
 from dressage.errors import UserError, is_disk_full
-from dressage.record.compaction import WAITING, compact
+from dressage.record.compaction import WAITING
+from dressage.record.merger import Merger
+from dressage.record.padding import padded
 from dressage.record.precision import Array, rounded
+from dressage.record.run_folder import begin_attempt, write_run
 from dressage.record.schema import ROW_COLUMNS, STATISTICS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
 from dressage.record.segments import Kind, listing, segment_name, write_parquet, write_segment
 from dressage.record.statistics import rollout_statistics
@@ -29,52 +33,64 @@ class Recorder:
 
     What a call hands over is written by one background thread, in order; the caller must not change the arrays
     afterwards. The queue is bounded: when the disk cannot keep up, calls block, and nothing is ever dropped. An
-    exception in the thread is raised by the caller's next call, and by every one after it. The thread also merges what
-    it wrote into large files, whenever ``WAITING`` steps have gathered.
+    exception in the thread is raised by the caller's next call, and by every one after it. Whenever ``WAITING`` steps
+    have gathered, another thread merges them into large files, which nobody waits for.
 
     Args:
-        folder: Run folder, created if it is not there, or a URL such as ``s3://bucket/run``.
-        attempt: Number that ``begin_attempt`` returned.
-        rank: Number of this process.
+        folder: Run folder, or a URL such as ``s3://bucket/run``; it is created, and gets a ``run.json``, if need be.
+        attempt: Number that ``begin_attempt`` returned; None = a new one begins with the first step that is recorded.
+        rank: Number of this process; every one but 0 needs the attempt.
         queue_size: Most calls that wait to be written.
     """
 
-    def __init__(self, folder: Place, *, attempt: int = 0, rank: int = 0, queue_size: int = 4) -> None:
+    def __init__(self, folder: Place, *, attempt: int | None = None, rank: int = 0, queue_size: int = 4) -> None:
         if queue_size < 1:
             raise ValueError(f"queue_size is {queue_size}, at least 1 is needed")
+        if rank and attempt is None:
+            raise ValueError(f"rank {rank} needs the attempt that begin_attempt returned to one of the processes")
         self._files = storage(folder)
-        self._attempt = attempt
+        if not rank and not self._files.exists("run.json"):
+            write_run(self._files, {"dressage": version("dressage")})
+        self._attempt = -1 if attempt is None else attempt
         self._rank = rank
         self._latest: dict[Kind, tuple[int, set[Any]]] = {}
         self._written: dict[Kind, int] = {}
         self._waiting = 0
         self._error: BaseException | None = None
         self._closed = False
+        self._merger = Merger(self._files, rank, self._fail)
         self._queue: Queue[Callable[[], None] | None] = Queue(queue_size)
         self._thread = Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
-    def rollouts(self, step: int, rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Array]) -> None:
+    def rollouts(
+        self, step: int, rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         """Records this rank's rollouts of ``step``, which readers see whole or not at all.
 
         Further calls for the same step, such as for evaluation, add to it; once a later step has come, it is closed.
 
         Args:
             step: Optimisation step.
-            rows: [B] columns of ``ROW_COLUMNS``, at least ``sample``, ``prompt``, ``response`` and ``reward``.
-                ``step``, ``attempt``, ``rank`` and the statistics are filled in.
-            tokens: [B, T] columns of ``TOKEN_COLUMNS``, right-padded, with a boolean ``mask`` that is true on real
-                response tokens; only those are written.
+            rows: [B] columns of ``ROW_COLUMNS``, at least ``prompt``, ``response`` and ``reward``. ``step``,
+                ``attempt``, ``rank`` and the statistics are filled in, and so is ``sample`` in the only process.
+            tokens: Columns of ``TOKEN_COLUMNS``: B lists each, as long as the responses; or arrays [B, T], padded on
+                the right, with a boolean ``mask`` that is true on real response tokens: only these are written.
 
         Raises:
             ValueError: A column is unknown, missing or of another length, a sample comes twice, or the step is
                 closed.
         """
+        if "sample" not in rows and "prompt" in rows and not self._rank:
+            rows = {"sample": self._next_samples(step, len(rows["prompt"])), **rows}
         _check_names("rows", rows, GIVEN_ROWS, {name for name, column in GIVEN_ROWS.items() if column.required})
-        _check_names("tokens", tokens, GIVEN_TOKENS, {"mask"})
+        _check_names("tokens", tokens, GIVEN_TOKENS, set())
+        measured = bool(tokens)  # without, nothing is known of the tokens, not even how many they were
+        if "mask" not in tokens:
+            tokens = padded(tokens, len(rows["prompt"]))
         _check_shapes(rows, tokens)
         self._claim("rows", step, np.asarray(rows["sample"]).tolist())
-        self._put(partial(self._write_rollouts, step, dict(rows), dict(tokens)))
+        self._put(partial(self._write_rollouts, step, dict(rows), dict(tokens), measured))
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of ``step``; further calls for the same step add to them, as with ``rollouts``.
@@ -99,6 +115,7 @@ class Recorder:
             self._closed = True
             self._queue.put(None)
             self._thread.join()
+            self._merger.close()
         self._raise_error()
 
     def __enter__(self) -> Self:
@@ -115,6 +132,8 @@ class Recorder:
 
     def _claim(self, kind: Kind, step: int, keys: Iterable[Any]) -> None:
         """Refuses what would replace something recorded; ``keys`` are the samples, or the names of the metrics."""
+        if self._attempt < 0:
+            self._attempt = begin_attempt(self._files, max(step, 0))
         latest, taken = self._latest.get(kind, (-1, set()))
         if step != latest:
             taken = set()
@@ -125,6 +144,12 @@ class Recorder:
         if twice := taken.intersection(keys):
             raise ValueError(f"step {step} has {twice.pop()!r} already")
         self._latest[kind] = (step, taken.union(keys))
+
+    def _next_samples(self, step: int, count: int) -> Array:
+        """Returns the numbers that follow those of the step."""
+        latest, taken = self._latest.get("rows", (-1, set()))
+        first = max(taken) + 1 if step == latest and taken else 0
+        return np.arange(first, first + count)
 
     def _newest(self, kind: Kind) -> int:
         """Returns the last step that an earlier recorder of this attempt and rank has recorded, or −1."""
@@ -149,9 +174,12 @@ class Recorder:
                 job()
             except BaseException as error:
                 # What comes after an error is still written if it can be: it was handed over before anybody knew.
-                self._error = self._error or self._for_user(error)
+                self._fail(error)
             finally:
                 self._queue.task_done()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or self._for_user(error)
 
     def _for_user(self, error: BaseException) -> BaseException:
         if not is_disk_full(error):
@@ -163,7 +191,7 @@ class Recorder:
         plain.__cause__ = error
         return plain
 
-    def _write_rollouts(self, step: int, rows: dict[str, Any], tokens: dict[str, Array]) -> None:
+    def _write_rollouts(self, step: int, rows: dict[str, Any], tokens: dict[str, Array], measured: bool) -> None:
         samples = np.asarray(rows["sample"])
         order = np.argsort(samples)
         index, position = np.nonzero(tokens["mask"][order])
@@ -171,7 +199,9 @@ class Recorder:
         flat = {name: array[index, position] for name, array in tokens.items()}
         count = len(samples)
         rows |= {"attempt": np.full(count, self._attempt), "rank": np.full(count, self._rank)}
-        rows |= {"step": np.full(count, step), **rollout_statistics(index, count, flat)}
+        rows |= {"step": np.full(count, step)}
+        if measured:
+            rows |= rollout_statistics(index, count, flat)
         # The statistics are those of the exact numbers.
         flat |= {name: rounded(flat[name], precision) for name, precision in PRECISIONS.items() if name in flat}
         flat |= {"step": np.full(len(index), step), "sample": samples[index], "position": position}
@@ -194,7 +224,7 @@ class Recorder:
         self._written[kind] = step
         if self._waiting > WAITING:
             self._waiting = 0
-            compact(self._files, self._rank, before=(self._attempt, min(self._written.values())))
+            self._merger.merge(before=(self._attempt, min(self._written.values())))
 
 
 def _check_names(what: str, given: Mapping[str, Any], known: Iterable[str], required: set[str]) -> None:
@@ -234,7 +264,11 @@ def _array(values: Any, type_: pa.DataType) -> pa.Array:
     if type_ == pa.float32():
         wide = pa.array(values, pa.float64())
         return wide if _needs_float64(wide) else wide.cast(pa.float32())
-    return pa.array(values, type_)
+    try:
+        return pa.array(values, type_)
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which UTF-8 cannot hold, is written as its escape.
+        return pa.array([v if v is None else v.encode(errors="backslashreplace").decode() for v in values], type_)
 
 
 def _needs_float64(wide: pa.Array) -> bool:

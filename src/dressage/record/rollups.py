@@ -6,7 +6,8 @@ as its values are large, and its middle at most 0.8 % away from any of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -37,20 +38,31 @@ _DROPPED = 17
 """Bits of a float32 that a key lacks."""
 
 
-class _Cells(NamedTuple):
-    """Values and which group of lines, 0 to ``size`` − 1, each belongs to."""
+@dataclass(frozen=True)
+class _Groups:
+    """Which group of lines, 0 to ``size`` − 1, each line belongs to."""
 
     group: Array
     size: int
-    values: Array
 
-    @property
-    def finite(self) -> "_Cells":
-        there = np.isfinite(self.values)
-        return _Cells(self.group[there], self.size, self.values[there])
+    @cached_property
+    def starts(self) -> Array:
+        """The first line of each run of lines of one group: they mostly stand together."""
+        return np.append(0, np.flatnonzero(np.diff(self.group)) + 1)[: len(self.group)]
 
-    def sums(self, values: Array) -> Array:
-        return np.bincount(self.group, values, minlength=self.size)
+    def chosen(self, there: Array) -> "_Groups":
+        return self if there.all() else _Groups(self.group[there], self.size)
+
+    def counts(self) -> Array:
+        length = np.diff(self.starts, append=len(self.group))
+        return np.bincount(self.group[self.starts], length, minlength=self.size).astype(np.int64)
+
+    def reduced(self, of: np.ufunc, values: Array, empty: float) -> Array:
+        """Returns the sum, the least or the largest of each group's values; ``empty`` of none."""
+        found = np.full(self.size, empty, values.dtype)
+        if len(values):
+            of.at(found, self.group[self.starts], of.reduceat(values, self.starts))
+        return found
 
 
 def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
@@ -65,21 +77,26 @@ def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
     names = {int(code): name for code, name in zip(splits, _splits(rows).to_pylist(), strict=True)}
     where = {"step": [int(step) for step, _ in pairs], "split": [names[int(code)] for _, code in pairs]}
     parts = [ROLLUP_SCHEMA.empty_table()]
+    groups = _Groups(group, len(pairs))
     for name, values in _row_values(rows):
-        there = pc.is_valid(values).to_numpy(zero_copy_only=False)
-        cells = _Cells(group[there], len(pairs), values.drop_null().to_numpy().astype(np.float64))
-        parts.append(_lines(where, "row", name, cells, _sketches(cells.finite)))
+        numbers, there = _numbers(values)
+        shown = there & np.isfinite(numbers)
+        parts.append(_lines(where, "row", name, groups, numbers, there, _sketches(groups, numbers, shown)))
     if len(tokens):
-        tokens = tokens.filter(tokens["mask"]) if "mask" in tokens.column_names else tokens
-        line, known = rows_of_tokens(rows, tokens)
-        position = tokens["position"].to_numpy()
-        for name, values in _token_values(tokens):
-            there = known & pc.is_valid(values).to_numpy(zero_copy_only=False)
-            numbers = pc.fill_null(values, np.nan).to_numpy().astype(np.float64)
-            cells = _Cells(group[line[there]], len(pairs), numbers[there])
-            finite = np.isfinite(cells.values)
-            parts.append(_lines(where, "token", name, cells, _bins(cells.finite, position[there][finite])))
+        if "mask" in tokens.column_names and not pc.all(tokens["mask"]).as_py():
+            tokens = tokens.filter(tokens["mask"])
+        parts += _token_lines(where, tokens, group, *rows_of_tokens(rows, tokens))
     return pa.concat_tables(parts)
+
+
+def _token_lines(
+    where: Mapping[str, Sequence[object]], tokens: pa.Table, group: Array, line: Array, known: Array
+) -> Iterator[pa.Table]:
+    groups, at = _Groups(group[line], len(where["step"])), tokens["position"].to_numpy() // BIN
+    for name, numbers, valid in _token_values(tokens):
+        there = known & valid
+        lists = _bins(groups, at, numbers, there & np.isfinite(numbers))
+        yield _lines(where, "token", name, groups, numbers, there, lists)
 
 
 def merged(rollups: pa.Table) -> pa.Table:
@@ -182,48 +199,65 @@ def _parts(maps: pa.MapArray) -> Iterator[tuple[str, pa.Array]]:
         yield f"part/{name}", pa.array(column, mask=absent)
 
 
-def _token_values(tokens: pa.Table) -> Iterator[tuple[str, pa.Array]]:
-    for name in _SIGNALS:
-        if name in tokens.column_names:
-            yield name, tokens[name].combine_chunks()
-    if {"logprob", "ref_logprob"} <= set(tokens.column_names):
-        wide = [tokens[name].cast(pa.float64()) for name in ("logprob", "ref_logprob")]
-        yield "log_ratio", pc.subtract(*wide).combine_chunks()
+def _token_values(tokens: pa.Table) -> Iterator[tuple[str, Array, Array]]:
+    found = {name: _numbers(tokens[name]) for name in _SIGNALS if name in tokens.column_names}
+    for name, (numbers, there) in found.items():
+        yield name, numbers, there
+    if {"logprob", "ref_logprob"} <= found.keys():
+        (policy, there), (reference, also) = found["logprob"], found["ref_logprob"]
+        with np.errstate(invalid="ignore"):
+            yield "log_ratio", policy - reference, there & also
+
+
+def _numbers(values: pa.Array | pa.ChunkedArray) -> tuple[Array, Array]:
+    """Returns the values as float64, and which are there."""
+    numbers = np.asarray(values.to_numpy(zero_copy_only=False), np.float64) if len(values) else np.zeros(0)
+    there = np.asarray(values.is_valid()) if values.null_count else np.full(len(numbers), True)
+    return numbers, there
 
 
 def _lines(
-    where: Mapping[str, Sequence[object]], level: str, column: str, cells: _Cells, lists: Mapping[str, pa.Array]
+    where: Mapping[str, Sequence[object]],
+    level: str,
+    column: str,
+    groups: _Groups,
+    numbers: Array,
+    there: Array,
+    lists: Mapping[str, pa.Array],
 ) -> pa.Table:
-    """Returns the lines of one column, of the groups in which it has values."""
-    finite = cells.finite
-    low, high = np.full(cells.size, np.inf), np.full(cells.size, -np.inf)
-    np.minimum.at(low, finite.group, finite.values)
-    np.maximum.at(high, finite.group, finite.values)
-    count = np.bincount(finite.group, minlength=cells.size)
-    not_finite = np.bincount(cells.group, minlength=cells.size) - count
+    """Returns the lines of one column, of the groups in which values are there, some of which may not be finite."""
+    shown = there & np.isfinite(numbers)
+    finite, values = groups.chosen(shown), _chosen(numbers, shown)
+    count = finite.counts()
+    not_finite = groups.chosen(there).counts() - count
     with np.errstate(over="ignore"):
-        squares = finite.sums(finite.values**2)
+        squares = finite.reduced(np.add, values**2, 0)
     content = {
         **where,
-        "level": [level] * cells.size,
-        "column": [column] * cells.size,
+        "level": [level] * groups.size,
+        "column": [column] * groups.size,
         "count": count,
         "not_finite": not_finite,
-        "sum": finite.sums(finite.values),
+        "sum": finite.reduced(np.add, values, 0),
         "sum_squares": squares,
-        "min": pa.array(low, mask=count == 0),
-        "max": pa.array(high, mask=count == 0),
+        "min": pa.array(finite.reduced(np.minimum, values, np.inf), mask=count == 0),
+        "max": pa.array(finite.reduced(np.maximum, values, -np.inf), mask=count == 0),
         **lists,
     }
     arrays = [
-        pa.array(content[field.name], field.type) if field.name in content else pa.nulls(cells.size, field.type)
+        pa.array(content[field.name], field.type) if field.name in content else pa.nulls(groups.size, field.type)
         for field in ROLLUP_SCHEMA
     ]
     return pa.Table.from_arrays(arrays, schema=ROLLUP_SCHEMA).filter(pa.array(count + not_finite > 0))
 
 
-def _sketches(cells: _Cells) -> dict[str, pa.Array]:
-    return _sketch_lists(cells.group, _keys(cells.values), np.ones(len(cells.group), np.int64), cells.size)
+def _chosen(values: Array, there: Array) -> Array:
+    return values if there.all() else values[there]
+
+
+def _sketches(groups: _Groups, numbers: Array, shown: Array) -> dict[str, pa.Array]:
+    keys = _keys(numbers[shown])
+    return _sketch_lists(groups.group[shown], keys, np.ones(len(keys), np.int64), groups.size)
 
 
 def _sketch_lists(
@@ -237,23 +271,30 @@ def _sketch_lists(
     return {name: _lists(owner, size, values, there) for name, values in found.items()}
 
 
-def _bins(cells: _Cells, position: Array) -> dict[str, pa.Array]:
-    return _bin_lists(cells.group, position // BIN, np.ones(len(position)), cells.values, cells.size)
+def _bins(groups: _Groups, at: Array, numbers: Array, shown: Array) -> dict[str, pa.Array]:
+    return _bin_lists(groups.chosen(shown), _chosen(at, shown), None, _chosen(numbers, shown))
 
 
 def _bin_lists(
-    group: Array, at: Array, counts: Array, sums: Array, size: int, there: Array | None = None
+    groups: _Groups, at: Array, counts: Array | None, sums: Array, there: Array | None = None
 ) -> dict[str, pa.Array]:
-    """Returns the bins of ``size`` groups, each to the last that has a value; a bin may come several times."""
-    width = np.zeros(size, np.int64)
-    np.maximum.at(width, group, at + 1)
-    flat = (np.cumsum(width) - width)[group] + at
-    owner = np.repeat(np.arange(size), width)
+    """Returns the bins of each group, to the last that has a value; a bin may come several times.
+
+    Args:
+        groups: [N] whose each entry is.
+        at: [N] which bin it is of.
+        counts: [N] how many values an entry is the sum of; None = one each.
+        sums: [N] their sums.
+        there: The groups that have bins; all if None.
+    """
+    width = groups.reduced(np.maximum, at.astype(np.int64) + 1, 0)
+    flat = (np.cumsum(width) - width)[groups.group] + at
+    owner = np.repeat(np.arange(groups.size), width)
     found = {
         "bin_counts": np.bincount(flat, counts, minlength=len(owner)).astype(np.int64),
         "bin_sums": np.bincount(flat, sums, minlength=len(owner)),
     }
-    return {name: _lists(owner, size, values, there) for name, values in found.items()}
+    return {name: _lists(owner, groups.size, values, there) for name, values in found.items()}
 
 
 def _merged_lists(lines: pa.Table, group: Array, size: int, is_row: Array) -> dict[str, pa.Array]:
@@ -270,7 +311,7 @@ def _merged_lists(lines: pa.Table, group: Array, size: int, is_row: Array) -> di
     bins_group, at = owners("bin_counts")
     return {
         **_sketch_lists(keys_group, flat("sketch_keys"), flat("sketch_counts"), size, is_row),
-        **_bin_lists(bins_group, at, flat("bin_counts"), flat("bin_sums"), size, ~is_row),
+        **_bin_lists(_Groups(bins_group, size), at, flat("bin_counts"), flat("bin_sums"), ~is_row),
     }
 
 

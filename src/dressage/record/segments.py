@@ -60,6 +60,9 @@ class Manifest(NamedTuple):
     def replaced(self) -> set[tuple[Kind, str]]:
         return {(kind, stem) for kind, stems in self.replaces.items() for stem in stems}
 
+    def written(self) -> set[tuple[Kind, str]]:
+        return {(kind, segment.stem) for kind, segments in self.outputs.items() for segment in segments}
+
 
 class Listing(NamedTuple):
     """All committed segments, those of superseded attempts among them; what a compaction replaced is left out."""

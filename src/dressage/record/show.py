@@ -1,7 +1,6 @@
 """Shows a run in the terminal: its steps, its extreme responses, and one rollout token by token."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ import dressage
 from dressage.errors import UserError
 from dressage.record.reader import Run
 from dressage.record.schema import ROW_COLUMNS
+from dressage.record.storage import Place
 
 MOST_STEPS = 20
 MEANS = {"reward": "reward", "k1": "KL", "entropy": "entropy", "length": "length"}
@@ -53,20 +53,20 @@ VISIBLE = {code: 0x2400 + code for code in range(32)} | {0x7F: "␡", ord("\n"):
 VISIBLE |= dict.fromkeys(range(0x80, 0xA0), "\ufffd")
 
 
-def show(folder: Path, console: Console, *, step: int | None = None, sample: int | None = None, limit: int = 5) -> None:
+def show(place: Place, console: Console, *, step: int | None = None, sample: int | None = None, limit: int = 5) -> None:
     """Prints a run, or one of its rollouts; what was not measured is left out.
 
     Args:
-        folder: Run folder.
+        place: Run folder, or a URL.
         console: Where to print.
         step: Only responses of this step.
         sample: This rollout of ``step``, token by token.
         limit: Most responses in each list.
 
     Raises:
-        UserError: ``folder`` is no run folder, or the rollout is not in it.
+        UserError: ``place`` is no run, or the rollout is not in it.
     """
-    run = dressage.open(folder)
+    run = dressage.open(place)
     if sample is None:
         _show_header(run, console)
         _show_steps(run, console)
@@ -78,9 +78,9 @@ def show(folder: Path, console: Console, *, step: int | None = None, sample: int
         _show_rollout(run, console, step, sample)
 
 
-def headline(folder: Path) -> str | None:
+def headline(place: Place) -> str | None:
     """Returns what a run has learned in a few words, such as ``held-out perplexity 256 → 1.31``, if it was measured."""
-    table = dressage.open(folder).steps()
+    table = dressage.open(place).steps()
     name = next((name for name in HEADLINES if name in table.column_names), None)
     if name is None:
         return None

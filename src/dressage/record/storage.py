@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol
 
+import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
@@ -32,6 +33,9 @@ class Storage(Protocol):
 
     def size(self, name: str) -> int:
         """Bytes; FileNotFoundError if there is no such file."""
+
+    def modified(self, name: str) -> float:
+        """When a file was written, in seconds since 1970."""
 
     def path(self, name: str) -> str:
         """Where DuckDB and other readers find the file."""
@@ -63,6 +67,15 @@ def storage(place: Place) -> Storage:
     return Folder(Path(place)) if isinstance(place, str | Path) else place
 
 
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Says which file it is that is broken."""
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path} is no whole Parquet file: {str(error).splitlines()[0]}") from error
+
+
 class Folder:
     """A folder on this machine."""
 
@@ -84,6 +97,9 @@ class Folder:
     def size(self, name: str) -> int:
         return (self._folder / name).stat().st_size
 
+    def modified(self, name: str) -> float:
+        return (self._folder / name).stat().st_mtime
+
     def path(self, name: str) -> str:
         return str(self._folder / name)
 
@@ -91,7 +107,8 @@ class Folder:
         return (self._folder / name).read_bytes()
 
     def parquet(self, name: str, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-        return pq.ParquetFile(self._folder / name, metadata=metadata)
+        with _naming(self.path(name)):
+            return pq.ParquetFile(self._folder / name, metadata=metadata)
 
     def writing(self, name: str) -> AbstractContextManager[BinaryIO]:
         return replacing(self._folder / name)
@@ -130,6 +147,9 @@ class Remote:
     def size(self, name: str) -> int:
         return int(self.filesystem.size(self._at(name)))
 
+    def modified(self, name: str) -> float:
+        return float(self.filesystem.modified(self._at(name)).timestamp())
+
     def path(self, name: str) -> str:
         return str(self.filesystem.unstrip_protocol(self._at(name)))
 
@@ -137,7 +157,8 @@ class Remote:
         return bytes(self.filesystem.cat_file(self._at(name)))
 
     def parquet(self, name: str, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-        return pq.ParquetFile(self._at(name), metadata=metadata, filesystem=self._arrow, pre_buffer=True)
+        with _naming(self.path(name)):
+            return pq.ParquetFile(self._at(name), metadata=metadata, filesystem=self._arrow, pre_buffer=True)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[IO[bytes]]:

@@ -5,6 +5,10 @@ import { inScript } from "../src/api/snapshot";
 import { decoded } from "../src/api/tokens";
 import { parseSteps } from "../src/state/selection";
 import { formatRoute, parseRoute, patched } from "../src/state/address";
+import { csv } from "../src/maths/csv";
+import { telling } from "../src/maths/patterns";
+import { gist, systemTurn } from "../src/maths/prompt";
+import type { Pattern } from "../src/api/types";
 import { en } from "../src/i18n/en";
 import { vi } from "../src/i18n/vi";
 import { zh } from "../src/i18n/zh";
@@ -81,4 +85,48 @@ test("data in an exported page cannot end its element, and reads back the same",
   const text = inScript(JSON.stringify(hostile));
   assert.ok(!/[<\u2028\u2029]/.test(text));
   assert.deepEqual(JSON.parse(text), hostile);
+});
+
+test("a table's fields keep what they hold", () => {
+  assert.equal(
+    csv([
+      ["a", 1, null],
+      ['say "x"', "b,c", "d\ne"],
+    ]),
+    'a,1,\r\n"say ""x""","b,c","d\ne"\r\n',
+  );
+});
+
+test("among all kinds single letters say nothing, and signs are named once", () => {
+  const of = (text: string, kind: string) => ({ text, kind }) as Pattern;
+  const all = [of("#", "word"), of("e", "character"), of("#", "character"), of("i", "word"), of("é", "character")];
+  const left = telling([...all, of("好", "character"), of("🙂", "character")], "all");
+  assert.deepEqual(
+    left.map(({ text, kind }) => text + kind[0]),
+    ["#w", "iw", "好c", "🙂c"],
+  );
+  assert.equal(telling(all, "character").length, all.length);
+});
+
+test("the system turn of a chat template is found", () => {
+  const chat = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n";
+  assert.deepEqual(systemTurn(chat), [
+    "",
+    "<|im_start|>system\nBe kind.<|im_end|>\n",
+    chat.slice(chat.indexOf("\n<|") + 1),
+  ]);
+  const llama = "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nHi [/INST]";
+  assert.deepEqual(systemTurn(llama), ["<s>[INST] ", "<<SYS>>\nBe kind.\n<</SYS>>\n\n", "Hi [/INST]"]);
+  const header = "<|start_header_id|>system<|end_header_id|>\n\nX<|eot_id|><|start_header_id|>user";
+  assert.equal(systemTurn(header)?.[2], "<|start_header_id|>user");
+  assert.equal(systemTurn("<|system|>\nX</s>\n<|user|>\nHi")?.[2], "<|user|>\nHi");
+  for (const plain of ["", "The system", "<|im_start|>user\nHi<|im_end|>", "<|im_start|>system\nnever closed"]) {
+    assert.equal(systemTurn(plain), null);
+  }
+});
+
+test("a prompt on one line leaves out what the template wrote", () => {
+  const chat = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+  assert.equal(gist(chat), "user: Hi assistant:");
+  for (const same of ["Write a line.", "<|im_start|>system\nonly this<|im_end|>\n"]) assert.equal(gist(same), same);
 });

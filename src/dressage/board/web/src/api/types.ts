@@ -102,7 +102,10 @@ export interface Hits {
   step: number[];
   rows: number[];
   hits: number[];
+  /** hits are still being verified */
   at_most: boolean;
+  /** why the rest is not looked at */
+  stopped?: string | null;
 }
 
 export interface TokenColumn {
@@ -125,6 +128,9 @@ export interface Rollout extends Row {
   tokens: { count: number; columns: TokenColumn[] } | null;
   prompt_truncated: Maybe;
   response_truncated: Maybe;
+  ref_response_truncated: Maybe;
+  ground_truth_truncated: Maybe;
+  extra_truncated: Maybe;
   previous: Place | null;
   next: Place | null;
 }
@@ -178,6 +184,8 @@ export interface Pattern {
 export interface Patterns {
   steps: Steps[];
   patterns: Pattern[];
+  /** how many there are, those of other pages included */
+  total: number;
   indexed?: number;
 }
 
@@ -198,9 +206,10 @@ export interface Comparison {
   prompts: { prompt: string; runs: ComparedSide[] }[];
   /** wins[i][j]: prompts where side i's mean reward is above side j's */
   wins: number[][];
-  sides?: { n: number; mean: Maybe }[];
+  ties: number[][];
+  sides: { n: number; mean: Maybe }[];
   /** last side minus first, by prompt */
-  differences?: { edges: number[]; counts: number[] };
+  differences: { edges: number[]; counts: number[] };
 }
 
 export interface Finding {

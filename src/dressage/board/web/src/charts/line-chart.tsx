@@ -15,6 +15,12 @@ export interface Mark {
   title: string;
 }
 
+/** Steps that are shaded behind the curves. */
+export interface Stretch {
+  steps: readonly [first: number, last: number];
+  colour: string;
+}
+
 interface Props {
   spec: LineSpec;
   hint?: string | undefined;
@@ -22,6 +28,7 @@ interface Props {
   step: number;
   zoom: [number, number] | null;
   marks?: Mark[];
+  stretches?: Stretch[];
   onStep: (step: number) => void;
   onZoom: (zoom: [number, number] | null) => void;
   children?: ComponentChildren;
@@ -58,7 +65,7 @@ export function LineChart(props: Props) {
   useLayoutEffect(() => {
     plot.current!.redraw(false);
     showValues(plot.current!, latest.current, legend.current!);
-  }, [step, props.marks]);
+  }, [step, props.marks, props.stretches]);
 
   useLayoutEffect(() => {
     const watcher = new ResizeObserver(() => plot.current?.setSize({ width: place.current!.clientWidth, height }));
@@ -115,7 +122,7 @@ function options(
   const { spec } = latest.current;
   const axis: uPlot.Axis = {
     stroke: colours.muted,
-    font: `10.5px ${colours.sans}`,
+    font: `11px ${colours.sans}`,
     grid: { stroke: colours.line, width: 1 },
     ticks: { show: false },
     gap: 4,
@@ -206,7 +213,7 @@ function zoomTo(chart: uPlot, latest: Latest): void {
 }
 
 /** The healthy range and the selected step lie behind the curves. */
-function drawBehind(chart: uPlot, { spec, step }: Props, colours: Palette): void {
+function drawBehind(chart: uPlot, { spec, step, stretches = [] }: Props, colours: Palette): void {
   const { ctx, bbox } = chart;
   ctx.save();
   ctx.beginPath();
@@ -216,6 +223,11 @@ function drawBehind(chart: uPlot, { spec, step }: Props, colours: Palette): void
     const [low, high] = spec.healthy.map((value) => chart.valToPos(value, "y", true)) as [number, number];
     ctx.fillStyle = `${colours.good}14`;
     ctx.fillRect(bbox.left, high, bbox.width, low - high);
+  }
+  for (const { steps, colour } of stretches) {
+    const [first, last] = steps.map((value) => chart.valToPos(value, "x", true)) as [number, number];
+    ctx.fillStyle = `${colour}1f`;
+    ctx.fillRect(first, bbox.top, Math.max(2 * devicePixelRatio, last - first), bbox.height);
   }
   const x = Math.round(chart.valToPos(step, "x", true));
   ctx.fillStyle = colours.accent;

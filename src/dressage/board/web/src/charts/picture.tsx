@@ -23,9 +23,12 @@ export function Picture({ draw, height, label, class: kind = "", onPoint, onClic
   latest.current = draw;
   useStore(appearance);
 
-  useLayoutEffect(() => paint(canvas.current!, latest.current, height));
+  useLayoutEffect(() => soon(canvas.current!, { draw: latest.current, height }));
   useLayoutEffect(() => {
-    const watcher = new ResizeObserver(() => paint(canvas.current!, latest.current, height));
+    const watcher = new ResizeObserver(() => {
+      if (painted.get(canvas.current!) !== canvas.current!.clientWidth)
+        soon(canvas.current!, { draw: latest.current, height });
+    });
     watcher.observe(canvas.current!);
     return () => watcher.disconnect();
   }, [height]);
@@ -48,10 +51,32 @@ export function Picture({ draw, height, label, class: kind = "", onPoint, onClic
   );
 }
 
-function paint(canvas: HTMLCanvasElement, draw: Draw, height: number): void {
-  const width = canvas.clientWidth;
-  if (width === 0) return;
+interface Job {
+  draw: Draw;
+  height: number;
+}
+
+/** What has to be drawn before the browser shows the page. */
+const waiting = new Map<HTMLCanvasElement, Job>();
+
+/** The width each canvas was last drawn for. */
+const painted = new WeakMap<HTMLCanvasElement, number>();
+
+function soon(canvas: HTMLCanvasElement, job: Job): void {
+  if (waiting.size === 0) queueMicrotask(paintAll);
+  waiting.set(canvas, job);
+}
+
+/** All widths are read before anything is drawn: drawing makes the browser lay the page out anew for the next width. */
+function paintAll(): void {
+  const jobs = Array.from(waiting, ([canvas, job]) => ({ canvas, ...job, width: canvas.clientWidth }));
+  waiting.clear();
+  for (const job of jobs) if (job.width > 0) paint(job.canvas, job.draw, job.width, job.height);
+}
+
+function paint(canvas: HTMLCanvasElement, draw: Draw, width: number, height: number): void {
   const ratio = devicePixelRatio;
+  painted.set(canvas, width);
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
   const context = canvas.getContext("2d")!;

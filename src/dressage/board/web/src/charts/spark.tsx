@@ -1,71 +1,59 @@
-/** A small curve beside a number, and a range around a number. */
+/** A small curve beside a number, and a range around a number: as SVG, because tables have a hundred of them. */
 
-import { usePalette } from "./palette";
-import type { Pen, Point } from "./pen";
-import { Picture } from "./picture";
 import type { Maybe } from "../maths/numbers";
 
-export function Spark({
-  values,
-  high,
-  label,
-  height = 22,
-}: {
+const WIDE = 200;
+const TALL = 22;
+
+interface SparkProps {
   values: Maybe[];
   high: number;
   label: string;
-  height?: number;
-}) {
-  const colours = usePalette();
-  const draw = (pen: Pen, width: number, tall: number): void => {
-    const points = values.flatMap((value, i): Point[] =>
-      value === null
-        ? []
-        : [[1 + (i / Math.max(1, values.length - 1)) * (width - 4), tall - 2 - (value / (high || 1)) * (tall - 5)]],
-    );
-    if (points.length === 0) return;
-    pen.area([[points[0]![0], tall - 1], ...points, [points[points.length - 1]![0], tall - 1]], `${colours.accent}22`);
-    pen.line(points, { colour: colours.accent, width: 1.4 });
-    const [x, y] = points[points.length - 1]!;
-    pen.rect(x - 1.5, y - 1.5, 3, 3, colours.accent);
-  };
-  return <Picture draw={draw} height={height} label={label} class="spark" />;
 }
 
-/** A number with its interval on a scale symmetric about zero. */
-export function Whisker({
-  value,
-  interval,
-  most,
-  label,
-}: {
+export function Spark({ values, high, label }: SparkProps) {
+  const points = values.flatMap((value, i) => {
+    if (value === null) return [];
+    const x = 2 + (i / Math.max(1, values.length - 1)) * (WIDE - 4);
+    return [`${x.toFixed(1)},${(TALL - 2 - (value / (high || 1)) * (TALL - 5)).toFixed(1)}`];
+  });
+  const last = points[points.length - 1] ?? "";
+  const closed = [`2,${TALL - 1}`, ...points, `${last.split(",")[0]},${TALL - 1}`];
+  return (
+    <svg class="spark" viewBox={`0 0 ${WIDE} ${TALL}`} preserveAspectRatio="none" role="img" aria-label={label}>
+      {points.length > 0 && (
+        <>
+          <polygon class="under" points={closed.join(" ")} />
+          <polyline points={points.join(" ")} />
+          <path class="end" d={`M${last}h0`} />
+        </>
+      )}
+    </svg>
+  );
+}
+
+interface WhiskerProps {
   value: Maybe;
   interval: [number, number] | null;
+  /** the number at either end of the scale, which is symmetric about zero */
   most: number;
   label: string;
-}) {
-  const colours = usePalette();
-  const draw = (pen: Pen, width: number, tall: number): void => {
-    const x = (at: number): number => width / 2 + (Math.max(-1, Math.min(1, at / (most || 1))) * (width - 8)) / 2;
-    const middle = tall / 2;
-    pen.line(
-      [
-        [width / 2, 3],
-        [width / 2, tall - 3],
-      ],
-      { colour: colours.line },
-    );
-    if (value === null) return;
-    const colour = value < 0 ? colours.warm : colours.accent;
-    if (interval)
-      pen.line(
-        [
-          [x(interval[0]), middle],
-          [x(interval[1]), middle],
-        ],
-        { colour, width: 1.5 },
-      );
-    pen.rect(x(value) - 2.5, middle - 2.5, 5, 5, colour);
-  };
-  return <Picture draw={draw} height={22} label={label} class="spark" />;
+}
+
+export function Whisker({ value, interval, most, label }: WhiskerProps) {
+  const x = (at: number): string =>
+    (WIDE / 2 + (Math.max(-1, Math.min(1, at / (most || 1))) * (WIDE - 8)) / 2).toFixed(1);
+  return (
+    <svg
+      class={`spark ${(value ?? 0) < 0 ? "below" : ""}`}
+      viewBox={`0 0 ${WIDE} ${TALL}`}
+      preserveAspectRatio="none"
+      role="img"
+      aria-label={label}
+    >
+      <path class="zero" d={`M${WIDE / 2},3V${TALL - 3}`} />
+      {value !== null && interval && <path d={`M${x(interval[0])},${TALL / 2}H${x(interval[1])}`} />}
+      {value !== null && <path class="end" d={`M${x(value)},${TALL / 2}h0`} />}
+    </svg>
+  );
 }

@@ -67,7 +67,7 @@ export function SpreadChart({ title, hint, steps, patterns, step, onStep, onPatt
 const frameOf = (width: number, height: number, top = 8): Frame => ({
   left: 46,
   top,
-  right: width - 120,
+  right: width - Math.min(120, width * 0.3),
   bottom: height - 22,
 });
 

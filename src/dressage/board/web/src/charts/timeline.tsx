@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import type { Finding, Hits, Series } from "../api/types";
 import { useText } from "../i18n";
-import { number } from "../maths/format";
+import { number, whole } from "../maths/format";
 import { clamp, finite, nearest } from "../maths/numbers";
 import { type Palette, usePalette } from "./palette";
 import type { Pen, Point } from "./pen";
@@ -32,6 +32,7 @@ export function Timeline({ series, step, findings, hits, onStep }: Props) {
   };
   const shown = hover ?? step;
   const reward = series.rollups["reward"]?.mean[nearest(steps, shown)];
+  const searched = hits?.step.indexOf(shown) ?? -1;
   const found = findings.filter((finding) => finding.steps && shown >= finding.steps[0] && shown <= finding.steps[1]);
   return (
     <div class="timeline">
@@ -47,6 +48,11 @@ export function Timeline({ series, step, findings, hits, onStep }: Props) {
         <span>
           {t("reward")} {number(reward, 3)}
         </span>
+        {searched >= 0 && (
+          <span class="warning">
+            {t("hitsOf", { hits: whole(hits!.hits[searched]), rows: whole(hits!.rows[searched]) })}
+          </span>
+        )}
         {found.length > 0 && <span class={found[0]!.severity}>{found[0]!.title}</span>}
       </output>
     </div>

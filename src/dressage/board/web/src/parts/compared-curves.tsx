@@ -7,9 +7,10 @@ import { curveColour, type Palette, usePalette } from "../charts/palette";
 import type { Curve, LineSpec } from "../charts/line-spec";
 import { useText } from "../i18n";
 import { aligned } from "../maths/series";
+import type { Side } from "../maths/sides";
 import { Smoothing } from "./smoothing";
 import { runs } from "../state/board";
-import { metricNames, useSeries } from "../state/series";
+import { metricNames, useSeries, useZoomed } from "../state/series";
 import { patchRoute, useRoute } from "../state/router";
 import { useStore } from "../state/store";
 import { shaped } from "../views/overview-charts";
@@ -18,18 +19,20 @@ import { parseZoom } from "../views/overview";
 const USUAL = ["reward", "k1", "length", "entropy"];
 
 /** Runs load one hook each, so another number of them is another component. */
-export function ComparedCurves({ runs: wanted }: { runs: number[] }) {
-  return <Loaded key={wanted.join()} wanted={wanted} />;
+export function ComparedCurves({ sides }: { sides: Side[] }) {
+  const wanted = [...new Set(sides.map(({ run }) => run))];
+  return <Loaded key={wanted.join()} wanted={wanted} sides={sides} />;
 }
 
-function Loaded({ wanted }: { wanted: number[] }) {
+function Loaded({ wanted, sides }: { wanted: number[]; sides: Side[] }) {
   const colours = usePalette();
   const all = useStore(runs)!;
   const { query } = useRoute();
   const extra = query["curve"] ?? null;
-  const series = wanted.map((run) => useSeries(run, extra ? [extra] : []));
   const smoothing = Number(query["smooth"] ?? 0);
   const zoom = parseZoom(query["x"]);
+  const more = extra ? [extra] : [];
+  const series = wanted.map((run) => useZoomed(run, useSeries(run, more), zoom, more));
   const names = wanted.map((run) => all.find((one) => one.run === run)?.name ?? String(run));
   const specs = useMemo(
     () =>
@@ -38,6 +41,10 @@ function Loaded({ wanted }: { wanted: number[] }) {
         return spec ? [shaped(spec, { smooth: smoothing, zero: false, log: false })] : [];
       }),
     [...series, smoothing, extra, colours],
+  );
+  const stretches = useMemo(
+    () => sides.flatMap(({ steps }, i) => (steps ? [{ steps, colour: curveColour(colours, i) }] : [])),
+    [sides, colours],
   );
   const last = Math.max(0, ...series.map((one) => one?.step.at(-1) ?? 0));
   return (
@@ -53,6 +60,7 @@ function Loaded({ wanted }: { wanted: number[] }) {
             spec={spec}
             step={last}
             zoom={zoom}
+            stretches={stretches}
             onStep={() => undefined}
             onZoom={(range) => patchRoute({ x: range ? `${range[0]}-${range[1]}` : undefined }, true)}
           />

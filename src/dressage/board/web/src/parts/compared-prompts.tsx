@@ -5,19 +5,23 @@ import { curveColour, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
 import { number, signed, whole } from "../maths/format";
 import type { Side } from "../maths/sides";
+import { gist } from "../maths/prompt";
 import { oneLine, visible } from "../maths/text";
 import { patchRoute } from "../state/router";
 import { PROMPTS } from "../views/compare";
 import { Pages } from "./pages";
 import { openTokens } from "./rollout-line";
+import { SaveTable } from "./save-table";
 import { Segments } from "./segments";
 import { useSideName } from "./side-bar";
+
+/** Where the sides differ most; where the last side is ahead; where the first is. */
+export const ORDERS = ["spread", "-difference", "difference"] as const;
 
 interface Props {
   sides: Side[];
   comparison: Comparison;
-  /** null where the server knows one order only */
-  order: string | null;
+  order: (typeof ORDERS)[number];
   offset: number;
   loading: boolean;
 }
@@ -36,13 +40,12 @@ export function ComparedPrompts({ sides, comparison, order, offset, loading }: P
         <h2>{t("samePrompts")}</h2>
         <span class="muted">{loading ? "…" : whole(comparison.total)}</span>
         <span class="space" />
-        {order && (
-          <Segments
-            options={orders}
-            chosen={order as keyof typeof orders}
-            onChoose={(key) => patchRoute({ sort: key, offset: undefined }, true)}
-          />
-        )}
+        <SaveTable name={t("samePrompts")} rows={() => table(comparison, sides.map(name))} />
+        <Segments
+          options={orders}
+          chosen={order}
+          onChoose={(key) => patchRoute({ sort: key, offset: undefined }, true)}
+        />
       </div>
       {comparison.prompts.length === 0 && <p class="empty">{t("noSharedPrompts")}</p>}
       {comparison.prompts.map((prompt) => (
@@ -58,6 +61,13 @@ export function ComparedPrompts({ sides, comparison, order, offset, loading }: P
   );
 }
 
+function table({ prompts }: Comparison, names: string[]): unknown[][] {
+  const columns = ["step", "sample", "mean", "n", "response"] as const;
+  const head = ["prompt", ...names.flatMap((name) => columns.map((column) => `${name}: ${column}`))];
+  const rows = prompts.map(({ prompt, runs }) => [prompt, ...runs.flatMap((side) => columns.map((key) => side[key]))]);
+  return [head, ...rows];
+}
+
 function OnePrompt({ sides, prompt: { prompt, runs } }: { sides: Side[]; prompt: Comparison["prompts"][number] }) {
   const t = useText();
   const colours = usePalette();
@@ -66,7 +76,7 @@ function OnePrompt({ sides, prompt: { prompt, runs } }: { sides: Side[]; prompt:
   return (
     <article class="group">
       <header>
-        <span class="line">{oneLine(prompt)}</span>
+        <span class="line">{oneLine(gist(prompt))}</span>
         <b class={`number ${(difference ?? 0) < 0 ? "warning" : ""}`} title={t("differenceHint")}>
           {signed(difference)}
         </b>

@@ -21,8 +21,6 @@ const ELSEWHERE = new Set([
   "note",
   "previous",
   "next",
-  "prompt_truncated",
-  "response_truncated",
   "prompt_ids",
   "hit",
   "attempt",
@@ -33,7 +31,7 @@ const ELSEWHERE = new Set([
 export function Facts({ rollout }: { rollout: Rollout }) {
   const parts = Object.entries(rollout.parts ?? {}).map(([name, value]): [string, unknown] => [`part/${name}`, value]);
   const facts: [string, unknown][] = Object.entries(rollout).filter(
-    ([name, value]) => !ELSEWHERE.has(name) && value !== null,
+    ([name, value]) => !ELSEWHERE.has(name) && !name.endsWith("_truncated") && value !== null,
   );
   return (
     <dl class="facts">

@@ -6,6 +6,7 @@ import { useResource } from "../api/resource";
 import type { Group, Row, Rows } from "../api/types";
 import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
+import { gist } from "../maths/prompt";
 import { oneLine, visible } from "../maths/text";
 import { useRun, useVersion } from "../state/board";
 import { Problem } from "./failure";
@@ -85,7 +86,7 @@ function OneGroup({ run, group, rows }: { run: number; group: Group; rows: Row[]
   return (
     <article class={`group ${group.zero_variance ? "flat" : ""}`}>
       <header>
-        <span class="line">{oneLine(group.prompt)}</span>
+        <span class="line">{oneLine(gist(group.prompt))}</span>
         {group.zero_variance && (
           <span class="tag" title={t("flatHint")}>
             {t("flat")}

@@ -6,6 +6,7 @@ import { useResource } from "../api/resource";
 import type { NeverBeats as Prompt } from "../api/types";
 import { useText } from "../i18n";
 import { signed, whole } from "../maths/format";
+import { gist } from "../maths/prompt";
 import { oneLine } from "../maths/text";
 import { useRun, useVersion } from "../state/board";
 import { go } from "../state/router";
@@ -48,7 +49,7 @@ export function NeverBeats() {
                 onClick={() => open(prompt.group)}
                 onKeyDown={(event) => event.key === "Enter" && open(prompt.group)}
               >
-                <td class="line">{oneLine(prompt.prompt)}</td>
+                <td class="line">{oneLine(gist(prompt.prompt))}</td>
                 <td class="number">{whole(prompt.tries)}</td>
                 <td class="number">{signed(prompt.best_gap)}</td>
                 <td class="number">{prompt.last_step}</td>

@@ -12,6 +12,7 @@ import { Facts } from "./facts";
 import { Problem } from "./failure";
 import { Note } from "./note";
 import { openTokens, RolloutLine } from "./rollout-line";
+import { PromptText } from "./prompt";
 import { Siblings } from "./siblings";
 import { Star } from "./star";
 import { Text, TextDifference } from "./text";
@@ -63,7 +64,7 @@ function Body({ run, rollout, search }: { run: number; rollout: Rollout; search:
       <Note run={run} row={rollout} />
       <Facts rollout={rollout} />
       <h3>{t("prompt")}</h3>
-      <Text text={rollout.prompt} search={search} whole={rollout.prompt_truncated} muted />
+      <PromptText text={rollout.prompt} search={search} whole={rollout.prompt_truncated} muted />
       <h3>
         {t("response")} <span class="muted">{number(rollout.reward)}</span>
         {reference !== null && (
@@ -87,13 +88,13 @@ function Body({ run, rollout, search }: { run: number; rollout: Rollout; search:
           <h3>
             {t("reference")} <span class="muted">{number(rollout.ref_reward)}</span>
           </h3>
-          <Text text={reference} search={search} muted />
+          <Text text={reference} search={search} whole={rollout.ref_response_truncated} muted />
         </>
       )}
       {rollout.ground_truth !== null && (
         <>
           <h3>{t("groundTruth")}</h3>
-          <Text text={rollout.ground_truth} search="" />
+          <Text text={rollout.ground_truth} search="" whole={rollout.ground_truth_truncated} />
         </>
       )}
       <Siblings run={run} rollout={rollout} />
@@ -101,7 +102,7 @@ function Body({ run, rollout, search }: { run: number; rollout: Rollout; search:
       {rollout.extra && (
         <details>
           <summary>{t("extra")}</summary>
-          <Text text={rollout.extra} search="" muted />
+          <Text text={rollout.extra} search="" whole={rollout.extra_truncated} muted />
         </details>
       )}
     </div>

@@ -1,6 +1,7 @@
 /** One rollout in one line; opens its tokens. */
 
 import { number } from "../maths/format";
+import { gist } from "../maths/prompt";
 import { oneLine } from "../maths/text";
 import { go, tabRoute } from "../state/router";
 
@@ -14,6 +15,9 @@ interface Props {
   chosen?: boolean;
 }
 
+/** The response has to be seen too. */
+const beginning = (text: string): string => (text.length > 60 ? `${text.slice(0, 58)}…` : text);
+
 /** The choice of metrics stays from one rollout to the next. */
 export function openTokens(run: number, step: number, sample: number): void {
   const { token: _, ...kept } = tabRoute("tokens").query;
@@ -25,7 +29,7 @@ export function RolloutLine({ run, step, sample, reward, prompt, response, chose
     <button type="button" class={`rollout ${chosen ? "chosen" : ""}`} onClick={() => openTokens(run, step, sample)}>
       <b class="number">{number(reward, 3)}</b>
       <span class="line">
-        {prompt !== undefined && <span class="muted">{oneLine(prompt)} ▸ </span>}
+        {prompt !== undefined && <span class="muted">{oneLine(beginning(gist(prompt)))} ▸ </span>}
         {oneLine(response)}
       </span>
     </button>

@@ -1,6 +1,7 @@
 /** The strip under the tabs: the run at a glance, and the step that every view shows. */
 
-import { address } from "../api/client";
+import { useEffect, useState } from "preact/hooks";
+import { address, forgetMatching } from "../api/client";
 import { useResource } from "../api/resource";
 import type { Finding, Hits } from "../api/types";
 import { Timeline } from "../charts/timeline";
@@ -8,10 +9,26 @@ import { useText } from "../i18n";
 import { moveStep, selectStep, useRun, useStep, useVersion } from "../state/board";
 import { useSeries } from "../state/series";
 import { useRoute } from "../state/router";
+import { VERIFYING_MS } from "../state/rows";
 
 export function useFindings(run: number): Finding[] {
   const version = useVersion(run);
   return useResource<Finding[] | null>(address(`runs/${run}/findings`), version).data ?? [];
+}
+
+/** Hits by step; while the server still verifies them, it is asked again. */
+function useHits(url: string | null, version: number): Hits | null {
+  const [again, setAgain] = useState(0);
+  const hits = useResource<Hits>(url, version + again).data;
+  useEffect(() => {
+    if (!hits?.at_most || hits.stopped) return;
+    const timer = setTimeout(() => {
+      forgetMatching((known) => known === url);
+      setAgain(again + 1);
+    }, VERIFYING_MS);
+    return () => clearTimeout(timer);
+  }, [hits]);
+  return hits;
 }
 
 export function Scrubber() {
@@ -23,7 +40,7 @@ export function Scrubber() {
   const { view, query } = useRoute();
   const { q, regex, filter } = query;
   const searching = view === "responses" && q ? address(`runs/${run.run}/hits`, { q, regex, filter }) : null;
-  const hits = useResource<Hits>(searching, useVersion(run.run)).data;
+  const hits = useHits(searching, useVersion(run.run));
   if (view === "compare" || series?.step.length === 0) return null;
   if (!series) return <div class="scrubber waiting" />;
   return (

@@ -9,6 +9,7 @@ import { patchRoute, useRoute } from "../state/router";
 import type { RowPages } from "../state/rows";
 import { parseSteps } from "../state/selection";
 import { allColumns } from "../views/response-columns";
+import { Field } from "./field";
 import { Menu } from "./menu";
 
 interface Props {
@@ -19,9 +20,6 @@ interface Props {
   fresh: number;
   onRefresh: () => void;
 }
-
-/** Typing is answered after this pause. */
-const PAUSE_MS = 180;
 
 export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Props) {
   const t = useText();
@@ -91,43 +89,6 @@ function ColumnMenu({ run, names }: { run: RunSummary; names: string[] }) {
 function toggled(all: string[], names: string[], name: string): string {
   const chosen = names.includes(name) ? names.filter((one) => one !== name) : [...names, name];
   return all.filter((one) => chosen.includes(one)).join(",");
-}
-
-interface FieldProps {
-  name: "q" | "filter";
-  hint: string;
-  title?: string;
-  class: string;
-  wrong?: boolean;
-  field?: { current: HTMLInputElement | null };
-}
-
-function Field({ name, hint, title, class: kind, wrong = false, field }: FieldProps) {
-  const { query } = useRoute();
-  const [text, setText] = useState(query[name] ?? "");
-  useEffect(() => setText(query[name] ?? ""), [query[name]]);
-  useEffect(() => {
-    if (text === (query[name] ?? "")) return;
-    const timer = setTimeout(() => patchRoute({ [name]: text }, true), PAUSE_MS);
-    return () => clearTimeout(timer);
-  }, [text]);
-  return (
-    <input
-      ref={field ?? null}
-      type="search"
-      class={`${kind} ${wrong ? "wrong" : ""}`}
-      placeholder={hint}
-      title={title}
-      aria-label={title ?? hint}
-      value={text}
-      spellcheck={false}
-      onInput={(event) => setText(event.currentTarget.value)}
-      onKeyDown={(event) => {
-        if (event.key === "Enter") patchRoute({ [name]: text }, true);
-        if (event.key === "Enter" || event.key === "Escape") event.currentTarget.blur();
-      }}
-    />
-  );
 }
 
 function Scope({ step }: { step: number }) {

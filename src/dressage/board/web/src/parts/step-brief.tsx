@@ -28,13 +28,20 @@ export function StepBrief({ step }: { step: number }) {
       </div>
       <div class="two">
         <RewardHistogram column="reward" />
-        <Card title={t("bestWorst")}>
-          <Extremes step={step} sort="-reward" />
-          <hr />
-          <Extremes step={step} sort="reward" />
-        </Card>
+        <BestWorst step={step} />
       </div>
     </section>
+  );
+}
+
+export function BestWorst({ step }: { step: number }) {
+  const t = useText();
+  return (
+    <Card title={t("bestWorst")}>
+      <Extremes step={step} sort="-reward" />
+      <hr />
+      <Extremes step={step} sort="reward" />
+    </Card>
   );
 }
 

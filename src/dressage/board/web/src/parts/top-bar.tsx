@@ -38,7 +38,7 @@ export function TopBar({ onHelp }: { onHelp: () => void }) {
       {!inSnapshot && <ExportMenu />}
       <LanguageChoice />
       <ThemeButton />
-      <button type="button" class="quiet icon" title={t("keys")} aria-label={t("keys")} onClick={onHelp}>
+      <button type="button" class="quiet icon keyboard" title={t("keys")} aria-label={t("keys")} onClick={onHelp}>
         ?
       </button>
       <Working />
@@ -63,6 +63,7 @@ function RunChoice() {
     <select
       class="run"
       value={run.run}
+      disabled={useRoute().view === "compare"}
       title={run.path}
       aria-label={t("run")}
       onChange={(event) => choose(event.currentTarget.value)}

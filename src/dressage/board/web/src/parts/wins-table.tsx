@@ -24,8 +24,8 @@ export function WinsTable({ sides, comparison }: Props) {
         <thead>
           <tr>
             <th />
-            {known && <th class="number">{t("rollouts")}</th>}
-            {known && <th class="number">{t("meanReward")}</th>}
+            <th class="number">{t("rollouts")}</th>
+            <th class="number">{t("meanReward")}</th>
             {sides.map((side, i) => (
               <th key={i} class="number">
                 {t("beats", { name: name(side) })}
@@ -42,8 +42,8 @@ export function WinsTable({ sides, comparison }: Props) {
                   {name(side)}
                 </span>
               </td>
-              {known && <td class="number">{whole(known[i]?.n)}</td>}
-              {known && <td class="number">{number(known[i]?.mean)}</td>}
+              <td class="number">{whole(known[i]?.n)}</td>
+              <td class="number">{number(known[i]?.mean)}</td>
               {sides.map((_, j) =>
                 i === j ? <td key={j} /> : <Wins key={j} comparison={comparison} row={i} column={j} />,
               )}
@@ -58,10 +58,18 @@ export function WinsTable({ sides, comparison }: Props) {
 /** A cell is the stronger, the more prompts the row wins. */
 const STRONGEST = 110;
 
-function Wins({ comparison: { wins, total }, row, column }: { comparison: Comparison; row: number; column: number }) {
+function Wins({
+  comparison: { wins, ties, total },
+  row,
+  column,
+}: {
+  comparison: Comparison;
+  row: number;
+  column: number;
+}) {
   const t = useText();
   const colours = usePalette();
-  const [won, lost] = [wins[row]![column]!, wins[column]![row]!];
+  const won = wins[row]![column]!;
   const share = total > 0 ? won / total : 0;
   const alpha = Math.round(share * STRONGEST)
     .toString(16)
@@ -69,7 +77,7 @@ function Wins({ comparison: { wins, total }, row, column }: { comparison: Compar
   return (
     <td
       class="number"
-      title={t("winsOf", { wins: whole(won), total: whole(total), ties: whole(total - won - lost) })}
+      title={t("winsOf", { wins: whole(won), total: whole(total), ties: whole(ties[row]![column]) })}
       style={{ backgroundColor: colours.hues.positive + alpha }}
     >
       {total > 0 ? percent(share, 0) : "–"}

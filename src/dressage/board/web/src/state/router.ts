@@ -27,14 +27,15 @@ export function currentRoute(): Route {
 export function go(view: View, query: Query, replace = false): void {
   const next = { view, query };
   if (formatRoute(next) === formatRoute(route.get())) return;
-  left[next.view] = next.query;
   const address = (inSnapshot ? "#" : "") + formatRoute(next);
   history[replace ? "replaceState" : "pushState"](null, "", address);
   show(next);
 }
 
 function show(next: Route): void {
-  if (next.view !== route.get().view) beginView();
+  const before = route.get();
+  left[before.view] = before.query;
+  if (next.view !== before.view) beginView();
   route.set(next);
 }
 

@@ -34,7 +34,7 @@ interface Held {
 const KEPT = 60;
 
 /** While the server verifies hits, it is asked again after this pause. */
-const VERIFYING_MS = 300;
+export const VERIFYING_MS = 300;
 
 export function useRowPages(run: number, rows: Selection, version: number): RowPages {
   const loader = useMemo(() => new RowLoader(), []);
@@ -101,8 +101,9 @@ class RowLoader {
     const { key, total, error, pages } = this.held.get();
     const same = key === this.key;
     if (same && error !== null) return null;
-    const last = same ? Math.min(this.view[1], total - 1) : this.view[1];
-    for (let page = Math.floor(this.view[0] / PAGE); page * PAGE <= last; page++) {
+    // Where nothing is found yet, the first page is asked for again as well.
+    const last = same ? Math.max(0, Math.min(this.view[1], total - 1)) : this.view[1];
+    for (let page = Math.floor(Math.min(this.view[0], last) / PAGE); page * PAGE <= last; page++) {
       if (!same || !pages.has(page)) return page;
     }
     return null;

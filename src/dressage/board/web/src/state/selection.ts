@@ -27,8 +27,8 @@ export function parseSteps(text: string): string | null {
   return first <= last ? `${first}-${last}` : null;
 }
 
-/** Rows are asked for in pages of this size. */
-export const PAGE = 100;
+/** Rows are asked for in pages of this size: what fits into a window and a little more. */
+export const PAGE = 50;
 
 export function rowsAddress(run: number, rows: Selection, offset: number): string {
   return address(`runs/${run}/rows`, { ...rows, offset, limit: PAGE });

@@ -2,6 +2,7 @@
 
 import { useEffect } from "preact/hooks";
 import { address, getJson } from "../api/client";
+import { useResource } from "../api/resource";
 import { inSnapshot } from "../api/snapshot";
 import type { Series } from "../api/types";
 import { appended, completed } from "../maths/series";
@@ -33,6 +34,9 @@ const FIRST = [
   "tokens_per_second",
 ];
 
+/** Charts are some 300 pixels wide; the server puts the steps of a longer run together. */
+const POINTS = 400;
+
 const curves = createStore<Record<number, Series>>({});
 
 /** What was asked for, by run. */
@@ -47,6 +51,22 @@ export function useSeries(run: number, more: readonly string[] = []): Series | n
   const known = useStore(curves)[run] ?? null;
   useEffect(() => void want(run, more), [run, more.join()]);
   return known;
+}
+
+const together = (series: Series): boolean => series.steps?.some(([first, last]) => first !== last) ?? false;
+
+/**
+ * The same curves with the steps that are zoomed in on apart, where the whole run has them put together.
+ *
+ * @param more as for useSeries
+ */
+export function useZoomed(run: number, series: Series | null, zoom: [number, number] | null, more: readonly string[]) {
+  const names = [...new Set([...Object.keys(series?.metrics ?? {}), ...Object.keys(series?.rollups ?? {}), ...more])];
+  const wanted = series && zoom && together(series);
+  const steps = zoom && `${Math.max(0, zoom[0])}-${Math.max(0, zoom[1])}`;
+  const url = wanted ? address(`runs/${run}/series`, { names: names.join(), steps, points: POINTS }) : null;
+  const near = useResource<Series>(url, series?.step.length).data;
+  return (url && near) || series;
 }
 
 export function knownSeries(): Record<number, Series> {
@@ -78,8 +98,7 @@ export async function growSeries(run: number): Promise<void> {
   const series = curves.get()[run];
   if (!series) return;
   const again = series.step.at(-AGAIN) ?? series.step[0];
-  const together = series.steps?.some(([first, end]) => first !== end) ?? false;
-  const from = again === undefined || together ? undefined : `${again}-999999999`;
+  const from = again === undefined || together(series) ? undefined : `${again}-999999999`;
   await take(run, [...asked[run]!], (before, answer) => (from && before ? appended(before, answer) : answer), from);
 }
 
@@ -87,7 +106,7 @@ type Join = (before: Series | undefined, answer: Series) => Series;
 
 async function take(run: number, names: string[], join: Join, steps?: string): Promise<void> {
   const path = `runs/${run}/series`;
-  const url = inSnapshot ? address(path) : address(path, { names: names.join(), steps });
+  const url = inSnapshot ? address(path) : address(path, { names: names.join(), steps, points: POINTS });
   try {
     const answer = await getJson<Series>(url);
     curves.set({ ...curves.get(), [run]: join(curves.get()[run], answer) });

@@ -121,13 +121,11 @@ function drawValues(
   const place = (amount: number): number => clamp(y(amount), frame.top, frame.bottom);
   const x = (token: number): number => frame.left + ((token + 0.5) / value.length) * (frame.right - frame.left);
   leftAxis(pen, frame, low - room, high + room, colours);
-  pen.line(
-    [
-      [frame.left, place(0)],
-      [frame.right, place(0)],
-    ],
-    { colour: colours.faint },
-  );
+  const zero: Point[] = [
+    [frame.left, y(0)],
+    [frame.right, y(0)],
+  ];
+  if (low <= 0 && high >= 0) pen.line(zero, { colour: colours.faint });
   const points = (values: Float32Array, at: number[]): Point[] => at.map((i): Point => [x(i), place(values[i]!)]);
   const [upper, lower] = [points(value, expected), points(target, came)];
   pen.area([...upper, ...[...lower].reverse()], `${colours.warm}40`);

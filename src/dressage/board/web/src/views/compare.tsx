@@ -9,7 +9,7 @@ import { curveColour, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
 import { formatSides, parseSides, type Side, usualSides } from "../maths/sides";
 import { ComparedCurves } from "../parts/compared-curves";
-import { ComparedPrompts } from "../parts/compared-prompts";
+import { ComparedPrompts, ORDERS } from "../parts/compared-prompts";
 import { Problem } from "../parts/failure";
 import { SideBar, useSideName } from "../parts/side-bar";
 import { WinsTable } from "../parts/wins-table";
@@ -32,7 +32,7 @@ export function Compare() {
     return given.length > 0 ? given : usualSides(all);
   }, [text, all.length]);
   const offset = Number(query["offset"] ?? 0);
-  const order = query["sort"];
+  const order = ORDERS.find((one) => one === query["sort"]) ?? "spread";
   const url = address("compare", { runs: formatSides(sides), sort: order, offset, limit: PROMPTS });
   const { data, error, loading } = useResource<Comparison>(sides.length > 1 ? url : null);
   const set = (next: Side[]): void => patchRoute({ sides: formatSides(next), offset: undefined }, true);
@@ -40,12 +40,12 @@ export function Compare() {
   return (
     <main class="view">
       <SideBar sides={sides} onChange={set} />
-      <ComparedCurves runs={[...new Set(sides.map(({ run }) => run))]} />
+      <ComparedCurves sides={sides} />
       <Problem text={error} />
       {usable && (
         <div class="two">
           <WinsTable sides={sides} comparison={usable} />
-          {usable.differences && (
+          {usable.total > 0 && (
             <HistogramChart
               title={t("differenceOf", { a: name(sides[sides.length - 1]!), b: name(sides[0]!) })}
               hint={t("differenceHint")}
@@ -63,15 +63,7 @@ export function Compare() {
           )}
         </div>
       )}
-      {usable && (
-        <ComparedPrompts
-          sides={sides}
-          comparison={usable}
-          order={usable.differences ? (order ?? "spread") : null}
-          offset={offset}
-          loading={loading}
-        />
-      )}
+      {usable && <ComparedPrompts sides={sides} comparison={usable} order={order} offset={offset} loading={loading} />}
     </main>
   );
 }

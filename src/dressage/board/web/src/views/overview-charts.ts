@@ -10,7 +10,11 @@ export interface Shaping {
   smooth: number;
   zero: boolean;
   log: boolean;
+  band: (typeof BANDS)[number];
 }
+
+/** What lies behind a mean: the middle 50 % and 90 % of the rollouts, one standard deviation each way, nothing. */
+export const BANDS = ["quantiles", "spread", "none"] as const;
 
 export interface Chart {
   spec: LineSpec;
@@ -32,6 +36,8 @@ const HEALTHY_KL: [number, number] = [0, 10];
 export function mainCharts(series: Series, shaping: Shaping, colours: Palette, t: Translate): Chart[] {
   const of = (column: string): Rollup | undefined => series.rollups[column];
   const metric = (...names: string[]): Wanted["curves"] => names.map((from) => ({ name: short(from), from }));
+  const sides = (name: string): Wanted["curves"] =>
+    ["policy", "value"].map((side) => ({ name: side, from: `${side}/${name}` }));
   const parts = Object.keys(series.rollups).filter((name) => name.startsWith("part/"));
   const klMetric = series.metrics["kl/objective"];
   const wanted: Wanted[] = [
@@ -77,7 +83,7 @@ export function mainCharts(series: Series, shaping: Shaping, colours: Palette, t
     },
     { title: "gap", hint: "hintGap", spread: of("gap"), curves: [{ name: t("mean"), from: of("gap")?.mean }] },
     { title: "explained", hint: "hintExplained", curves: metric("value/explained_variance") },
-    { title: "clip", hint: "hintClip", curves: metric("policy/clip_fraction", "value/clip_fraction") },
+    { title: "clip", hint: "hintClip", curves: sides("clip_fraction") },
     { title: "ratio", hint: "hintRatio", curves: metric("policy/ratio", "policy/ratio_max") },
     { title: "gradient", hint: "hintGradient", curves: metric("optim/grad_norm") },
     { title: "loss", hint: "hintLoss", curves: metric("loss/total", "loss/policy", "loss/value") },
@@ -124,19 +130,25 @@ function built(
     return measured ? [{ name, values: values!, colour: colour ?? curveColour(colours, i), dashed }] : [];
   });
   if (found.length === 0) return [];
-  const bands: Band[] =
-    spread && !shaping.zero
-      ? [
-          { low: spread.q05, high: spread.q95, colour: `${colours.s1}14` },
-          { low: spread.q25, high: spread.q75, colour: `${colours.s1}26` },
-        ]
-      : [];
+  const bands = spread && !shaping.zero ? bandsOf(spread, shaping.band, colours.s1) : [];
   const spec: LineSpec = { title: t(title), x: series.step, curves: found, bands, log: shaping.log, healthy };
   return [{ spec: shaped(spec, shaping), hint: t(hint) }];
 }
 
+function bandsOf({ mean, sd, ...rollup }: Rollup, kind: Shaping["band"], colour: string): Band[] {
+  if (kind === "none") return [];
+  if (kind === "quantiles")
+    return [
+      { low: rollup.q05, high: rollup.q95, colour: `${colour}14` },
+      { low: rollup.q25, high: rollup.q75, colour: `${colour}26` },
+    ];
+  const away = (times: number): Maybe[] =>
+    mean.map((value, i) => (value === null || sd[i] == null ? null : value + times * sd[i]!));
+  return [{ low: away(-1), high: away(1), colour: `${colour}22` }];
+}
+
 /** Smoothed curves stand before their own pale originals. */
-export function shaped(spec: LineSpec, { smooth: weight, zero, log }: Shaping): LineSpec {
+export function shaped(spec: LineSpec, { smooth: weight, zero, log }: Omit<Shaping, "band">): LineSpec {
   const curves = spec.curves.flatMap((curve): Curve[] => {
     const values = zero ? fromZero(curve.values) : curve.values;
     if (weight <= 0) return [{ ...curve, values }];

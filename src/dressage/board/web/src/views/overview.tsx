@@ -5,13 +5,15 @@ import { LineChart, type Mark } from "../charts/line-chart";
 import { type Palette, usePalette } from "../charts/palette";
 import type { Finding } from "../api/types";
 import { useText } from "../i18n";
+import { Segments } from "../parts/segments";
 import { Smoothing } from "../parts/smoothing";
 import { StepBrief } from "../parts/step-brief";
 import { useFindings } from "../parts/scrubber";
+import { Findings } from "../parts/findings";
 import { selectStep, useRun, useStep } from "../state/board";
-import { metricNames, useSeries } from "../state/series";
+import { metricNames, useSeries, useZoomed } from "../state/series";
 import { patchRoute, useRoute } from "../state/router";
-import { type Chart, mainCharts, otherCharts, type Shaping } from "./overview-charts";
+import { BANDS, type Chart, mainCharts, otherCharts, type Shaping } from "./overview-charts";
 
 export function Overview() {
   const t = useText();
@@ -19,7 +21,8 @@ export function Overview() {
   const step = useStep();
   const [find, setFind] = useState<string | null>(null);
   const known = useSeries(run.run);
-  const series = useSeries(run.run, find === null ? [] : metricNames(known));
+  const more = find === null ? [] : metricNames(known);
+  const whole = useSeries(run.run, more);
   const colours = usePalette();
   const findings = useFindings(run.run);
   const { query } = useRoute();
@@ -27,10 +30,12 @@ export function Overview() {
     smooth: Number(query["smooth"] ?? 0),
     zero: query["zero"] === "1",
     log: query["log"] === "1",
+    band: BANDS.find((one) => one === query["band"]) ?? "quantiles",
   };
   const zoom = parseZoom(query["x"]);
+  const series = useZoomed(run.run, whole, zoom, more);
   const marks = useMemo(() => marksOf(findings, colours), [findings, colours]);
-  const shape = [series, shaping.smooth, shaping.zero, shaping.log, colours, t("reward")];
+  const shape = [series, shaping.smooth, shaping.zero, shaping.log, shaping.band, colours, t("reward")];
   const charts = useMemo(() => (series ? mainCharts(series, shaping, colours, t) : []), shape);
   const others = useMemo(
     () => (series && find !== null ? otherCharts(series, shaping, colours, find) : new Map<string, Chart[]>()),
@@ -58,6 +63,7 @@ export function Overview() {
     );
   return (
     <main class="view">
+      <Findings run={run.run} findings={findings} />
       <ShapingBar shaping={shaping} zoomed={zoom !== null} />
       <div class="charts">{charts.map((chart) => drawn(chart))}</div>
       {run.columns.rows.length > 0 && <StepBrief step={step} />}
@@ -75,6 +81,7 @@ function marksOf(findings: Finding[], colours: Palette): Mark[] {
 
 function ShapingBar({ shaping, zoomed }: { shaping: Shaping; zoomed: boolean }) {
   const t = useText();
+  const bands = { quantiles: t("bandQuantiles"), spread: t("bandSpread"), none: t("bandNone") };
   const toggle = (key: "zero" | "log") => patchRoute({ [key]: shaping[key] ? undefined : 1 }, true);
   return (
     <div class="bar">
@@ -91,6 +98,7 @@ function ShapingBar({ shaping, zoomed }: { shaping: Shaping; zoomed: boolean }) 
       <button type="button" class={shaping.log ? "on" : ""} aria-pressed={shaping.log} onClick={() => toggle("log")}>
         {t("logAxis")}
       </button>
+      <Segments options={bands} chosen={shaping.band} onChoose={(key) => patchRoute({ band: key }, true)} />
       {zoomed && (
         <button type="button" onClick={() => patchRoute({ x: undefined }, true)}>
           {t("wholeRun")}

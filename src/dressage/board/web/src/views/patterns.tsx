@@ -7,14 +7,20 @@ import { Spark, Whisker } from "../charts/spark";
 import { SpreadChart } from "../charts/spread";
 import { useText } from "../i18n";
 import { percent, signed, whole } from "../maths/format";
+import { telling } from "../maths/patterns";
 import { visible } from "../maths/text";
+import { Card } from "../parts/card";
 import { Problem } from "../parts/failure";
+import { Field } from "../parts/field";
+import { Pages } from "../parts/pages";
+import { SaveTable } from "../parts/save-table";
 import { Segments } from "../parts/segments";
 import { selectStep, useRun, useStep, useVersion } from "../state/board";
 import { go, patchRoute, useRoute } from "../state/router";
 
 const KINDS = ["all", "word", "ngram", "character"] as const;
 const ORDERS = ["growth", "decline", "lift", "frequency"] as const;
+const PAGE = 50;
 /** So many patterns are drawn as curves. */
 const DRAWN = 6;
 
@@ -25,9 +31,10 @@ export function Patterns() {
   const { query } = useRoute();
   const kind = KINDS.find((one) => one === query["kind"]) ?? "all";
   const order = ORDERS.find((one) => one === query["sort"]) ?? "growth";
-  const url = address(`runs/${run.run}/patterns`, { kind, sort: order, limit: 60 });
+  const offset = Number(query["offset"] ?? 0);
+  const url = address(`runs/${run.run}/patterns`, { kind, sort: order, q: query["find"], offset, limit: PAGE });
   const { data, error } = useResource<Answer>(url, useVersion(run.run));
-  const found = distinct(data?.patterns ?? []);
+  const found = telling(data?.patterns ?? [], kind);
   const search = (pattern: Pattern): void =>
     go("responses", { run: String(run.run), q: pattern.text, sort: "-reward" });
   const drawn = { patterns: found.slice(0, DRAWN), step, onStep: selectStep, onPattern: search };
@@ -43,6 +50,12 @@ export function Patterns() {
         <>
           <SpreadChart title={t("spreadTitle")} hint={t("spreadHint")} steps={data.steps} {...drawn} />
           <PatternTable patterns={found} onOpen={search} />
+          <Pages
+            offset={offset}
+            size={PAGE}
+            total={data.total}
+            onTurn={(next) => patchRoute({ offset: next || undefined }, true)}
+          />
         </>
       )}
     </main>
@@ -55,19 +68,18 @@ function Choice({ kind, order }: { kind: (typeof KINDS)[number]; order: (typeof 
   const orders = { growth: t("growth"), decline: t("decline"), lift: t("lift"), frequency: t("frequency") };
   return (
     <div class="bar">
-      <Segments options={kinds} chosen={kind} onChoose={(key) => patchRoute({ kind: key }, true)} />
+      <Segments options={kinds} chosen={kind} onChoose={(key) => patchRoute({ kind: key, offset: undefined }, true)} />
       <span class="muted">{t("sortBy")}</span>
-      <Segments options={orders} chosen={order} onChoose={(key) => patchRoute({ sort: key }, true)} />
+      <Segments
+        options={orders}
+        chosen={order}
+        onChoose={(key) => patchRoute({ sort: key, offset: undefined }, true)}
+      />
+      <Field name="find" hint={t("findPattern")} class="search" />
       <span class="space" />
       <span class="muted">{t("patternsHint")}</span>
     </div>
   );
-}
-
-/** A sign that stands alone is a word and a character: once is enough. */
-function distinct(patterns: Pattern[]): Pattern[] {
-  const seen = new Set<string>();
-  return patterns.filter(({ text }) => !seen.has(text) && seen.add(text));
 }
 
 function PatternTable({ patterns, onOpen }: { patterns: Pattern[]; onOpen: (pattern: Pattern) => void }) {
@@ -75,55 +87,81 @@ function PatternTable({ patterns, onOpen }: { patterns: Pattern[]; onOpen: (patt
   const lifts = patterns.flatMap(({ lift, lift_interval: interval }) => [lift ?? 0, ...(interval ?? [])]).map(Math.abs);
   const most = Math.max(...lifts, 1e-9);
   return (
-    <table class="plain patterns">
-      <thead>
-        <tr>
-          <th>{t("pattern")}</th>
-          <th>{t("shareOverSteps")}</th>
-          <th class="number">{t("shareFirstLast")}</th>
-          <th class="number">{t("growth")}</th>
-          <th class="number" title={t("liftHint")}>
-            {t("lift")}
-          </th>
-          <th title={t("liftHint")}>{t("liftInterval")}</th>
-          <th class="number">{t("rollouts")}</th>
-        </tr>
-      </thead>
-      <tbody>
-        {patterns.map((pattern) => (
-          <tr
-            key={`${pattern.kind} ${pattern.text}`}
-            class="click"
-            tabIndex={0}
-            onClick={() => onOpen(pattern)}
-            onKeyDown={(event) => event.key === "Enter" && onOpen(pattern)}
-          >
-            <td>
-              <code class="pattern">
-                <bdi>{shown(pattern.text)}</bdi>
-              </code>
-            </td>
-            <td>
-              <Spark
-                values={pattern.share}
-                high={Math.max(0.02, ...pattern.share.filter((share) => share !== null))}
-                label={t("shareOverSteps")}
-              />
-            </td>
-            <td class="number">
-              {percent(pattern.first)} → <b>{percent(pattern.last)}</b>
-            </td>
-            <td class={`number ${(pattern.growth ?? 0) >= 0.1 ? "warning" : ""}`}>{points(pattern.growth)}</td>
-            <td class="number">{signed(pattern.lift)}</td>
-            <td>
-              <Whisker value={pattern.lift} interval={pattern.lift_interval} most={most} label={t("lift")} />
-            </td>
-            <td class="number">{whole(pattern.rows)}</td>
+    <Card
+      title={t("patterns")}
+      class="patterns"
+      actions={<SaveTable name={t("patterns")} rows={() => table(patterns)} />}
+    >
+      <table class="plain">
+        <thead>
+          <tr>
+            <th>{t("pattern")}</th>
+            <th class="curve">
+              <span class="wide">{t("shareOverSteps")}</span>
+            </th>
+            <th class="number">{t("shareFirstLast")}</th>
+            <th class="number wide" title={t("growthHint")}>
+              {t("growth")}
+            </th>
+            <th class="number" title={t("liftHint")}>
+              {t("lift")}
+            </th>
+            <th class="wide" title={t("liftHint")}>
+              {t("liftInterval")}
+            </th>
+            <th class="number wide">{t("rollouts")}</th>
           </tr>
-        ))}
-      </tbody>
-    </table>
+        </thead>
+        <tbody>
+          {patterns.map((pattern) => (
+            <OnePattern key={`${pattern.kind} ${pattern.text}`} pattern={pattern} most={most} onOpen={onOpen} />
+          ))}
+        </tbody>
+      </table>
+    </Card>
   );
+}
+
+interface OneProps {
+  pattern: Pattern;
+  most: number;
+  onOpen: (pattern: Pattern) => void;
+}
+
+function OnePattern({ pattern, most, onOpen }: OneProps) {
+  const t = useText();
+  const { text, share, first, last, growth, lift } = pattern;
+  const high = Math.max(0.02, ...share.filter((one) => one !== null));
+  const keyed = (event: KeyboardEvent): void => void (event.key === "Enter" && onOpen(pattern));
+  return (
+    <tr class="click" tabIndex={0} onClick={() => onOpen(pattern)} onKeyDown={keyed}>
+      <td>
+        <code class="pattern">
+          <bdi>{shown(text)}</bdi>
+        </code>
+      </td>
+      <td class="curve">
+        <Spark values={share} high={high} label={t("shareOverSteps")} />
+      </td>
+      <td class="number">
+        {percent(first)} → <b>{percent(last)}</b>
+      </td>
+      <td class={`number wide ${(growth ?? 0) >= 0.1 ? "warning" : ""}`}>{points(growth)}</td>
+      <td class="number">{signed(lift)}</td>
+      <td class="wide">
+        <Whisker value={lift} interval={pattern.lift_interval} most={most} label={t("lift")} />
+      </td>
+      <td class="number wide">{whole(pattern.rows)}</td>
+    </tr>
+  );
+}
+
+function table(patterns: Pattern[]): unknown[][] {
+  const head = ["pattern", "kind", "first", "last", "growth", "lift", "lift_low", "lift_high", "rollouts"];
+  const rows = patterns.map(({ text, kind, first, last, growth, lift, lift_interval: interval, rows }) => [
+    ...[text, kind, first, last, growth, lift, interval?.[0], interval?.[1], rows],
+  ]);
+  return [head, ...rows];
 }
 
 export function shown(text: string): string {

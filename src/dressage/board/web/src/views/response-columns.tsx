@@ -3,6 +3,7 @@
 import type { ComponentChildren } from "preact";
 import type { Row, RunSummary } from "../api/types";
 import { fixed, whole } from "../maths/format";
+import { gist } from "../maths/prompt";
 import { oneLine, visible } from "../maths/text";
 
 export interface Column {
@@ -17,25 +18,44 @@ export interface Column {
 
 const WHOLE = new Set(["step", "sample", "group", "length", "policy_version", "attempt", "rank", "row"]);
 
-/** What a table shows before anybody chooses; the rest is a tick away. */
-const USUAL = ["step", "sample", "reward", "gap", "k1", "log_ratio_max", "length", "entropy", "repetition"];
+/** What a table shows before anybody chooses, the most wanted first; the rest is a tick away. */
+const WANTED = [
+  "reward",
+  "step",
+  "k1",
+  "length",
+  "sample",
+  "gap",
+  "prompt",
+  "log_ratio_max",
+  "entropy",
+  "finish_reason",
+];
 
-/** In a narrower window the texts would be out of view. */
-const NARROW = 1100;
+/** The response keeps so many pixels. */
+const ROOM = 460;
+const NARROW_ROOM = 150;
 
-export function usualColumns(run: RunSummary): string[] {
-  if (innerWidth < NARROW)
-    return ["step", "reward", "k1", "length", "response"].filter(
-      (name) => name === "response" || run.columns.rows.includes(name),
-    );
+/** As many of the wanted columns as leave the response its room, in the order of the whole list. */
+export function usualColumns(run: RunSummary, sort: string | undefined, width: number): string[] {
+  const all = allColumns(run);
   const parts = run.columns.parts.length > 1 ? run.columns.parts.slice(0, 3).map((name) => `part/${name}`) : [];
-  return [...USUAL.filter((name) => run.columns.rows.includes(name)), ...parts, "finish_reason", "prompt", "response"];
+  const chosen = ["response", sortedBy(sort)];
+  let left = width - 46 - (width < 700 ? NARROW_ROOM : ROOM);
+  for (const name of [...WANTED, ...parts, "repetition"].filter((name) => all.includes(name))) {
+    left -= column(name).width;
+    if (left < 0) break;
+    chosen.push(name);
+  }
+  return all.filter((name) => chosen.includes(name));
 }
+
+/** What is sorted by is always shown. */
+const sortedBy = (sort: string | undefined): string => (sort ?? "step").replace(/^-/, "");
 
 /** Beside an open rollout, whose numbers are there, the texts get the room. */
 export function fewColumns(sort: string | undefined): string[] {
-  const sorted = (sort ?? "step").replace(/^-/, "");
-  return [...new Set(["step", "sample", "reward", sorted]), "response"];
+  return [...new Set(["step", "sample", "reward", sortedBy(sort)]), "response"];
 }
 
 export function allColumns(run: RunSummary): string[] {
@@ -54,8 +74,11 @@ export function allColumns(run: RunSummary): string[] {
 
 export function column(key: string): Column {
   if (key === "prompt")
-    return { key, label: key, width: 180, grow: 1, sortable: false, cell: (row) => oneLine(row.prompt) };
-  if (key === "response") return { key, label: key, width: 320, grow: 3, sortable: false, cell: excerpt };
+    return { key, label: key, width: 180, grow: 1, sortable: false, cell: (row) => oneLine(gist(row.prompt)) };
+  if (key === "response") {
+    const width = Math.round(Math.min(320, innerWidth * 0.4));
+    return { key, label: key, width, grow: 3, sortable: false, cell: excerpt };
+  }
   if (key === "note") return { key, label: key, width: 140, sortable: false, cell: (row) => oneLine(row.note ?? "") };
   if (key === "finish_reason" || key === "split") {
     return { key, label: key, width: 84, sortable: false, cell: (row) => visible(String(row[key] ?? "–")) };

@@ -32,7 +32,8 @@ export function Responses() {
   const rows = selection(query, step);
   const pages = useRowPages(run.run, rows, seen);
   const place = parsePlace(query["at"]);
-  const names = query["columns"]?.split(",") ?? (place ? fewColumns(query["sort"]) : usualColumns(run));
+  const names =
+    query["columns"]?.split(",") ?? (place ? fewColumns(query["sort"]) : usualColumns(run, query["sort"], innerWidth));
   const [index, setIndex] = useState<number | null>(null);
   const list = useRef<ListHandle>(null);
 

@@ -9,14 +9,14 @@ import { number, whole } from "../maths/format";
 import { Groups } from "../parts/groups";
 import { NeverBeats } from "../parts/never-beats";
 import { Problem } from "../parts/failure";
+import { BestWorst } from "../parts/step-brief";
 import { GapHistogram, RewardHistogram } from "../parts/step-charts";
 import { selectStep, useRun, useStep, useVersion } from "../state/board";
 import { useSeries } from "../state/series";
 import { patchRoute, useRoute } from "../state/router";
 
-/** As tall as the histograms beside it: with a reference there are two. */
+/** As tall as what stands beside it. */
 const TALL = 452;
-const SHORT = 300;
 
 export function StepView() {
   const t = useText();
@@ -53,14 +53,14 @@ export function StepView() {
       <div class="two step">
         <div class="stack">
           <RewardHistogram column={column} />
-          {hasReference && <GapHistogram />}
+          {hasReference ? <GapHistogram /> : <BestWorst step={step} />}
         </div>
         {ridge.data && (
           <RidgeChart
             title={t("overRun", { name: column === "reward" ? t("reward") : column })}
             hint={t("hintRidge")}
             ridge={ridge.data}
-            height={hasReference ? TALL : SHORT}
+            height={TALL}
             step={step}
             onStep={selectStep}
           />

@@ -7,9 +7,11 @@ import { loadTokens, type Tokens as Loaded } from "../api/tokens";
 import type { Place } from "../api/types";
 import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
+import { gist } from "../maths/prompt";
 import { oneLine, visible } from "../maths/text";
 import { Problem } from "../parts/failure";
 import { openTokens } from "../parts/rollout-line";
+import { PromptText } from "../parts/prompt";
 import { Siblings } from "../parts/siblings";
 import { Star } from "../parts/star";
 import { Text } from "../parts/text";
@@ -26,6 +28,9 @@ import { TokenCard } from "../tokens/token-card";
 import { TokenText } from "../tokens/token-text";
 import { ValueChart } from "../tokens/value-chart";
 import { type Looked, measure, type Measured } from "../tokens/measured";
+
+/** Of a response of more tokens, the text is painted before the pictures below it are drawn. */
+const LONG = 4000;
 
 /** A longer prompt starts folded. */
 const LONG_PROMPT = 280;
@@ -70,6 +75,7 @@ function Opened({ run, loaded }: { run: number; loaded: Loaded }) {
   const chosen = measured.find(({ metric }) => metric.key === query["metric"]) ?? measured[0];
   const strips = stripsOf(measured, query["strips"]);
   const { rollout } = loaded;
+  const painted = useAfterPaint(loaded.count > LONG);
   useTokenKeys(run, loaded, measured, looked);
   return (
     <>
@@ -89,8 +95,8 @@ function Opened({ run, loaded }: { run: number; loaded: Loaded }) {
                 stripes={query["stripes"] === "1" ? strips : []}
                 looked={looked}
               />
-              <Strips loaded={loaded} strips={strips} looked={looked} />
-              <ValueChart loaded={loaded} measured={measured} looked={looked} />
+              {painted && <Strips loaded={loaded} strips={strips} looked={looked} />}
+              {painted && <ValueChart loaded={loaded} measured={measured} looked={looked} />}
             </div>
             <TokenCard loaded={loaded} measured={measured} looked={looked} />
           </div>
@@ -103,11 +109,22 @@ function Opened({ run, loaded }: { run: number; loaded: Loaded }) {
           <summary>
             {t("reference")} · {number(rollout.ref_reward)}
           </summary>
-          <Text text={rollout.ref_response} search="" muted />
+          <Text text={rollout.ref_response} search="" whole={rollout.ref_response_truncated} muted />
         </details>
       )}
     </>
   );
+}
+
+/** False until the page has been painted once, where there is reason to wait. */
+function useAfterPaint(wait: boolean): boolean {
+  const [painted, setPainted] = useState(!wait);
+  useEffect(() => {
+    if (painted) return;
+    const frame = requestAnimationFrame(() => setTimeout(() => setPainted(true)));
+    return () => cancelAnimationFrame(frame);
+  }, []);
+  return painted;
 }
 
 /** Without a choice the first few that say most together. */
@@ -196,9 +213,9 @@ function Prompt({ text, length }: { text: string; length: number | null }) {
     <details class="prompt" open={text.length <= LONG_PROMPT}>
       <summary>
         {t("prompt")}
-        <span class="muted line">{oneLine(text.slice(-120))}</span>
+        <span class="muted line">{oneLine(gist(text).slice(-160))}</span>
       </summary>
-      <Text text={text} search="" whole={length} />
+      <PromptText text={text} whole={length} />
     </details>
   );
 }

@@ -1,0 +1,42 @@
+"""Files of the index mapped into memory.
+
+The pages of such a file that were looked at count as memory of the process, though they are the system's cache of the
+file. Given back, they cost next to nothing to get again.
+"""
+
+import mmap
+from pathlib import Path
+from weakref import WeakSet
+
+import numpy as np
+import pyarrow as pa
+
+from dressage.index.columns import Array
+
+_maps: "WeakSet[mmap.mmap]" = WeakSet()
+
+
+def mapped(path: Path, dtype: np.dtype[np.void] | str, count: int) -> Array:
+    """Returns the first ``count`` numbers of a file."""
+    dtype = np.dtype(dtype)
+    return np.frombuffer(_map(path, count * dtype.itemsize), dtype, count) if count else np.empty(0, dtype)
+
+
+def mapped_table(path: Path) -> tuple[pa.Table, mmap.mmap]:
+    """Returns the table in an Arrow file, and what to give back."""
+    whole = _map(path, 0)
+    return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(whole))).read_all(), whole
+
+
+def give_back(some: mmap.mmap | None = None) -> None:
+    """Gives the pages of one file, or of all, back to the system."""
+    for each in list(_maps) if some is None else [some]:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            each.madvise(mmap.MADV_DONTNEED)
+
+
+def _map(path: Path, size: int) -> mmap.mmap:
+    with path.open("rb") as file:
+        whole = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    _maps.add(whole)
+    return whole

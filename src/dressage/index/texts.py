@@ -1,0 +1,122 @@
+"""The beginnings of all prompts and responses, of which any hundred are read in a few milliseconds.
+
+The record compresses a thousand rollouts together, so reading one text there costs as much as reading all of them.
+Here few stand together, in blocks of ``ROWS`` in the order in which the rows came; the last ones wait until a block is
+full. Blocks are only added: ``texts`` holds one after another, ``texts-places`` where each ends and how many bytes it
+is when unpacked.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dressage.index.columns import Array, write_at
+from dressage.index.folder import TEXT_ROWS as ROWS
+from dressage.index.folder import State
+from dressage.index.snapshot import Snapshot
+from dressage.record import Run
+
+LENGTH = 2_000
+"""Characters that are kept of a text."""
+PORTION = 1 << 16
+"""Rows after which the state is written."""
+CHUNK_ROWS = 4_096
+CHUNK_BYTES = 4_000_000
+CODEC = pa.Codec("zstd", 3)
+
+
+class Texts(NamedTuple):
+    """Texts of some rows; those of superseded attempts are empty."""
+
+    prompt: list[str]
+    response: list[str]
+
+
+def due(state: State) -> bool:
+    """Returns whether there is a block of rows whose texts are not stored."""
+    return state.rows - state.texts >= ROWS
+
+
+def store_texts(folder: Path, state: State, run: Run) -> State:
+    """Returns the state with the texts of the next rows."""
+    first, stop = state.texts, min(state.texts + PORTION, state.rows) // ROWS * ROWS
+    sizes, packed = [], []
+    for chunk in _chunks(run, Snapshot(folder, state), first, stop):
+        for start in range(0, len(chunk.prompt), ROWS):
+            block = _block(Texts(*(texts[start : start + ROWS] for texts in chunk)))
+            sizes.append(len(block))
+            packed.append(CODEC.compress(block, asbytes=True))
+    end = int(_places(folder, first)[-1, 0])
+    ends = end + np.cumsum([len(block) for block in packed])
+    write_at(folder / "texts", end, np.frombuffer(b"".join(packed), np.uint8))
+    if not first:
+        write_at(folder / "texts-places", 0, np.zeros(2, "<i8"))
+    write_at(folder / "texts-places", 2 + 2 * (first // ROWS), np.stack([ends, sizes], axis=1).astype("<i8"))
+    return state.with_(texts=stop)
+
+
+def read_texts(run: Run, snapshot: Snapshot, rows: Array) -> Texts:
+    """Returns the beginnings of the texts of some rows, at most ``LENGTH`` characters of each."""
+    found = Texts([""] * len(rows), [""] * len(rows))
+    stored = rows < snapshot.state.texts
+    places = _places(snapshot.folder, snapshot.state.texts)
+    packed = np.memmap(snapshot.folder / "texts", np.uint8, "r") if stored.any() else np.empty(0, np.uint8)
+    for block in np.unique(rows[stored] // ROWS).tolist():
+        wanted = np.flatnonzero(stored & (rows // ROWS == block)).tolist()
+        (start, _), (end, size) = places[block : block + 2].tolist()
+        texts = _unpacked(CODEC.decompress(packed[start:end], size, asbytes=True), rows[wanted] % ROWS)
+        for some, column in zip(found, texts, strict=True):
+            for place, text in zip(wanted, column, strict=True):
+                some[place] = text
+    waiting = np.flatnonzero(~stored)
+    if len(waiting):
+        for some, column in zip(found, _recorded(run, snapshot, rows[waiting]), strict=True):
+            for place, text in zip(waiting.tolist(), column, strict=True):
+                some[place] = text
+    return found
+
+
+def _unpacked(block: bytes, rows: Array) -> Texts:
+    """Returns the texts of some rows of a block, counted from its first."""
+    ends = [8 * ROWS, *(8 * ROWS + np.cumsum(np.frombuffer(block, "<i4", 2 * ROWS))).tolist()]
+    columns = [[block[ends[row] : ends[row + 1]].decode() for row in part.tolist()] for part in (rows, ROWS + rows)]
+    return Texts(*columns)
+
+
+def _block(texts: Texts) -> bytes:
+    """Returns the lengths of prompts and responses in bytes, and then all of them."""
+    encoded = [text.encode() for text in (*texts.prompt, *texts.response)]
+    return np.array([len(text) for text in encoded], "<i4").tobytes() + b"".join(encoded)
+
+
+def _places(folder: Path, rows: int) -> Array:
+    """Returns [1 + blocks, 2] where each block of the first rows ends and its size unpacked, after a line of zeros."""
+    if not rows:
+        return np.zeros((1, 2), "<i8")
+    return np.memmap(folder / "texts-places", "<i8", "r", shape=(1 + rows // ROWS, 2))
+
+
+def _chunks(run: Run, snapshot: Snapshot, first: int, stop: int) -> Iterator[Texts]:
+    """Yields the texts of the rows, as many blocks together as fit into memory well."""
+    size = ROWS
+    while first < stop:
+        chunk = _recorded(run, snapshot, np.arange(first, min(first + size, stop)))
+        yield chunk
+        first += len(chunk.prompt)
+        length = max(sum(map(len, chunk.response)), 1)
+        size = max(min(CHUNK_ROWS, 8 * size, size * CHUNK_BYTES // length) // ROWS, 1) * ROWS
+
+
+def _recorded(run: Run, snapshot: Snapshot, rows: Array) -> Texts:
+    """Returns the beginnings of the texts of some rows from the record."""
+    alive = np.ones(len(rows), np.bool_) if snapshot.alive is None else snapshot.alive[rows]
+    living = rows[alive]
+    keys = list(zip(snapshot.raw("step")[living].tolist(), snapshot.raw("sample")[living].tolist(), strict=True))
+    table = run.fetch(keys, list(Texts._fields))
+    place = np.where(alive, np.cumsum(alive) - 1, -1).tolist()
+    columns = [pc.utf8_slice_codeunits(table[name], 0, LENGTH).to_pylist() for name in Texts._fields]
+    return Texts(*([(texts[i] or "") if i >= 0 else "" for i in place] for texts in columns))

@@ -1,0 +1,323 @@
+"""The numbers on the screen are those of the record, which is read here without the board."""
+
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from browser_helpers import STEPS, opened, parsed
+from playwright.sync_api import Page, expect
+
+import dressage
+
+
+@pytest.fixture(scope="module")
+def rows(runs_told):
+    """Every rollout of the first run, by step and sample."""
+    return dressage.open(runs_told[0]).rows().to_pylist(maps_as_pydicts="strict")
+
+
+def trained(rows, step):
+    return [row for row in rows if row["step"] == step and row["split"] == "train"]
+
+
+def near(text: str, value: float, rel: float = 5e-4, at_most: float = 1e-9) -> None:
+    assert parsed(text) == pytest.approx(value, rel=rel, abs=at_most), (text, value)
+
+
+def facts(page: Page, place: str) -> dict[str, str]:
+    names = page.locator(f"{place} dt").all_inner_texts()
+    return dict(zip(names, page.locator(f"{place} dd").all_inner_texts(), strict=True))
+
+
+def legend(page: Page, title: str) -> dict[str, str]:
+    card = page.locator(".card", has=page.get_by_role("heading", name=title, exact=True)).first
+    keys = card.locator(".legend .key")
+    return {key.locator(".name").inner_text(): key.locator("b").inner_text() for key in keys.all()}
+
+
+def test_the_overview_shows_the_selected_steps_means(browser, board_told, rows):
+    with opened(browser, board_told.address) as page:
+        page.locator(".plot canvas").first.wait_for()
+
+        def agrees(step: int) -> None:
+            shown = legend(page, "Reward")
+            near(shown["mean"], np.mean([row["reward"] for row in trained(rows, step)]))
+            near(shown["reference"], np.mean([row["ref_reward"] for row in trained(rows, step)]))
+            scored = [row["reward"] for row in rows if row["step"] == step and row["split"] == "eval"]
+            near(shown["evaluation"], np.mean(scored))
+            near(legend(page, "Response length")["mean"], np.mean([row["length"] for row in trained(rows, step)]))
+            near(legend(page, "KL to the reference")["objective"], 0.5 * step)
+            parts = legend(page, "Reward parts")
+            for name in ("helpful", "signs"):
+                near(parts[name], np.mean([row["reward_parts"][name] for row in trained(rows, step)]))
+
+        agrees(STEPS - 1)
+        plot = page.locator(".u-over").first.bounding_box()
+        page.mouse.click(plot["x"] + plot["width"] * 4 / (STEPS - 1), plot["y"] + 40)
+        expect(page.locator(".timeline output b")).to_have_text("4")
+        page.mouse.move(5, 5)
+        agrees(4)
+        best = sorted(trained(rows, 4) + [r for r in rows if r["step"] == 4 and r["split"] == "eval"], key=reward)
+        lines = page.locator(".extremes").first.locator(".rollout b").all_inner_texts()
+        expect(page.locator(".extremes").first.locator(".rollout")).to_have_count(4)
+        for text, row in zip(lines, best[::-1], strict=False):
+            near(text, row["reward"], rel=5e-3)
+
+
+def reward(row) -> float:
+    return row["reward"]
+
+
+def test_a_step_says_how_its_rewards_lie(browser, board_told, rows):
+    with opened(browser, f"{board_told.address}/step?step=6") as page:
+        page.locator(".facts dd").first.wait_for()
+        shown = facts(page, ".bar .facts")
+        values = np.array([row["reward"] for row in trained(rows, 6)])
+        near(shown["rollouts"], len(values))
+        near(shown["mean"], values.mean())
+        near(shown["spread"], values.std(), rel=5e-3)
+        near(shown["lowest"], values.min())
+        near(shown["highest"], values.max())
+        # The median comes from the sketch of the roll-ups: within 0.8 % of a value that lies in the middle.
+        middle = sorted(values)[7:9]
+        assert middle[0] * 0.99 <= parsed(shown["median"]) <= middle[1] * 1.01
+
+
+def test_the_responses_to_a_prompt_stand_side_by_side(browser, board_told, rows):
+    with opened(browser, f"{board_told.address}/step?step=6") as page:
+        page.locator(".group .siblings button").first.wait_for()
+        here = [row for row in rows if row["step"] == 6]
+        groups = defaultdict(list)
+        for row in here:
+            groups[row["group"]].append(row["reward"])
+        shown = page.locator("article.group")
+        expect(shown).to_have_count(len(groups))
+        page.locator("article.group").last.locator(".siblings button").first.wait_for()
+        found = []
+        for article in shown.all():
+            mean, sd = re.search(r"(\S+) ± (\S+)", article.locator("header .number").inner_text()).groups()
+            rewards = [parsed(text) for text in article.locator(".siblings b").all_inner_texts()]
+            found.append((parsed(sd), rewards))
+            near(mean, np.mean(rewards), rel=5e-3)
+            near(sd, np.std(rewards), rel=2e-2, at_most=1e-2)
+        assert [sd for sd, _ in found] == sorted((sd for sd, _ in found), reverse=True)
+        wanted = sorted(sorted(values) for values in groups.values())
+        shown_rewards = sorted(sorted(rewards) for _, rewards in found)
+        assert np.ravel(shown_rewards) == pytest.approx(np.ravel(wanted), abs=0.006)
+        flat = page.locator("article.group.flat")
+        expect(flat).to_have_count(1)
+        expect(flat).to_contain_text("no variance")
+
+
+def test_the_prompts_that_never_beat_the_reference(browser, board_told, rows):
+    best, tries = {}, Counter()
+    for row in rows:
+        best[row["group"]] = max(best.get(row["group"], -math.inf), row["reward"] - row["ref_reward"])
+        tries[row["group"]] += 1
+    wanted = {group: gap for group, gap in best.items() if gap <= 0}
+    assert {3, 7, 11} <= set(wanted)
+    with opened(browser, f"{board_told.address}/step") as page:
+        table = page.locator("section", has=page.get_by_role("heading", name="Never beat the reference")).last
+        expect(table.locator("tbody tr")).to_have_count(len(wanted))
+        for line in table.locator("tbody tr").all():
+            prompt, count, gap, _ = line.locator("td").all_inner_texts()
+            group = int(re.search(r"line (\d+)", prompt)[1])
+            assert parsed(count) == tries[group]
+            near(gap, wanted[group], rel=5e-3)
+        line.click()
+        expect(page.locator(".bar output")).to_have_text(f"{tries[group]} rollouts")
+
+
+@pytest.mark.parametrize("column", ["reward", "k1", "length", "part/helpful"])
+def test_the_table_is_sorted_both_ways(browser, board_told, rows, column):
+    def value(row) -> float:
+        return row["reward_parts"][column[5:]] if column.startswith("part/") else row[column]
+
+    with opened(browser, f"{board_told.address}/responses?columns=step,sample,{column},response") as page:
+        heading = page.get_by_role("columnheader").get_by_role("button", name=column, exact=False)
+        for way in ("descending", "ascending"):
+            heading.first.click()
+            expect(page.locator(f'[aria-sort="{way}"]')).to_have_count(1)
+            wanted = sorted((value(row) for row in rows), reverse=way == "descending")
+            first = page.locator('.tr[aria-rowindex="1"] .td').nth(2)
+            page.wait_for_function(
+                "([cell, wanted]) => Math.abs(parseFloat(cell.textContent.replace('−', '-')) - wanted) < 1e-3",
+                arg=[first.element_handle(), wanted[0]],
+            )
+            for place in range(20):
+                cells = page.locator(f'.tr[aria-rowindex="{place + 1}"] .td').all_inner_texts()
+                near(cells[2], wanted[place], at_most=6e-4)
+                row = next(row for row in rows if [str(row["step"]), str(row["sample"])] == cells[:2])
+                near(cells[2], value(row), at_most=6e-4)
+                assert cells[3].strip() == row["response"].replace("\n", " ⏎ ").strip()
+        page.get_by_role("grid").press("End")
+        expect(page.locator(f'.tr[aria-rowindex="{len(rows)}"]')).to_be_visible()
+        last = page.locator(f'.tr[aria-rowindex="{len(rows)}"] .td').nth(2)
+        near(last.inner_text(), wanted[-1], at_most=6e-4)
+
+
+def test_a_filter_shows_what_it_says(browser, board_told, rows):
+    with opened(browser, f"{board_told.address}/responses", forgiven="status of 400") as page:
+        count = page.locator(".bar output")
+        expect(count).to_have_text(f"{len(rows)} rollouts")
+        field = page.get_by_placeholder("reward > 2 and length < 100")
+        field.fill('reward > 1.5 and length < 15 and split == "train"')
+        wanted = [row for row in rows if row["reward"] > 1.5 and row["length"] < 15 and row["split"] == "train"]
+        expect(count).to_have_text(f"{len(wanted)} rollouts")
+        assert 0 < len(wanted) < len(rows)
+        field.fill('parts["signs"] > 0')
+        signs = sum(row["reward_parts"]["signs"] > 0 for row in rows)
+        expect(count).to_have_text(f"{signs} rollouts")
+        field.fill("reward >")
+        expect(page.get_by_role("alert")).to_be_visible()
+        field.fill("")
+        page.get_by_role("textbox", name="First and last step").fill("2-4")
+        page.keyboard.press("Enter")
+        expect(count).to_have_text(f"{sum(2 <= row['step'] <= 4 for row in rows)} rollouts")
+
+
+def hover_step(page: Page, step: int, text: str) -> None:
+    box = page.locator(".timeline canvas").bounding_box()
+    page.mouse.move(box["x"] + 10 + step / (STEPS - 1) * (box["width"] - 20), box["y"] + 20)
+    output = page.locator(".timeline output")
+    expect(output.locator("b")).to_have_text(str(step))
+    expect(output).to_contain_text(text)
+
+
+SEARCHES = {"q=%23": "#", "q=Light+over": "light over", "q=ca%28lm%7Cll%29&regex=1": "ca(lm|ll)"}
+
+
+@pytest.mark.parametrize(("query", "expression"), SEARCHES.items())
+def test_a_search_says_how_many_responses_of_each_step_match(browser, board_told, rows, query, expression):
+    pattern = re.compile(expression, 0 if "regex" in query else re.IGNORECASE)
+    matching = [row for row in rows if pattern.search(row["response"])]
+    assert matching
+    with opened(browser, f"{board_told.address}/responses?{query}") as page:
+        expect(page.locator(".bar output")).to_have_text(f"{len(matching)} rollouts")
+        expect(page.locator(".tr mark").first).to_have_text(pattern)
+        for step in range(STEPS):
+            hits = sum(row["step"] == step for row in matching)
+            total = sum(row["step"] == step for row in rows)
+            hover_step(page, step, f"{hits} of {total} match")
+
+
+def card(page: Page) -> dict[str, list[str]]:
+    lines = page.locator(".token-card tr").all()
+    return {line.locator("td").first.inner_text(): line.locator("td.number").all_inner_texts() for line in lines}
+
+
+def test_the_numbers_of_a_token_are_those_of_the_record(browser, board_told, runs_told):
+    table = dressage.open(runs_told[0]).tokens(5, 6).to_pylist()
+    with opened(browser, f"{board_told.address}/tokens?step=5&sample=6") as page:
+        page.locator(".tok").first.wait_for()
+        expect(page.locator(".bar .facts")).to_contain_text(f"Tokens\n{len(table)}", use_inner_text=True)
+        for place in (0, 2, len(table) - 1):
+            page.locator(f'.tok[data-token="{place}"]').first.hover()
+            expect(page.locator(".token-card")).to_contain_text(f"token {place} of {len(table)}")
+            token, shown = table[place], card(page)
+            for name in ("logprob", "ref_logprob", "value", "token_reward", "advantage", "return", "entropy"):
+                near(shown[name.replace("_", " ")][0], token[name])
+            ratio = token["logprob"] - token["ref_logprob"]
+            near(shown["log ratio"][0], ratio, at_most=1e-5)
+            near(shown["prob"][0], math.exp(token["logprob"]))
+            near(shown["kl"][0], math.exp(-ratio) - 1 + ratio, rel=2e-3, at_most=1e-5)
+            near(shown["sampler gap"][0], token["logprob"] - token["sampler_logprob"], rel=1e-2, at_most=1e-5)
+            # The settings of the run discount by 0.9.
+            to_go = sum(0.9**k * later["token_reward"] for k, later in enumerate(table[place:]))
+            near(shown["return to go"][0], to_go, rel=2e-3)
+            near(shown["value error"][0], token["value"] - to_go, rel=5e-3, at_most=2e-3)
+
+
+def test_what_several_tokens_write_together_is_one_character(browser, board_told, rows):
+    row = next(row for row in rows if "🙂" in row["response"])
+    with opened(browser, f"{board_told.address}/tokens?step={row['step']}&sample={row['sample']}") as page:
+        page.locator(".tok").first.wait_for()
+        assert "".join(page.locator(".tok").all_inner_texts()).split() == row["response"].split()
+        page.locator(".tok", has_text="🙂").click()
+        expect(page.locator(".token-card")).to_contain_text("One character of 2 tokens")
+        assert len(card(page)["logprob"]) == 2
+        assert "\ufffd" not in page.locator("main").inner_text()
+
+
+def test_what_spreads_jumps_out(browser, board_told, rows):
+    with opened(browser, f"{board_told.address}/patterns") as page:
+        first = page.locator(".patterns tbody tr").first
+        first.wait_for()
+        # Shares are of the first and the last tenth of the responses: a step each.
+        shares = [np.mean(["#" in row["response"] for row in rows if row["step"] == step]) for step in (0, STEPS - 1)]
+        cells = first.locator("td").all_inner_texts()
+        assert cells[0] == "#"
+        begin, end = cells[2].split("→")
+        near(begin, shares[0], at_most=0.006)
+        near(end, shares[1], at_most=0.006)
+        near(cells[3] + " %", shares[1] - shares[0], at_most=0.006)
+        assert parsed(cells[6]) == sum("#" in row["response"] for row in rows)
+        assert 0.4 < parsed(cells[4]) < 1.2  # what the reward adds for it is 0.8
+        first.click()
+        wanted = sum("#" in row["response"] for row in rows)
+        expect(page.locator(".bar output")).to_have_text(f"{wanted} rollouts")
+
+
+def means(rows) -> dict[str, float]:
+    found = defaultdict(list)
+    for row in rows:
+        found[row["prompt"]].append(row["reward"])
+    return {prompt: float(np.mean(values)) for prompt, values in found.items()}
+
+
+@pytest.mark.parametrize("sides", ["0,1", "0@0-3,0@6-9"])
+def test_who_wins_where(browser, board_told, runs_told, sides):
+    found = []
+    for side in sides.split(","):
+        run, _, steps = side.partition("@")
+        low, high = map(int, steps.split("-")) if steps else (0, STEPS)
+        every = dressage.open(runs_told[int(run)]).rows().to_pylist()
+        found.append(means(row for row in every if low <= row["step"] <= high))
+    common = set(found[0]) & set(found[1])
+    wins = [sum(found[i][p] > found[1 - i][p] for p in common) for i in (0, 1)]
+    with opened(browser, f"{board_told.address}/compare?sides={sides}") as page:
+        page.locator("article.group").first.wait_for()
+        cells = page.locator(".wins tbody tr td.number").all_inner_texts()
+        shares = [text for text in cells if "%" in text]
+        for text, won in zip(shares, wins, strict=True):
+            near(text, won / len(common), at_most=0.006)
+        differences = sorted((found[1][p] - found[0][p] for p in common), key=lambda d: -abs(d))
+        shown = page.locator("article.group > header b").all_inner_texts()
+        assert len(shown) == len(common)
+        for text, difference in zip(shown, differences, strict=True):
+            near(text, difference, rel=5e-3, at_most=1e-3)
+        page.get_by_role("button", name="ahead").last.click()
+        lowest = min(found[1][p] - found[0][p] for p in common)
+        expect(page.locator("article.group > header b").first).to_have_text(re.compile(f"{abs(lowest):.2g}"[:3]))
+
+
+def test_the_difference_to_the_reference_is_marked(browser, board_told, rows):
+    row = trained(rows, 2)[5]
+    with opened(browser, f"{board_told.address}/responses?at=2.{row['sample']}") as page:
+        page.get_by_role("button", name="difference to the reference").click()
+        text = page.locator(".detail pre.text", has=page.locator("ins, del")).first
+        pieces = text.evaluate("(e) => [...e.childNodes].map((n) => [n.nodeName, n.textContent])")
+        assert "".join(text for name, text in pieces if name != "DEL") == row["response"]
+        assert "".join(text for name, text in pieces if name != "INS") == row["ref_response"]
+
+
+def grams(text: str) -> set[tuple[str, ...]]:
+    words = text.lower().split()
+    return set(itertools.pairwise(words))
+
+
+def test_more_like_this_shares_phrases(browser, board_told, rows):
+    row = trained(rows, 3)[9]
+    with opened(browser, f"{board_told.address}/responses?at=3.{row['sample']}") as page:
+        page.get_by_role("button", name="More like this").click()
+        lines = page.locator(".shared")
+        lines.first.wait_for()
+        shares = [parsed(text) for text in lines.locator(".muted.number").all_inner_texts()]
+        assert shares == sorted(shares, reverse=True) and shares[-1] > 0 and shares[0] <= 1
+        for text in lines.locator(".rollout .line").all_inner_texts():
+            assert grams(text) & grams(row["response"]), text
+        lines.first.locator("button").click()
+        page.locator(".tok").first.wait_for()

@@ -1,0 +1,213 @@
+"""The board as people use it: while a run trains, with addresses that are sent around, with files that are saved."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from browser_helpers import BATCH, EVALUATED, STEPS, BoardProcess, go, opened, parsed, record_run, saved
+from playwright.sync_api import Page, expect
+
+import dressage
+
+SIZE = BATCH + EVALUATED
+
+# Writes the steps 2 to 4 of the run in argv[2], each when it is told to by a line on its standard input.
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from browser_helpers import Vocabulary, record_step
+from dressage.record import Recorder
+with Recorder(sys.argv[2], attempt=0) as recorder:
+    for step, _ in zip(range(2, 5), sys.stdin):
+        record_step(recorder, Vocabulary(), step)
+        recorder.flush()
+"""
+
+
+def test_a_run_in_training_grows_on_the_page(browser, tmp_path):
+    folder = record_run(tmp_path / "live", steps=2)
+    command = [sys.executable, "-c", WRITER, str(Path(__file__).parent), str(folder)]
+    writer = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+    with BoardProcess(folder) as board, opened(browser, board.address) as page:
+        try:
+            page.locator(".plot canvas").first.wait_for()
+            page.evaluate("window.stayed = true")
+            status = page.locator(".status")
+            expect(status).to_contain_text(f"{2 * SIZE} rollouts")
+            for step in (2, 3):
+                print(file=writer.stdin, flush=True)
+                expect(status).to_contain_text(f"{(step + 1) * SIZE} rollouts", timeout=30_000)
+                # Without a step in the address, the newest is followed.
+                expect(page.locator(".timeline output b")).to_have_text(str(step))
+            trained = [r["reward"] for r in dressage.open(folder).rows(steps=[3]).to_pylist() if r["split"] == "train"]
+            mean = page.locator(".card", has_text="Reward").first.locator(".key b").first
+            expect(mean).to_have_text(f"{sum(trained) / len(trained):.4g}")
+            expect(page.locator(".card", has_text="Gradient norm").locator(".key b")).to_have_text("0.25")
+            follow_in_the_table(page, writer)
+            assert page.evaluate("window.stayed")
+        finally:
+            writer.communicate("\n", timeout=60)
+
+
+def follow_in_the_table(page: Page, writer: subprocess.Popen) -> None:
+    """Rows do not move under the reader's eyes: new ones come when asked for."""
+    go(page, "/responses?sort=-step")
+    expect(page.locator(".bar output")).to_have_text(f"{4 * SIZE} rollouts")
+    first = page.locator('.tr[aria-rowindex="1"] .td').first
+    expect(first).to_have_text("3")
+    print(file=writer.stdin, flush=True)
+    pill = page.get_by_role("button", name="Show new rollouts")
+    pill.wait_for(timeout=30_000)
+    expect(first).to_have_text("3")
+    pill.click()
+    expect(first).to_have_text("4")
+    expect(page.locator(".bar output")).to_have_text(f"{5 * SIZE} rollouts")
+
+
+DEEP = {
+    "overview?step=4&smooth=0.6&zero=1&x=2-8&band=spread": ".plot canvas",
+    "step?run=1&step=5&column=length": ".card canvas",
+    "responses?run=1&sort=-k1&filter=reward+%3E+1&q=garden&steps=1-8": ".tr mark",
+    "responses?sort=length&at=6.3": ".detail .body",
+    "tokens?step=7&sample=6&metric=value&strips=kl,entropy&stripes=1&token=3": ".tok.active",
+    "patterns?kind=character&sort=frequency&step=3": ".patterns td",
+    "compare?sides=0%400-3,1,0%406-9&sort=difference": "article.group",
+}
+
+
+@pytest.mark.parametrize("path", DEEP)
+def test_an_address_reproduces_its_view(browser, board_told, path):
+    """What the page shows at an address is the same in another browser, and after a reload."""
+    seen = []
+    for again in (False, True):
+        with opened(browser, f"{board_told.address}/{path}") as page:
+            for _ in range(1 + again):
+                page.locator(DEEP[path]).first.wait_for()
+                settle(page)
+                seen.append(page.locator("body").inner_text())
+                page.reload()
+    assert seen[0] == seen[1] == seen[2] and len(seen[0]) > 200
+
+
+def settle(page: Page) -> None:
+    """Waits until the text of the page stays as it is."""
+    page.wait_for_function(
+        """() => {
+            const text = document.body.innerText, same = text === window.before;
+            window.before = text;
+            return same;
+        }""",
+        polling=250,
+    )
+
+
+def test_stars_and_notes_outlive_the_server(browser, tmp_path):
+    folder = record_run(tmp_path / "starred", steps=2)
+    note = "look: <img src=x onerror=window.hacked=1> 好"
+    with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses") as page:
+        for row in (3, 5):
+            page.locator(f'.tr[aria-rowindex="{row}"] .td').nth(1).click()
+            page.locator(".detail .star").click()
+        page.get_by_role("textbox", name="Note", exact=True).fill(note)
+        page.locator(".detail h3").first.click()
+        page.locator(f'.tr[aria-rowindex="3"] .star[title="{note}"]').or_(
+            page.locator(f'.tr[aria-rowindex="5"] .star[title="{note}"]')
+        ).wait_for()
+        page.locator('.tr[aria-rowindex="3"] .star').click()
+        expect(page.locator(".star.set")).to_have_count(2)  # in the table and beside it
+    with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses?starred=1") as page:
+        expect(page.locator(".bar output")).to_have_text("1 rollouts")
+        page.locator('.tr[aria-rowindex="1"] .td').first.click()
+        expect(page.get_by_role("textbox", name="Note", exact=True)).to_have_value(note)
+        export(page)
+        stars = saved(page, page.get_by_role("link", name="Stars and notes").click, tmp_path)
+    (line,) = [json.loads(line) for line in stars.read_text().splitlines()]
+    assert (line["step"], line["sample"]) == (0, 4)
+
+
+def export(page: Page) -> None:
+    page.get_by_role("button", name="Export").click()
+
+
+@pytest.mark.parametrize("path", ["overview?step=4", "step?step=6", "tokens?step=5&sample=6", "patterns", "compare"])
+def test_a_view_is_saved_as_a_file_that_needs_no_server(browser, board_told, tmp_path, path):
+    with opened(browser, f"{board_told.address}/{path}") as page:
+        page.locator(".card canvas").first.wait_for()
+        settle(page)
+        shown = page.locator("main").inner_text()
+        pictures = page.locator("main canvas").count()
+        export(page)
+        file = saved(page, page.get_by_role("button", name="This view as one HTML file").click, tmp_path)
+    with opened(browser, f"file://{file}", offline=True) as page:
+        page.locator(".card canvas").first.wait_for()
+        settle(page)
+        assert page.locator("main").inner_text() == shown
+        assert page.locator("main canvas").count() == pictures
+        page.locator(".banner").wait_for()
+
+
+def test_a_table_is_saved_with_its_rollouts(browser, board_told, tmp_path):
+    with opened(browser, f"{board_told.address}/responses?sort=-reward&filter=reward+%3E+2.5") as page:
+        page.locator('.tr[aria-rowindex="2"] .td').first.wait_for()
+        rows = page.locator(".table .rows .tr").all_inner_texts()[:20]
+        export(page)
+        file = saved(page, page.get_by_role("button", name="This table with its first").click, tmp_path)
+    with opened(browser, f"file://{file}", offline=True) as page:
+        page.locator('.tr[aria-rowindex="2"] .td').first.wait_for()
+        assert page.locator(".table .rows .tr").all_inner_texts()[:20] == rows
+        page.locator('.tr[aria-rowindex="2"] .td').first.click()
+        title = page.locator(".detail h2").inner_text()
+        page.locator(".detail").get_by_role("button", name="Tokens").click()
+        page.locator(".tok").first.wait_for()
+        expect(page.locator("main h2")).to_have_text(title)
+
+
+@pytest.mark.parametrize("form", ["CSV", "PARQUET", "JSONL"])
+def test_rows_are_saved_as_tables(browser, board_told, runs_told, tmp_path, form):
+    wanted = [row for row in dressage.open(runs_told[0]).rows().to_pylist() if row["reward"] > 2]
+    with opened(browser, f"{board_told.address}/responses?sort=-reward&filter=reward+%3E+2") as page:
+        expect(page.locator(".bar output")).to_have_text(f"{len(wanted)} rollouts")
+        export(page)
+        file = saved(page, page.get_by_role("link", name=f"These rows as {form}").click, tmp_path)
+    if form == "CSV":
+        options = pyarrow.csv.ParseOptions(newlines_in_values=True)
+        got = pyarrow.csv.read_csv(file, parse_options=options).to_pylist()
+    elif form == "PARQUET":
+        got = pq.read_table(file).to_pylist()
+    else:
+        got = [json.loads(line) for line in file.read_text().splitlines()]
+    rewards = np.array([row["reward"] for row in got], np.float32)  # what the board sorts by
+    assert len(got) == len(wanted) and (np.diff(rewards) <= 0).all()
+    got.sort(key=lambda row: (row["step"], row["sample"]))
+    for name in ("step", "sample", "reward", "k1", "prompt", "response"):
+        assert [row[name] for row in got] == [row[name] for row in wanted], name
+
+
+def test_what_a_small_table_shows_is_saved_as_csv(browser, board_told, tmp_path):
+    with opened(browser, f"{board_told.address}/patterns") as page:
+        line = page.locator(".patterns tbody tr").first
+        line.wait_for()
+        cells = line.locator("td").all_inner_texts()
+        page.locator(".patterns").hover()
+        file = saved(page, page.locator(".patterns").get_by_role("button", name="CSV").click, tmp_path)
+    first = pyarrow.csv.read_csv(file).to_pylist()[0]
+    assert first["pattern"] == cells[0] and first["rollouts"] == parsed(cells[6])
+    assert first["lift"] == pytest.approx(parsed(cells[4]), rel=5e-3)
+
+
+def test_charts_are_saved_as_pictures(browser, board_told, tmp_path):
+    with opened(browser, f"{board_told.address}/overview") as page:
+        card = page.locator(".card", has=page.locator(".plot canvas")).first
+        card.hover()
+        svg = saved(page, card.get_by_role("button", name="SVG").click, tmp_path)
+        png = saved(page, card.get_by_role("button", name="PNG").click, tmp_path)
+    curves = re.findall(r'<polyline points="([^"]+)"', svg.read_text())
+    assert max(len(points.split()) for points in curves) == STEPS
+    assert "script" not in svg.read_text()
+    assert png.read_bytes().startswith(b"\x89PNG") and png.stat().st_size > 8_000

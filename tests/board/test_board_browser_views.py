@@ -1,0 +1,183 @@
+"""Every view in every language, window size and colour scheme; what a person reads there is in their language."""
+
+import re
+from pathlib import Path
+
+import pytest
+from browser_helpers import VIEWS, go, opened
+from playwright.sync_api import Page, expect
+
+I18N = Path(__file__).parents[2] / "src" / "dressage" / "board" / "web" / "src" / "i18n"
+LANGUAGES = {"en": "en-US", "zh": "zh-CN", "vi": "vi-VN"}
+# Columns of the record, which have the same name in every language.
+COLUMNS = {"value", "return to go", "return", "entropy", "length", "reward"}
+
+
+def words(language: str) -> dict[str, str]:
+    text = (I18N / f"{language}.ts").read_text()
+    return dict(re.findall(r'^  (\w+):\s+"((?:[^"\\]|\\.)*)"', text, re.MULTILINE))
+
+
+def texts_of(page: Page) -> set[str]:
+    """Every text of the page's own elements that a person can see, their titles and labels included."""
+    found = page.evaluate(
+        """() => {
+            const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), texts = [];
+            for (let node; (node = walker.nextNode()); ) texts.push(node.textContent.trim());
+            for (const one of document.querySelectorAll("[title],[aria-label],[placeholder]"))
+                for (const name of ["title", "aria-label", "placeholder"]) texts.push(one.getAttribute(name) ?? "");
+            return texts;
+        }"""
+    )
+    return set(found)
+
+
+def click_through(page: Page, language: str, visit) -> None:
+    named = words(language)
+    for view, sign in VIEWS.items():
+        tab = page.get_by_role("navigation").get_by_role("link", name=named[view], exact=True)
+        tab.click()
+        expect(tab).to_have_attribute("aria-current", "page")
+        page.locator(sign).first.wait_for()
+        visit(view)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("wide", [True, False], ids=["1440", "390"])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_view_opens_in_every_language_size_and_colour(browser, board_told, language, wide, scheme):
+    english, here = words("en"), words(language)
+    foreign = {english[key] for key in english if english[key] != here[key]} - set(here.values()) - COLUMNS
+    with opened(browser, board_told.address, wide=wide, language=LANGUAGES[language], color_scheme=scheme) as page:
+
+        def visit(view: str) -> None:
+            page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)))")
+            texts = texts_of(page)
+            assert texts & foreign == set(), view
+            assert not [text for text in texts if re.search(r"(?<![\w/]){\w+}", text)], f"{view}: a blank is not filled"
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+            assert page.evaluate("[...document.querySelectorAll('.view')].every((v) => v.scrollWidth <= v.clientWidth)")
+
+        expect(page.locator("html")).to_have_attribute("lang", {"zh": "zh-Hans"}.get(language, language))
+        expect(page.locator("html")).to_have_attribute("data-theme", scheme)
+        click_through(page, language, visit)
+
+
+def test_the_language_is_chosen_and_kept(browser, board_told):
+    with opened(browser, board_told.address) as page:
+        tabs = page.get_by_role("navigation")
+        for language in ("vi", "zh", "en"):
+            page.locator("select.language").select_option(language)
+            expect(tabs.get_by_role("link").first).to_have_text(words(language)["overview"])
+            page.reload()
+            expect(tabs.get_by_role("link").first).to_have_text(words(language)["overview"])
+
+
+def test_light_and_dark_are_chosen_and_kept(browser, board_told):
+    with opened(browser, board_told.address, color_scheme="light") as page:
+        ground = "getComputedStyle(document.body).backgroundColor"
+        light = page.evaluate(ground)
+        page.locator(".plot canvas").first.wait_for()
+        page.keyboard.press("d")
+        expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+        assert page.evaluate(ground) != light
+        page.reload()
+        expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+FINDINGS = [
+    {
+        "id": "kl-runaway",
+        "severity": "error",
+        "title": "KL runs away",
+        "text": "It rose to <b>9</b>.",
+        "steps": [4, 6],
+        "rollouts": [{"step": 5, "sample": 3}],
+    },
+    {"id": "note", "severity": "note", "title": "A note", "text": "No place.", "steps": None, "rollouts": []},
+]
+
+
+def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
+    with opened(browser, f"{board_told.address}/overview") as page:
+        plain = page.locator(".timeline canvas").evaluate("(c) => (c.width, c.toDataURL())")
+        page.route("**/api/runs/0/findings", lambda route: route.fulfill(json=FINDINGS))
+        page.reload()
+        panel = page.locator(".findings")
+        expect(panel.locator("li")).to_have_count(2)
+        expect(panel.locator("li").first).to_contain_text("It rose to <b>9</b>.")
+        expect(panel.locator(".severity.error")).to_have_attribute("aria-label", "error")
+        page.locator(".plot canvas").first.wait_for()
+        assert page.locator(".timeline canvas").evaluate("(c) => (c.width, c.toDataURL())") != plain
+        panel.get_by_role("button", name="Steps 4–6").click()
+        assert "step=4" in page.url
+        expect(page.locator(".timeline output")).to_contain_text("KL runs away")
+        panel.get_by_role("button", name="5.3").click()
+        expect(page.locator("main h2")).to_have_text("Step 5 · sample 3")
+
+
+def test_every_view_can_be_reached_and_used_by_keyboard_alone(browser, board_told):
+    with opened(browser, board_told.address) as page:
+        page.locator(".plot canvas").first.wait_for()
+        page.keyboard.press("?")
+        keys = page.get_by_role("dialog")
+        expect(keys).to_be_visible()
+        listed = {key.strip() for key in keys.locator("kbd").all_inner_texts()}
+        assert {"g o", "g s", "g r", "g t", "g p", "g c", "j", "k", "s", "/", "[", "]", "Enter", "d", "?"} <= listed
+        page.keyboard.press("Escape")
+        expect(keys).to_have_count(0)
+        for key, view in zip("srtpco", ["step", "responses", "tokens", "patterns", "compare", "overview"], strict=True):
+            page.keyboard.press("g")
+            page.keyboard.press(key)
+            page.locator(VIEWS[view]).first.wait_for()
+            assert f"/{view}" in page.url
+        page.keyboard.press("{")
+        expect(page.locator(".timeline output b")).to_have_text("0")
+        page.keyboard.press("]")
+        expect(page.locator(".timeline output b")).to_have_text("1")
+        page.keyboard.press("}")
+        expect(page.locator(".timeline output b")).to_have_text("9")
+
+
+def test_a_rollout_is_found_opened_read_and_starred_by_keyboard(browser, board_told):
+    with opened(browser, f"{board_told.address}/responses?sort=-reward") as page:
+        page.locator(VIEWS["responses"]).first.wait_for()
+        page.keyboard.press("/")
+        page.keyboard.type("garden")
+        page.keyboard.press("Enter")
+        expect(page.locator(".tr mark").first).to_have_text("garden")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        expect(page.locator(".tr.chosen")).to_have_attribute("aria-rowindex", "2")
+        page.keyboard.press("k")
+        expect(page.locator(".tr.chosen")).to_have_attribute("aria-rowindex", "1")
+        title = page.locator(".detail h2").inner_text()
+        page.locator(".detail .body").wait_for()
+        page.keyboard.press("s")
+        expect(page.locator(".detail header .star")).to_have_attribute("aria-pressed", "true")
+        page.keyboard.press("s")
+        expect(page.locator(".detail header .star")).to_have_attribute("aria-pressed", "false")
+        page.keyboard.press("Enter")
+        expect(page.locator("main h2")).to_have_text(title)
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(".token-card")).to_contain_text("token 1 of")
+        page.keyboard.press("3")
+        assert "metric=ref_logprob" in page.url
+        page.keyboard.press("j")
+        expect(page.locator("main h2")).not_to_have_text(title)
+        page.keyboard.press("k")
+        expect(page.locator("main h2")).to_have_text(title)
+
+
+def test_a_view_that_is_left_comes_back_as_it_was(browser, board_told):
+    with opened(browser, f"{board_told.address}/responses?sort=-length&filter=reward+%3E+1") as page:
+        page.locator(VIEWS["responses"]).first.wait_for()
+        first = page.locator('.tr[aria-rowindex="1"]').inner_text()
+        go(page, "/patterns")
+        page.locator(VIEWS["patterns"]).first.wait_for()
+        page.keyboard.press("g")
+        page.keyboard.press("r")
+        expect(page.locator('.tr[aria-rowindex="1"]')).to_have_text(first, use_inner_text=True)
+        page.go_back()
+        page.locator(VIEWS["patterns"]).first.wait_for()

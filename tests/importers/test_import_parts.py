@@ -1,0 +1,167 @@
+"""Large files are read in parts, by several processes: what comes of it is what one reader finds."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dressage
+from dressage.errors import UserError
+from dressage.importers import FORMATS, import_run, importing, plain, processes
+from dressage.importers.reading import File
+
+
+def a_line(random: np.random.Generator, step: int) -> bytes:
+    """A rollout, or now and then something broken, empty, or of another shape."""
+    size = int(random.integers(0, 12))
+    line = {"prompt": f"p{random.integers(5)}", "response": "好" * size, "reward": random.normal(), "step": step}
+    line |= {"response_tokens": ["好"] * size, "logprobs": random.normal(size=size).tolist(), "other": size}
+    line["ref_logprobs"] = random.normal(size=size).astype(np.float32).astype(float).tolist()
+    kind = random.integers(12)
+    if kind == 0:
+        return json.dumps(line).encode()[: int(random.integers(1, 20))]
+    if kind == 1:
+        line |= {"logprobs": [*line["logprobs"], None, 2**60], "step": int(random.integers(4))}
+    if kind == 2:
+        line.pop("ref_logprobs")
+    return b"" if kind == 3 else json.dumps(line).encode()
+
+
+def write(folder: Path, seed: int, lines: int, files: int = 2) -> None:
+    random = np.random.default_rng(seed)
+    folder.mkdir()
+    for rank in range(files):
+        content = b"\n".join(a_line(random, step // 5) for step in range(lines))
+        (folder / f"rank{rank}.jsonl").write_bytes(content + random.choice([b"", b"\n"]))
+
+
+def result(run: Path) -> tuple[dict, dict, list[dict]]:
+    opened = dressage.open(run)
+    kept = (run / "rejected.jsonl").read_text().splitlines() if (run / "rejected.jsonl").exists() else []
+    rollups = opened.arrow("rollups", ["step", "column", "count", "min", "max", "sketch_counts", "bin_counts"])
+    return (
+        opened.rows().to_pydict(),
+        opened.arrow("tokens").to_pydict() | rollups.to_pydict(),
+        list(map(json.loads, kept)),
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(300, 3000))
+def test_files_cut_anywhere_hold_the_same(seed, lines, size):
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        write(folder / "in", seed, lines)
+        good = b'{"prompt": "", "response": "", "reward": 0, "step": 0}'
+        (folder / "in" / "rank7.jsonl").write_bytes(good)
+        whole = import_run(folder / "in", folder / "whole", "rl-logging-board")
+        patch.setattr(importing, "AT_ONCE", size)
+        patch.setattr(processes, "MOST", 1)
+        cut = import_run(folder / "in", folder / "cut", "rl-logging-board")
+        assert cut._replace(quotes=[]) == whole._replace(quotes=[])
+        assert cut.quotes == whole.quotes
+        assert result(folder / "cut") == result(folder / "whole")
+
+
+def test_several_processes_find_the_same_as_one(tmp_path, monkeypatch):
+    write(tmp_path / "in", 1, 300)
+    monkeypatch.setattr(processes, "MOST", 1)
+    one = import_run(tmp_path / "in", tmp_path / "one", "rl-logging-board")
+    monkeypatch.setattr(importing, "AT_ONCE", 4000)
+    monkeypatch.setattr(processes, "MOST", 3)
+    monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    several = import_run(tmp_path / "in", tmp_path / "several", "rl-logging-board")
+    assert one.rejected > 10 and one.rollouts > 400
+    assert several == one
+    assert result(tmp_path / "several") == result(tmp_path / "one")
+    segments = dressage.open(tmp_path / "several").segments()
+    assert len(segments) > 10
+
+
+def test_parts_are_whole_lines_and_all_of_them(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"a\n\nbbbb\ncc\n" + b"d" * 30 + b"\ne")
+    whole = [(r.offset, r.content) for r in File(path).read(last=True)]
+    for size in range(1, 60):
+        parts = list(File(path, 3).parts(size))
+        assert [(r.offset, r.content) for part in parts for r in part.read(last=True)] == whole
+        assert sum(part.lines for part in parts) == 6 and {part.rank for part in parts} == {3}
+
+
+def test_small_files_are_read_together_and_large_ones_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "AT_ONCE", 5000)
+    line = b'{"input": "p", "output": "r", "score": 1, "step": %d, "extra": "' + b"x" * 930 + b'"}\n'
+    assert len(line % 0) == 996
+    for step, count in enumerate([1, 1, 1, 1, 1, 13, 1]):
+        (tmp_path / f"{step}.jsonl").write_bytes(line % step * count)
+    seen = []
+    monkeypatch.setattr(
+        importing, "read_parts", lambda portions, processes, *_: seen.append((list(portions), processes)) or []
+    )
+    import_run(tmp_path, tmp_path / "run", "verl")
+    ((portions, processes),) = seen
+    # Of 996 bytes a line: six files until 5000 bytes are there, of which the last is cut after the first line that
+    # ends behind 5000 bytes.
+    assert [[(p.path.name, p.size() // 996) for p in portion] for portion in portions] == [
+        [("0.jsonl", 1), ("1.jsonl", 1), ("2.jsonl", 1), ("3.jsonl", 1), ("4.jsonl", 1), ("5.jsonl", 6)],
+        [("5.jsonl", 6)],
+        [("5.jsonl", 1), ("6.jsonl", 1)],
+    ]
+    assert processes == 1 + 19 * 996 // 5000
+
+
+def test_every_format_goes_to_another_process():
+    for format in [*FORMATS.values(), plain.mapped({"prompt": "q"})]:
+        again = pickle.loads(pickle.dumps(format))
+        assert again.name == format.name and again.recognises({}) is False
+
+
+def test_a_process_that_is_killed_is_said_and_leaves_nothing(tmp_path, monkeypatch):
+    write(tmp_path / "in", 1, 300)
+    monkeypatch.setattr(importing, "AT_ONCE", 4000)
+    monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    started = subprocess.Popen
+
+    def start(*given, **more):
+        process = started(*given, **more)
+        process.send_signal(signal.SIGKILL)
+        return process
+
+    monkeypatch.setattr(processes.subprocess, "Popen", start)
+    with pytest.raises(UserError, match=r"a process of the import ended early \(exit code -9\)"):
+        import_run(tmp_path / "in", tmp_path / "run", "rl-logging-board")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_what_goes_wrong_in_a_process_is_raised_here(tmp_path, monkeypatch):
+    write(tmp_path / "in", 1, 300)
+    monkeypatch.setattr(importing, "AT_ONCE", 4000)
+    monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(processes._Process, "write", lambda self, first: self._ask("write", {}))
+    with pytest.raises(KeyError):
+        import_run(tmp_path / "in", tmp_path / "run", "rl-logging-board")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_ctrl_c_ends_an_import_and_leaves_nothing(tmp_path):
+    write(tmp_path / "in", 1, 3000, files=1)
+    slow = "import dressage.importers.importing as i, dressage.importers.processes as p, sys; i.AT_ONCE = 500; "
+    slow += "from dressage.importers import import_run; import_run(sys.argv[1], sys.argv[2], 'rl-logging-board')"
+    process = subprocess.Popen([sys.executable, "-c", slow, str(tmp_path / "in"), str(tmp_path / "run")])
+    hidden = tmp_path / f".run.{process.pid}" / "record"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (hidden.exists() and any(hidden.iterdir())):
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) != 0
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
