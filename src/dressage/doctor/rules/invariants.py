@@ -265,12 +265,13 @@ def reward_accounting(data: RunData) -> Reading | None:
 def double_start(data: RunData) -> Reading | None:
     prompts = [ids[:3] for ids in data.sample.rows.texts("prompt_ids") if ids is not None and len(ids) >= 3]
     different = {tuple(ids) for ids in prompts}
-    if len(prompts) < 4 or len({ids[-1] for ids in different}) < 2:
-        return None  # all prompts begin with the same words, a doubled one perhaps
+    if len(prompts) < 4:
+        return None
     known = data.setting("tokenizer.bos")
     twice = [ids[0] == ids[1] and (known is None or ids[0] == known) for ids in different]
     share = float(np.mean(twice))
-    sick = share > 0.95
+    # Where nobody says which token begins a text, prompts that all begin alike may begin with a doubled word.
+    sick = share > 0.95 and (known is not None or len({ids[-1] for ids in different}) > 1)
     token = float(next(iter(different))[0])
     rows = np.arange(len(data.sample.rows))
     evidence = data.sample.evidence(rows) if sick else ()
