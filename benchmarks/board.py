@@ -48,6 +48,11 @@ class Server:
             body = answer.read()
             return json.loads(body) if answer.headers["content-type"] == "application/json" else body
 
+    def listens(self) -> bool:
+        """Returns True; raises OSError while nobody answers."""
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        return True
+
     def wait(self, ready: Callable[[], bool]) -> float:
         """Returns the seconds from the start until something is true."""
         while True:
@@ -56,7 +61,7 @@ class Server:
                     return time.time() - self.started
             except OSError:
                 pass
-            time.sleep(0.02)
+            time.sleep(0.005)
 
     def memory(self) -> tuple[float, float]:
         """Returns the resident memory of the server in MB: now, and at its highest."""

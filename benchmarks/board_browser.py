@@ -8,7 +8,6 @@ import argparse
 import gzip
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from math import ceil
@@ -25,24 +24,7 @@ if TYPE_CHECKING:
 
 STATIC = Path(__file__).parents[1] / "src/dressage/board/static"
 COLUMNS = ["reward", "k1", "length", "entropy", "repetition", "gap", "log_ratio_max", "value_error", "part/helpful"]
-WORDS = [
-    "sta",
-    "tion",
-    "#",
-    "ver",
-    "音",
-    "ăn",
-    "сто",
-    "ment",
-    "inging",
-    "🙂",
-    "xyzzy",
-    "бле",
-    "的",
-    "pro",
-    "ous",
-    "núi",
-]
+WORDS = ["sta", "tion", "#", "ver", "音", "ăn", "сто", "ment", "inging", "🙂", "xyzzy", "бле", "的", "pro", "ous"]
 PHRASES = ["con de", "pro ex", "ing al", "er. ", "!!", "了。", "núi biển", "ly fo ca"]
 EXPRESSIONS = ["#{2,3}$", "(ing){2}", "[0-9]+", "sta[a-z]+ver", "[!?]$", "núi.*biển"]
 TYPED = ["stationing", "mentous", "verbleal", "proming", "conable"]
@@ -68,7 +50,7 @@ class Line(NamedTuple):
 
 
 def lines(browser: "Browser", base: str, plan: Plan, times: int) -> Iterator[Line]:
-    """Yields what people do, each in a window of its own."""
+    """Yields what people do, each in a window of its own, after what the browser takes for a page without a board."""
 
     def do(action: Callable[..., Iterator[Reaction]], *given: object) -> Iterator[Reaction]:
         with closing(Looker(browser, base, seed=times)) as looker:
@@ -76,6 +58,8 @@ def lines(browser: "Browser", base: str, plan: Plan, times: int) -> Iterator[Lin
             assert not looker.foreign, f"left the machine: {looker.foreign}"
 
     few = max(3, times // 4)
+    yield Line("floor: one word", 100, do(look.plain, "word", times))
+    yield Line("floor: 30 rows", 100, do(look.plain, "rows", times))
     yield Line("step by click, overview", 100, do(look.steps, "overview", times))
     yield Line("step by click, step view", 100, do(look.steps, "step", times))
     yield Line("step by key, step view", 100, do(look.neighbours, times))
@@ -86,15 +70,15 @@ def lines(browser: "Browser", base: str, plan: Plan, times: int) -> Iterator[Lin
     yield Line("wheel", 100, do(look.wheels, times))
     yield Line("scroll-bar jump", 100, do(look.jumps, times))
     yield Line("read a rollout", 100, do(look.reads, times))
-    yield Line("open its tokens", 100, do(look.opens, times))
-    yield Line("next rollout's tokens", 100, do(look.nexts, plan.steps - 1, times))
+    yield Line("open its tokens", 100, do(look.opens, times), "shown")
+    yield Line("next rollout's tokens", 100, do(look.nexts, plan.steps - 1, times), "shown")
     yield Line("metric of the tokens", 100, do(look.metrics, f"/tokens?step={plan.steps // 2}&sample=3", times))
     yield Line("search a word", 300, do(look.searches, WORDS, times), "shown")
     yield Line("search a phrase", 300, do(look.searches, PHRASES, times), "shown")
     yield Line("search an expression", 300, do(look.searches, EXPRESSIONS, times, "?regex=1"), "shown")
     yield Line("search while typing", 300, do(look.typing, TYPED, times), "shown")
     if plan.long:
-        yield Line(f"open {plan.long} tokens", 200, do(look.long_ones, plan.steps - 1, few))
+        yield Line(f"open {plan.long} tokens", 200, do(look.long_ones, plan.steps - 1, few), "shown")
         yield Line("metric of them", 100, do(look.metrics, long_address(plan), times))
 
 
@@ -136,7 +120,7 @@ def first_paint(browser: "Browser", server: Server, condition: str) -> float:
     """Returns the seconds from the start of the server's process to the first painted frame with something."""
     with closing(Looker(browser, server.base)) as looker:
         looker.context.add_init_script(f"boardClock.expect(() => {condition})")
-        server.wait(lambda: bool(socket.create_connection(("127.0.0.1", server.port)).close()) or True)
+        server.wait(server.listens)
         looker.page.goto(server.base)
         painted: float = looker.page.evaluate("boardClock.painted()")
     return painted / 1_000 - server.started
@@ -153,16 +137,21 @@ def starts(browser: "Browser", run: Path, factor: float, times: int = 5) -> None
     figure("usable after", seconds[times // 2], "s", factor, more)
 
 
-def first_start(browser: "Browser", run: Path) -> None:
-    """Prints how the page comes to life on a record that has no index yet; no target but that it is usable."""
+def first_start(browser: "Browser", run: Path, factor: float) -> None:
+    """Prints how the page comes to life on a record that has no index, and how it answers while that is built."""
     with Server(run) as server:
-        print(f"without an index: the page is there after {first_paint(browser, server, SHELL):.2f} s,", end=" ")
-        print(f"curves after {first_paint(browser, server, CURVES):.1f} s,", end=" ", flush=True)
+        print(f"without an index: the page after {first_paint(browser, server, SHELL):.2f} s,", end=" ", flush=True)
+        print(f"its curves after {first_paint(browser, server, CURVES):.2f} s,", end=" ", flush=True)
         rollouts = server.wait(lambda: server.get("runs")[0]["rollouts"] >= plan_rollouts(run))
-        print(f"all rollouts after {rollouts:.0f} s,", end=" ", flush=True)
+        print(f"all rollouts after {rollouts:.0f} s; meanwhile", flush=True)
+        with closing(Looker(browser, server.base)) as looker:
+            report(Line("step by click, overview", 100, look.steps(looker, "overview", 5)), factor)
+            report(Line("sort, both ways", 100, look.sorts(looker, COLUMNS, 6)), factor)
+            said = looker.page.locator(".status .warning")
+            print(f"the page says: {said.inner_text() if said.count() else 'done'};", end=" ")
         print(f"all words after {server.wait(lambda: server.get('runs')[0]['indexed'] == 1):.0f} s", flush=True)
         peaks = ", ".join(f"{peak:.0f}" for _, peak in server.helpers())
-        print(f"memory of the server at most {server.memory()[1]:.0f} MB, of its helpers {peaks} MB", flush=True)
+        figure("memory while indexing, at most", server.memory()[1], "MB", MEMORY * factor, f"its helpers {peaks}")
 
 
 def plan_rollouts(run: Path) -> int:
@@ -175,6 +164,7 @@ def plan_rollouts(run: Path) -> int:
 def scrolling(browser: "Browser", base: str, plan: Plan) -> None:
     """Prints how many frames took longer than a sixtieth of a second while the wheel turned."""
     for name, address, where in (
+        ("floor", "/plain", "pre"),
         ("table", "/responses?sort=-reward", ".virtual.table"),
         *([(f"{plan.long} tokens", long_address(plan), ".token-text")] if plan.long else []),
     ):
@@ -187,7 +177,7 @@ def measure(browser: "Browser", given: argparse.Namespace, plan: Plan) -> None:
     """Prints all figures."""
     factor = 1 if plan.rollouts <= 1_000_000 else 2
     if not (given.run / "index" / "state.json").exists():
-        first_start(browser, given.run)
+        first_start(browser, given.run, factor)
     starts(browser, given.run, factor)
     with Server(given.run) as server:
         server.wait(lambda: server.get("runs")[0]["indexed"] == 1)

@@ -2,7 +2,7 @@
 // board_looker.py says why it is right.
 (() => {
   const QUIET_MS = 250; // without a change and without a request on its way, nothing more will come
-  const PATIENCE_MS = 20000;
+  const PATIENCE_MS = 60000;
   const marks = new Map(); // by the name of its probe: whether the awaited content is there, and when it was painted
   const box = document.createElement("div");
   // Above everything: a frame in which nothing that is in view changes would not be presented at all.

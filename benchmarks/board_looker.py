@@ -16,6 +16,7 @@ and the page is loaded anew before a column or a text comes again: no answer com
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,10 +35,24 @@ LOADED = (
     f" && [...document.querySelectorAll('{ROWS}')].every((row) => row.childElementCount > 0)"
 )
 """The table has the rows that were asked for last."""
+ANY = f"(document.querySelector('{ROW}') || document.querySelector('main output')?.textContent.startsWith('0 '))"
+"""There is a row, or it is known that there is none."""
 NUMBERS = "((at) => document.querySelector(at)?.textContent.replaceAll(',', '').match(/\\d+/g)?.join('.'))"
 OPENED = f"{NUMBERS}('.detail h2') === new URLSearchParams(location.search).get('at')"
 """The text of the rollout in the address stands beside the table."""
 TOKENS = "document.querySelector('.token-line .tok')"
+
+
+PLAIN = """<!doctype html><main><button>word</button> <b></b> <button>rows</button><table></table>
+<pre style="height: 600px; overflow: auto"></pre></main><script>
+let number = 0;
+const [word, rows] = document.querySelectorAll("button");
+word.onclick = () => { document.querySelector("b").textContent = ++number; };
+const row = () => "<tr>" + `<td>${++number}</td>`.repeat(10) + "</tr>";
+rows.onclick = () => { document.querySelector("table").innerHTML = row().repeat(30); };
+document.querySelector("pre").textContent = ("many words in a line ".repeat(9) + "\\n").repeat(3000);
+</script>"""
+"""A page that does next to nothing: what it takes, the browser takes on this machine."""
 
 
 class Reaction(NamedTuple):
@@ -163,14 +178,14 @@ def filters(looker: Looker, times: int) -> Iterator[Reaction]:
 
 
 def searches(looker: Looker, texts: Sequence[str], times: int, mode: str = "") -> Iterator[Reaction]:
-    """Looks for texts; ``mode`` is more of the address."""
+    """Looks for texts; ``mode`` is more of the address. While the server still looks, what it has found is there."""
     for turn in range(times):
         if turn % len(texts) == 0:
             looker.open(f"/responses{mode}")
-        yield ask(looker, "input.search", "q", texts[turn % len(texts)])
+        yield ask(looker, "input.search", "q", texts[turn % len(texts)], patient=False)
 
 
-def ask(looker: Looker, field: str, parameter: str, text: str) -> Reaction:
+def ask(looker: Looker, field: str, parameter: str, text: str, *, patient: bool = True) -> Reaction:
     """Puts a text into a field; what is timed starts with the enter key."""
     looker.page.focus(field)
     looker.page.keyboard.press("Control+A")
@@ -184,7 +199,7 @@ def ask(looker: Looker, field: str, parameter: str, text: str) -> Reaction:
         looker.page.keyboard.insert_text(text)
         looker.page.keyboard.press("Enter")
 
-    return looker.timed("keydown", enter, f"{asked} && {LOADED}")
+    return looker.timed("keydown", enter, f"{asked} && {LOADED} && {ANY}", patient=patient)
 
 
 def typing(looker: Looker, words: Sequence[str], times: int) -> Iterator[Reaction]:
@@ -197,7 +212,8 @@ def typing(looker: Looker, words: Sequence[str], times: int) -> Iterator[Reactio
         looker.page.keyboard.press("Control+A")
         looker.page.keyboard.type(word[:-1], delay=60)
         asked = f"new URLSearchParams(location.search).get('q') === {word!r}"
-        yield looker.timed("keydown", lambda word=word: looker.page.keyboard.press(word[-1]), f"{asked} && {LOADED}")
+        press = partial(looker.page.keyboard.press, word[-1])
+        yield looker.timed("keydown", press, f"{asked} && {LOADED} && {ANY}", patient=False)
 
 
 def jumps(looker: Looker, times: int) -> Iterator[Reaction]:
@@ -205,7 +221,7 @@ def jumps(looker: Looker, times: int) -> Iterator[Reaction]:
     looker.open("/responses?sort=-reward")
     for _ in range(times):
         row = first_row(looker)
-        looker.point(looker.page.locator(".virtual.table"), -6, looker.chance.uniform(0.1, 0.9))
+        point_at_bar(looker)
         yield looker.timed("pointerdown", lambda: middle(looker), moved_from(row))
 
 
@@ -221,9 +237,17 @@ def wheels(looker: Looker, times: int) -> Iterator[Reaction]:
 
 def jump(looker: Looker) -> None:
     """Scrolls the table anywhere."""
-    looker.point(looker.page.locator(".virtual.table"), -6, looker.chance.uniform(0.1, 0.9))
+    point_at_bar(looker)
     middle(looker)
     looker.rest()
+
+
+def point_at_bar(looker: Looker) -> None:
+    """Points at a place of the table's scroll bar, in the other half than its handle."""
+    table = looker.page.locator(".virtual.table")
+    handle: float = table.evaluate("(one) => one.scrollTop / one.scrollHeight")
+    low, high = (0.6, 0.9) if handle < 0.5 else (0.1, 0.4)
+    looker.point(table, -6, looker.chance.uniform(low, high))
 
 
 def middle(looker: Looker) -> None:
@@ -287,8 +311,17 @@ def long_ones(looker: Looker, step: int, times: int) -> Iterator[Reaction]:
         yield looker.key("Enter", f"location.pathname === '/tokens' && {TOKENS}")
 
 
+def plain(looker: Looker, button: str, times: int) -> Iterator[Reaction]:
+    """Clicks on a button of the plain page, which changes a word or a table of 30 rows."""
+    looker.page.route("**/plain", lambda route: route.fulfill(body=PLAIN, content_type="text/html"))
+    looker.open("/plain")
+    for _ in range(times):
+        yield looker.click(looker.page.locator("button", has_text=button), "true")
+
+
 def long_frames(looker: Looker, address: str, where: str, seconds: int = 5, speed: int = 3_000) -> tuple[int, int]:
     """Scrolls by a gesture of the wheel, ``speed`` pixels in a second; returns how many frames were long, and all."""
+    looker.page.route("**/plain", lambda route: route.fulfill(body=PLAIN, content_type="text/html"))
     looker.open(address)
     box = looker.page.locator(where).bounding_box()
     assert box is not None

@@ -101,13 +101,14 @@ def vocabulary(seed: int) -> list[str]:
 def zipf() -> Array:
     """Returns words at evenly spaced quantiles: a random entry is a word drawn by its frequency."""
     weights = 1 / (np.arange(WORDS) + 2.7) ** 1.07
-    return np.searchsorted(np.cumsum(weights / weights.sum()), np.linspace(0, 1 - 1e-9, 1 << 20)).astype(np.int32)
+    quantiles = np.searchsorted(np.cumsum(weights / weights.sum()), np.linspace(0, 1 - 1e-9, 1 << 20))
+    return np.asarray(quantiles, np.int32)
 
 
 def draw(languages: Array, length: int, generator: np.random.Generator) -> Array:
     """Returns [B, length] token ids in the given languages."""
     shape = (len(languages), length)
-    ids = zipf()[generator.integers(0, 1 << 20, shape, np.int32)]
+    ids: Array = zipf()[generator.integers(0, 1 << 20, shape, np.int32)]
     ids += (FIRST_WORD + languages * WORDS).astype(np.int32)[:, None]
     signs = generator.random(shape, np.float32) < 0.12
     ids[signs] = np.minimum(generator.geometric(0.4, int(signs.sum())) - 1, len(SIGNS) - 1)

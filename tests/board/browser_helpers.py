@@ -82,7 +82,8 @@ def record_run(folder: Path, *, steps: int = STEPS, better: float = 0.0) -> Path
     return folder
 
 
-def record_step(recorder: Recorder, vocabulary: Vocabulary, step: int, better: float = 0.0) -> None:
+def record_step(recorder: Recorder, vocabulary: Vocabulary, step: int, better: float = 0.0, pause: float = 0.0) -> None:
+    """Records a step; its metrics come ``pause`` seconds after its rollouts, as an update takes its time."""
     generator = np.random.default_rng([step, 7])
     size = BATCH + EVALUATED
     groups = [(step * 4 + sample // 4) % len(PROMPTS) for sample in range(size)]
@@ -112,6 +113,9 @@ def record_step(recorder: Recorder, vocabulary: Vocabulary, step: int, better: f
         "kl_coef": [0.05] * size,
     }
     recorder.rollouts(step, rows, _tokens(generator, ids, rewards))
+    if pause:
+        recorder.flush()
+        time.sleep(pause)
     recorder.metrics(step, {"kl/objective": 0.5 * step, "optim/grad_norm": 1 / (step + 1), "odd/{name}": float(step)})
 
 

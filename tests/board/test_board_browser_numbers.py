@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from browser_helpers import STEPS, opened, parsed
+from browser_helpers import STEPS, go, opened, parsed
 from playwright.sync_api import Page, expect
 
 import dressage
@@ -202,6 +202,31 @@ def test_a_search_says_how_many_responses_of_each_step_match(browser, board_told
             hits = sum(row["step"] == step for row in matching)
             total = sum(row["step"] == step for row in rows)
             hover_step(page, step, f"{hits} of {total} match")
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["none yet", "some"])
+def test_a_search_goes_on_while_hits_are_verified(browser, board_told, rows, first):
+    """A large run answers with what it has verified so far; the page asks again."""
+    asked = Counter()
+
+    def slowly(route, request):
+        kind = "hits" if "/hits?" in request.url else "rows"
+        asked[kind] += 1
+        answer = route.fetch().json()
+        if asked[kind] <= 2:
+            early = {"total": first, "rows": answer["rows"][:first]} if kind == "rows" else {"hits": [0] * STEPS}
+            answer |= early | {"at_most": True, "most": 99, "stopped": None}
+        route.fulfill(json=answer)
+
+    matching = [row for row in rows if "#" in row["response"]]
+    with opened(browser, f"{board_told.address}/step") as page:
+        page.route(re.compile("/api/runs/0/(rows|hits)[?].*q="), slowly)
+        go(page, "/responses?q=%23")
+        count = page.locator(".bar output")
+        expect(count).to_have_text("at most 99 rollouts")
+        expect(page.get_by_text("Looking through the responses")).to_have_count(1 - first)
+        expect(count).to_have_text(f"{len(matching)} rollouts")
+        hover_step(page, 9, f"{sum(row['step'] == 9 for row in matching)} of 20 match")
 
 
 def card(page: Page) -> dict[str, list[str]]:

@@ -25,7 +25,7 @@ from browser_helpers import Vocabulary, record_step
 from dressage.record import Recorder
 with Recorder(sys.argv[2], attempt=0) as recorder:
     for step, _ in zip(range(2, 5), sys.stdin):
-        record_step(recorder, Vocabulary(), step)
+        record_step(recorder, Vocabulary(), step, pause=2.0)
         recorder.flush()
 """
 
@@ -48,7 +48,9 @@ def test_a_run_in_training_grows_on_the_page(browser, tmp_path):
             trained = [r["reward"] for r in dressage.open(folder).rows(steps=[3]).to_pylist() if r["split"] == "train"]
             mean = page.locator(".card", has_text="Reward").first.locator(".key b").first
             expect(mean).to_have_text(f"{sum(trained) / len(trained):.4g}")
-            expect(page.locator(".card", has_text="Gradient norm").locator(".key b")).to_have_text("0.25")
+            expect(page.locator(".card", has_text="Gradient norm").locator(".key b")).to_have_text(
+                "0.25", timeout=20_000
+            )
             follow_in_the_table(page, writer)
             assert page.evaluate("window.stayed")
         finally:

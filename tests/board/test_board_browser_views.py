@@ -181,3 +181,12 @@ def test_a_view_that_is_left_comes_back_as_it_was(browser, board_told):
         expect(page.locator('.tr[aria-rowindex="1"]')).to_have_text(first, use_inner_text=True)
         page.go_back()
         page.locator(VIEWS["patterns"]).first.wait_for()
+
+
+def test_a_system_prompt_is_folded(browser, board_told):
+    with opened(browser, f"{board_told.address}/tokens?step=3&sample=2") as page:
+        text = page.get_by_text("Be short.", exact=False).locator("visible=true")
+        page.locator("details.system").wait_for()
+        expect(text).to_have_count(0)
+        page.locator("details.system summary").click()
+        expect(text).to_have_count(1)

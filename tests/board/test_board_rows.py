@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from index_helpers import new_run, record, text_of
 
 import dressage.record
+from dressage.board import search as search_module
 from dressage.board.selection import Order, page_of
 
 KEYS = ("step", "sample")
@@ -77,6 +78,12 @@ def test_hits_by_step_add_up(client, table):
     assert got["step"] == list(range(3, 10)) and got["rows"] == [8] * 7
     wanted = [sum("night" in t["response"] for t in table if t["step"] == step) for step in range(3, 10)]
     assert got["hits"] == wanted
+
+
+def test_hits_of_steps_that_are_far_apart_are_counted_alike(client, monkeypatch):
+    usual = get(client, "hits", q="night", filter="step != 4")
+    monkeypatch.setattr(search_module, "MOST_STEPS", 0)
+    assert get(client, "hits", q="night", filter="step != 4") == usual and 4 not in usual["step"]
 
 
 @pytest.mark.parametrize("where", ["filter", "sort", "steps"])

@@ -12,7 +12,7 @@ from index_helpers import indexed, new_run, record, text_of
 from dressage.board import scanner as scanner_module
 from dressage.board import search as search_module
 from dressage.board.expressions import compiled, escaped, required
-from dressage.board.scanner import hits
+from dressage.board.scanner import Rows, hits
 from dressage.errors import UserError
 
 
@@ -155,7 +155,9 @@ def test_a_search_goes_on_where_it_was_when_the_run_grows(tmp_path, monkeypatch)
     asked = []
     scan = board.scanner.scan
     monkeypatch.setattr(
-        board.scanner, "scan", lambda run, keys, pattern: asked.extend(keys) or scan(run, keys, pattern)
+        board.scanner,
+        "scan",
+        lambda what, pattern: asked.extend(what.keys if isinstance(what, Rows) else []) or scan(what, pattern),
     )
     record(folder, [2], attempt=0, response=["hay", "needle", *["hay"] * 4])
     indexed(folder)

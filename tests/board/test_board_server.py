@@ -3,6 +3,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from dressage.board.live import EventsQuery, events
 from dressage.board.runs import Board
 from dressage.board.server import json_response
 from dressage.index.build import Builder
-from dressage.record import Recorder
+from dressage.record import Recorder, write_vocabulary
 
 
 @pytest.fixture
@@ -190,6 +191,23 @@ def test_metrics_that_come_after_the_rollouts_of_their_step_are_an_event_too(own
     assert got["metrics"]["loss"] == [0.25] and got["rollups"]["reward"]["count"] == [6]
 
 
+def test_another_run_that_is_begun_in_the_same_place_is_shown(own):
+    board = board_of(own)
+    client = client_of(board)
+    for path in ("rows?sort=-reward", "series", "never-beats", "compare"):
+        client.get(f"/api/runs/0/{path}")
+    shutil.rmtree(own)
+    new_run(own, {"algorithm": "dpo"})
+    rewards = np.array([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
+    record(own, range(3), reward=rewards, response=["another"] * 6)
+    indexed(own)
+    rows = client.get("/api/runs/0/rows?sort=-reward&limit=3").json()["rows"]
+    assert [(row["sample"], row["reward"], row["response"]) for row in rows] == [(3, 6.0, "another")] * 3
+    assert client.get("/api/runs").json()[0]["algorithm"] == "dpo"
+    assert client.get("/api/runs/0/rollouts/0/3").json()["response"] == "another"
+    assert client.get("/api/runs/0/series?names=reward").json()["rollups"]["reward"]["mean"] == [3.5] * 3
+
+
 def test_an_empty_run_has_an_answer_for_everything(tmp_path):
     folder = new_run(tmp_path / "empty")
     client = client_of(board_of(folder))
@@ -316,6 +334,36 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def test_a_run_that_is_not_there_yet_appears(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, empty = tmp_path / "later", tmp_path / "empty"
+    empty.mkdir()
+    port = free_port()
+    process = start_board(folder, empty, "--port", port)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        assert [process.stdout.readline().split()[0] for _ in range(3)] == ["board", "note", "note"]
+        wait_for(lambda: fetch(f"{address}/api/runs")[0])
+        first, second = json.loads(fetch(f"{address}/api/runs")[1])
+        assert first["rollouts"] == 0 and first["name"] == "later" and first["problem"] is None
+        assert second["rollouts"] == 0
+        assert not folder.exists() and not any(empty.iterdir()), "a recorder wants to find nothing there"
+        stream = urllib.request.urlopen(f"{address}/api/events", timeout=60)
+        new_run(folder, {"algorithm": "ppo"})
+        write_vocabulary(folder, ["x"] * 50, ["y"] * 50)
+        record(folder, range(2))
+        while not (line := stream.readline()).startswith(b"data:"):
+            pass
+        assert json.loads(line[5:])["run"] == 0
+        wait_for(lambda: json.loads(fetch(f"{address}/api/runs")[1])[0]["rollouts"] == 12 or None)
+        assert json.loads(fetch(f"{address}/api/runs")[1])[0]["algorithm"] == "ppo"
+        texts = json.loads(fetch(f"{address}/api/runs/0/rollouts/1/2/texts")[1])["texts"]
+        assert set(texts) == {"y"}
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_an_open_address_gets_a_token_and_says_so(own):
     port = free_port()
     process = start_board(own, "--host", "0.0.0.0", "--port", port)
@@ -334,7 +382,12 @@ def test_an_open_address_gets_a_token_and_says_so(own):
 def test_mistakes_on_the_command_line_are_one_plain_line(tmp_path, own):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for arguments, says in (((tmp_path,), "no run folder"), ((own, "--port", port), f"port {port}")):
+        missing = tmp_path / "no" / "such" / "place"
+        for arguments, says in (
+            ((tmp_path,), "no run folder"),
+            ((missing,), "no run folder"),
+            ((own, "--port", port), f"port {port}"),
+        ):
             process = start_board(*arguments)
             _, errors = process.communicate(timeout=60)
             assert process.returncode == 2 and says in errors and len(errors.strip().splitlines()) == 1, errors

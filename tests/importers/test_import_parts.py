@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import dressage
 from dressage.errors import UserError
 from dressage.importers import FORMATS, import_run, importing, plain, processes
+from dressage.importers.batch import Batch
 from dressage.importers.reading import File
 
 
@@ -80,12 +81,18 @@ def test_several_processes_find_the_same_as_one(tmp_path, monkeypatch):
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
     monkeypatch.setattr(processes, "MOST", 3)
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    slow_down_this_process(monkeypatch)
     several = import_run(tmp_path / "in", tmp_path / "several", "rl-logging-board")
     assert one.rejected > 10 and one.rollouts > 400
     assert several == one
     assert result(tmp_path / "several") == result(tmp_path / "one")
-    segments = dressage.open(tmp_path / "several").segments()
-    assert len(segments) > 10
+    assert len(dressage.open(tmp_path / "several").segments()) > 10
+
+
+def slow_down_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the others, which take a moment to start, have something to do."""
+    read = Batch.read
+    monkeypatch.setattr(Batch, "read", lambda self, portion: time.sleep(0.3) or read(self, portion))
 
 
 def test_parts_are_whole_lines_and_all_of_them(tmp_path):
@@ -117,7 +124,7 @@ def test_small_files_are_read_together_and_large_ones_in_parts(tmp_path, monkeyp
         [("5.jsonl", 6)],
         [("5.jsonl", 1), ("6.jsonl", 1)],
     ]
-    assert processes == 1 + 19 * 996 // 5000
+    assert processes == 1 + 19 * 996 // 20_000
 
 
 def test_every_format_goes_to_another_process():
@@ -148,6 +155,7 @@ def test_what_goes_wrong_in_a_process_is_raised_here(tmp_path, monkeypatch):
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(processes._Process, "write", lambda self, first: self._ask("write", {}))
+    slow_down_this_process(monkeypatch)
     with pytest.raises(KeyError):
         import_run(tmp_path / "in", tmp_path / "run", "rl-logging-board")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]

@@ -12,6 +12,7 @@ from dressage.index import text as text_module
 from dressage.index.build import Builder
 from dressage.index.folder import read_state
 from dressage.index.orders import _packed_order, order, places
+from dressage.index.search import candidates
 from dressage.index.snapshot import Snapshot, snapshot
 from dressage.record import Recorder, begin_attempt
 
@@ -238,6 +239,21 @@ def test_a_word_of_many_rows_is_a_bitmap_that_holds_the_same(tmp_path):
     mask = np.zeros(postings_module.BLOCK, np.bool_)
     reader.mark(np.array([True, True, False, False]), mask)
     assert np.flatnonzero(mask).tolist() == sorted({*rows[0].tolist(), *rows[1].tolist()})
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_rollouts_that_are_superseded_before_their_words_are_in_have_none(folder, start):
+    record(folder, range(4), response=["old"] * 6)
+    builder = Builder(dressage.record.open(folder), folder / "index")
+    builder.update()
+    record(folder, range(start, 4), response=["new"] * 6)
+    builder.update()
+    while builder.advance():
+        pass
+    shot = snapshot(folder / "index")
+    assert shot.rows == 24 + 6 * (4 - start) and shot.state.text_rows == shot.rows and shot.count == 24
+    for word, count in (("old", 6 * start), ("new", 6 * (4 - start))):
+        assert np.count_nonzero(candidates(shot, word).mask) == count, word
 
 
 def test_responses_without_a_word_need_no_files_with_lines(folder, monkeypatch):

@@ -287,16 +287,20 @@ def test_a_merging_that_is_given_up_at_any_step_changes_nothing(folder):
 
 
 def test_rollouts_and_metrics_may_be_merged_at_different_depths(folder, monkeypatch):
-    # A file of more than 2 rollouts is not written again, one of more than 2 steps neither: rollouts stop at once, and
-    # metrics, of which a step has one line, go on. The first manifest then stays for its rollouts' sake.
-    monkeypatch.setattr(compaction, "FILE_LINES", 5)
-    for last in range(2, 12, 2):
-        record(folder, range(last - 2, last))
+    # Three rollouts a step, and a file of more than 10 lines is not written again. The first manifest has 12 rollouts,
+    # which stay, and 4 steps, which the second one replaces; the third replaces all that the second has.
+    monkeypatch.setattr(compaction, "FILE_LINES", 20)
+    first = 0
+    for steps in (4, 2, 3, 2):
+        record(folder, range(first, first + steps))
+        first += steps
         before = answers(folder)
         for _ in range(2):
             compact(folder, rank=0)
             assert answers(folder) == before
-    assert dressage.open(folder).steps()["step"].to_pylist() == list(range(10))
+    segments = dressage.open(folder).segments()
+    assert [(segment.first, segment.last, segment.lines) for segment in segments][:2] == [(0, 3, 12), (4, 8, 15)]
+    assert dressage.open(folder).steps()["step"].to_pylist() == list(range(11))
 
 
 def test_a_run_that_may_be_written_is_merged_but_for_the_newest_step_of_each_process(folder):
@@ -332,6 +336,20 @@ def test_large_files_end_after_so_many_rollouts_and_are_not_written_again(folder
     compact(folder)
     again = dressage.open(folder).segments()
     assert again[:2] == segments[:2] and [(s.first, s.last) for s in again[2:]] == [(8, 11)]
+
+
+def test_tokens_without_a_row_do_not_come_along(folder):
+    write_run(folder, {})
+    rows = pa.table({"step": [0, 2], "sample": [1, 1], "prompt": ["p"] * 2, "response": ["r"] * 2, "reward": [1.0] * 2})
+    tokens = pa.table({"step": [0, 0, 0, 2, 3], "sample": [0, 1, 1, 1, 1], "position": [0, 0, 1, 0, 0]})
+    write_rollouts(folder, 0, rows, tokens)
+    (path,) = folder.glob("record/tokens-*")
+    assert [tuple(line.values()) for line in pq.ParquetFile(path).read().to_pylist()] == [
+        (0, 1, 0),
+        (0, 1, 1),
+        (2, 1, 0),
+    ]
+    assert dressage.open(folder).rollout(0, 1).tokens["position"].to_pylist() == [0, 1]
 
 
 def test_groups_of_large_lines_end_early(folder, monkeypatch):

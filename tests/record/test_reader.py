@@ -1,3 +1,4 @@
+import os
 import random
 import signal
 import subprocess
@@ -14,7 +15,8 @@ from record_helpers import rollouts
 
 import dressage
 from dressage.errors import UserError
-from dressage.record import Recorder, begin_attempt, write_run
+from dressage.record import Recorder, begin_attempt, compact, write_run
+from dressage.record import storage as storage_module
 from dressage.record.segments import segment_name, write_segment
 
 BATCH = 5
@@ -222,3 +224,32 @@ def test_no_run_folder_is_said(tmp_path):
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(UserError, match="no JSON"):
         dressage.open(tmp_path)
+
+
+def test_what_is_there_is_remembered_until_it_changes(folder, monkeypatch):
+    listed, names = [], storage_module.Folder.names
+
+    def counted(self: storage_module.Folder, name: str) -> list[str]:
+        listed.append(name)
+        return names(self, name)
+
+    monkeypatch.setattr(storage_module.Folder, "names", counted)
+    attempt = begin_attempt(folder, 0)
+    run = dressage.open(folder)
+    with Recorder(folder, attempt=attempt) as recorder:
+        for step in range(4):
+            recorder.rollouts(step, *rollouts(1))
+            recorder.flush()
+            assert run.rows(["step"])["step"].to_pylist() == list(range(step + 1))
+    compact(folder)
+    for path in (folder / name for name in ("record", "compactions", "attempts")):
+        os.utime(path, (0, 0))
+    assert run.rows(["step"])["step"].to_pylist() == [0, 1, 2, 3]
+    listed.clear()
+    assert run.rows(["step"])["step"].to_pylist() == [0, 1, 2, 3] and listed == []
+    # An attempt hides what comes after its start, a step that is recorded shows, whatever was remembered.
+    again = begin_attempt(folder, 1)
+    assert run.rows(["step"])["step"].to_pylist() == [0]
+    with Recorder(folder, attempt=again) as recorder:
+        recorder.rollouts(1, *rollouts(2))
+    assert run.rows(["step"])["step"].to_pylist() == [0, 1, 1]

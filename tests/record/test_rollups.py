@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +68,14 @@ def test_bins_of_eight_positions_by_hand(folder):
     assert (value["count"], value["min"], value["max"], value["sketch_keys"]) == (13, 0.0, 12.0, None)
     ratio = line(run, "log_ratio", "token")
     assert (ratio["bin_counts"], ratio["bin_sums"]) == ([11, 2], [-5.5, -1.0])
+
+
+def test_padding_that_a_source_kept_counts_nowhere():
+    rows = pa.table({"step": [0], "sample": [0], "reward": [1.0]})
+    tokens = pa.table({"step": [0] * 3, "sample": [0] * 3, "position": [0, 1, 2], "mask": [True, True, False]})
+    tokens = tokens.append_column("value", pa.array([1.0, 2.0, 99.0], pa.float32()))
+    (value,) = rollups_of(rows, tokens).filter(pa.compute.field("column") == "value").to_pylist()
+    assert (value["count"], value["sum"], value["max"], value["bin_sums"]) == (2, 3.0, 2.0, [3.0])
 
 
 @settings(deadline=None)

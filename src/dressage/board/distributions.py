@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from dressage.board.buckets import Buckets, buckets, sketches
+from dressage.board.buckets import Buckets, buckets
 from dressage.board.runs import Board
 from dressage.board.search import matching
 from dressage.board.selection import Order, RunQuery, Selection, column_of, order_of
@@ -13,6 +13,7 @@ from dressage.board.series import rollups_of
 from dressage.errors import UserError
 from dressage.index.columns import Array
 from dressage.index.orders import places
+from dressage.index.sets import distinct
 from dressage.record.rollups import BIN
 from dressage.record.rollups import edges as bin_edges
 
@@ -127,24 +128,25 @@ def ridge(board: Board, query: RidgeQuery) -> dict[str, Any]:
     column_of(snapshot, query.column)
     lines = rollups_of(run, snapshot, query.column)
     grouping = buckets(lines.step, query.buckets)
-    bucket, key, count = sketches(lines, grouping.of(lines.step))
-    low, high = bin_edges(key)
+    key, of, count = lines.bins["sketch_keys"], grouping.of(lines.step)[lines.line], lines.bins["sketch_counts"]
+    keys = distinct(key)
+    low, high = bin_edges(keys)
     middle = (low + high) / 2
-    edges = edges_of(_spread(middle, count), query.bins, None, None)
+    number = np.searchsorted(keys, key)
+    edges = edges_of(_spread(middle, np.bincount(number, count)), query.bins, None, None)
     place = np.clip(np.searchsorted(edges, middle, side="right") - 1, 0, query.bins - 1)
     size = len(grouping.first) * query.bins
-    counts = np.bincount(bucket * query.bins + place, count, minlength=size).astype(np.int64)
+    counts = np.bincount(of * query.bins + place[number], count, minlength=size).astype(np.int64)
     return {"edges": edges, "steps": grouping.pairs(), "counts": counts.reshape(-1, query.bins)}
 
 
 def _spread(values: Array, counts: Array) -> Array:
-    """Returns the values, each about as often as it is counted, at most some thousand in all."""
+    """Returns the rising values, each about as often as it is counted, at most some thousand in all."""
     if not len(values):
         return values
-    order = np.argsort(values)
-    reached = np.cumsum(counts[order])
+    reached = np.cumsum(counts)
     ranks = np.linspace(0, reached[-1] - 1, min(int(reached[-1]), 4_000))
-    return values[order][np.searchsorted(reached, ranks, side="right")]
+    return values[np.searchsorted(reached, ranks, side="right")]
 
 
 def heat(board: Board, query: HeatQuery) -> dict[str, Any]:

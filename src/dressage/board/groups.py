@@ -8,7 +8,7 @@ from pydantic import Field
 from dressage.board.excerpts import LENGTH as SHOWN
 from dressage.board.rows import numbers
 from dressage.board.runs import Board, OpenRun
-from dressage.board.selection import Page, RunQuery, step_of
+from dressage.board.selection import CHUNK, Page, RunQuery, step_of
 from dressage.index.columns import MISSING, Array
 from dressage.index.snapshot import Snapshot
 
@@ -101,17 +101,20 @@ def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:
 
 def _best(snapshot: Snapshot) -> tuple[Array, Array, Array]:
     """Returns for each prompt how often it was compared with a reference, the best gap, and the newest row."""
-    gap, prompt = snapshot.column("gap"), snapshot.raw("prompt")
-    measured = ~np.isnan(gap) & (prompt >= 0)
-    if snapshot.alive is not None:
-        measured &= snapshot.alive
-    rows = np.flatnonzero(measured)
-    of, count = prompt[rows], snapshot.state.prompts
-    best = np.full(count, -np.inf, gap.dtype)  # of the same type, which is twenty times as fast
-    np.maximum.at(best, of, gap[rows])
-    newest = np.zeros(count, np.int64)
-    np.maximum.at(newest, of, snapshot.raw("step")[rows].astype(np.int64) << 32 | rows)
-    return np.bincount(of, minlength=count), best, newest & 0xFFFFFFFF
+    count = snapshot.state.prompts
+    gap, step, prompt = snapshot.column("gap"), snapshot.raw("step"), snapshot.raw("prompt")
+    # Of the same type as what is compared, which is twenty times as fast.
+    tries, best, newest = np.zeros(count, np.int64), np.full(count, -np.inf, gap.dtype), np.zeros(count, np.int64)
+    for start in range(0, snapshot.rows, CHUNK):
+        rows = slice(start, start + CHUNK)
+        measured = ~np.isnan(gap[rows]) & (prompt[rows] >= 0)
+        if snapshot.alive is not None:
+            measured &= snapshot.alive[rows]
+        of = prompt[rows][measured]
+        tries += np.bincount(of, minlength=count)
+        np.maximum.at(best, of, gap[rows][measured])
+        np.maximum.at(newest, of, step[rows][measured].astype(np.int64) << 32 | (start + np.flatnonzero(measured)))
+    return tries, best, newest & 0xFFFFFFFF
 
 
 def group_of(snapshot: Snapshot, rows: Array) -> Array:

@@ -106,7 +106,7 @@ def texts(board: Board, query: RolloutQuery) -> dict[str, Any]:
     run = board.run(query.run)
     table = read(run, query.step, query.sample).tokens
     given, ids = table["token"].to_pylist(), table["token_id"].to_pylist()
-    known = run.record.token_texts(ids)
+    known = run.token_texts(ids)
     pieces = [text if token is None else token for token, text in zip(given, known, strict=True)]
     if not any(PARTIAL in piece for piece in pieces):
         return {"texts": pieces, "bytes": None}

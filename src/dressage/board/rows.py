@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from pydantic import Field
 
 from dressage.board.excerpts import LENGTH, Excerpt, excerpt
@@ -63,7 +62,7 @@ def _excerpts(
         whole = run.fetch([keys[place] for place in cut], ["response"])["response"].to_pylist()
         for place, text in zip(cut, whole, strict=True):
             responses[place] = text
-    spans = spans_of(run, keys, pa.chunked_array([pa.array(responses, pa.string())]), query)
+    spans = spans_of(run, responses, query)
     return [excerpt(text, span) for text, span in zip(responses, spans, strict=True)]
 
 

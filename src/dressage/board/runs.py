@@ -1,24 +1,29 @@
 """The runs that a board shows, each with its record and its index."""
 
+import os
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
 
+import dressage.record
 from dressage.board.memory import Memory
 from dressage.board.scanner import Scanner
 from dressage.board.stars import Stars
 from dressage.errors import UserError
 from dressage.index.columns import Array
-from dressage.index.folder import PROBLEM, index_folder, local_folder
+from dressage.index.folder import PROBLEM, fingerprint, index_folder, local_folder
+from dressage.index.patterns import read_counts
+from dressage.index.search import dictionary
 from dressage.index.snapshot import Snapshot, snapshot
 from dressage.index.texts import Texts, read_texts
 from dressage.index.words import words
 from dressage.record import Run
+from dressage.record.storage import storage
 
 LIVE_SECONDS = 120
 
@@ -40,6 +45,22 @@ def reading() -> Iterator[None]:
         traceback.print_exception(error)
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise UnreadableError(f"the record cannot be read: {reason}") from error
+
+
+def open_run(path: str) -> Run:
+    """Opens a run, or what may become one: a folder that is not there yet or is empty.
+
+    Raises:
+        UserError: It is something else.
+    """
+    try:
+        return dressage.record.open(path)
+    except UserError:
+        folder = Path(path)
+        is_empty = folder.is_dir() and not any(folder.iterdir())
+        if "://" in path or not (is_empty or (folder.parent.is_dir() and not os.path.lexists(folder))):
+            raise
+        return Run(storage(folder), {})
 
 
 class OpenRun:
@@ -75,8 +96,20 @@ class OpenRun:
                 return self._snapshot
             stamp = (status.st_mtime_ns, status.st_ino)
             if stamp != self._stamp:
-                self._snapshot, self._stamp = snapshot(self.folder), stamp
+                self._stamp = stamp
+                self._show(snapshot(self.folder))
             return self._snapshot
+
+    def _show(self, new: Snapshot) -> None:
+        """Takes what the index holds now, which may be that of another run that was begun in the same place."""
+        old, self._snapshot = self._snapshot, new
+        if new.state.run and new.state.run != fingerprint(self.record):
+            self.record = open_run(self.record.folder)
+        if new.state.run != old.state.run or new.rows < old.rows or new.state.dead < old.state.dead:
+            # Files of the same names hold something else now.
+            self.memory = Memory()
+            dictionary.cache_clear()
+            read_counts.cache_clear()
 
     @property
     def live(self) -> bool:
@@ -121,9 +154,16 @@ class OpenRun:
             return []
         return self.memory.get("token columns", (), lambda: _measured(self.record), most=1)
 
+    def token_texts(self, ids: Sequence[int | None]) -> list[str]:
+        """Returns the text of each id."""
+        if not self.record.vocabulary.num_rows:
+            self.record = open_run(self.record.folder)  # it may have come since
+        return self.record.token_texts(ids)
+
     def warm(self) -> None:
         """Reads beforehand what every page needs."""
-        self.record.token_texts([])
+        self.token_texts([])
+        dictionary(self.folder, self.snapshot().state.pieces)
 
 
 def _measured(record: Run) -> list[str]:
@@ -162,7 +202,8 @@ class Board:
 
     def warm(self) -> None:
         """Makes ready what will be needed soon."""
-        self.scanner.start()
+        with suppress(UserError):  # the board is told to stop, most likely; whoever searches is told
+            self.scanner.start()
         words([""])
         for run in self.runs:
             run.warm()

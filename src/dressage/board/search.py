@@ -9,19 +9,23 @@ import pyarrow as pa
 
 from dressage.board.expressions import compiled, required
 from dressage.board.runs import Board, OpenRun
+from dressage.board.scanner import Rows
 from dressage.board.scanner import hits as hits_in
 from dressage.board.selection import Selection, both, selected
 from dressage.errors import UserError
 from dressage.index.columns import Array
 from dressage.index.search import Candidates, candidates
+from dressage.index.sets import distinct
 from dressage.index.snapshot import Snapshot
 from dressage.index.text import next_size
 
-PATIENCE = 0.2
+PATIENCE = 0.1
 """Seconds that a request waits for the background."""
 FORGOTTEN = 5.0
 """Seconds without a request after which a search in the background stops."""
-FIRST_CHUNK = 512
+FIRST_CHUNK = 64
+MOST_STEPS = 10_000_000
+"""From the first to the last step, to be counted without sorting them."""
 
 
 class Matching(NamedTuple):
@@ -108,7 +112,8 @@ class Search:
         try:
             while len(rows) and time.monotonic() - self._asked < FORGOTTEN:
                 chunk, rows = rows[:size], rows[size:]
-                found = self.run.scanner.scan(self.run.record.folder, keys_of(self.snapshot, chunk), self.pattern)
+                what = Rows(self.run.record.folder, self.run.folder, chunk, keys_of(self.snapshot, chunk))
+                found = self.run.scanner.scan(what, self.pattern)
                 size = next_size(len(chunk), found.size)
                 with self._progress:
                     self.found[chunk[found.places]] = True
@@ -148,17 +153,15 @@ def keys_of(snapshot: Snapshot, rows: Array) -> list[tuple[int, int]]:
     return list(zip(snapshot.raw("step")[rows].tolist(), snapshot.raw("sample")[rows].tolist(), strict=True))
 
 
-def spans_of(
-    run: OpenRun, keys: list[tuple[int, int]], texts: pa.ChunkedArray, query: Selection
-) -> list[tuple[int, int] | None]:
-    """Returns start and length in bytes of the first hit in each of some responses, whose keys and texts these are."""
-    spans: list[tuple[int, int] | None] = [None] * len(keys)
+def spans_of(run: OpenRun, texts: list[str], query: Selection) -> list[tuple[int, int] | None]:
+    """Returns start and length in bytes of the first hit in each of some responses."""
+    spans: list[tuple[int, int] | None] = [None] * len(texts)
     try:
         # Plain text is found in no time; an expression may need more than there is.
         if query.regex:
-            found = run.scanner.scan(run.record.folder, keys, compiled(query.q, regex=True))
+            found = run.scanner.scan(texts, compiled(query.q, regex=True))
         else:
-            found = hits_in(texts, compiled(query.q.strip(), regex=False))
+            found = hits_in(pa.chunked_array([pa.array(texts, pa.string())]), compiled(query.q.strip(), regex=False))
     except TimeoutError:
         return spans
     for place, start, length in zip(found.places.tolist(), found.start.tolist(), found.length.tolist(), strict=True):
@@ -174,18 +177,25 @@ def hits(board: Board, query: Selection) -> dict[str, Any]:
         return {"step": [], "rows": [], "hits": [], "at_most": False, "most": 0, "stopped": None}
     found = matching(run, snapshot, query)
     everything = selected(run, snapshot, query)
-    first, last = snapshot.step_range
-    place = snapshot.raw("step") - first
-    counts = [
-        np.bincount(place if m is None else place[m], minlength=last - first + 1) for m in (everything, found.mask)
-    ]
+    steps, place = _places(snapshot)
+    counts = [np.bincount(place if m is None else place[m], minlength=len(steps)) for m in (everything, found.mask)]
     kept = counts[0] > 0
     total = int(counts[1].sum())
     return {
-        "step": np.arange(first, last + 1)[kept],
+        "step": steps[kept],
         "rows": counts[0][kept],
         "hits": counts[1][kept],
         "at_most": found.most is not None,
         "most": total if found.most is None else found.most,
         "stopped": found.stopped,
     }
+
+
+def _places(snapshot: Snapshot) -> tuple[Array, Array]:
+    """Returns the steps, some of which may be of no rollout, and [rows] which of them each row is of."""
+    step = snapshot.raw("step")
+    first, last = snapshot.step_range
+    if last - first < MOST_STEPS:
+        return np.arange(first, last + 1), step - first
+    steps = distinct(step)
+    return steps, np.searchsorted(steps, step)

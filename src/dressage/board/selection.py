@@ -78,8 +78,16 @@ def _mask(snapshot: Snapshot, steps: tuple[int, int] | None, text: str) -> Array
         step = snapshot.raw("step") if snapshot.rows else np.empty(0)
         mask = both(mask, (step >= steps[0]) & (step <= steps[1]))
     if text.strip():
-        mask = both(mask, matches(text, snapshot))
+        mask = both(mask, matches(text, snapshot)) if mask is None or steps is None else _within(mask, text, snapshot)
     return mask
+
+
+def _within(mask: Array, text: str, snapshot: Snapshot) -> Array:
+    """Returns which rows of a mask match a filter; the others are not looked at."""
+    rows = np.flatnonzero(mask)
+    found = np.zeros(len(mask), np.bool_)
+    found[rows[matches(text, snapshot.only(rows))]] = True
+    return found
 
 
 def both(first: Array | None, second: Array) -> Array:

@@ -11,13 +11,12 @@ from types import FrameType
 
 import uvicorn
 
-import dressage.record
 from dressage.board.page import NO_PAGE, STATIC
-from dressage.board.runs import Board
+from dressage.board.runs import Board, open_run
 from dressage.board.security import is_loopback
 from dressage.board.server import create_app
 from dressage.errors import UserError
-from dressage.index.imports import without_pandas
+from dressage.index.process import small_process
 from dressage.index.watch import start
 
 GRACE = 1
@@ -39,7 +38,7 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
     Raises:
         UserError: A path is no run, or the port is taken.
     """
-    board = Board([dressage.record.open(path) for path in paths])
+    board = Board([open_run(path) for path in paths])
     listener = _listen(host, port)
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
@@ -52,6 +51,9 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
     print(f"board    {address}")
     if token is not None and not is_loopback(host):
         print(f"open     to everybody who reaches {host}: each request needs the token in that address")
+    for run in board.runs:
+        if not run.record.info:
+            print(f"note     {run.record.folder} is no run yet; it appears once it begins")
     if not (STATIC / "index.html").is_file():
         print(f"note     {NO_PAGE}")
     if browser:
@@ -63,7 +65,7 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
         lifespan="off",
         timeout_graceful_shutdown=GRACE,
     )
-    with suppress(KeyboardInterrupt), without_pandas():
+    with suppress(KeyboardInterrupt), small_process():
         _Server(config, board).run(sockets=[listener])
 
 
@@ -88,7 +90,10 @@ class _Server(uvicorn.Server):
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
+        listener = socket.create_server((host, port), family=family)
+        # Inherited by every connection: otherwise the end of a short answer waits 40 ms for its beginning's receipt.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise UserError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another with --port") from None
 

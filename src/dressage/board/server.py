@@ -2,10 +2,8 @@
 
 import json
 import math
-import mmap
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +24,7 @@ from dressage.board.page import NO_PAGE, STATIC
 from dressage.board.runs import Board, NotFoundError, UnreadableError
 from dressage.board.security import MOST_BODY, TOO_LONG, Guard, refuse
 from dressage.errors import UserError
-from dressage.index.maps import give_back
-
-MUCH = 300 << 20
-"""Bytes of memory beyond which pages of the index are given back."""
+from dressage.index.maps import relieve
 
 
 def create_app(board: Board, token: str | None = None) -> ASGIApp:
@@ -41,14 +36,6 @@ def create_app(board: Board, token: str | None = None) -> ASGIApp:
     handlers = {UserError: _user_error, HTTPException: _http_error, Exception: _bug}
     handlers |= dict.fromkeys((pa.ArrowException, OSError, UnicodeDecodeError), _broken_file)
     return Guard(Starlette(routes=routes, exception_handlers=handlers), token)
-
-
-def resident() -> int:
-    """Returns the bytes of memory that the process has; 0 where that is not known."""
-    try:
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * mmap.PAGESIZE
-    except FileNotFoundError:
-        return 0
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -84,8 +71,7 @@ def _handler(board: Board, endpoint: Endpoint) -> Callable[[Request], Any]:
         except ValidationError as error:
             return refuse(_explain(error), 422)
         answer = await run_in_threadpool(endpoint.answer, board, query)
-        if resident() > MUCH:
-            give_back()
+        relieve()
         if isinstance(answer, Response):
             return answer
         if isinstance(answer, bytes):

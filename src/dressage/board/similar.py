@@ -54,7 +54,7 @@ def _candidates(snapshot: Snapshot, response: str) -> Array:
         return np.empty(0, np.int64)
     known = dictionary(snapshot.folder, snapshot.state.pieces)
     features = known.numbers(words([response]).hash)
-    count = known.totals()[features]
+    count = known.totals[features]
     shared = np.flatnonzero(count > 1)
     rarest = shared[np.argsort(count[shared], kind="stable")[:MOST_WORDS]]
     # Words of many responses tell little and take long.

@@ -20,10 +20,15 @@ class Stars:
     """
 
     def __init__(self, record: Run, fallback: Path) -> None:
-        folder = local_folder(record)
-        writable = folder is not None and os.access(folder, os.W_OK)
-        self.path = (folder if folder is not None and writable else fallback) / "stars.json"
+        self._folder = local_folder(record)
+        self._fallback = fallback
         self._lock = threading.Lock()
+
+    @property
+    def path(self) -> Path:
+        """Where they are; a run may begin after its board."""
+        writable = self._folder is not None and os.access(self._folder, os.W_OK)
+        return (self._folder if self._folder is not None and writable else self._fallback) / "stars.json"
 
     def all(self) -> dict[tuple[int, int], str]:
         """Returns every note, those that another board wrote included."""

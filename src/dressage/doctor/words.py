@@ -21,6 +21,7 @@ def number(value: float) -> str:
     if value == int(value) and abs(value) < 1e6:
         text = f"{int(value)}"
     elif 1e-4 <= abs(value) < 1e5:
+        value = float(f"{value:.2e}") if abs(value) < 100 else value
         text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
     else:
         text = f"{value:.2e}"
@@ -39,8 +40,12 @@ class Language:
         """Returns a phrase of the report."""
         return self.phrases.get(text, text)
 
+    def healthy(self, rule: Rule) -> str:
+        """Returns what the number of a rule means and where it is healthy."""
+        return self.rules.get(rule.name, {}).get("healthy", rule.texts.healthy)
+
     def said(self, rule: Rule, reading: Reading) -> Texts:
-        """Returns the rule's texts with the numbers of a reading."""
+        """Returns the texts of a rule that found something, with the numbers of its reading."""
         own = self.rules.get(rule.name, {})
         words: dict[str, Any] = {
             name: number(word) if isinstance(word, int | float) else self.phrase(word)
@@ -51,7 +56,7 @@ class Language:
             text = own.get(name, getattr(rule.texts, name))
             return str(text).format_map(words) if filled else str(text)
 
-        return Texts(fill("title", False), fill("cause"), fill("healthy", False), fill("fix"))
+        return Texts(fill("title", False), fill("cause"), self.healthy(rule), fill("fix"))
 
 
 @lru_cache

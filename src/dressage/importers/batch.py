@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,14 +52,11 @@ class Batch:
 
     def _read(self, part: File) -> list[tuple[Record | None, str]]:
         broken: list[tuple[Record | None, str]] = []
-        try:
-            for record in part.read(last=True):
-                try:
-                    self.add(part, record)
-                except Broken as reason:
-                    broken.append((record, str(reason)))
-        except (OSError, ValueError) as error:
-            broken.append((None, unreadable(error)))
+        for record in readable(part, last=True, unreadable=lambda reason: broken.append((None, reason))):
+            try:
+                self.add(part, record)
+            except Broken as reason:
+                broken.append((record, str(reason)))
         return broken
 
     def add(self, file: File, record: Record) -> None:
@@ -104,8 +101,12 @@ class Batch:
         return write_uncommitted(self._folder, 0, *tables_of(rollouts, samples))
 
 
-def unreadable(error: Exception) -> str:
-    return f"the file cannot be read: {str(error)[:200]}"
+def readable(file: File, last: bool, unreadable: Callable[[str], None]) -> Iterator[Record]:
+    """Yields the records of a file, as far as it can be read."""
+    try:
+        yield from file.read(last)
+    except (OSError, ValueError) as error:
+        unreadable(f"the file cannot be read: {str(error)[:200]}")
 
 
 def _object(content: object) -> dict[str, object]:

@@ -10,7 +10,7 @@ from threading import Event, current_thread, main_thread
 from typing import NamedTuple
 
 from dressage.errors import UserError
-from dressage.importers.batch import Batch, Found, unreadable
+from dressage.importers.batch import Batch, Found, readable
 from dressage.importers.processes import read_parts
 from dressage.importers.reading import WANDB_TABLE, File
 from dressage.importers.rejected import Rejected
@@ -22,6 +22,8 @@ from dressage.record.files import new_folder
 
 AT_ONCE = 16 << 20
 """Bytes of source that a process holds at a time before they are written."""
+WORTH = 4
+"""So many portions are worth the start of a further process."""
 WAIT = 0.5
 """Seconds between two looks at files that are being written."""
 
@@ -69,19 +71,16 @@ class Import:
 
     def read(self, file: File, last: bool, ended: Event) -> None:
         """Reads what is whole and new of a file, in this process, until ``ended`` is set."""
-        try:
-            for record in file.read(last):
-                try:
-                    self._batch.add(file, record)
-                except Broken as reason:
-                    self.rejected.add(file.path, record, str(reason))
-                self._held += max(record.size, 1024)
-                if self._held >= AT_ONCE:
-                    self.write()
-                if ended.is_set():
-                    return
-        except (OSError, ValueError) as error:
-            self.rejected.add(file.path, None, unreadable(error))
+        for record in readable(file, last, unreadable=lambda reason: self.rejected.add(file.path, None, reason)):
+            try:
+                self._batch.add(file, record)
+            except Broken as reason:
+                self.rejected.add(file.path, record, str(reason))
+            self._held += max(record.size, 1024)
+            if self._held >= AT_ONCE:
+                self.write()
+            if ended.is_set():
+                return
 
     def write(self) -> None:
         """Makes what has been read in this process part of the record."""
@@ -97,7 +96,7 @@ def read_once(source: Path, run: Path, format: Format) -> Report:
         files = files_of(source, format)
         _describe(folder, source, format, files)
         of_lines = [file for file in files if not file.is_table]
-        processes = 1 + sum(file.size() for file in of_lines) // AT_ONCE
+        processes = 1 + sum(file.size() for file in of_lines) // (WORTH * AT_ONCE)
         commit(folder, read_parts(_portions(of_lines), processes, Batch(folder, format), work.account))
         for file in files:
             if file.is_table:

@@ -6,9 +6,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
-from threading import Condition
+from threading import Condition, Thread
 from typing import Any
 
 from dressage.errors import UserError
@@ -34,29 +33,40 @@ def read_parts(portions: Iterator[Portion], processes: int, batch: Batch, accoun
         account: Is told of each portion.
     """
     turns = _Turns(portions)
+    segments: list[Segment] = []
     with ExitStack() as stack:
         batches: list[Batch | _Process] = [batch]
         others = min(processes, MOST, os.cpu_count() or 1) - 1
         batches += [stack.enter_context(_process(batch)) for _ in range(others)]
-        pool = stack.enter_context(ThreadPoolExecutor(len(batches), "import"))
+        threads = [Thread(target=_work, args=(batch, turns, account, segments), daemon=True) for batch in batches]
         try:
-            running = [pool.submit(_work, batch, turns, account) for batch in batches]
-            wait(running, return_when=FIRST_EXCEPTION)
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         finally:
             turns.end()
-        return [segment for each in running for segment in each.result()]
-
-
-def _work(batch: "Batch | _Process", turns: "_Turns", account: Account) -> list[Segment]:
-    segments = []
-    while (given := turns.next()) is not None:
-        number, portion = given
-        found = batch.read(portion)
-        with turns.turn(number) as going_on:
-            first = account(portion, found) if going_on else {}
-        if first:
-            segments.append(batch.write(first))
+            # Nothing may be written any more when Ctrl-C is passed on; one that has not begun yet finds nothing to do.
+            for thread in filter(Thread.is_alive, threads):
+                thread.join()
+    if turns.error is not None:
+        raise turns.error
     return segments
+
+
+def _work(batch: "Batch | _Process", turns: "_Turns", account: Account, segments: list[Segment]) -> None:
+    try:
+        if isinstance(batch, _Process):
+            batch.wait_until_ready()  # before it takes a portion, which the others would have to wait for
+        while (given := turns.next()) is not None:
+            number, portion = given
+            found = batch.read(portion)
+            with turns.turn(number) as going_on:
+                first = account(portion, found) if going_on else {}
+            if first:
+                segments.append(batch.write(first))
+    except BaseException as error:
+        turns.end(error)
 
 
 class _Turns:
@@ -67,6 +77,8 @@ class _Turns:
         self._changed = Condition()
         self._turn = 0
         self._ended = False
+        self.error: BaseException | None = None
+        """What went wrong first."""
 
     def next(self) -> tuple[int, Portion] | None:
         with self._changed:
@@ -81,8 +93,9 @@ class _Turns:
             self._turn += 1
             self._changed.notify_all()
 
-    def end(self) -> None:
+    def end(self, error: BaseException | None = None) -> None:
         with self._changed:
+            self.error = self.error or error
             self._ended = True
             self._changed.notify_all()
 
@@ -108,6 +121,10 @@ class _Process:
         self._process, self._questions, self._answers = process, process.stdin, process.stdout
         self._questions.write(pickle.dumps(batch))
 
+    def wait_until_ready(self) -> None:
+        """Returns when the process has started, which takes about half a second."""
+        self._answer()
+
     def read(self, portion: Portion) -> Found:
         found: Found = self._ask("read", portion)
         return found
@@ -117,16 +134,25 @@ class _Process:
         return segment
 
     def _ask(self, method: str, argument: Any) -> Any:
-        try:
+        with self._alive():
             self._questions.write(pickle.dumps((method, argument)))
             self._questions.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        with self._alive():
             answer = pickle.load(self._answers)
-        except (EOFError, BrokenPipeError) as error:
-            code = self._process.wait()
-            raise UserError(f"a process of the import ended early (exit code {code}): memory may be short") from error
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, BrokenPipeError) as error:
+            code = self._process.wait()
+            raise UserError(f"a process of the import ended early (exit code {code}): memory may be short") from error
 
 
 def answer_all() -> None:
@@ -134,13 +160,16 @@ def answer_all() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
     questions, answers = os.fdopen(0, "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what else is printed must not come between them
-    batch: Batch = pickle.load(questions)
-    while questions.peek(1):
+    answer: Found | Segment | Exception | None = None  # the first one says that it is ready
+    batch: Batch | None = None
+    while True:
+        answers.write(pickle.dumps(answer))
+        answers.flush()
+        if not questions.peek(1):
+            return
+        batch = batch or pickle.load(questions)
         method, argument = pickle.load(questions)
-        answer: Found | Segment | Exception
         try:
             answer = batch.read(argument) if method == "read" else batch.write(argument)
         except Exception as error:
             answer = error
-        answers.write(pickle.dumps(answer))
-        answers.flush()

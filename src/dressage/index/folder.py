@@ -96,10 +96,12 @@ class State:
 def index_folder(run: Run) -> Path:
     """Returns ``RUN/index``, or a folder in the user's cache where the run is remote or may not be written."""
     root = local_folder(run)
-    if root is not None and _may_be_written(root / "index"):
+    # A folder that is to become a run stays as it is until then.
+    if root is not None and run.info and _may_be_written(root / "index"):
         return root / "index"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    name = hashlib.sha256(str(run.folder).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    place = run.folder if root is None else os.path.abspath(root)
+    name = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return cache / "dressage" / "index" / name
 
 

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from dressage.index.columns import Array
 
+MUCH = 300 << 20
+"""Bytes of memory."""
 _maps: "WeakSet[mmap.mmap]" = WeakSet()
 
 
@@ -28,11 +30,20 @@ def mapped_table(path: Path) -> tuple[pa.Table, mmap.mmap]:
     return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(whole))).read_all(), whole
 
 
-def give_back(some: mmap.mmap | None = None) -> None:
-    """Gives the pages of one file, or of all, back to the system."""
-    for each in list(_maps) if some is None else [some]:
-        if hasattr(mmap, "MADV_DONTNEED"):
+def relieve(some: mmap.mmap | None = None) -> None:
+    """Gives the pages of one file, or of all, back to the system if the process has much memory."""
+    if _resident() > MUCH:
+        for each in list(_maps) if some is None else [some]:
             each.madvise(mmap.MADV_DONTNEED)
+        pa.default_memory_pool().release_unused()
+
+
+def _resident() -> int:
+    """Returns the bytes of memory that the process has; 0 where that is not known."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * mmap.PAGESIZE
+    except FileNotFoundError:
+        return 0
 
 
 def _map(path: Path, size: int) -> mmap.mmap:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from dressage.index.columns import Array
 from dressage.index.features import slices
 from dressage.index.folder import BLOCK, Piece
-from dressage.index.maps import give_back, mapped_table
+from dressage.index.maps import mapped_table, relieve
 from dressage.index.sets import distinct
 from dressage.record.files import replacing
 
@@ -115,15 +115,16 @@ class PieceReader:
         kept = np.flatnonzero(wanted[self.feature])
         few = kept[self.counts[kept] < MANY]
         block = mask[self.piece.block * BLOCK : self.piece.block * BLOCK + BLOCK]
+        offsets, data = self._packed
+        rows = data[: len(data) // 2 * 2].view(np.uint16)
         for part in _parts(few, self.counts[few]):
-            block[self.some(part).rows] = True
+            block[rows[slices(offsets[part] // 2, self.counts[part].astype(np.int64))]] = True
         if len(many := kept[self.counts[kept] >= MANY]):
-            offsets, data = self._packed
             bits = np.zeros(BITMAP_BYTES, np.uint8)
             for i in many:
                 bits |= data[offsets[i] : offsets[i] + BITMAP_BYTES]
             block |= np.unpackbits(bits)[: len(block)].view(np.bool_)
-        give_back(self._map)
+        relieve(self._map)
 
 
 def merged(parts: list[Postings]) -> Postings:

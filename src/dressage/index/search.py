@@ -1,6 +1,6 @@
 """Which rollouts can hold a text or match a regular expression: what the index alone knows."""
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,8 +45,9 @@ class Dictionary:
         parts = [contains(np.sort(hashes), reader.words["hash"].to_numpy()) for reader in self.readers]
         return np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
 
+    @cached_property
     def totals(self) -> Array:
-        """Returns [F] how many rows have each feature."""
+        """[F] how many rows have each feature."""
         total = np.zeros(len(self.kinds), np.int64)
         for reader in self.readers:
             total[reader.feature] += reader.counts
@@ -66,7 +67,7 @@ class Dictionary:
         weight = np.zeros(len(self.kinds), np.float32)
         weight[features] = weights
         for reader in self.readers:
-            found = reader.some(np.flatnonzero(np.isin(reader.feature, features)))
+            found = reader.some(np.flatnonzero(weight[reader.feature]))
             rows = reader.piece.block * BLOCK + found.rows.astype(np.int64)
             np.add.at(score, rows, np.repeat(weight[found.feature], found.counts))
         return score

@@ -1,5 +1,6 @@
 """What the index held at one moment; it stays as it was while the index grows."""
 
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -24,7 +25,14 @@ class Snapshot:
         self.folder = folder
         self.state = state
         self.rows = state.rows
-        self._column = lru_cache(None)(self._map)
+        self._column: Callable[[str], Array] = lru_cache(None)(self._map)
+
+    def only(self, rows: Array) -> "Snapshot":
+        """Returns a snapshot of some of the rows, of which nothing but their numbers may be asked."""
+        some = Snapshot(self.folder, self.state)
+        some.rows = len(rows)
+        some._column = lambda name: self.raw(name)[rows]
+        return some
 
     @property
     def names(self) -> list[str]:

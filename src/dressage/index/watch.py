@@ -9,9 +9,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import dressage.record
+from dressage.errors import UserError
 from dressage.index.build import Builder
-from dressage.index.folder import PROBLEM, only_writer
-from dressage.index.imports import without_pandas
+from dressage.index.folder import PROBLEM, fingerprint, only_writer
+from dressage.index.process import small_process
+from dressage.record import Run
+from dressage.record.storage import storage
 
 PAUSE = 0.5
 PAUSE_AFTER_PROBLEM = 10.0
@@ -28,7 +31,7 @@ def start(path: str, folder: Path) -> BaseProcess:
 def _watch(path: str, folder: Path, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the board
     os.nice(5)  # the server answers first
-    with without_pandas():
+    with small_process():
         while os.getppid() == parent:
             with only_writer(folder) as mine:
                 if mine:
@@ -49,7 +52,20 @@ def _guarded(path: str, folder: Path, parent: int) -> None:
 
 
 def _follow(path: str, folder: Path, parent: int) -> None:
-    builder = Builder(dressage.record.open(path), folder)
+    builder: Builder | None = None
     while os.getppid() == parent:
-        if not builder.update() and not builder.advance():
+        run = _opened(path)
+        if run is not None and (builder is None or builder.state.run != fingerprint(run)):
+            builder = Builder(run, folder)
+        if run is None or builder is None or not (builder.update() or builder.advance()):
             time.sleep(PAUSE)
+
+
+def _opened(path: str) -> Run | None:
+    """Returns the run as it is now, which may be another than before; None while there is none."""
+    try:
+        return dressage.record.open(path)
+    except UserError:
+        if storage(path).exists("run.json"):
+            raise
+        return None

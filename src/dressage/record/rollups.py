@@ -61,7 +61,8 @@ class _Groups:
         """Returns the sum, the least or the largest of each group's values; ``empty`` of none."""
         found = np.full(self.size, empty, values.dtype)
         if len(values):
-            of.at(found, self.group[self.starts], of.reduceat(values, self.starts))
+            with np.errstate(over="ignore", invalid="ignore"):
+                of.at(found, self.group[self.starts], of.reduceat(values, self.starts))
         return found
 
 

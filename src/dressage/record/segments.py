@@ -22,6 +22,7 @@ KINDS: tuple[Kind, Kind] = ("rows", "steps")
 """What commits: a segment is there when its file of rows, or of metrics, is."""
 TOKEN_ORDER = [("sample", "ascending"), ("position", "ascending")]
 MANIFESTS = "compactions"
+FOLDERS = ("record", MANIFESTS, "attempts")
 _NAME = re.compile(r"(rows|tokens|steps)-(\d{8,})-(\d{4,})-(\d{4,})\.parquet")
 
 
@@ -99,10 +100,18 @@ def _stem(step: int, attempt: int, rank: int) -> str:
 
 
 def snapshot(place: Storage) -> Snapshot:
-    """Returns the committed segments that no later attempt superseded.
+    """Returns the committed segments that no later attempt superseded."""
+    state = place.state(FOLDERS)
+    return _snapshot(place) if state is None else _remembered(place, state)
 
-    The attempts are read after the files: a new attempt in between can only hide files, never leave both.
-    """
+
+@lru_cache(maxsize=64)
+def _remembered(place: Storage, state: tuple[int, ...]) -> Snapshot:
+    return _snapshot(place)
+
+
+def _snapshot(place: Storage) -> Snapshot:
+    # The attempts are read after the files: a new attempt in between can only hide files, never leave both.
     found = listing(place)
     starts = attempts(place)
     return Snapshot(_live(found.rows, starts), _live(found.steps, starts), starts)

@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol
@@ -13,6 +14,9 @@ import pyarrow.parquet as pq
 
 from dressage.errors import UserError
 from dressage.record.files import replacing
+
+SETTLED = 2 * 10**9
+"""Nanoseconds after which a folder's time tells it from any other state."""
 
 
 class Storage(Protocol):
@@ -36,6 +40,12 @@ class Storage(Protocol):
 
     def modified(self, name: str) -> float:
         """When a file was written, in seconds since 1970."""
+
+    def state(self, folders: Sequence[str]) -> tuple[int, ...] | None:
+        """Returns what is another as soon as a name is added to, removed from or replaced in a folder.
+
+        None if that cannot be told, as while it has just happened.
+        """
 
     def path(self, name: str) -> str:
         """Where DuckDB and other readers find the file."""
@@ -100,6 +110,14 @@ class Folder:
     def modified(self, name: str) -> float:
         return (self._folder / name).stat().st_mtime
 
+    def state(self, folders: Sequence[str]) -> tuple[int, ...] | None:
+        try:
+            times = tuple((self._folder / folder).stat().st_mtime_ns for folder in folders)
+        except FileNotFoundError:
+            return None
+        # Two changes in quick succession may have the same time.
+        return times if time.time_ns() - max(times) > SETTLED else None
+
     def path(self, name: str) -> str:
         return str(self._folder / name)
 
@@ -149,6 +167,9 @@ class Remote:
 
     def modified(self, name: str) -> float:
         return float(self.filesystem.modified(self._at(name)).timestamp())
+
+    def state(self, folders: Sequence[str]) -> None:
+        return None
 
     def path(self, name: str) -> str:
         return str(self.filesystem.unstrip_protocol(self._at(name)))

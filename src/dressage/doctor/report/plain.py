@@ -45,8 +45,7 @@ def plain_finding(finding: Finding, language: Language) -> dict[str, Any]:
 
 
 def _healthy(rule: Rule, reading: Reading, language: Language) -> dict[str, Any]:
-    texts = language.said(rule, reading)
-    return {"rule": rule.name, "row": rule.row, "seen": reading.seen, "healthy": texts.healthy}
+    return {"rule": rule.name, "row": rule.row, "seen": reading.seen, "healthy": language.healthy(rule)}
 
 
 def _place(place: Evidence) -> dict[str, Any]:

@@ -60,8 +60,6 @@ def _show_healthy(console: Console, diagnosis: Diagnosis, language: Language) ->
     console.print(f"\n[bold]{language.phrase('Healthy')}[/]")
     table = Table.grid(padding=(0, 2))
     for rule, reading in diagnosis.healthy:
-        healthy = language.said(rule, reading).healthy
-        table.add_row(
-            Text(f"  {rule.name}", "green"), Text(number(reading.seen), justify="right"), Text(healthy, "dim")
-        )
+        meaning = Text(language.healthy(rule), "dim")
+        table.add_row(Text(f"  {rule.name}", "green"), Text(number(reading.seen), justify="right"), meaning)
     console.print(table)

@@ -49,9 +49,10 @@ def distinct(rows: Rows) -> Series:
     needs=["rows.entropy|tokens.logprob|steps.policy/entropy", "rows.reward"],
     least_steps=10,
     title="The entropy has collapsed",
-    cause="The policy's entropy fell from {before} to {seen} nats per token while the reward {reward}: it no longer "
-    "tries anything, so nothing new can be learned.",
-    healthy="entropy / its start: above 0.1, or a reward that still rises (falling entropy alone is normal)",
+    cause="The policy's entropy fell from {before} to {seen} nats per token while the reward rises no more: it no "
+    "longer tries anything, so nothing new can be learned.",
+    healthy="entropy per token, in nats: above 0.1 of its start, or a reward that still rises (falling alone is "
+    "normal)",
     fix="a wider upper clip (grpo.clip_high = 0.28), an entropy bonus (ppo.entropy_coef), fewer epochs of SFT",
     source="2505.22617; DAPO 2503.14476; rldoctor",
     explains=["zero-variance-groups", "zero-gradient", "distinct-collapse", "template-collapse", "repetition-loops"],
@@ -68,7 +69,7 @@ def entropy_collapse(data: RunData) -> Reading | None:
     low = points.value < 0.1 * points.first()
     first = since(points, low, 5)
     sick = first is not None and not rising and not gained
-    words: Words = {"before": points.first(), "reward": "rises no more"}
+    words: Words = {"before": points.first()}
     return Reading(
         points.last(), sick, first if sick else None, data.step_evidence(points.step[-1:]) if sick else (), words
     )
@@ -80,7 +81,7 @@ def entropy_collapse(data: RunData) -> Reading | None:
     least_steps=10,
     title="The entropy explodes",
     cause="The policy's entropy rose from {before} to {seen} nats per token: it is forgetting how to write.",
-    healthy="entropy / its start: below 1.5",
+    healthy="entropy per token, in nats: below 1.5 times its start",
     fix="lower optimizer.learning_rate, drop the entropy bonus, look for a sampler that disagrees",
     source="2505.22617; prime-rl, docs/training.md",
     explains=["reward-falls", "likelihood-displacement", "truncated", "kl-explosion"],
@@ -104,7 +105,7 @@ def entropy_explosion(data: RunData) -> Reading | None:
     title="The responses lose their variety",
     cause="The share of different pairs of words falls from {before} to {seen}: the policy says the same things in the "
     "same words.",
-    healthy="distinct-2 over a fixed number of words / its start: above 0.7",
+    healthy="distinct-2 over a fixed number of words: above 0.7 of its start",
     fix="raise kl.coef, sample at temperature 1, look at what the reward likes (a pattern, a length)",
     source="LMFlow's RAFT (0.39 → 0.22); 2310.06452",
     explains=["template-collapse"],
@@ -126,7 +127,7 @@ def distinct_collapse(data: RunData) -> Reading | None:
     title="The answers no longer depend on the prompt",
     cause="Two responses to different prompts are as alike ({other}) as two to the same prompt ({same}) in the last "
     "steps, which was not so at the start.",
-    healthy="share of what makes answers to the same prompt more alike than others that is left: above 0.2",
+    healthy="likeness within a prompt less likeness between prompts, late / early: above 0.2",
     fix="drop prompts whose responses all earn the same; a reward that looks at the prompt",
     source="2604.06268",
 )
@@ -237,7 +238,7 @@ def echo_trap(data: RunData) -> Reading | None:
     title="The policy settles into one pattern",
     cause="Reward, length and KL rise together while the responses become ever more probable (−log π {before} → "
     "{seen} nats per token): the policy repeats one safe form.",
-    healthy="reward, length, KL and log-probability: not all rising together",
+    healthy="−log π per token, in nats: not falling while reward, length and KL all rise",
     fix="judge by KL, length and perplexity beside the reward; raise kl.coef",
     source="Secrets of RLHF 2307.04964",
     severity="note",

@@ -110,10 +110,11 @@ def reference_is_policy(data: RunData) -> Reading | None:
     severity="error",
     least_steps=12,
     title="The reference was replaced during training",
-    cause="The KL to the reference falls by {drop} from one step to the next, {times} times, and climbs again each "
-    "time: the reference is synchronised with the policy, or was loaded from a checkpoint of the policy.",
-    healthy="largest fall of the mean KL within one step: below 80 % of it",
-    fix="keep the reference frozen (or say in the recipe that it is meant to follow), and reload it from the start",
+    cause="The KL to the reference falls by up to {drop} from one step to the next, {times} times, and climbs again "
+    "each time: the reference is synchronised with the policy, or was loaded from a checkpoint of the policy.",
+    healthy="largest relative fall of the mean KL from one step to the next: below 0.8",
+    fix="keep the reference frozen (or say in the recipe that it is meant to follow), and reload it from the initial "
+    "checkpoint",
     source="TRL issue 1340; own threshold",
     explains=["kl-flat"],
 )
@@ -155,7 +156,7 @@ def penalty_wrong(data: RunData) -> Reading | None:
     found = -float(np.median(_slopes(expected, seen)))
     sick = abs(found - 1) > 0.05
     beta = float(np.median(coef[inner]))
-    flipped = ": the sign is turned round, the policy is paid for leaving the reference" if found < 0 else ""
+    flipped = ": the sign is flipped, the policy is paid for leaving the reference" if found < 0 else ""
     worst = np.flatnonzero(inner)[np.argsort(-np.abs(seen + expected))]
     words: Words = {"found": found * beta, "beta": beta, "flipped": flipped}
     first = int(sample.rows.steps[0]) if sick else None
@@ -286,8 +287,9 @@ def double_start(data: RunData) -> Reading | None:
     severity="error",
     title="Responses are tokenised anew between sampling and training",
     cause="In {share} of the responses sampler and trainer agree up to some token and disagree wildly from there on: "
-    "the text went from one to the other and came back as other tokens.",
-    healthy="share of responses that agree to 0.1 nats up to a token and differ by more than 1 nat after it: below 1 %",
+    "text was handed over, and tokenised anew it became other tokens.",
+    healthy="share of responses that agree to 0.1 nats up to a token and differ by more than 1 nat after it: below "
+    "0.01",
     fix="hand token ids from the sampler to the trainer, never text",
     source="vLLM blog, Agent Lightning (2025)",
     explains=["sampler-mismatch", "mismatch-tail", "mismatch-rare-tokens"],
@@ -322,10 +324,10 @@ def _responses(sample: Sample, values: Array) -> list[tuple[int, Array]]:
     row=10,
     needs=["tokens.token_id", "info.eos_token_ids", "tokens.logprob"],
     severity="error",
-    title="Tokens behind the end of the response are trained",
-    cause="{share} of the tokens that count stand behind an end token: the mask keeps padding (which may be the end "
+    title="Tokens after the end of the response are trained",
+    cause="{share} of the tokens that count stand after an end token: the mask keeps padding (which may be the end "
     "token itself), or spans that the policy did not write.",
-    healthy="share of trained tokens behind the first end token: 0",
+    healthy="share of trained tokens after the first end token: 0",
     fix="end the mask at the first end token, and give padding a token of its own",
     source="TRL issue 2708, miles issue 2476",
     explains=["negative-kl", "padding-counted", "reward-position", "reward-accounting", "value-not-fitting"],
@@ -351,7 +353,7 @@ def trained_behind_end(data: RunData) -> Reading | None:
     title="Processes or siblings sample the same random numbers",
     cause="{share} of the pairs of responses to the same prompt in the same step are equal, although such a response "
     "comes up once in 160,000 samples: the same seed is used by every process or every sibling.",
-    healthy="share of improbable responses that a sibling repeats word for word: below 5 %",
+    healthy="share of improbable responses that a sibling repeats word for word: below 0.05",
     fix="draw the seed from the rank and the sample's number as well",
     source="The N implementation details of RLHF with PPO",
     explains=["zero-variance-groups", "zero-gradient"],

@@ -22,10 +22,10 @@ def _cut(data: RunData) -> Series:
     needs=["rows.finish_reason|steps.finish/length"],
     least_steps=5,
     title="Responses are cut off",
-    cause="{seen} of the responses end at the length limit without an end, {before} did at the start: the reward sees "
+    cause="{share} of the responses end at the length limit without an end, {before} did at the start: the reward sees "
     "half answers, and nothing rewards coming to an end.",
     healthy="share of responses cut at the length limit: below 0.5, and not growing by 0.25",
-    fix="a larger sampling.max_new_tokens, shaping.missing_eos_penalty, or grpo.overlong_buffer",
+    fix='a larger sampling.max_new_tokens, shaping.missing_eos_penalty, or grpo.overlong = "penalty"',
     source="DAPO 2503.14476; rldoctor; rlprobe; miles",
     explains=["length-bias"],
 )
@@ -37,7 +37,7 @@ def truncated(data: RunData) -> Reading | None:
     # Where all are cut from the start, that is how the run was meant; growth is the trouble.
     smooth = smoothed(points)
     first = since(smooth, smooth.value > max(0.5, before + 0.25), 4)
-    words: Words = {"before": f"{before:.0%}"}
+    words: Words = {"share": f"{points.last():.0%}", "before": f"{before:.0%}"}
     return Reading(
         points.last(),
         first is not None,
@@ -54,7 +54,7 @@ def truncated(data: RunData) -> Reading | None:
     title="Ended responses count as cut off",
     cause="{seen} of the responses that are said to be cut end in the same token (id {token}), long before the limit "
     "or at different lengths: it is an end token that the trainer does not know.",
-    healthy="share of cut responses that are shorter than the longest: 0",
+    healthy="share of cut responses that are shorter than the length limit: 0",
     fix="sampling.eos_token_ids: name all end tokens of the model's generation config",
     source="TRL pull request 7039",
     explains=["truncated", "reward-falls"],
@@ -111,8 +111,8 @@ def end_not_trained(data: RunData) -> Reading | None:
     title="The responses shrink to nothing",
     cause="The typical response shrinks from {before} to {seen} tokens: a penalty, a value bias or a negative KL makes "
     "short answers pay.",
-    healthy="typical length / at the start: above 0.3",
-    fix="look at what the reward gives to an empty answer; penalise one; lower kl.coef if the penalty decides",
+    healthy="typical length, in tokens: above 0.4 of its start",
+    fix='penalise empty answers (cleaning.discard = "too_short"); lower kl.coef if the penalty decides',
     source="VC-PPO 2503.01491; MedicalGPT issue 374",
     explains=["distinct-collapse", "entropy-collapse", "template-collapse"],
 )

@@ -21,10 +21,10 @@ def _gap(sample: Sample) -> Array:
     row=24,
     needs=["tokens.sampler_logprob", "tokens.logprob"],
     title="Sampler and trainer disagree on the log-probabilities",
-    cause="The sampler's log-probabilities differ from the trainer's so much that e^|δ| is {seen} on average: other "
-    "kernels, precision or routing. The trainer learns from samples of another policy than it thinks.",
-    healthy="mean e^|δ| per token: below 1.05 (|δ| of 0.01 to 0.02 nats)",
-    fix="same dtype on both sides, a float32 head, or truncated importance sampling (grpo.importance_cap)",
+    cause="The sampler's log-probabilities differ from the trainer's by δ so much that e^|δ| is {seen} on average: "
+    "other kernels, precision or routing. The trainer learns from samples of another policy than it thinks.",
+    healthy="mean e^|δ| per token: below 1.05 (|δ| is usually 0.01 to 0.02 nats)",
+    fix="same dtype on both sides, a float32 head, or truncated importance sampling (grpo.importance)",
     source="NeMo-RL, guides/grpo.md; verl, rollout_corr.md; TRL issue 5312",
     explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "mismatch-growing", "mismatch-rare-tokens"],
 )
@@ -46,7 +46,7 @@ def sampler_mismatch(data: RunData) -> Reading | None:
     title="The disagreement of sampler and trainer grows",
     cause="|δ| grows from {before} to {seen} nats per token over the run: learning from slightly wrong samples makes "
     "the next ones more wrong.",
-    healthy="mean |δ| now / at the start: below 3",
+    healthy="mean |δ| per token at the end, in nats: below 3 times that of the start",
     fix="lower optimizer.learning_rate, synchronise the sampler every step, correct by importance sampling",
     source="prime-rl, docs/training.md; 2512.23087",
 )
@@ -68,7 +68,7 @@ def mismatch_growing(data: RunData) -> Reading | None:
     title="The sampler's weights are old",
     cause="Sampler and trainer agree {when} and then drift apart, up to {seen} nats per token{frozen}: new weights do "
     "not reach the sampler.",
-    healthy="|δ| of most steps / of the steps in which both agree best: near 1",
+    healthy="mean |δ| of the worst step, in nats: about that of the steps that agree best",
     fix="copy the weights to the sampler after every update, and compare a digest of both",
     source="TRL issue 5312 and pull request 5313; open-instruct issue 1473",
     explains=["sampler-mismatch", "clip-fraction-high", "gradient-spike", "mismatch-growing", "mismatch-rare-tokens",
@@ -168,7 +168,7 @@ def mismatch_tail(data: RunData) -> Reading | None:
     cause="On the least probable tenth of the tokens sampler and trainer differ by {seen} nats, {times} times as "
     "much as on the others: their ratios blow up first.",
     healthy="mean |δ| on the least probable tenth of the tokens: below 0.1 nats",
-    fix="cap the importance weights (grpo.importance_cap), or leave out tokens below a probability",
+    fix="cap the importance weights (grpo.importance), or leave out tokens below a probability",
     source="When Speed Kills Stability (2025)",
     explains=["ratio-blow-up"],
 )
@@ -210,8 +210,8 @@ def too_off_policy(data: RunData) -> Reading | None:
     row=31,
     needs=["tokens.sampler_logprob", "tokens.logprob"],
     title="Sampler and trainer compute in different precision",
-    cause="From the first step the probabilities of sampler and trainer correlate at {seen} only, in both directions "
-    "alike: rounding, most often in the head.",
+    cause="From the first step the probabilities of sampler and trainer correlate at {seen} only, off equally in both "
+    "directions: rounding, most often in the head.",
     healthy="correlation of the probabilities at the first step: above 0.99",
     fix="compute the head in float32 on both sides; float16 instead of bfloat16",
     source="MiniMax-M1 2506.13585; 2510.26788",

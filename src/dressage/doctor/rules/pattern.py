@@ -86,7 +86,7 @@ def _frequencies(texts: Iterable[set[str]]) -> Counter[str]:
     title="A pattern spreads that the reward likes",
     cause="`{pattern}` stands in {after} of the last responses and stood in {before} of the first. Responses with it "
     "earn {lift} standard deviations more: the policy has found what the reward falls for.",
-    healthy="share of responses with one pattern: not growing three times over and beyond 0.2",
+    healthy="share of responses with one pattern: less than threefold growth, or below 0.2",
     fix="discard such responses (cleaning.discard) or penalise them, and train the reward model on examples",
     source="LMFlow's RAFT (#); StackLLaMA (```); own threshold",
     explains=["distinct-collapse", "over-optimised", "entropy-collapse", "kl-in-few-tokens", "template-collapse",

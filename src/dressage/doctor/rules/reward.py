@@ -48,7 +48,7 @@ def query_dominated(data: RunData) -> Reading | None:
     title="Groups without any difference",
     cause="In {seen} of the groups all responses have the same reward: their advantages are 0, and the step learns "
     "from the rest alone.",
-    healthy="share of groups with equal rewards: below 0.3 (0.5 is bad)",
+    healthy="share of groups with equal rewards: below 0.5",
     fix="grpo.resample (dynamic sampling), prompts of middling difficulty, a finer reward, temperature 1",
     source="DAPO 2503.14476; TRL's frac_reward_zero_std; miles",
     explains=["zero-gradient", "kl-flat"],
@@ -69,11 +69,11 @@ def zero_variance_groups(data: RunData) -> Reading | None:
 @rule(
     row=47,
     needs=["rows.reward"],
-    title="The reward has outliers or an unusual scale",
-    cause="The largest reward lies {seen} times the typical spread away from the median ({value}): single responses "
-    "decide what is learned.",
+    title="The reward has outliers",
+    cause="The most extreme reward ({value}) lies {seen} times the typical spread away from the median: single "
+    "responses decide what is learned.",
     healthy="|reward − median| / (1.48 · median absolute deviation): below 15",
-    fix="shaping.clip, or shaping.normalise on the reference's responses",
+    fix="shaping.clip, or shaping.normalise with shaping.scale",
     source="The N implementation details of RLHF with PPO; Secrets of RLHF 2307.04964; own threshold",
     explains=["value-loss-spike", "gradient-spike", "value-not-fitting"],
 )
@@ -104,7 +104,7 @@ def reward_outliers(data: RunData) -> Reading | None:
     title="The reward has nothing to do with the response",
     cause="Equal responses to the same prompt differ in reward by {seen} of what any two responses differ: the scores "
     "are shuffled among the responses, or are noise.",
-    healthy="variance of the reward among equal responses to a prompt / among all: near 0",
+    healthy="variance of the reward among equal responses to a prompt / among all: below 0.5",
     fix="check the order in which scores come back; dressage check examines the reward model on pairs",
     source="StackLLaMA; Secrets of RLHF II 2401.06080; own statistic",
     explains=["value-not-fitting", "reward-falls", "kl-flat"],
@@ -131,12 +131,12 @@ def reward_is_noise(data: RunData) -> Reading | None:
 
 @rule(
     row=49,
-    needs=["rows.reward", "rows.k1", "rows.split"],
+    needs=["rows.reward", "rows.split"],
     least_steps=12,
     title="The reward is over-optimised",
     cause="While the training reward rises by {gain}, the held-out reward falls by {seen} from its best: the policy "
     "learns the reward's mistakes.",
-    healthy="held-out reward below its best, in units of its gain: below 0.3",
+    healthy="fall of the held-out reward from its best: below 0.3 of its gain before",
     fix="stop at the best checkpoint, raise kl.coef, a larger reward model or several",
     source="Gao et al. 2210.10760",
 )
@@ -213,9 +213,9 @@ def length_bias(data: RunData) -> Reading | None:
     needs=["rows.reward", "rows.reward_parts"],
     least_steps=5,
     title="One part of the reward decides alone",
-    cause="{part} makes {seen} of the change of the reward: the other parts are saturated, or their weights too small "
-    "to count.",
-    healthy="share of the reward's spread within a step that comes from one part: below 0.9",
+    cause="{part} accounts for {seen} of the variance of the reward: the other parts are saturated, or their weights "
+    "too small to count.",
+    healthy="share of the reward's variance within a step that comes from one part: below 0.97",
     fix="weigh the parts by their spread (rewards.weight), or drop what does not count",
     source="rldoctor; NeMo-RL (GDPO)",
     severity="note",
@@ -247,9 +247,9 @@ def one_part_dominates(data: RunData) -> Reading | None:
     needs=["rows.reward"],
     least_steps=12,
     title="The reward is exhausted by one kind of answer",
-    cause="The reward stands at {seen}, its maximum, its spread within a step has shrunk to {share} of the start's, "
+    cause="The reward stands at {seen}, its spread within a step has shrunk to {share} of the start's, "
     "and the answers look alike (distinct pairs {before} → {after}).",
-    healthy="spread of the reward within a step / at the start: above 0.1, or answers that stay different",
+    healthy="mean reward: with a spread within a step above 0.1 of its start, or answers that stay different",
     fix="read the answers: is it what was meant? Then stop; else change the reward",
     source="RAGEN 2504.20073; own threshold",
     explains=["zero-variance-groups", "zero-gradient", "distinct-collapse", "entropy-collapse", "pattern-spreading"],
@@ -276,7 +276,7 @@ def reward_exhausted(data: RunData) -> Reading | None:
     title="The reward is the same for nearly every response",
     cause="{seen} of all responses get exactly {value}: the verifier fails on them (an extraction pattern, a template, "
     "a time limit), or nothing ever passes.",
-    healthy="share of responses with the lowest reward of the run: below 0.9 in the first steps, and falling",
+    healthy="share of responses with the lowest reward of the run: below 0.95, and falling",
     fix="score a known good answer by hand; look at a few responses that got {value}",
     source="autocontext pull request 1067; own threshold",
     explains=["zero-variance-groups", "zero-gradient", "kl-flat", "value-constant", "value-not-fitting"],
@@ -300,9 +300,9 @@ def verifier_dead(data: RunData) -> Reading | None:
     needs=["rows.reward"],
     least_steps=15,
     title="The reward falls",
-    cause="The reward falls from {before} to {seen} over the run: a sign is turned round, the learning rate destroys "
+    cause="The reward falls from {before} to {seen} over the run: a sign is flipped, the learning rate destroys "
     "the policy, or the reward itself changes.",
-    healthy="trend of the mean reward: not falling",
+    healthy="mean reward at the end: not clearly below its start",
     fix="check the signs of reward and advantage on two responses by hand; then lower the learning rate",
     source="OpenAI, Fine-tuning GPT-2 from human preferences; own threshold",
 )

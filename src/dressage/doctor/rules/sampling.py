@@ -63,7 +63,7 @@ def start(sample: Sample, sick: bool) -> int | None:
     row=13,
     needs=["tokens.logprob", "tokens.entropy|tokens.sampler_logprob"],
     severity="error",
-    title="Responses are drawn from a filtered distribution but scored by the whole one",
+    title="Responses are drawn from a filtered distribution but scored by the full one",
     cause="top-k or top-p cut off the tail while sampling{setting}, and the trainer scores without the cut: sampled "
     "tokens are {gap} nats per token likelier than they should be on average. The KL estimate falls below the truth, "
     "even below 0.",
@@ -165,7 +165,7 @@ def banned_until(sample: Sample) -> int | None:
     cause="No response is shorter than {least} tokens, {pile} of them end exactly there{setting}: the end token is "
     "forbidden while sampling but scored as if it were allowed. Each forbidden end makes the KL estimate too low.",
     healthy="responses that end at the smallest length, per response at the next lengths: below 3",
-    fix="sampling.min_new_tokens = 0; to get longer responses, reward them (shaping.missing_eos_penalty)",
+    fix="sampling.min_new_tokens = 0; to get longer responses, reward their length",
     source="TRL's How-to-train FAQ (min_length = -1); StackLLaMA",
     explains=["negative-kl", "sampler-mismatch", "filtered-sampling", "kl-in-few-tokens"],
 )
@@ -198,8 +198,8 @@ def end_forbidden(data: RunData) -> Reading | None:
     needs=["tokens.mask", "tokens.logprob", "tokens.ref_logprob", "steps.kl/objective"],
     severity="error",
     title="Padding counts in the KL",
-    cause="The logged KL is not that of the responses' own tokens ({own} nats per response in the median) but comes "
-    "out when what the mask leaves out is counted too ({all}).",
+    cause="The logged KL is not that of the responses' own tokens (median {own} nats per response); it is what comes "
+    "out when tokens that the mask leaves out are counted too ({all}).",
     healthy="logged KL − KL of the tokens that count, in nats per response: 0",
     fix="sum over the response's mask only; give left-padded prompts position ids that start at their first token",
     source="StackLLaMA; The N implementation details of RLHF with PPO",

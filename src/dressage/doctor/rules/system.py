@@ -41,7 +41,7 @@ def rollouts_fail(data: RunData) -> Reading | None:
     least_steps=10,
     algorithms=["grpo", "rloo"],
     title="The prompts are exhausted",
-    cause="In {seen} of the groups every response now gets the best reward, {before} at the start: the prompts have "
+    cause="In {share} of the groups every response now gets the best reward, {before} at the start: the prompts have "
     "nothing left to teach.",
     healthy="share of groups in which all responses get the highest reward: below 0.5",
     fix="fresh or harder prompts; grpo.resample leaves such groups out",
@@ -59,7 +59,7 @@ def prompts_exhausted(data: RunData) -> Reading | None:
     points = Series(steps, np.bincount(where, solved) / np.bincount(where))
     before = points.first()
     first = since(smoothed(points), smoothed(points).value > max(0.5, before + 0.2), 4)
-    words: Words = {"before": f"{before:.0%}"}
+    words: Words = {"share": f"{points.last():.0%}", "before": f"{before:.0%}"}
     evidence = data.step_evidence([first] if first is not None else [])
     return Reading(points.last(), first is not None, first, evidence, words)
 

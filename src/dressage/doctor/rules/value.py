@@ -51,10 +51,10 @@ def explained(data: RunData) -> Series:
     least_steps=12,
     algorithms=["ppo"],
     title="The critic does not fit",
-    cause="After its warm-up the critic explains {seen} of the variance of the returns; below 0 it is worse than their "
+    cause="After its warm-up the explained variance of the returns is {seen}; below 0 the critic is worse than their "
     "mean, and the advantages are noise.",
     healthy="explained variance after the first steps: above 0, rising towards 1",
-    fix="a learning rate of its own and some steps of warm-up for the critic; a wider ppo.value_clip; check returns",
+    fix="a learning rate of its own and some steps of warm-up for the critic; no narrow ppo.value_clip; check returns",
     source="Deep RL hacks (Schulman's talk); verl; Andy Jones, Debugging RL",
     explains=["reward-falls", "clip-fraction-high"],
 )
@@ -136,7 +136,7 @@ def value_constant(data: RunData) -> Reading | None:
     title="The value loss spikes",
     cause="The value loss is {seen} times its median of the steps before.",
     healthy="value loss / running median: below 10",
-    fix="normalise or clip the reward (shaping.scale, shaping.clip); keep ppo.value_clip on",
+    fix="normalise or clip the reward (shaping.scale, shaping.clip); do not widen ppo.value_clip",
     source="TRL 0.7.10, logging",
 )
 def value_loss_spike(data: RunData) -> Reading | None:

@@ -8,6 +8,7 @@ import { go, parseRoute } from "./state/router";
 import "uplot/dist/uPlot.min.css";
 import "./style/base.css";
 import "./style/shell.css";
+import "./style/cards.css";
 import "./style/table.css";
 import "./style/views.css";
 import "./style/tokens.css";

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { apart, fromZero, limits, nearest, quantile, smooth, thinned, ticks } from "../src/maths/numbers";
+import { apart, fromZero, limits, quantile, smooth, thinned, ticks } from "../src/maths/numbers";
 
 test("quantiles are interpolated between neighbours", () => {
   assert.equal(quantile([1, 2, 3, 4], 0.5), 2.5);
@@ -46,20 +46,6 @@ test("ticks are at round numbers", () => {
   assert.deepEqual(ticks(0, 10, 5), [0, 2, 4, 6, 8, 10]);
   assert.deepEqual(ticks(-1.2, 1.1, 4), [-1, 0, 1]);
   assert.deepEqual(ticks(3, 3, 4), [3]);
-});
-
-test("nearest entry", () => {
-  const steps = [0, 10, 20, 50];
-  for (const [value, index] of [
-    [-5, 0],
-    [4, 0],
-    [6, 1],
-    [34, 2],
-    [36, 3],
-    [900, 3],
-  ] as const) {
-    assert.equal(nearest(steps, value), index);
-  }
 });
 
 test("a thinned curve keeps each pixel's lowest and highest value, in order", () => {

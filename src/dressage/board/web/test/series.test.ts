@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Rollup, Series } from "../src/api/types";
-import { aligned, appended, completed } from "../src/maths/series";
+import { aligned, appended, completed, nearestStep, neighbour, placeOf } from "../src/maths/series";
 import { formatSides, parseSides, usualSides } from "../src/maths/sides";
 
 const rollup = (mean: (number | null)[]) => ({ mean }) as unknown as Rollup;
@@ -54,4 +54,26 @@ test("by default the first two runs, or the ends of one", () => {
   const run = (number: number) => ({ run: number, steps: [0, 99] as [number, number] });
   assert.equal(formatSides(usualSides([run(0), run(1), run(2)])), "0,1");
   assert.equal(formatSides(usualSides([run(0)])), "0@0-9,0@90-99");
+});
+
+test("a step is found within points that stand for several", () => {
+  const points = [
+    [0, 4],
+    [5, 9],
+    [20, 24],
+  ] as const;
+  assert.equal(placeOf([0, 5, 20], 7), 1);
+  assert.equal(placeOf([0, 5, 20], 19), 1);
+  assert.equal(placeOf([5, 20], 1), 0);
+  assert.equal(nearestStep(points, 6.6), 7);
+  assert.equal(nearestStep(points, 11), 9);
+  assert.equal(nearestStep(points, 17), 20);
+  assert.equal(nearestStep(points, 99), 24);
+  assert.equal(neighbour(points, 6, 1), 7);
+  assert.equal(neighbour(points, 9, 1), 20);
+  assert.equal(neighbour(points, 20, -1), 9);
+  assert.equal(neighbour(points, 24, 1), 24);
+  assert.equal(neighbour(points, 0, -1), 0);
+  assert.equal(neighbour(points, 7, Infinity), 24);
+  assert.equal(neighbour(points, 7, -Infinity), 0);
 });

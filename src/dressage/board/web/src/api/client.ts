@@ -52,18 +52,33 @@ function remembered(url: string, ask: () => Promise<unknown>): Promise<unknown> 
   return answer;
 }
 
-/** Requests under way. */
-export const pending = createStore(0);
+/** Whether the server has worked on something for longer than a reader should wait without a sign. */
+export const slow = createStore(false);
+
+const SLOW_MS = 200;
+
+let pending = 0;
+let waiting: ReturnType<typeof setTimeout> | undefined;
+
+function count(change: 1 | -1): void {
+  pending += change;
+  if (pending === 0) {
+    clearTimeout(waiting);
+    slow.set(false);
+  } else if (pending === 1 && change === 1) {
+    waiting = setTimeout(() => slow.set(true), SLOW_MS);
+  }
+}
 
 async function request(url: string, init: RequestInit = {}): Promise<Response> {
   let response: Response;
-  pending.set(pending.get() + 1);
+  count(1);
   try {
     response = await fetch(url, init);
   } catch {
     throw new ApiError("The board's server does not answer.", 0);
   } finally {
-    pending.set(pending.get() - 1);
+    count(-1);
   }
   if (response.ok) return response;
   const body: { error?: string } = await response.json().catch(() => ({}));

@@ -5,7 +5,7 @@ import { useLayoutEffect, useRef } from "preact/hooks";
 import type { ComponentChildren } from "preact";
 import { Card } from "../parts/card";
 import { number } from "../maths/format";
-import { nearest } from "../maths/numbers";
+import { placeOf } from "../maths/series";
 import { type LineSpec, lineSvg } from "./line-spec";
 import { type Palette, usePalette } from "./palette";
 
@@ -103,7 +103,7 @@ function columns(spec: LineSpec): uPlot.AlignedData {
 
 /** Writes each curve's value at the crosshair, else at the selected step, into the legend. */
 function showValues(chart: uPlot, { spec, step }: Props, legend: HTMLElement): void {
-  const index = chart.cursor.idx ?? nearest(spec.x, step);
+  const index = chart.cursor.idx ?? placeOf(spec.x, step);
   const values = spec.curves
     .filter((curve) => !curve.faint)
     .map((curve) => number((curve.measured ?? curve.values)[index]));

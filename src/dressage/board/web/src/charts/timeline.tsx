@@ -4,7 +4,8 @@ import { useState } from "preact/hooks";
 import type { Finding, Hits, Series } from "../api/types";
 import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
-import { clamp, finite, nearest } from "../maths/numbers";
+import { clamp, finite } from "../maths/numbers";
+import { nearestStep, pairs, placeOf } from "../maths/series";
 import { type Palette, usePalette } from "./palette";
 import type { Pen, Point } from "./pen";
 import { Picture } from "./picture";
@@ -25,13 +26,14 @@ export function Timeline({ series, step, findings, hits, onStep }: Props) {
   const colours = usePalette();
   const [hover, setHover] = useState<number | null>(null);
   const steps = series.step;
+  const points = pairs(series);
   const stepAt = (x: number, width: number): number => {
-    const [first, last] = [steps[0] ?? 0, steps[steps.length - 1] ?? 0];
+    const [first, last] = [steps[0] ?? 0, points[points.length - 1]?.[1] ?? 0];
     const value = first + ((x - EDGE) / (width - 2 * EDGE)) * (last - first);
-    return steps[nearest(steps, clamp(value, first, last))] ?? 0;
+    return nearestStep(points, clamp(value, first, last));
   };
   const shown = hover ?? step;
-  const reward = series.rollups["reward"]?.mean[nearest(steps, shown)];
+  const reward = series.rollups["reward"]?.mean[placeOf(steps, shown)];
   const searched = hits?.step.indexOf(shown) ?? -1;
   const found = findings.filter((finding) => finding.steps && shown >= finding.steps[0] && shown <= finding.steps[1]);
   return (
@@ -72,7 +74,7 @@ function draw(pen: Pen, width: number, height: number, shown: Shown, colours: Pa
   const steps = series.step;
   const rollup = series.rollups["reward"];
   if (steps.length === 0 || !rollup) return;
-  const [first, last] = [steps[0]!, steps[steps.length - 1]!];
+  const [first, last] = [steps[0]!, pairs(series).at(-1)![1]];
   const x = (at: number): number => EDGE + ((at - first) / (last - first || 1)) * (width - 2 * EDGE);
   const values = finite([...rollup.q25, ...rollup.q75, ...rollup.mean]);
   const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);

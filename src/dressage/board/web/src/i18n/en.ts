@@ -233,4 +233,5 @@ export const en = {
   saveCsv: "Save as CSV",
   findPattern: "Find a pattern",
   growthHint: "In percentage points",
+  looking: "Looking through the responses …",
 };

@@ -232,4 +232,5 @@ export const vi: Dictionary = {
   saveCsv: "Lưu thành CSV",
   findPattern: "Tìm mẫu",
   growthHint: "Tính bằng điểm phần trăm",
+  looking: "Đang tìm …",
 };

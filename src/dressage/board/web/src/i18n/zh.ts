@@ -229,4 +229,5 @@ export const zh: Dictionary = {
   saveCsv: "保存为 CSV",
   findPattern: "查找模式",
   growthHint: "以百分点计",
+  looking: "正在查找 …",
 };

@@ -88,19 +88,6 @@ export function ticks(low: number, high: number, count: number): number[] {
   return found;
 }
 
-/** The index of the entry of an ascending list that is nearest to `value`. */
-export function nearest(ascending: readonly number[], value: number): number {
-  let low = 0;
-  let high = ascending.length - 1;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (ascending[middle]! < value) low = middle + 1;
-    else high = middle;
-  }
-  const before = ascending[low - 1];
-  return before !== undefined && value - before <= Math.abs((ascending[low] ?? Infinity) - value) ? low - 1 : low;
-}
-
 /** The places to draw of a long curve: of each pixel the lowest and the highest value, in their order. */
 export function thinned(values: ArrayLike<number>, pixels: number): number[] {
   const size = Math.max(1, Math.ceil(values.length / Math.max(1, pixels)));

@@ -48,7 +48,7 @@ function stretched(series: Series, longer: Series): Series {
   return appended(series, rest);
 }
 
-function pairs(series: Series): [number, number][] {
+export function pairs(series: Series): [number, number][] {
   return series.steps ?? series.step.map((step) => [step, step]);
 }
 
@@ -69,4 +69,36 @@ function names(a: object, b: object): string[] {
 export function aligned(steps: readonly number[], from: readonly number[], values: readonly Maybe[]): Maybe[] {
   const known = new Map(from.map((step, i) => [step, values[i] ?? null]));
   return steps.map((step) => known.get(step) ?? null);
+}
+
+/** The place of the point that a step belongs to: of a long run a point stands for several steps. */
+export function placeOf(first: readonly number[], step: number): number {
+  return Math.max(
+    0,
+    first.findLastIndex((one) => one <= step),
+  );
+}
+
+type Pair = readonly [first: number, last: number];
+
+/** The recorded step that is nearest to a value; between the ends of a point all steps count as recorded. */
+export function nearestStep(points: readonly Pair[], value: number): number {
+  const step = Math.round(value);
+  let best = points[0]?.[0] ?? 0;
+  for (const [first, last] of points) {
+    const near = Math.min(last, Math.max(first, step));
+    if (Math.abs(near - step) < Math.abs(best - step)) best = near;
+  }
+  return best;
+}
+
+/** The recorded step before (−1) or after (1) a step; the same where there is none; ±∞ for the ends. */
+export function neighbour(points: readonly Pair[], step: number, by: number): number {
+  const [start, end] = [points[0]?.[0] ?? step, points[points.length - 1]?.[1] ?? step];
+  if (by === Infinity) return end;
+  if (by === -Infinity) return start;
+  const wanted = step + by;
+  if (points.some(([first, last]) => wanted >= first && wanted <= last)) return wanted;
+  if (by > 0) return points.find(([first]) => first > step)?.[0] ?? end;
+  return points.findLast(([, last]) => last < step)?.[1] ?? start;
 }

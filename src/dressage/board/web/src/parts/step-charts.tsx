@@ -6,7 +6,8 @@ import type { Histogram } from "../api/types";
 import { type Distribution, HistogramChart } from "../charts/histogram";
 import { usePalette } from "../charts/palette";
 import { useText } from "../i18n";
-import { clamp, nearest } from "../maths/numbers";
+import { clamp } from "../maths/numbers";
+import { placeOf } from "../maths/series";
 import { go, useRoute } from "../state/router";
 import { useRun, useStep, useVersion } from "../state/board";
 import { useSeries } from "../state/series";
@@ -37,7 +38,7 @@ function useEdges(columns: string[], steps: number[]): Edges | null {
       const rollup = series?.rollups[column];
       return rollup
         ? steps.flatMap((step) => {
-            const at = nearest(series!.step, step);
+            const at = placeOf(series!.step, step);
             return [rollup.min[at], rollup.max[at]];
           })
         : [];
@@ -45,7 +46,7 @@ function useEdges(columns: string[], steps: number[]): Edges | null {
     .filter((bound): bound is number => typeof bound === "number");
   if (bounds.length === 0) return null;
   const [lo, hi] = [Math.min(...bounds), Math.max(...bounds)];
-  const count = Math.max(...steps.map((step) => series!.rollups[columns[0]!]?.count[nearest(series!.step, step)] ?? 0));
+  const count = Math.max(...steps.map((step) => series!.rollups[columns[0]!]?.count[placeOf(series!.step, step)] ?? 0));
   return hi > lo ? { lo, hi, bins: bins(count) } : { lo: lo - 0.5, hi: hi + 0.5, bins: bins(count) };
 }
 

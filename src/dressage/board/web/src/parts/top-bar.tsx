@@ -1,4 +1,4 @@
-import { pending } from "../api/client";
+import { slow } from "../api/client";
 import { connection } from "../api/live";
 import { inSnapshot } from "../api/snapshot";
 import { LANGUAGES, type Language, language, useText } from "../i18n";
@@ -10,9 +10,9 @@ import { useStore } from "../state/store";
 import { ExportMenu } from "./export-menu";
 import { Link } from "./link";
 
-/** A line that moves while the server works; quick answers come before it is seen. */
+/** A line that moves while the server works on something that takes its time. */
 function Working() {
-  return useStore(pending) > 0 ? <i class="working" /> : null;
+  return useStore(slow) ? <i class="working" /> : null;
 }
 
 export function TopBar({ onHelp }: { onHelp: () => void }) {

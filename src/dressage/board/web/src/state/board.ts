@@ -3,6 +3,7 @@
 import { forget, getJson } from "../api/client";
 import type { RunSummary } from "../api/types";
 import { currentRoute, patchRoute, useRoute } from "./router";
+import { neighbour, pairs } from "../maths/series";
 import { growSeries, knownSeries } from "./series";
 import { createStore, useStore } from "./store";
 
@@ -53,9 +54,8 @@ export function selectStep(step: number | undefined): void {
 /** Moves to the next or previous recorded step. */
 export function moveStep(by: number): void {
   const run = (runs.get() ?? []).find((known) => known.run === Number(currentRoute().query["run"] ?? 0));
-  const steps = run && knownSeries()[run.run]?.step;
-  if (!steps?.length) return;
+  const series = run && knownSeries()[run.run];
+  if (!run || !series?.step.length) return;
   const at = currentRoute().query["step"];
-  const place = at === undefined ? steps.length - 1 : steps.findLastIndex((step) => step <= Number(at));
-  selectStep(steps[Math.min(steps.length - 1, Math.max(0, place + by))]);
+  selectStep(neighbour(pairs(series), at === undefined ? (run.steps?.[1] ?? 0) : Number(at), by));
 }

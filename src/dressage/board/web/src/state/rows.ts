@@ -1,4 +1,4 @@
-/** The table's rows, page by page: only what is looked at is asked for, one request at a time. */
+/** The table's rows, page by page: only what is looked at is asked for, one look at a time. */
 
 import { useEffect, useMemo } from "preact/hooks";
 import { forgetMatching, getJson } from "../api/client";
@@ -80,33 +80,34 @@ class RowLoader {
   }
 
   private async load(): Promise<void> {
-    const page = this.busy || this.key === "" ? null : this.missing();
-    if (page === null) return;
+    const wanted = this.busy || this.key === "" ? [] : this.missing();
+    if (wanted.length === 0) return;
     this.busy = true;
     const key = this.key;
-    const next = await getJson<Rows>(this.url(page)).then(
-      (answer) => taken(this.held.get(), key, page, answer),
+    const next = await Promise.all(wanted.map((page) => getJson<Rows>(this.url(page)))).then(
+      (answers) => answers.reduce((held, answer, i) => taken(held, key, wanted[i]!, answer), this.held.get()),
       (error: unknown): Held => ({ ...this.held.get(), key, total: 0, error: messageOf(error), pages: new Map() }),
     );
     this.busy = false;
     if (key === this.key) {
       this.held.set(next);
-      this.verify(page);
+      this.verify(wanted[0]!);
     }
     void this.load();
   }
 
-  /** The first page in view that is not there. */
-  private missing(): number | null {
+  /** The pages in view that are not there. */
+  private missing(): number[] {
     const { key, total, error, pages } = this.held.get();
     const same = key === this.key;
-    if (same && error !== null) return null;
+    if (same && error !== null) return [];
     // Where nothing is found yet, the first page is asked for again as well.
     const last = same ? Math.max(0, Math.min(this.view[1], total - 1)) : this.view[1];
+    const found: number[] = [];
     for (let page = Math.floor(Math.min(this.view[0], last) / PAGE); page * PAGE <= last; page++) {
-      if (!same || !pages.has(page)) return page;
+      if (!same || !pages.has(page)) found.push(page);
     }
-    return null;
+    return found;
   }
 
   /** Asks for the page again while the server still verifies hits. */

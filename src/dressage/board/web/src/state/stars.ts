@@ -14,7 +14,7 @@ const changed = createStore<Stars>(snapshotStars());
 /** For the export: answers that the page keeps may be older than its stars. */
 export const changedStars = (): Stars => changed.get();
 
-export const starKey = (run: number, { step, sample }: Place): string => `${run}/${step}/${sample}`;
+const starKey = (run: number, { step, sample }: Place): string => `${run}/${step}/${sample}`;
 
 export function useStars(): Stars {
   return useStore(changed);

@@ -80,7 +80,7 @@ function Lane({
 }
 
 /** Bars from zero; where tokens are narrower than a pixel, the lowest and highest of each pixel. */
-export function drawStrip(
+function drawStrip(
   pen: Pen,
   width: number,
   height: number,

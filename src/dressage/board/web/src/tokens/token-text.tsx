@@ -10,6 +10,7 @@ import { direction } from "../maths/text";
 import { type ListHandle, remembering, VirtualList } from "../parts/virtual-list";
 import { createStore, type Store } from "../state/store";
 import type { Looked, Measured } from "./measured";
+import { useAfterPaint } from "./after-paint";
 import { Minimap, type Seen } from "./minimap";
 
 interface Props {
@@ -22,6 +23,8 @@ interface Props {
 const TEXT_HEIGHT = 27;
 const STRIPE = 4;
 const MOST_LINES = 15;
+/** Of a long response so many units come first: more than fits into the box. */
+const FIRST = 2000;
 /** what the box around the lines takes */
 const INSET = 28;
 
@@ -33,10 +36,12 @@ export function TokenText({ loaded, chosen, stripes, looked }: Props) {
   const [seen] = useState(() => createStore<Seen>([0, 0]));
   const width = useWidth(box);
   const lineHeight = TEXT_HEIGHT + (stripes.length > 0 ? stripes.length * STRIPE + 3 : 0);
-  const lines = useMemo(
-    () => (width > 0 ? breakLines(loaded.units, width - INSET, measurer(colours.sans)) : []),
-    [loaded, width],
-  );
+  const whole = useAfterPaint(loaded.units.length > 2 * FIRST);
+  const measure = useMemo(() => measurer(colours.sans), [colours.sans]);
+  const lines = useMemo(() => {
+    const units = whole ? loaded.units : loaded.units.slice(0, FIRST);
+    return width > 0 ? breakLines(units, width - INSET, measure) : [];
+  }, [loaded, width, whole, measure]);
   const height = Math.max(lineHeight + 20, Math.min(lines.length, MOST_LINES) * lineHeight + 16);
   const draw = useMemo(
     () =>
@@ -120,7 +125,7 @@ function useActiveToken(
     let revealed = 0;
     const mark = (): void => {
       const { token, pinned, reveal } = looked.get();
-      if (reveal > revealed && pinned !== null) list.current?.reveal(places[pinned] ?? 0);
+      if (reveal > revealed && pinned !== null) list.current?.reveal(Math.max(0, places[pinned] ?? 0));
       revealed = reveal;
       const active = token ?? pinned;
       const first = active === null ? undefined : loaded.units[loaded.unitOf[active]!]?.first;

@@ -139,7 +139,10 @@ function ResponseTable({ run, pages, names, sort, place, onChoose, list }: Table
         <Problem text={pages.error} />
       </div>
     );
-  if (!pages.loading && pages.total === 0) return <p class="empty pad">{t("noRows")}</p>;
+  if (!pages.loading && pages.total === 0) {
+    const looking = pages.most > 0 && !pages.stopped;
+    return <p class="empty pad">{t(looking ? "looking" : "noRows")}</p>;
+  }
   return (
     <VirtualList
       class="table"
@@ -220,7 +223,7 @@ function Cell({ column: { key, width, grow, cell }, row, bar }: { column: Column
   );
 }
 
-export function parsePlace(text: string | undefined): { step: number; sample: number } | null {
+function parsePlace(text: string | undefined): { step: number; sample: number } | null {
   const found = /^(\d+)\.(-?\d+)$/.exec(text ?? "");
   return found ? { step: Number(found[1]), sample: Number(found[2]) } : null;
 }

@@ -12,7 +12,6 @@ import { Problem } from "../parts/failure";
 import { BestWorst } from "../parts/step-brief";
 import { GapHistogram, RewardHistogram } from "../parts/step-charts";
 import { selectStep, useRun, useStep, useVersion } from "../state/board";
-import { useSeries } from "../state/series";
 import { patchRoute, useRoute } from "../state/router";
 
 /** As tall as what stands beside it. */
@@ -25,7 +24,11 @@ export function StepView() {
   const { query } = useRoute();
   const columns = drawable(run);
   const column = columns.find((name) => name === query["column"]) ?? "reward";
-  const series = useSeries(run.run, [column]);
+  // The curves of a long run have several steps to a point; this is of the one step.
+  const series = useResource<Series>(
+    address(`runs/${run.run}/series`, { names: column, steps: `${step}-${step}` }),
+    useVersion(run.run),
+  ).data;
   const ridge = useResource<Ridge>(
     address(`runs/${run.run}/ridge`, { column, bins: 60, buckets: 24 }),
     useVersion(run.run),

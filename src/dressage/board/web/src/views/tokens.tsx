@@ -20,6 +20,7 @@ import { useKeys } from "../state/keys";
 import { currentRoute, patchRoute, useRoute } from "../state/router";
 import { createStore } from "../state/store";
 import { toggleStar, useStars } from "../state/stars";
+import { useAfterPaint } from "../tokens/after-paint";
 import { HeatPanel } from "../tokens/heat-panel";
 import { Legend } from "../tokens/legend";
 import { MetricChips } from "../tokens/metric-chips";
@@ -29,7 +30,7 @@ import { TokenText } from "../tokens/token-text";
 import { ValueChart } from "../tokens/value-chart";
 import { type Looked, measure, type Measured } from "../tokens/measured";
 
-/** Of a response of more tokens, the text is painted before the pictures below it are drawn. */
+/** Of a response of more tokens, the text is painted before the pictures below it. */
 const LONG = 4000;
 
 /** A longer prompt starts folded. */
@@ -114,17 +115,6 @@ function Opened({ run, loaded }: { run: number; loaded: Loaded }) {
       )}
     </>
   );
-}
-
-/** False until the page has been painted once, where there is reason to wait. */
-function useAfterPaint(wait: boolean): boolean {
-  const [painted, setPainted] = useState(!wait);
-  useEffect(() => {
-    if (painted) return;
-    const frame = requestAnimationFrame(() => setTimeout(() => setPainted(true)));
-    return () => cancelAnimationFrame(frame);
-  }, []);
-  return painted;
 }
 
 /** Without a choice the first few that say most together. */

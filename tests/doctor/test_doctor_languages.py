@@ -1,0 +1,208 @@
+"""The doctor speaks three languages: all say the same, of every rule, and lack nothing."""
+
+import ast
+import inspect
+import math
+import re
+from functools import reduce
+from string import Formatter
+from types import ModuleType
+from typing import Any, get_args, get_origin
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dressage.algorithms.grpo import GRPORun
+from dressage.algorithms.ppo import PPORun
+from dressage.config import Settings
+from dressage.doctor.finding import Reading, Severity
+from dressage.doctor.report import terminal
+from dressage.doctor.rule import Rule
+from dressage.doctor.rules import (
+    RULES,
+    diversity,
+    invariants,
+    kl,
+    length,
+    mismatch,
+    pattern,
+    reward,
+    sampling,
+    system,
+    update,
+    value,
+)
+from dressage.doctor.words import LANGUAGES, language, number
+
+MODULES = (diversity, invariants, kl, length, mismatch, pattern, reward, sampling, system, update, value)
+TRANSLATED = [name for name in LANGUAGES if name != "en"]
+TEXTS = ("title", "cause", "healthy", "fix")
+BY_NAME = [pytest.param(rule, id=rule.name) for rule in RULES]
+SETTING = re.compile(r"\b(?:cleaning|grpo|kl|optimizer|ppo|rewards|sampling|shaping|update)\.[a-z_]+")
+
+
+def placeholders(text: str) -> list[str]:
+    return sorted(name for _, name, _, _ in Formatter().parse(text) if name is not None)
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_every_rule_is_translated_and_no_other(name: str) -> None:
+    assert language(name).rules.keys() == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+@pytest.mark.parametrize("rule", BY_NAME)
+def test_a_translation_has_all_texts_with_the_placeholders_of_the_english_ones(rule: Rule, name: str) -> None:
+    own = language(name).rules[rule.name]
+    assert own.keys() == set(TEXTS)
+    for text in TEXTS:
+        english = getattr(rule.texts, text)
+        assert own[text].strip() == own[text] != ""
+        assert own[text] != english
+        assert placeholders(own[text]) == placeholders(english), text
+
+
+@pytest.mark.parametrize("rule", BY_NAME)
+def test_titles_and_healthy_ranges_stand_without_the_numbers_of_a_reading(rule: Rule) -> None:
+    # They are shown of rules that measured nothing wrong, too, and are not filled.
+    for name in LANGUAGES:
+        own = language(name).rules.get(rule.name, {})
+        assert placeholders(own.get("title", rule.texts.title) + own.get("healthy", rule.texts.healthy)) == []
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+@pytest.mark.parametrize("rule", BY_NAME)
+def test_the_words_of_a_reading_fill_the_texts(rule: Rule, name: str) -> None:
+    wanted = set(placeholders(rule.texts.cause + rule.texts.fix)) - {"seen"}
+    words: dict[str, str | float] = {word: f"<{word}>" for word in wanted}
+    said = language(name).said(rule, Reading(seen=-0.123456, sick=True, words=words))
+    both = said.cause + said.fix
+    assert all(f"<{word}>" in both for word in wanted)
+    assert ("−0.123" in both) == ("{seen}" in rule.texts.cause + rule.texts.fix)
+    assert "{" not in said.title + both + said.healthy
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_words_that_are_phrases_are_translated(name: str) -> None:
+    rule = next(rule for rule in RULES if rule.name == "sampler-stale")
+    words: dict[str, str | float] = {"when": "at the first step", "frozen": ""}
+    said = language(name).said(rule, Reading(0.5, True, words=words))
+    assert language(name).phrases["at the first step"] in said.cause
+    assert "at the first step" not in said.cause
+
+
+def phrases_of_the_report() -> set[str]:
+    found = set(get_args(Severity))
+    for node in ast.walk(ast.parse(inspect.getsource(terminal))):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("say", "language.phrase"):
+            continue
+        if isinstance(node.args[0], ast.Constant):
+            found.add(node.args[0].value)
+    return found
+
+
+def phrases_of_the_rules(module: ModuleType) -> set[str]:
+    """Returns the constants with a space in the rules' functions: what they put into words, whole or in part."""
+    found: set[str] = set()
+    for function in ast.parse(inspect.getsource(module)).body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        body = function.body[1:] if ast.get_docstring(function) else function.body
+        nodes = [node for statement in body for node in ast.walk(statement)]
+        formatted = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        texts = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in formatted]
+        found |= {text for text in texts if isinstance(text, str) and " " in text}
+    return found
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_every_phrase_of_the_report_is_translated(name: str) -> None:
+    used = phrases_of_the_report()
+    assert {"steps", "Healthy", "look at", "error"} < used  # in a tuple, alone, in an f-string, a severity
+    assert used - language(name).phrases.keys() == set()
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_every_phrase_that_rules_put_into_words_is_translated(module: ModuleType, name: str) -> None:
+    known = language(name).phrases
+    assert [text for text in phrases_of_the_rules(module) if not any(text in phrase for phrase in known)] == []
+
+
+def test_phrases_are_found_in_the_functions_of_rules() -> None:
+    assert {"at some steps", ", and what it samples from is still the reference"} <= phrases_of_the_rules(mismatch)
+    assert {": the penalty drowns the reward", "on 1 % of the tokens"} <= phrases_of_the_rules(kl)
+
+
+def test_all_languages_have_the_same_phrases_and_none_says_it_in_english() -> None:
+    first, *others = (language(name).phrases for name in TRANSLATED)
+    assert all(other.keys() == first.keys() for other in others)
+    assert [text for phrases in (first, *others) for text, said in phrases.items() if text == said or not said] == []
+
+
+def setting(run: type[Settings], path: str) -> Any:
+    """Returns the type of a setting; of a list of groups, that of the group's."""
+
+    def inner(group: Any, name: str) -> Any:
+        entry = get_args(group)[0] if get_origin(group) is tuple else group
+        return entry.model_fields[name].annotation
+
+    return reduce(inner, path.split("."), run)
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_settings_that_texts_name_exist(name: str) -> None:
+    named = {path for own in language(name).rules.values() for text in own.values() for path in SETTING.findall(text)}
+    assert {"kl.coef", "rewards.weight", "ppo.lam", "grpo.resample"} < named
+    for path in named:
+        setting(GRPORun if path.startswith("grpo.") else PPORun, path)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (3.0, "3"),
+        (-2.0, "−2"),
+        (151_643.0, "151643"),  # the id of a token stays readable
+        (0.5, "0.500"),
+        (-0.0456, "−0.0456"),
+        (1.2345, "1.23"),  # three digits are 1, 2, 3
+        (1.236, "1.24"),
+        (12.34, "12.3"),
+        (123.4, "123"),
+        (1234.7, "1235"),  # no exponent where none is needed
+        (0.000123, "0.000123"),
+        (0.0000123, "1.23e−05"),
+        (2_500_000.0, "2.50e+06"),
+        (math.nan, "NaN"),
+        (math.inf, "∞"),
+        (-math.inf, "−∞"),
+    ],
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@given(st.floats(-1e300, 1e300))
+def test_a_short_number_is_the_number_to_three_digits(value: float) -> None:
+    # Half of the third digit of 1.00 is 0.5 % of it.
+    assert math.isclose(float(number(value).replace("−", "-")), value, rel_tol=0.005 + 1e-12)
+
+
+@given(st.floats(1e-4, 9e4))
+def test_ordinary_numbers_have_no_exponent(value: float) -> None:
+    assert "e" not in number(value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [("zh", "zh"), ("zh_CN.UTF-8", "zh"), ("vi_VN", "vi"), ("en_GB", "en"), ("de", "en"), ("C.UTF-8", "en")],
+)
+def test_a_language_is_named_as_in_lang(asked: str, name: str) -> None:
+    assert language(asked).name == name
+
+
+def test_a_word_that_no_language_knows_stays_as_it_is() -> None:
+    assert language("zh").phrase("time/sample") == "time/sample"

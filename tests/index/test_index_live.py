@@ -1,0 +1,145 @@
+"""The index of a run that is being written, by processes of their own as in training."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from index_helpers import new_run, record
+from test_index_build import alive_rows, recorded_rows
+from test_index_rollups import check
+
+import dressage.record
+from dressage.index.build import Builder
+from dressage.index.folder import PROBLEM, fingerprint, read_state
+from dressage.index.search import candidates
+from dressage.index.snapshot import Snapshot, snapshot
+from dressage.index.texts import read_texts
+from dressage.index.watch import start
+
+# Three attempts, the later ones starting at an earlier step than the one before had reached, with compactions between.
+WRITER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from index_helpers import record
+from dressage.record import compact
+folder = Path(sys.argv[1])
+for first, stop in ((0, 8), (4, 10), (7, 14)):
+    for step in range(first, stop):
+        record(folder, [step], batch=4, attempt=None if step == first else attempt)
+        attempt = max(int(path.stem) for path in (folder / "attempts").iterdir())
+        if step % 3 == 2:
+            compact(folder)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return new_run(tmp_path / "run")
+
+
+def whole(shot: Snapshot) -> None:
+    """What any snapshot must be: no rollout twice, every column as long as the others, texts where they are told."""
+    rows = np.arange(shot.rows) if shot.alive is None else np.flatnonzero(shot.alive)
+    keys = (
+        list(zip(shot.raw("step")[rows].tolist(), shot.raw("sample")[rows].tolist(), strict=True)) if shot.rows else []
+    )
+    assert len(keys) == len(set(keys)) == shot.count
+    assert all(len(shot.raw(name)) == shot.rows for name in shot.names)
+    assert shot.state.text_rows <= shot.rows and shot.state.texts <= shot.rows
+
+
+def test_an_index_follows_a_run_that_is_written_compacted_and_restarted(folder):
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(Path(__file__).parent)])
+    builder, looks = Builder(dressage.record.open(folder), folder / "index"), 0
+    while writer.poll() is None:
+        if builder.update() or builder.advance():
+            whole(snapshot(folder / "index"))
+            looks += 1
+        time.sleep(0.01)
+    assert writer.returncode == 0 and looks > 3
+    while builder.update() or builder.advance():
+        pass
+    shot = snapshot(folder / "index")
+    whole(shot)
+    assert alive_rows(shot) == recorded_rows(folder) and shot.state.text_rows == shot.rows
+    check(folder, shot)
+    rows = np.flatnonzero(shot.alive) if shot.alive is not None else np.arange(shot.rows)
+    keys = list(zip(shot.raw("step")[rows].tolist(), shot.raw("sample")[rows].tolist(), strict=True))
+    run = dressage.record.open(folder)
+    wanted = run.fetch(keys, ["response"])["response"].to_pylist()
+    assert read_texts(run, shot, rows).response == wanted
+    found = candidates(shot, "concert")
+    assert found.exact and found.mask[rows].tolist() == ["concert" in text for text in wanted]
+
+
+def wait_for(test, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not test():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def rows_in(index) -> int:
+    state = read_state(index)
+    return 0 if state is None else state.text_rows
+
+
+def test_of_two_boards_one_writes_and_the_other_takes_over(folder):
+    record(folder, [0])
+    boards = [start(str(folder), folder / "index") for _ in range(2)]
+    try:
+        wait_for(lambda: rows_in(folder / "index") == 6)
+        for step in (1, 2):
+            boards[step - 1].kill()
+            boards[step - 1].join()
+            if step == 1:
+                record(folder, [1], attempt=0)
+                wait_for(lambda: rows_in(folder / "index") == 12)
+        assert alive_rows(snapshot(folder / "index")) == recorded_rows(folder)
+        assert not (folder / "index" / PROBLEM).exists()
+    finally:
+        for board in boards:
+            board.kill()
+
+
+def test_a_run_that_begins_later_or_anew_is_followed(tmp_path):
+    folder, index = tmp_path / "later", tmp_path / "index"
+    process = start(str(folder), index)
+    try:
+        time.sleep(1)
+        assert process.is_alive() and not folder.exists()
+        new_run(folder, {"model": "first"})
+        record(folder, [0])
+        wait_for(lambda: rows_in(index) == 6)
+        assert not (index / PROBLEM).exists()
+        shutil.rmtree(folder)
+        new_run(folder, {"model": "second"})
+        record(folder, [5], batch=4)
+        name = fingerprint(dressage.record.open(folder))
+        wait_for(lambda: rows_in(index) == 4 and read_state(index).run == name)
+        assert alive_rows(snapshot(index)) == recorded_rows(folder)
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_what_goes_wrong_is_told_and_ends_when_it_is_mended(folder):
+    record(folder, [0])
+    broken = folder / "record" / "rows-00000000-0000-0000.parquet"
+    content = broken.read_bytes()
+    broken.write_bytes(b"no table")
+    problem = folder / "index" / PROBLEM
+    process = start(str(folder), folder / "index")
+    try:
+        wait_for(problem.exists)
+        assert "the index does not grow" in problem.read_text()
+        broken.write_bytes(content)
+        wait_for(lambda: rows_in(folder / "index") == 6 and not problem.exists())
+    finally:
+        process.kill()
+        process.join()
