@@ -16,6 +16,7 @@ and the page is loaded anew before a column or a text comes again: no answer com
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -64,6 +65,10 @@ class Reaction(NamedTuple):
     """to the last frame that it changes"""
 
 
+class MissedError(Exception):
+    """An input had no consequence."""
+
+
 class Looker:
     """A fresh window on the board; the same seed does the same."""
 
@@ -102,7 +107,10 @@ class Looker:
         """
         self.page.evaluate(f"boardClock.arm({event!r}, () => {until})")
         act()
-        return Reaction(**self.page.evaluate(f"boardClock.reaction({str(patient).lower()})"))
+        found = self.page.evaluate(f"boardClock.reaction({str(patient).lower()})")
+        if found is None:
+            raise MissedError(f"the {event} changed nothing")
+        return Reaction(**found)
 
     def press(self) -> None:
         """Clicks where the mouse is."""
@@ -217,12 +225,15 @@ def typing(looker: Looker, words: Sequence[str], times: int) -> Iterator[Reactio
 
 
 def jumps(looker: Looker, times: int) -> Iterator[Reaction]:
-    """Clicks with the middle button anywhere on the scroll bar, which jumps there."""
+    """Clicks with the middle button anywhere on the scroll bar, which jumps there, or misses the click now and then."""
     looker.open("/responses?sort=-reward")
-    for _ in range(times):
+    done = 0
+    while done < times:
         row = first_row(looker)
         point_at_bar(looker)
-        yield looker.timed("pointerdown", lambda: middle(looker), moved_from(row))
+        with suppress(MissedError):
+            yield looker.timed("pointerdown", partial(middle, looker), moved_from(row))
+            done += 1
 
 
 def wheels(looker: Looker, times: int) -> Iterator[Reaction]:
@@ -251,6 +262,7 @@ def point_at_bar(looker: Looker) -> None:
 
 
 def middle(looker: Looker) -> None:
+    """Clicks with the middle button."""
     looker.page.mouse.down(button="middle")
     looker.page.mouse.up(button="middle")
 

@@ -20,7 +20,7 @@ from rich.table import Table
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build"
 MODELS = BUILD / "bench-models"
-TRL_REQUIREMENTS = ("torch==2.13.0", "transformers", "peft", "datasets", "gguf", "trl==1.10.0")
+TRL_REQUIREMENTS = ("torch==2.13.0", "transformers", "peft", "datasets", "gguf", "trl==1.10.0", "orjson")
 STEPS = 3
 
 Numbers = dict[str, float]

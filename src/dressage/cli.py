@@ -12,7 +12,7 @@ from dressage.algorithms import ALGORITHMS, Entry
 from dressage.cli_board import board_app
 from dressage.cli_doctor import doctor_app
 from dressage.cli_flags import FLAGS, Help, explain, words_and_flags
-from dressage.cli_record import record
+from dressage.cli_record import RunPlace, record
 from dressage.cli_tools import tools
 from dressage.config import load
 from dressage.errors import UserError, is_disk_full
@@ -31,7 +31,6 @@ app.add_typer(board_app)
 app.add_typer(doctor_app)
 
 F = TypeVar("F")
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 
 
 def main() -> None:
@@ -123,7 +122,7 @@ def align(context: typer.Context, help: Help = False) -> None:
 
 @app.command()
 def show(
-    run: RunFolder,
+    run: RunPlace,
     step: Annotated[int | None, typer.Option(help="Show this step; with --sample one rollout of it.")] = None,
     sample: Annotated[int | None, typer.Option(help="Show this rollout token by token.")] = None,
     limit: Annotated[int, typer.Option(help="Responses per list.", min=1)] = 5,
@@ -136,7 +135,7 @@ def show(
 
 @app.command()
 def export(
-    run: RunFolder,
+    run: RunPlace,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must be empty or absent.")],
     format: Annotated[str, typer.Option(help="What to write.")] = "rl-logging-board",
 ) -> None:

@@ -265,3 +265,10 @@ def test_two_times_of_one_run_side_by_side(client, table):
     (sides,) = [prompt["runs"] for prompt in got["prompts"] if prompt["prompt"] == "prompt 2"]
     assert [side["mean"] for side in sides] == pytest.approx(wanted, rel=1e-6)
     assert [side["step"] for side in sides] == [1, 11]
+
+
+def test_a_side_counts_every_response_alike(tmp_path):
+    folder = new_run(tmp_path / "run")
+    record(folder, [0], prompt=["a"] * 5 + ["b"], reward=np.array([1.0] * 5 + [7.0]))
+    got = get(client_of(board_of(folder)), "compare", runs="0,0@0")
+    assert got["sides"] == [{"n": 6, "mean": 2.0}] * 2 and got["ties"] == [[2, 2], [2, 2]]

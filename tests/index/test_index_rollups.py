@@ -114,6 +114,8 @@ def test_a_snapshot_keeps_its_roll_ups_while_the_run_starts_again_at_an_earlier_
     before = indexed(folder)
     wanted = of_the_record(folder, "row", "reward")
     assert of_the_index(before, "row", "reward") == wanted
+    record(folder, [6], attempt=0)
+    assert len(of_the_index(indexed(folder), "row", "reward")) == 7
     record(folder, range(2, 4), batch=4)
     after = indexed(folder)
     check(folder, after)
