@@ -4,7 +4,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench bench-board clean
 
 demo: $(INSTALLED)
 	$(BIN)/dressage demo
@@ -19,6 +19,9 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py
+
+bench-board: $(INSTALLED)
+	$(BIN)/python benchmarks/board_browser.py
 
 clean:
 	rm -rf .venv build dist
