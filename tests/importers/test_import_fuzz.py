@@ -121,6 +121,21 @@ def test_nothing_stops_an_import_and_nothing_is_lost(name, data):
         check(folder / "run", report, start + dump(good), broken, dump(good))
 
 
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_name_that_is_no_text_stops_nothing(name, tmp_path):
+    """Half a surrogate pair, which JSON can escape and UTF-8 cannot hold, as a key, a part's name and a reward's."""
+    good = GOOD[name]
+    odd = [{**good, "\ud800": 0.5}]
+    for key, value in good.items():
+        if isinstance(value, dict):
+            odd.append({**good, key: {**value, "\ud800": next(iter(value.values()), 1.0)}})
+    broken = [dump(record) for record in odd]
+    source = tmp_path / NAMES.get(name, "in.jsonl")
+    source.write_bytes(b"\n".join([dump(good), *broken, dump(good)]) + b"\n")
+    report = import_run(source, tmp_path / "run", name)
+    check(tmp_path / "run", report, dump(good), broken, dump(good))
+
+
 def check(run: Path, report: Any, first: bytes, broken: list[bytes], last: bytes) -> None:
     rejected = {}
     if report.rejected:

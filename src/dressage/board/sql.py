@@ -6,7 +6,6 @@ from pydantic import Field
 
 from dressage.board.runs import Board
 from dressage.board.selection import RunQuery
-from dressage.record.query import query as run_query
 
 MEMORY = 512 << 20
 """Bytes."""
@@ -20,6 +19,8 @@ class SqlQuery(RunQuery):
 
 def sql(board: Board, query: SqlQuery) -> dict[str, Any]:
     """Runs one query under the limits of ``dressage sql``."""
+    from dressage.record.query import query as run_query  # DuckDB, of which the page's start need not wait
+
     answer = run_query(board.run(query.run).record, query.query, seconds=SECONDS, memory=MEMORY)
     return {
         "columns": answer.columns,

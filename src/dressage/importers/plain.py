@@ -100,7 +100,7 @@ def _is_whole_list(value: Any) -> bool:
 
 
 def _is_parts(value: Any) -> bool:
-    return isinstance(value, dict) and all(v is None or is_number(v) for v in value.values())
+    return isinstance(value, dict) and all(is_text(k) and (v is None or is_number(v)) for k, v in value.items())
 
 
 _CHECKS: dict[Callable[[pa.DataType], bool], Callable[[Any], bool]] = {

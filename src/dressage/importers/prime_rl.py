@@ -19,6 +19,7 @@ from dressage.importers.rollout import (
     excerpt,
     group_of,
     is_number,
+    is_text,
     message_text,
     pack,
     pack_whole,
@@ -100,7 +101,7 @@ def _rewards(trace: Node) -> tuple[float, dict[str, float]]:
         raise Broken(f"'rewards' is {excerpt(rewards)}, expected an object")
     scored = {name: r if isinstance(r, Mapping) else {"score": r} for name, r in rewards.items() if r is not None}
     for name, reward in scored.items():
-        if not is_number(reward.get("score")) or not is_number(reward.get("weight", 1.0)):
+        if not is_text(name) or not is_number(reward.get("score")) or not is_number(reward.get("weight", 1.0)):
             raise Broken(f"the reward {name!r} is {excerpt(rewards[name])}, expected a score and a weight")
     if not scored:
         raise Broken(f"the trace was not scored; its errors: {excerpt(trace.get('errors'), 200)}")

@@ -8,7 +8,17 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dressage.importers.rollout import Broken, Format, Place, Rollout, conversation, group_of, step_of, with_rest
+from dressage.importers.rollout import (
+    Broken,
+    Format,
+    Place,
+    Rollout,
+    conversation,
+    group_of,
+    is_text,
+    step_of,
+    with_rest,
+)
 
 
 def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
@@ -18,7 +28,7 @@ def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
             raise Broken(f"{key!r} is missing, expected a string or a list of messages")
     row: dict[str, Any] = {key: conversation(record[name], name) for key, name in _TEXTS.items()}
     row["group"] = group_of(row["prompt"])
-    parts = {key: float(value) for key, value in record.items() if key not in _KNOWN and _is_reward(value)}
+    parts = {key: float(value) for key, value in record.items() if key not in _KNOWN and _is_reward(key, value)}
     if not parts:
         raise Broken("no reward was measured: there is no number beside step and advantage")
     row["reward_parts"] = parts
@@ -31,8 +41,8 @@ _TEXTS = {"prompt": "prompt", "response": "completion"}
 _KNOWN = ("step", "prompt", "completion", "advantage")
 
 
-def _is_reward(value: Any) -> bool:
-    return isinstance(value, float) or type(value) is int
+def _is_reward(key: str, value: Any) -> bool:
+    return is_text(key) and (isinstance(value, float) or type(value) is int)
 
 
 def _recognises(record: Mapping[str, Any]) -> bool:

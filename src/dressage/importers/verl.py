@@ -12,6 +12,7 @@ from dressage.importers.rollout import (
     Rollout,
     group_of,
     is_number,
+    is_text,
     number_of,
     step_of,
     text_of,
@@ -28,7 +29,7 @@ def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
     if (truth := record.get("gts")) is not None:
         row["ground_truth"] = truth if isinstance(truth, str) else to_json(truth)
     row["group"] = group_of(row["prompt"])
-    if parts := {key: float(v) for key, v in record.items() if key not in used and is_number(v)}:
+    if parts := {key: float(v) for key, v in record.items() if key not in used and is_text(key) and is_number(v)}:
         row["reward_parts"] = parts
     return [Rollout(step_of(record), with_rest(row, record, [*used, *parts], place), {}, 0)]
 
