@@ -115,7 +115,7 @@ def test_stars_and_notes_outlive_the_server(browser, tmp_path):
     with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses") as page:
         for row in (3, 5):
             page.locator(f'.tr[aria-rowindex="{row}"] .td').nth(1).click()
-            page.locator(".detail .star").click()
+            page.locator(".detail button.star").click()
         page.get_by_role("textbox", name="Note", exact=True).fill(note)
         page.locator(".detail h3").first.click()
         page.locator(f'.tr[aria-rowindex="3"] .star[title="{note}"]').or_(

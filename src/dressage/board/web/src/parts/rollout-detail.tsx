@@ -28,10 +28,12 @@ export function RolloutDetail({ run, place, search, onMove }: Props) {
   const t = useText();
   const stars = useStars();
   const { data, error } = useResource<Rollout>(address(`runs/${run}/rollouts/${place.step}/${place.sample}`));
+  // Until the answer comes, the body shows the rollout before: its star must not stand under this one's name.
+  const here = data?.step === place.step && data.sample === place.sample;
   return (
     <aside class="detail">
       <header>
-        {data && <Star run={run} row={data} stars={stars} />}
+        {data && here ? <Star run={run} row={data} stars={stars} /> : <span class="star" />}
         <h2>
           {t("stepNumber", { step: place.step })} · {t("sampleNumber", { sample: place.sample })}
         </h2>
