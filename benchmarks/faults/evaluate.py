@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import dressage
-from benchmarks.faults import planted  # noqa: F401
-from benchmarks.faults.fault import FAULTS
+from benchmarks.faults.planted import FAULTS
 from dressage.doctor.data import KINDS, RunData
 from dressage.doctor.diagnosis import diagnose
 from dressage.doctor.rules import RULES

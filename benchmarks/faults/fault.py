@@ -24,17 +24,12 @@ class Fault:
     """The step from which it is there."""
 
 
-FAULTS: dict[str, Fault] = {}
-
-
 def fault(
     *, causes: Sequence[str], levels: tuple[Any, Any, Any], algorithms: Sequence[str] = ONLINE, onset: int = 0
 ) -> Callable[[Callable[[Setup, Any], None]], Fault]:
     """Makes a fault of a function that plants it; its name is the function's, with hyphens."""
 
     def made(plant: Callable[[Setup, Any], None]) -> Fault:
-        found = Fault(plant.__name__.replace("_", "-"), tuple(causes), levels, tuple(algorithms), plant, onset)
-        FAULTS[found.name] = found
-        return found
+        return Fault(plant.__name__.replace("_", "-"), tuple(causes), levels, tuple(algorithms), plant, onset)
 
     return made

@@ -36,9 +36,9 @@ class Case(NamedTuple):
 
 def cases(seeds: int, sizes: list[str]) -> Iterator[Case]:
     """Yields all runs: every fault at three levels, every healthy kind, for each algorithm and seed."""
-    from benchmarks.faults import planted  # noqa: F401
-    from benchmarks.faults.fault import FAULTS, ONLINE
+    from benchmarks.faults.fault import ONLINE
     from benchmarks.faults.healthy import HEALTHY
+    from benchmarks.faults.planted import FAULTS
 
     for size, seed in itertools.product(sizes, range(seeds)):
         for name, fault in FAULTS.items():
@@ -54,9 +54,8 @@ def make(case: Case, folder: Path) -> float:
     """Trains one run and returns the seconds it took; what went wrong stands in ``failed.txt`` of its folder."""
     import torch
 
-    from benchmarks.faults import planted  # noqa: F401
-    from benchmarks.faults.fault import FAULTS
     from benchmarks.faults.healthy import HEALTHY
+    from benchmarks.faults.planted import FAULTS
     from benchmarks.faults.setup import Setup, train
 
     torch.set_num_threads(1)

@@ -86,7 +86,7 @@ def test_the_words_of_a_reading_fill_the_texts(rule: Rule, name: str) -> None:
 @pytest.mark.parametrize("name", TRANSLATED)
 def test_words_that_are_phrases_are_translated(name: str) -> None:
     rule = next(rule for rule in RULES if rule.name == "sampler-stale")
-    words: dict[str, str | float] = {"when": "at the first step", "frozen": ""}
+    words: dict[str, str | float] = {"when": Phrase("at the first step"), "frozen": ""}
     said = language(name).said(rule, Reading(0.5, True, words=words))
     assert language(name).phrases["at the first step"] in said.cause
     assert "at the first step" not in said.cause

@@ -141,18 +141,3 @@ class RunData:
             first, _, total = found.get(column, (step, column, 0))
             found[column] = (min(first, step), column, total + count)
         return list(found.values())
-
-    def mean(self, level: str, column: str) -> Series:
-        """Returns the mean by step over all trained rollouts (level ``row``) or tokens (``token``) of the record."""
-        lines = self._rollups.filter(
-            pc.and_(pc.equal(self._rollups["level"], level), pc.equal(self._rollups["column"], column))
-        )
-        steps, where = np.unique(lines["step"].to_numpy(), return_inverse=True)
-        count, total = (np.bincount(where, lines[name].to_numpy(), len(steps)) for name in ("count", "sum"))
-        with np.errstate(invalid="ignore"):
-            return series(steps, total / count)
-
-    def parts(self) -> list[str]:
-        """Returns the names of the parts of the reward."""
-        names = pc.unique(self._rollups["column"]).to_pylist()
-        return [name.removeprefix("part/") for name in names if name.startswith("part/")]

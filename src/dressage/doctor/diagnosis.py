@@ -26,7 +26,7 @@ class Finding:
     @property
     def severity(self) -> str:
         """``error``, ``warning`` or ``note``."""
-        return self.reading.severity or self.rule.severity
+        return self.rule.severity
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,11 @@ from typing import Literal
 Severity = Literal["error", "warning", "note"]
 """error: what is learned or logged is wrong. warning: the run is failing. note: worth a look."""
 
+
+class Phrase(str):
+    """A part of a text that is translated, unlike a word of the user's data."""
+
+
 Words = dict[str, str | float]
 """What the placeholders of a rule's texts stand for."""
 
@@ -34,8 +39,6 @@ class Reading:
     """First step of the trouble."""
     evidence: tuple[Evidence, ...] = ()
     words: Words = field(default_factory=dict)
-    severity: Severity | None = None
-    """Where it is not the rule's own."""
 
 
 @dataclass(frozen=True)

@@ -57,14 +57,7 @@ class Sample:
 
     def has(self, name: str) -> bool:
         """Returns whether a column of the tokens was measured anywhere."""
-        if name == "token":
-            return "token" in self._tokens.column_names and self._tokens["token"].null_count < len(self)
         return bool(np.isfinite(self[name]).any())
-
-    def texts(self, name: str = "token") -> list[str | None]:
-        """Returns a column of texts of the tokens."""
-        found: list[str | None] = self._tokens[name].to_pylist()
-        return found
 
     @cached_property
     def trained(self) -> Array:
@@ -100,11 +93,6 @@ class Sample:
     def total(self, values: Array) -> Array:
         """Returns the sum over the counting tokens of each rollout, [n]; NaN where one of them is not measured."""
         return np.bincount(self.line[self.trained], values[self.trained], minlength=len(self.rows))
-
-    def mean(self, values: Array) -> Array:
-        """Returns the mean over the counting tokens of each rollout, [n]; NaN for one without any."""
-        with np.errstate(invalid="ignore"):
-            return self.total(values) / np.where(self.length == 0, np.nan, self.length)
 
     def mean_by_step(self, values: Array) -> Series:
         """Returns the mean over the finite values [N] of the counting tokens of each step."""

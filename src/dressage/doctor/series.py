@@ -124,6 +124,8 @@ def standard_error(values: Array) -> float:
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
 
 
-def spread(values: Array) -> float:
-    """Returns 1.4826 times the median absolute deviation: the standard deviation of a normal, outliers aside."""
-    return float(1.4826 * np.median(np.abs(values - np.median(values)))) if len(values) else float("nan")
+def over_median(points: Series, width: int = 11) -> Array:
+    """Returns [S] each value divided by the median of those before it; NaN for the first three."""
+    before = [np.median(points.value[max(0, i - width) : i]) if i >= 3 else np.nan for i in range(len(points))]
+    with np.errstate(all="ignore"):
+        return np.asarray(points.value / np.array(before))

@@ -8,7 +8,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from dressage.doctor.finding import Reading
+from dressage.doctor.finding import Phrase, Reading
 from dressage.doctor.rule import Rule, Texts
 
 LANGUAGES = ("en", "zh", "vi")
@@ -40,6 +40,9 @@ class Language:
         """Returns a phrase of the report."""
         return self.phrases.get(text, text)
 
+    def _word(self, word: str) -> str:
+        return self.phrase(word) if isinstance(word, Phrase) else word
+
     def healthy(self, rule: Rule) -> str:
         """Returns what the number of a rule means and where it is healthy."""
         return self.rules.get(rule.name, {}).get("healthy", rule.texts.healthy)
@@ -48,7 +51,7 @@ class Language:
         """Returns the texts of a rule that found something, with the numbers of its reading."""
         own = self.rules.get(rule.name, {})
         words: dict[str, Any] = {
-            name: number(word) if isinstance(word, int | float) else self.phrase(word)
+            name: number(word) if isinstance(word, int | float) else self._word(word)
             for name, word in {**reading.words, "seen": reading.seen}.items()
         }
 

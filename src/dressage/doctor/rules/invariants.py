@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading, Words
+from dressage.doctor.finding import Phrase, Reading, Words
 from dressage.doctor.kl import penalty
 from dressage.doctor.rule import rule
 from dressage.doctor.sample import Sample
@@ -156,7 +156,7 @@ def penalty_wrong(data: RunData) -> Reading | None:
     found = -float(np.median(_slopes(expected, seen)))
     sick = abs(found - 1) > 0.05
     beta = float(np.median(coef[inner]))
-    flipped = ": the sign is flipped, the policy is paid for leaving the reference" if found < 0 else ""
+    flipped = Phrase(": the sign is flipped, the policy is paid for leaving the reference" if found < 0 else "")
     worst = np.flatnonzero(inner)[np.argsort(-np.abs(seen + expected))]
     words: Words = {"found": found * beta, "beta": beta, "flipped": flipped}
     first = int(sample.rows.steps[0]) if sick else None

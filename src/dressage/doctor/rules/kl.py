@@ -3,7 +3,7 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading, Words
+from dressage.doctor.finding import Phrase, Reading, Words
 from dressage.doctor.kl import estimates
 from dressage.doctor.rule import rule
 from dressage.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
@@ -151,7 +151,7 @@ def penalty_mis_scaled(data: RunData) -> Reading | None:
     sick = late > 1 or (late < 0.01 and rising)
     direction = ": the penalty drowns the reward" if late > 1 else ", and the KL rises: it holds nothing"
     bad = points.value > 1 if late > 1 else points.value < 0.01
-    return Reading(late, sick, since(points, bad, 3) if sick else None, words={"direction": direction})
+    return Reading(late, sick, since(points, bad, 3) if sick else None, words={"direction": Phrase(direction)})
 
 
 @rule(
@@ -205,7 +205,7 @@ def kl_in_few_tokens(data: RunData) -> Reading | None:
     where = "on 1 % of the tokens" if top > 0.5 else f"in tenth {int(buckets.argmax()) + 1} of the response"
     first = int(sample.step[mine].min()) if sick else None
     seen = top if top > 0.5 or not sick else bucket
-    return Reading(seen, sick, first, sample.spans(mine[order]) if sick else (), {"where": where})
+    return Reading(seen, sick, first, sample.spans(mine[order]) if sick else (), {"where": Phrase(where)})
 
 
 @rule(
@@ -235,4 +235,4 @@ def unknown_estimate(data: RunData) -> Reading | None:
         return None
     distance, name = min(found)
     sick = distance > 0.2
-    return Reading(distance, sick, int(logged.step[0]) if sick else None, words={"name": name})
+    return Reading(distance, sick, int(logged.step[0]) if sick else None, words={"name": Phrase(name)})

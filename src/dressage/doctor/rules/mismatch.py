@@ -3,7 +3,7 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading, Words
+from dressage.doctor.finding import Phrase, Reading, Words
 from dressage.doctor.rule import rule
 from dressage.doctor.sample import Sample
 from dressage.doctor.series import Array, since, trend
@@ -87,8 +87,8 @@ def sampler_stale(data: RunData) -> Reading | None:
     frozen = stays is not None and stays < 0.2
     sick = (drifting and starts_equal) or (frozen and typical > 0.005)
     words: Words = {
-        "when": "at the first step" if starts_equal else "at some steps",
-        "frozen": ", and what it samples from is still the reference" if frozen else "",
+        "when": Phrase("at the first step" if starts_equal else "at some steps"),
+        "frozen": Phrase(", and what it samples from is still the reference" if frozen else ""),
     }
     first = since(points, points.value > max(0.3 * typical, 3 * float(agree)), 3) if sick else None
     return Reading(

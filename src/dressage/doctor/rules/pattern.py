@@ -14,7 +14,7 @@ from dressage.doctor.groups import within
 from dressage.doctor.rows import Rows
 from dressage.doctor.rule import rule
 from dressage.doctor.sample import Sample
-from dressage.doctor.series import Array, Series, since
+from dressage.doctor.series import Array, since
 
 PIECES = re.compile(r"\w+|[^\w\s]+")
 """Words, and runs of other signs."""
@@ -113,8 +113,3 @@ def pattern_spreading(data: RunData) -> Reading | None:
 def _places(sample: Sample, rollouts: Array) -> tuple[Evidence, ...]:
     order = rollouts[np.argsort(-np.nan_to_num(sample.rows["reward"][rollouts]))]
     return sample.evidence(order)
-
-
-def shares(rows: Rows, text: str) -> Series:
-    """Returns by step the share of responses that have a pattern."""
-    return rows.by_step(np.array([text in pieces(response) for response in rows.texts("response")], np.float64))

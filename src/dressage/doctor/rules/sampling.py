@@ -77,7 +77,7 @@ def filtered_sampling(data: RunData) -> Reading | None:
     gap = surprise_gap(sample)
     if found is not None and found.above > 0.02:
         # A filter shares what it removes among the rest: no token loses. A temperature takes from some.
-        sick = found.below < 0.05 and not _only_at_the_beginning(sample)
+        sick = found.below < 0.05 and banned_until(sample) is None
         seen = -found.size
     elif gap is not None:
         sick = found is None and gap[0] < -max(5 * gap[1], 0.03)
@@ -131,11 +131,6 @@ def temperature_missing(data: RunData) -> Reading | None:
     sick = abs(fitted - 1) > 0.02 and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees)
     words: Words = {"temperature": fitted}
     return Reading(fitted, sick, start(sample, sick), sample.evidence(np.arange(3)) if sick else (), words)
-
-
-def _only_at_the_beginning(sample: Sample) -> bool:
-    """Returns whether sampler and trainer agree from some position on: what a minimum length leaves behind."""
-    return banned_until(sample) is not None
 
 
 def banned_until(sample: Sample) -> int | None:

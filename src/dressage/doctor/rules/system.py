@@ -3,7 +3,7 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading, Words
+from dressage.doctor.finding import Phrase, Reading, Words
 from dressage.doctor.groups import groups
 from dressage.doctor.rule import rule
 from dressage.doctor.series import Series, since, smoothed
@@ -94,4 +94,4 @@ def _slowest_phase(data: RunData, step: int) -> str:
     names = [name for name in data.metrics if name.startswith("time/") and name not in ("time/total", "time/step")]
     spent = {name: data.metric(name) for name in names}
     at = {name: float(points.value[points.step == step].sum()) for name, points in spent.items()}
-    return max(at, key=lambda name: at[name]).removeprefix("time/") if at else "an unknown phase"
+    return max(at, key=lambda name: at[name]).removeprefix("time/") if at else Phrase("an unknown phase")

@@ -3,16 +3,9 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading, Words
+from dressage.doctor.finding import Phrase, Reading, Words
 from dressage.doctor.rule import rule
-from dressage.doctor.series import Array, Series, since, smoothed, trend
-
-
-def _over_median(points: Series, width: int = 11) -> Array:
-    """Returns each value divided by the median of those before it."""
-    before = [np.median(points.value[max(0, i - width) : i]) if i >= 3 else np.nan for i in range(len(points))]
-    with np.errstate(all="ignore"):
-        return np.asarray(points.value / np.array(before))
+from dressage.doctor.series import Series, over_median, since, smoothed, trend
 
 
 @rule(
@@ -33,7 +26,7 @@ def ratio_blow_up(data: RunData) -> Reading | None:
     bad = np.union1d(bad_ratio, skipped.step[skipped.value > 0])
     sick = len(bad) >= 2 or bool(ratio.value.max() > 10)
     share = float(np.mean(skipped.value > 0)) if len(skipped) else 0.0
-    words: Words = {"skipped": ", and mini-batches are skipped" if share else ""}
+    words: Words = {"skipped": Phrase(", and mini-batches are skipped" if share else "")}
     return Reading(
         float(ratio.value.max()),
         sick,
@@ -97,7 +90,7 @@ def update_kl_large(data: RunData) -> Reading | None:
 )
 def gradient_spike(data: RunData) -> Reading | None:
     points = data.metric("optim/grad_norm")
-    over = np.nan_to_num(_over_median(points))
+    over = np.nan_to_num(over_median(points))
     bad = points.step[(over > 10) & (points.value > 3)]
     sick = len(bad) > 0
     return Reading(float(over.max(initial=0)), sick, int(bad[0]) if sick else None, data.step_evidence(bad[:3]))

@@ -6,7 +6,7 @@ from dressage.doctor.data import RunData
 from dressage.doctor.finding import Reading, Words
 from dressage.doctor.rule import rule
 from dressage.doctor.sample import Sample
-from dressage.doctor.series import Array, Series, since, smoothed
+from dressage.doctor.series import Array, Series, over_median, since, smoothed
 
 WARM_UP = 0.3
 """Share of the run, at most 20 steps, in which a critic may still be learning."""
@@ -141,9 +141,7 @@ def value_constant(data: RunData) -> Reading | None:
 )
 def value_loss_spike(data: RunData) -> Reading | None:
     points = data.metric("loss/value")
-    before = [np.median(points.value[max(0, i - 11) : i]) if i >= 3 else np.nan for i in range(len(points))]
-    with np.errstate(all="ignore"):
-        over = np.nan_to_num(points.value / np.array(before))
+    over = np.nan_to_num(over_median(points))
     bad = points.step[over > 10]
     sick = len(bad) > 0
     return Reading(float(over.max(initial=0)), sick, int(bad[0]) if sick else None, data.step_evidence(bad[:3]))
