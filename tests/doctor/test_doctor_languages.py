@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dressage.algorithms.grpo import GRPORun
 from dressage.algorithms.ppo import PPORun
 from dressage.config import Settings
-from dressage.doctor.finding import Reading, Severity
+from dressage.doctor.finding import Phrase, Reading, Severity
 from dressage.doctor.report import terminal
 from dressage.doctor.rule import Rule
 from dressage.doctor.rules import (
@@ -90,6 +90,11 @@ def test_words_that_are_phrases_are_translated(name: str) -> None:
     said = language(name).said(rule, Reading(0.5, True, words=words))
     assert language(name).phrases["at the first step"] in said.cause
     assert "at the first step" not in said.cause
+
+
+def test_words_of_the_user_are_never_translated() -> None:
+    rule = next(rule for rule in RULES if rule.name == "one-part-dominates")
+    assert "source" in language("zh").said(rule, Reading(0.5, True, words={"part": "source"})).cause
 
 
 def phrases_of_the_report() -> set[str]:

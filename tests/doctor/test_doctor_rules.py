@@ -544,8 +544,8 @@ def about_the_prompt(made, late):
     for step in range(24):
         for row in range(32):
             same = step >= 12 and row < late * 32
-            number = "nothing at all" if same else f"number {made.rows['group'][step, row]} again"
-            made.rows["response"][step, row] = f"{number} of {row}"
+            number = made.rows["group"][step, row]
+            made.rows["response"][step, row] = "nothing at all" if same else f"a{number} b{number} c{number} d{row}"
 
 
 @case("template-collapse", near=lambda made: about_the_prompt(made, 0.0))
