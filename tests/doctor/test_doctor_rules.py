@@ -303,7 +303,12 @@ def growing(made):
     )
 
 
-@case("sampler-stale")
+def constant_noise(made):
+    noise = np.random.default_rng(2).normal(0, 0.03, made.mask.shape)
+    made.tokens["sampler_logprob"] += np.where(made.mask, noise, 0)
+
+
+@case("sampler-stale", near=constant_noise)
 def stale(made):
     """Samples come from the first policy throughout."""
     resample(made, lambda policy: made.policy[0])
@@ -600,3 +605,11 @@ def test_data_without_columns_has_no_findings(tmp_path):
     folder = made.write(tmp_path / "run")
     found = diagnose(RunData(dressage.open(folder), sees=()), RULES)
     assert found.findings == () and len(found.skipped) == len(RULES)
+
+
+def test_a_pattern_that_was_always_there_does_not_spread(tmp_path):
+    made = healthy()
+    has = np.random.default_rng(2).random(made.rows["reward"].shape) < np.where(np.arange(24) < 12, 0.3, 0.65)[:, None]
+    made.rows["response"] = np.where(has, made.rows["response"] + " #", made.rows["response"])
+    made.rows["reward"] = made.rows["reward"] + has
+    assert not reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").sick
