@@ -57,7 +57,7 @@ def lines(browser: "Browser", base: str, plan: Plan, times: int) -> Iterator[Lin
             yield from action(looker, *given)
             assert not looker.foreign, f"left the machine: {looker.foreign}"
 
-    few = max(3, times // 4)
+    few = max(3, times // 2)
     yield Line("floor: one word", 100, do(look.plain, "word", times))
     yield Line("floor: 30 rows", 100, do(look.plain, "rows", times))
     yield Line("step by click, overview", 100, do(look.steps, "overview", times))
@@ -161,13 +161,15 @@ def plan_rollouts(run: Path) -> int:
     return plan.steps * plan.batch
 
 
-def scrolling(browser: "Browser", base: str, plan: Plan) -> None:
+def scrolling(browser: "Browser", base: str, plan: Plan, only: str) -> None:
     """Prints how many frames took longer than a sixtieth of a second while the wheel turned."""
     for name, address, where in (
         ("floor", "/plain", "pre"),
         ("table", "/responses?sort=-reward", ".virtual.table"),
         *([(f"{plan.long} tokens", long_address(plan), ".token-text")] if plan.long else []),
     ):
+        if only not in f"{name}: long frames":
+            continue
         with closing(Looker(browser, base)) as looker:
             slow, frames = look.long_frames(looker, address, where)
             figure(f"{name}: long frames", 100 * slow / frames, "%", 1, f"{slow} of {frames} over 16.7 ms")
@@ -178,7 +180,8 @@ def measure(browser: "Browser", given: argparse.Namespace, plan: Plan) -> None:
     factor = 1 if plan.rollouts <= 1_000_000 else 2
     if not (given.run / "index" / "state.json").exists():
         first_start(browser, given.run, factor)
-    starts(browser, given.run, factor)
+    if given.only in "usable after":
+        starts(browser, given.run, factor)
     with Server(given.run) as server:
         server.wait(lambda: server.get("runs")[0]["indexed"] == 1)
         print(f"\n{'from the input to its frame':26}{'p50':>6}{'p95':>6}{'max':>6}   target, ms {'all p95':>6}")
@@ -186,7 +189,7 @@ def measure(browser: "Browser", given: argparse.Namespace, plan: Plan) -> None:
             if given.only in line.name:
                 report(line, factor)
         print()
-        scrolling(browser, server.base, plan)
+        scrolling(browser, server.base, plan, given.only)
         now, peak = server.memory()
         helpers = ", ".join(f"{high:.0f}" for _, high in server.helpers())
         figure("memory of the server, at most", peak, "MB", MEMORY * factor, f"now {now:.0f}; its helpers {helpers}")

@@ -11,6 +11,8 @@
   box.style.cssText += "contain:strict;pointer-events:none";
   let mark = null; // of the callback that runs
   let awaited = () => false;
+  let seen = false; // what was awaited has come: it is not looked for again
+  let marking = true;
   let kind = null; // of the input event that is waited for
   let start = 0;
   let changed = 0;
@@ -19,7 +21,7 @@
 
   function change() {
     changed = performance.now();
-    if (mark || !document.documentElement) return;
+    if (mark || !marking || !document.documentElement) return;
     mark = { there: false, painted: 0 };
     const probe = document.createElement("div");
     probe.setAttribute("elementtiming", `probe-${number++}`);
@@ -31,7 +33,7 @@
     queueMicrotask(() => {
       const made = mark;
       mark = null;
-      made.there = Boolean(awaited());
+      if (!seen) made.there = seen = Boolean(awaited());
     });
   }
 
@@ -71,7 +73,7 @@
   function arm(type, condition) {
     box.replaceChildren();
     marks.clear();
-    [kind, awaited] = [type, condition];
+    [kind, awaited, seen] = [type, condition, false];
   }
 
   const paints = (found) => found.map(({ painted }) => painted);
@@ -98,7 +100,7 @@
 
   /** For what comes without an input: the page's own start. */
   function expect(condition) {
-    [start, awaited] = [0, condition];
+    [start, awaited, seen] = [0, condition, false];
   }
 
   /** The first frame with what is expected, in milliseconds since 1970. */
@@ -106,8 +108,9 @@
     return performance.timeOrigin + (await reaction(false)).shown;
   }
 
-  /** How long each frame took while `ms` milliseconds passed. */
+  /** How long each frame took while `ms` milliseconds passed; no frame is marked meanwhile, which would take its time. */
   function frames(ms) {
+    marking = false;
     return new Promise((resolve) => {
       const times = [];
       const next = (time) => {

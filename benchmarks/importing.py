@@ -62,9 +62,11 @@ def stages(source: Path, run: Path) -> None:
 
     from dressage.importers.batch import Batch
     from dressage.importers.importing import AT_ONCE
+    from dressage.importers.processes import prepare
     from dressage.importers.reading import File
     from dressage.importers.rl_logging_board import FORMAT
 
+    prepare()
     batch = Batch(run, FORMAT)
     found: dict[str, list[float]] = {"parse_json": [], "read": [], "write": []}
     for part, again in zip(File(source).parts(AT_ONCE), File(source).parts(AT_ONCE), strict=True):

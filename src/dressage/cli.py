@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dressage.algorithms import ALGORITHMS, Entry
 from dressage.cli_board import board_app
+from dressage.cli_check import check_app
 from dressage.cli_doctor import doctor_app
 from dressage.cli_flags import FLAGS, Help, explain, words_and_flags
 from dressage.cli_record import RunPlace, record
@@ -29,19 +30,20 @@ app.add_typer(tools)
 app.add_typer(record)
 app.add_typer(board_app)
 app.add_typer(doctor_app)
+app.add_typer(check_app)
 
 F = TypeVar("F")
 
 
 def main() -> None:
-    """Run the command; a user's mistake is one or two plain lines and exit code 2."""
+    """Run the command; a user's mistake is one or two plain lines and exit code 2, a run that was stopped 3."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' progress bars make a log file unreadable
     try:
         app()
     except UserError as error:
         print(f"dressage: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         if error.name not in _NEEDED_TO_TRAIN:
             raise

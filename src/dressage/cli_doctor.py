@@ -24,6 +24,9 @@ class FailOn(StrEnum):
 def doctor(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a URL such as s3://bucket/run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with charts and coloured tokens to this file.")
+    ] = None,
     language: Annotated[str | None, typer.Option(help="en, zh or vi; by LANG where not given.")] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 from this severity on.")] = FailOn.never,
     rules: Annotated[list[Path] | None, typer.Option(help="A Python file with rules of your own.")] = None,
@@ -33,6 +36,7 @@ def doctor(
     from dressage.doctor.data import RunData
     from dressage.doctor.diagnosis import SEVERITIES, diagnose, worst
     from dressage.doctor.own import all_rules
+    from dressage.doctor.report.page import page
     from dressage.doctor.report.plain import plain
     from dressage.doctor.report.terminal import show
     from dressage.doctor.words import language as language_named
@@ -40,6 +44,8 @@ def doctor(
     data = RunData(dressage.open(run))
     diagnosis = diagnose(data, all_rules(rules or []))
     words = language_named(language)
+    if html is not None:
+        html.write_text(page(data, diagnosis, words), encoding="utf-8")
     if as_json:
         print(json.dumps(plain(data, diagnosis, words), ensure_ascii=False, indent=1))
     else:

@@ -1,10 +1,18 @@
-"""What a user sees when something is wrong: one or two plain lines, exit code 2."""
+"""What a user sees when something is wrong: one or two plain lines, and an exit code."""
 
 import errno
 
 
 class UserError(Exception):
     """A mistake the user can mend; the message names the place and the way out."""
+
+    exit_code = 2
+
+
+class StoppedError(UserError):
+    """A run was stopped on purpose and can be continued; the message says why and how."""
+
+    exit_code = 3
 
 
 class NonFiniteError(UserError):

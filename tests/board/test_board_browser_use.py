@@ -46,9 +46,9 @@ def test_a_run_in_training_grows_on_the_page(browser, tmp_path):
                 # Without a step in the address, the newest is followed.
                 expect(page.locator(".timeline output b")).to_have_text(str(step))
             trained = [r["reward"] for r in dressage.open(folder).rows(steps=[3]).to_pylist() if r["split"] == "train"]
-            mean = page.locator(".card", has_text="Reward").first.locator(".key b").first
+            mean = page.locator(".charts .card", has_text="Reward").first.locator(".key b").first
             expect(mean).to_have_text(f"{sum(trained) / len(trained):.4g}")
-            expect(page.locator(".card", has_text="Gradient norm").locator(".key b")).to_have_text(
+            expect(page.locator(".charts .card", has_text="Gradient norm").locator(".key b")).to_have_text(
                 "0.25", timeout=20_000
             )
             follow_in_the_table(page, writer)
@@ -157,12 +157,12 @@ def test_a_view_is_saved_as_a_file_that_needs_no_server(browser, board_told, tmp
 def test_a_table_is_saved_with_its_rollouts(browser, board_told, tmp_path):
     with opened(browser, f"{board_told.address}/responses?sort=-reward&filter=reward+%3E+2.5") as page:
         page.locator('.tr[aria-rowindex="2"] .td').first.wait_for()
-        rows = page.locator(".table .rows .tr").all_inner_texts()[:20]
+        rows = page.locator(".table .chunk .tr").all_inner_texts()[:20]
         export(page)
         file = saved(page, page.get_by_role("button", name="This table with its first").click, tmp_path)
     with opened(browser, f"file://{file}", offline=True) as page:
         page.locator('.tr[aria-rowindex="2"] .td').first.wait_for()
-        assert page.locator(".table .rows .tr").all_inner_texts()[:20] == rows
+        assert page.locator(".table .chunk .tr").all_inner_texts()[:20] == rows
         page.locator('.tr[aria-rowindex="2"] .td').first.click()
         title = page.locator(".detail h2").inner_text()
         page.locator(".detail").get_by_role("button", name="Tokens").click()

@@ -85,35 +85,55 @@ def test_light_and_dark_are_chosen_and_kept(browser, board_told):
         expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
+def finding(id, **changes):
+    words = {"severity": "note", "title": id, "text": "No place.", "seen": "9", "healthy": "below 8"}
+    nothing = {"steps": None, "rollouts": [], "fix": "", "source": "", "explains": []}
+    return {"id": id} | words | nothing | changes
+
+
 FINDINGS = [
-    {
-        "id": "kl-runaway",
-        "severity": "error",
-        "title": "KL runs away",
-        "text": "It rose to <b>9</b>.",
-        "steps": [4, 6],
-        "rollouts": [{"step": 5, "sample": 3}],
-    },
-    {"id": "note", "severity": "note", "title": "A note", "text": "No place.", "steps": None, "rollouts": []},
+    finding(
+        "KL runs away",
+        severity="error",
+        text="It rose to <b>9</b>.",
+        steps=[4, 6],
+        rollouts=[{"step": 5, "sample": 3, "token": 2}],
+        fix="kl.coef = 0.1",
+        explains=["The reward falls", "Loops"],
+        source="A paper",
+    ),
+    finding("A note"),
 ]
 
 
 def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
     with opened(browser, f"{board_told.address}/overview") as page:
         plain = page.locator(".timeline canvas").evaluate("(c) => (c.width, c.toDataURL())")
-        page.route("**/api/runs/0/findings", lambda route: route.fulfill(json=FINDINGS))
+        found = {"en": FINDINGS, "zh": [finding("KL 失控")], "vi": []}
+        page.route("**/api/runs/0/findings", lambda route: route.fulfill(json=found))
         page.reload()
         panel = page.locator(".findings")
         expect(panel.locator("li")).to_have_count(2)
-        expect(panel.locator("li").first).to_contain_text("It rose to <b>9</b>.")
+        first = panel.locator("li").first
+        expect(first).to_contain_text("It rose to <b>9</b>.")
+        first.get_by_text("seen 9 (below 8)").click()
+        assert first.locator("dl div").all_inner_texts() == [
+            "change\nkl.coef = 0.1",
+            "explains\nThe reward falls, Loops",
+            "source\nA paper",
+        ]
         expect(panel.locator(".severity.error")).to_have_attribute("aria-label", "error")
         page.locator(".plot canvas").first.wait_for()
         assert page.locator(".timeline canvas").evaluate("(c) => (c.width, c.toDataURL())") != plain
+        page.locator("select.language").select_option("zh")
+        expect(panel.locator("li b")).to_have_text("KL 失控")
+        page.locator("select.language").select_option("en")
         panel.get_by_role("button", name="Steps 4–6").click()
         assert "step=4" in page.url
         expect(page.locator(".timeline output")).to_contain_text("KL runs away")
         panel.get_by_role("button", name="5.3").click()
         expect(page.locator("main h2")).to_have_text("Step 5 · sample 3")
+        assert "token=2" in page.url
 
 
 def test_every_view_can_be_reached_and_used_by_keyboard_alone(browser, board_told):

@@ -54,7 +54,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_bundle_stays_small(bundle: Path):
     files = [path for path in bundle.iterdir() if path.is_file()]
-    assert {path.name for path in files} == {"index.html", "icon.svg", "board.js", "board.css"}
+    assert {path.name for path in files} == {"index.html", "board.js", "board.css"}
     assert sum(len(gzip.compress(path.read_bytes())) for path in files) <= 150 * 1024
 
 

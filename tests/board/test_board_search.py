@@ -2,7 +2,6 @@ import re
 import time
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from board_helpers import ask, board_of, client_of
 from hypothesis import example, given, settings
@@ -12,7 +11,8 @@ from index_helpers import indexed, new_run, record, text_of
 from dressage.board import scanner as scanner_module
 from dressage.board import search as search_module
 from dressage.board.expressions import compiled, escaped, required
-from dressage.board.scanner import Rows, hits
+from dressage.board.scanner import Looked, spans
+from dressage.board.search import keys_of
 from dressage.errors import UserError
 
 
@@ -44,8 +44,7 @@ def test_a_regular_expression_finds_what_python_finds(client, q):
 
 
 def test_until_all_are_read_the_number_is_at_most(board, client, monkeypatch):
-    monkeypatch.setattr(search_module, "FIRST_CHUNK", 4)
-    monkeypatch.setattr(search_module, "next_size", lambda rows, size: 4)
+    monkeypatch.setattr(search_module, "PORTION", 4)
     monkeypatch.setattr(search_module, "PATIENCE", 0.0)
     first = client.get("/api/runs/0/rows", params={"q": "[t]he con", "regex": 1}).json()
     assert (first["at_most"] and first["total"] <= first["most"] == 96 - 0) or first["most"] < 96
@@ -91,7 +90,7 @@ SIMPLE = st.from_regex(
 @example(r"(?P<name>a)b", ["ab"])
 @example(r"\Q(a\E(b)", ["(ab"])
 def test_hits_are_where_python_finds_them(pattern, texts):
-    found = hits(pa.chunked_array([texts], pa.string()), compiled(pattern, regex=True))
+    found = spans(texts, compiled(pattern, regex=True))
     python = pattern.replace("[[:digit:]]", "[0-9]").replace(r"\Q(a\E", r"\(a")
     wanted = [(i, m.start(), m.end() - m.start()) for i, text in enumerate(texts) if (m := re.search(python, text))]
     assert list(zip(found.places.tolist(), found.start.tolist(), found.length.tolist(), strict=True)) == wanted
@@ -103,7 +102,7 @@ def test_hits_are_where_python_finds_them(pattern, texts):
 @example("\\Q.*\\E", "x\\Q.*\\Ey")
 def test_plain_text_is_taken_as_it_is(text, around):
     try:
-        found = hits(pa.chunked_array([[around + text, around]]), compiled(text, regex=False))
+        found = spans([around + text, around], compiled(text, regex=False))
     except UserError:
         raise AssertionError(f"{escaped(text)} is no expression") from None
     assert 0 in found.places
@@ -121,13 +120,55 @@ def test_plain_text_is_taken_as_it_is(text, around):
 def test_what_an_expression_requires_is_in_every_match(pattern, texts):
     for text in texts:
         if found := re.search(pattern, text):
-            assert all(piece.lower() in found[0].lower() for piece in required(pattern))
+            assert all(any(piece in found[0] for piece in pieces) for pieces in required(pattern))
 
 
-def test_required_pieces():
-    assert required("refund(ed)? in [0-9]+ days") == ["refund", "in", "days"]
-    assert required("colou?r") == ["colo", "r"]
-    assert required("a|b") == required("(?i)x") == required(".*") == []
+@pytest.mark.parametrize(
+    ("pattern", "pieces"),
+    [
+        ("refund(ed)? in [0-9]+ days", ["refund", "in", "0 1 2 3 4 5 6 7 8 9", "days"]),
+        ("colou?r", ["colo", "r"]),
+        ("#{2,3}$", ["##"]),
+        ("(ing){2}", ["inging"]),
+        (r"a(b|cd+)\d", ["a", "b cd", "0 1 2 3 4 5 6 7 8 9"]),
+        (r"(gold|silver) medal|prize", ["medal prize"]),
+        ("[!?]$", ["! ?"]),
+    ],
+)
+def test_required_pieces(pattern, pieces):
+    assert required(pattern) == [frozenset(piece.split()) for piece in pieces]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a|", "(?i)x", "(?i:x)", ".*", "x*", "[^a]", r"\w", "[a-z]?", "[[:alpha:]]", r"\Qa\E", r"\pL", "(?s) "]
+)
+def test_expressions_that_require_nothing(pattern):
+    assert required(pattern) == []
+
+
+@pytest.mark.parametrize(("sort", "q"), [("reward", "c[o]ncert"), ("-reward", "co[n]cert")])
+def test_the_top_of_the_table_is_looked_at_first_and_then_what_the_index_names(board, client, monkeypatch, sort, q):
+    asked = []
+    run = board.runs[0]
+    held = {row for row, key in enumerate(keys_of(run.snapshot(), np.arange(96))) if "concert" in text_of(*key)}
+
+    def scan(what, pattern):
+        asked.append(what.rows[:8].tolist())
+        return Looked(8, np.flatnonzero(np.isin(what.rows[:8], list(held))))
+
+    monkeypatch.setattr(board.scanner, "scan", scan)
+    got = ask(client, q=q, regex=1, sort=sort, limit=3, filter="step >= 2")
+    wanted = client.get("/api/runs/0/rows", params={"sort": sort, "limit": 96}).json()["rows"]
+    within = [row["row"] for row in wanted if row["step"] >= 2]
+    assert asked[0] == within[:8]
+    assert [row["row"] for row in got["rows"]] == [row for row in within if row in held][:3]
+    others = {row for rows in asked[1:] for row in rows}
+    assert others <= held, "a response without this word cannot match"
+
+
+@pytest.mark.parametrize("parameters", [{"q": "concert"}, {"q": "on friday"}, {"q": "f[r]iday", "regex": 1}])
+def test_nothing_is_found_where_there_is_nothing(client, parameters):
+    assert ask(client, steps="77-78", **parameters)["most"] == 0
 
 
 def test_superseded_rollouts_are_not_found(tmp_path):
@@ -157,10 +198,10 @@ def test_a_search_goes_on_where_it_was_when_the_run_grows(tmp_path, monkeypatch)
     monkeypatch.setattr(
         board.scanner,
         "scan",
-        lambda what, pattern: asked.extend(what.keys if isinstance(what, Rows) else []) or scan(what, pattern),
+        lambda what, pattern: asked.extend(what.rows.tolist()) or scan(what, pattern),
     )
     record(folder, [2], attempt=0, response=["hay", "needle", *["hay"] * 4])
     indexed(folder)
     assert keys(ask(client, q="n[e]edle", regex=1)) == [(0, 0), (1, 0), (2, 1)]
-    assert (0, 1) not in asked and (1, 3) not in asked
+    assert asked and min(asked) >= 12, "the first two steps were looked at before"
     board.scanner.stop()

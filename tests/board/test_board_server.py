@@ -166,9 +166,9 @@ def test_events_tell_what_was_added(own):
     (event,) = asyncio.run(first_events(board, "", 1, lambda: (record(own, [3, 4], attempt=0), indexed(own))))
     assert event["run"] == 0 and event["steps"] == [3, 4] and event["rollouts"] == 30
     # Whoever was away for a while gets at once what came meanwhile.
-    (missed,) = asyncio.run(first_events(board, "18.0.18.1", 1))
+    (missed,) = asyncio.run(first_events(board, "18.0.18.1.0", 1))
     assert missed["steps"] == [3, 4] and missed["cursor"] == event["cursor"]
-    for cursor in ("nonsense", "1.2.3-4.5.6", "1.2", "-", "9.9.9.9"):
+    for cursor in ("nonsense", "1.2.3-4.5.6", "1.2", "-", "9.9.9.9.9"):
         assert asyncio.run(first_events(board, cursor, 0)) is None or True
 
 

@@ -4,6 +4,7 @@ from board_helpers import board_of, client_of
 from index_helpers import new_run, record, rows_of, text_of, tokens_of
 
 import dressage.record
+from dressage.board import groups
 from dressage.board.runs import Board
 from dressage.index.build import Builder
 from dressage.record import Recorder, begin_attempt
@@ -46,6 +47,8 @@ def test_series_of_every_step(client, table):
         ordered = np.sort(rewards)
         assert min(abs(rollup["q50"] - ordered[i]) / max(abs(ordered[i]), 1e-9) for i in (3, 4)) < 0.008
     assert set(got["names"]["metrics"]) == {"loss", "reward/mean"} and "gap" in got["names"]["rollups"]
+    parts = get(client, "runs/0/series", names="part/*,loss")
+    assert set(parts["rollups"]) == {"part/good", "part/bad/../"} and set(parts["metrics"]) == {"loss"}
 
 
 def test_steps_put_together_have_the_statistics_of_all_their_rollouts(client, table):
@@ -126,6 +129,14 @@ def test_groups_of_a_step(client, table):
         assert group["mean"] == pytest.approx(rewards.mean()) and group["sd"] == pytest.approx(rewards.std(), abs=1e-6)
         assert group["samples"] == [t["sample"] for t in mine if t["group"] == group["group"]]
         assert group["prompt"] == f"prompt {group['group']}" and not group["zero_variance"]
+        rows = get(client, "runs/0/rows", filter=f"group == {group['group']}", steps="4")["rows"]
+        assert group["rows"] == [{name: row[name] for name in ("step", "sample", "reward", "response")} for row in rows]
+
+
+def test_of_a_large_group_some_are_shown(client, monkeypatch):
+    monkeypatch.setattr(groups, "MOST_SHOWN", 1)
+    for group in get(client, "runs/0/groups", step=4)["groups"]:
+        assert len(group["samples"]) == 2 and [row["sample"] for row in group["rows"]] == group["samples"][:1]
 
 
 def test_groups_without_a_spread_are_marked(tmp_path):
@@ -141,8 +152,8 @@ def test_responses_without_a_group_belong_to_their_prompt(tmp_path):
     record(folder, [0], attempt=attempt)
     record(folder, [1], attempt=attempt, group=[None] * 6, prompt=["a", "b", "a", "b", "b", "c"])
     client = client_of(board_of(folder))
-    groups = get(client, "runs/0/groups", step=1, sort="-n")["groups"]
-    assert [(g["group"], g["prompt"], g["samples"]) for g in groups] == [
+    found = get(client, "runs/0/groups", step=1, sort="-n")["groups"]
+    assert [(g["group"], g["prompt"], g["samples"]) for g in found] == [
         (None, "b", [1, 3, 4]),
         (None, "a", [0, 2]),
         (None, "c", [5]),

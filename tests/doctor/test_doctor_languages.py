@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from dressage.algorithms.grpo import GRPORun
 from dressage.algorithms.ppo import PPORun
 from dressage.config import Settings
-from dressage.doctor.finding import Phrase, Reading, Severity
-from dressage.doctor.report import terminal
+from dressage.doctor import diagnosis
+from dressage.doctor.finding import Phrase, Reading, Severity, Share
+from dressage.doctor.report import evidence, page, terminal
 from dressage.doctor.rule import Rule
 from dressage.doctor.rules import (
     RULES,
@@ -71,6 +72,20 @@ def test_titles_and_healthy_ranges_stand_without_the_numbers_of_a_reading(rule: 
         assert placeholders(own.get("title", rule.texts.title) + own.get("healthy", rule.texts.healthy)) == []
 
 
+@pytest.mark.parametrize("name", TRANSLATED)
+@pytest.mark.parametrize("rule", BY_NAME)
+def test_a_healthy_range_is_the_same_in_all_languages(rule: Rule, name: str) -> None:
+    numbers = re.compile(r"\d+(?:[.,]\d+)?(?: %)?")
+    own = language(name).rules[rule.name]["healthy"]
+    assert sorted(numbers.findall(own)) == sorted(numbers.findall(rule.texts.healthy))
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+@pytest.mark.parametrize("rule", BY_NAME)
+def test_the_same_settings_are_to_be_changed_in_all_languages(rule: Rule, name: str) -> None:
+    assert set(SETTING.findall(language(name).rules[rule.name]["fix"])) == set(SETTING.findall(rule.texts.fix))
+
+
 @pytest.mark.parametrize("name", LANGUAGES)
 @pytest.mark.parametrize("rule", BY_NAME)
 def test_the_words_of_a_reading_fill_the_texts(rule: Rule, name: str) -> None:
@@ -97,10 +112,15 @@ def test_words_of_the_user_are_never_translated() -> None:
     assert "source" in language("zh").said(rule, Reading(0.5, True, words={"part": "source"})).cause
 
 
+SPEAKING = (diagnosis, evidence, page, terminal)
+CALLS = ("say", "language.phrase", "because", "Phrase")
+
+
 def phrases_of_the_report() -> set[str]:
-    found = set(get_args(Severity))
-    for node in ast.walk(ast.parse(inspect.getsource(terminal))):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("say", "language.phrase"):
+    found = {*get_args(Severity), *(measure.name for measure in evidence.MEASURES if "π" not in measure.name)}
+    nodes = [node for module in SPEAKING for node in ast.walk(ast.parse(inspect.getsource(module)))]
+    for node in nodes:
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in CALLS:
             continue
         if isinstance(node.args[0], ast.Constant):
             found.add(node.args[0].value)
@@ -125,6 +145,7 @@ def phrases_of_the_rules(module: ModuleType) -> set[str]:
 def test_every_phrase_of_the_report_is_translated(name: str) -> None:
     used = phrases_of_the_report()
     assert {"steps", "Healthy", "look at", "error"} < used  # in a tuple, alone, in an f-string, a severity
+    assert {"not recorded: {what}", "token reward"} < used
     assert used - language(name).phrases.keys() == set()
 
 
@@ -188,6 +209,14 @@ def test_settings_that_texts_name_exist(name: str) -> None:
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.0, "0 %"), (0.234, "23 %"), (1.0, "100 %"), (0.0254, "2.5 %"), (0.0004, "0.04 %"), (-0.2, "−20 %")],
+)
+def test_shares_are_written_in_per_cent(share: float, text: str) -> None:
+    assert number(Share(share)) == text
 
 
 @given(st.floats(-1e300, 1e300))

@@ -2,22 +2,23 @@
 
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dressage
 from dressage.errors import UserError
-from dressage.importers import FORMATS, import_run, importing, plain, processes
+from dressage.importers import import_run, importing, processes
 from dressage.importers.batch import Batch
 from dressage.importers.reading import File
 
@@ -81,18 +82,46 @@ def test_several_processes_find_the_same_as_one(tmp_path, monkeypatch):
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
     monkeypatch.setattr(processes, "MOST", 3)
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
-    slow_down_this_process(monkeypatch)
+    note_processes(monkeypatch, tmp_path / "processes")
     several = import_run(tmp_path / "in", tmp_path / "several", "rl-logging-board")
+    assert len(list((tmp_path / "processes").iterdir())) == 3
     assert one.rejected > 10 and one.rollouts > 400
+    rows = dressage.open(tmp_path / "one").rows(["step", "sample"])
+    for step in set(rows["step"].to_pylist()):
+        samples = rows.filter(pc.equal(rows["step"], step))["sample"].to_pylist()
+        assert sorted(samples) == list(range(len(samples)))
     assert several == one
     assert result(tmp_path / "several") == result(tmp_path / "one")
     assert len(dressage.open(tmp_path / "several").segments()) > 10
 
 
-def slow_down_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the others, which take a moment to start, have something to do."""
+def note_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Lets every process that reads leave a file, and so slowly that all of them have something to do."""
+    folder.mkdir()
     read = Batch.read
-    monkeypatch.setattr(Batch, "read", lambda self, portion: time.sleep(0.3) or read(self, portion))
+
+    def noted(self, portion):
+        (folder / str(os.getpid())).touch()
+        time.sleep(0.02)
+        return read(self, portion)
+
+    monkeypatch.setattr(Batch, "read", noted)
+
+
+def test_a_program_with_other_threads_is_not_copied(tmp_path, monkeypatch):
+    write(tmp_path / "in", 1, 300)
+    monkeypatch.setattr(importing, "AT_ONCE", 4000)
+    monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
+    note_processes(monkeypatch, tmp_path / "processes")
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        import_run(tmp_path / "in", tmp_path / "run", "rl-logging-board")
+    finally:
+        done.set()
+        other.join()
+    assert [path.name for path in (tmp_path / "processes").iterdir()] == [str(os.getpid())]
 
 
 def test_parts_are_whole_lines_and_all_of_them(tmp_path):
@@ -127,24 +156,14 @@ def test_small_files_are_read_together_and_large_ones_in_parts(tmp_path, monkeyp
     assert processes == 1 + 19 * 996 // 20_000
 
 
-def test_every_format_goes_to_another_process():
-    for format in [*FORMATS.values(), plain.mapped({"prompt": "q"})]:
-        again = pickle.loads(pickle.dumps(format))
-        assert again.name == format.name and again.recognises({}) is False
-
-
 def test_a_process_that_is_killed_is_said_and_leaves_nothing(tmp_path, monkeypatch):
     write(tmp_path / "in", 1, 300)
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
-    started = subprocess.Popen
-
-    def start(*given, **more):
-        process = started(*given, **more)
-        process.send_signal(signal.SIGKILL)
-        return process
-
-    monkeypatch.setattr(processes.subprocess, "Popen", start)
+    here = os.getpid()
+    monkeypatch.setattr(
+        Batch, "write", lambda self, first: os.getpid() != here and os.kill(os.getpid(), signal.SIGKILL)
+    )
     with pytest.raises(UserError, match=r"a process of the import ended early \(exit code -9\)"):
         import_run(tmp_path / "in", tmp_path / "run", "rl-logging-board")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
@@ -155,21 +174,47 @@ def test_what_goes_wrong_in_a_process_is_raised_here(tmp_path, monkeypatch):
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(processes._Process, "write", lambda self, first: self._ask("write", {}))
-    slow_down_this_process(monkeypatch)
     with pytest.raises(KeyError):
         import_run(tmp_path / "in", tmp_path / "run", "rl-logging-board")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_ctrl_c_ends_an_import_and_leaves_nothing(tmp_path):
+def a_slow_import(tmp_path: Path) -> subprocess.Popen[bytes]:
+    """An import that has written something and has much to do."""
     write(tmp_path / "in", 1, 3000, files=1)
     slow = "import dressage.importers.importing as i, dressage.importers.processes as p, sys; i.AT_ONCE = 500; "
+    slow += "p.os.cpu_count = lambda: 2; "
     slow += "from dressage.importers import import_run; import_run(sys.argv[1], sys.argv[2], 'rl-logging-board')"
     process = subprocess.Popen([sys.executable, "-c", slow, str(tmp_path / "in"), str(tmp_path / "run")])
     hidden = tmp_path / f".run.{process.pid}" / "record"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (hidden.exists() and any(hidden.iterdir())):
         time.sleep(0.05)
+    return process
+
+
+def test_ctrl_c_ends_an_import_and_leaves_nothing(tmp_path):
+    process = a_slow_import(tmp_path)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) != 0
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_an_import_that_is_killed_leaves_no_processes(tmp_path):
+    process = a_slow_import(tmp_path)
+    others = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    assert len(others) == 2
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and any(map(is_running, others)):
+        time.sleep(0.05)
+    assert not any(map(is_running, others))
+
+
+def is_running(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(") ", 1)[1][0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -25,10 +25,10 @@ def of_the_index(shot: Snapshot, level: str, column: str) -> dict:
     """By step and split: the numbers and the bins of every line that counts."""
     found = rollups(shot, level, column)
     splits = shot.state.codes.get("split", [])
-    lines = {}
+    lines, of = {}, found.of_bins(np.arange(len(found.lines)))
     for i, line in enumerate(found.lines):
         split = None if line["split"] == 255 else splits[line["split"]]
-        bins = [found.bins[name][found.line == i].tolist() for name in LEVELS[level]]
+        bins = [found.bins[name][of == i].tolist() for name in LEVELS[level]]
         key = (int(line["step"]), split)
         assert key not in lines, "a step counts once"
         lines[key] = ([float(line[name]) for name in NUMBERS], bins)

@@ -6,7 +6,7 @@ from index_helpers import WORDS, indexed, new_run, record, text_of
 
 from dressage.index.patterns import counted, read_counts
 from dressage.index.postings import PieceReader
-from dressage.index.search import candidates, dictionary
+from dressage.index.search import candidates, dictionary, is_exact
 from dressage.index.words import fold
 from dressage.record import Recorder, begin_attempt
 
@@ -40,15 +40,26 @@ TEXTS = st.sampled_from(
 @example("r")
 @example("on  \u2028 night")
 def test_candidates_hold_every_hit_and_one_word_is_exact(shot, text):
-    found, wanted = candidates(shot, text), truth(shot, text)
-    assert not (wanted & ~found.mask).any()
-    if found.exact:
-        assert found.mask.tolist() == wanted.tolist()
+    found, wanted = candidates(shot, {text}), truth(shot, text)
+    assert not (wanted & ~found).any()
+    if is_exact(text):
+        assert found.tolist() == wanted.tolist()
 
 
-def test_one_word_is_exact_and_several_are_not(shot):
-    assert candidates(shot, "fri").exact and candidates(shot, "#").exact and candidates(shot, "音").exact
-    assert not candidates(shot, "on Friday").exact and not candidates(shot, "音乐").exact
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["fri", "on friday", "#", "xyzzy", "音", "5", "great :)"]), max_size=4, unique=True))
+def test_of_several_texts_any_will_do(shot, texts):
+    each = [candidates(shot, {text}) for text in texts]
+    assert (
+        candidates(shot, texts).tolist() == np.any(each, axis=0).tolist()
+        if texts
+        else not candidates(shot, texts).any()
+    )
+
+
+def test_one_word_is_exact_and_several_are_not():
+    assert is_exact("fri") and is_exact("#") and is_exact("音")
+    assert not is_exact("on Friday") and not is_exact("音乐")
 
 
 def test_a_part_of_a_very_long_word_is_found(tmp_path):
@@ -61,10 +72,10 @@ def test_a_part_of_a_very_long_word_is_found(tmp_path):
             text = word[place : place + length]
             texts = [word, "x" + word[100:300], "abc", "", "a" * 1_000, "b"]
             wanted = [text in one for one in texts]
-            found = candidates(shot, text)
-            assert all(a or not b for a, b in zip(found.mask, wanted, strict=True)), (place, length)
-            assert not found.exact or found.mask.tolist() == wanted
-            assert found.exact == (length <= 32)
+            found = candidates(shot, {text})
+            assert all(a or not b for a, b in zip(found, wanted, strict=True)), (place, length)
+            assert not is_exact(text) or found.tolist() == wanted
+            assert is_exact(text) == (length <= 32)
 
 
 def slow_counts(shot, feature_rows: set[int]) -> tuple[int, float]:

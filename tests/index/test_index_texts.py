@@ -9,7 +9,7 @@ from index_helpers import indexed, new_run, record
 import dressage.record
 from dressage.index import texts as texts_module
 from dressage.index.folder import read_state
-from dressage.index.texts import LENGTH, ROWS, read_texts
+from dressage.index.texts import LENGTH, ROWS, _strings, read_responses, read_texts
 from dressage.record import begin_attempt
 
 HOSTILE = ["", "\x00", "<script>", "🙂" * LENGTH, "é" * (LENGTH - 1), "a" * (LENGTH + 1), "\n\x1b[31m", "والنص"]
@@ -63,6 +63,24 @@ def test_texts_are_added_and_none_is_read_from_the_record_again(tmp_path, monkey
         assert stored(folder, shot, range(shot.rows)) == recorded(folder, shot, range(shot.rows))
     monkeypatch.setattr(dressage.record.Run, "fetch", None)
     assert stored(folder, shot, range(ROWS - 1, 6 * ROWS))
+
+
+def test_responses_are_whole_wherever_they_stand(tmp_path):
+    folder = new_run(tmp_path / "run")
+    write(folder, range(7), [*HOSTILE, "b" * (3 * LENGTH)], attempt=0)
+    shot = indexed(folder)
+    assert shot.rows == 77 and shot.state.texts == 64
+    run = dressage.record.open(folder)
+    keys = list(zip(shot.raw("step").tolist(), shot.raw("sample").tolist(), strict=True))
+    for rows in (np.arange(77), np.array([70, 3, 3, 64, 8, 0]), np.arange(65, 77), np.empty(0, np.int64)):
+        wanted = run.fetch([keys[row] for row in rows], ["response"])["response"].to_pylist() if len(rows) else []
+        assert read_responses(run, shot, rows).to_pylist() == wanted
+
+
+def test_lengths_that_cannot_be_are_no_texts():
+    for lengths in ([5], [-1, 4], [1, 1]):
+        with pytest.raises(ValueError, match="broken"):
+            _strings(b"abc", np.array(lengths))
 
 
 def test_a_superseded_row_has_no_text(tmp_path):

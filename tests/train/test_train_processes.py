@@ -15,6 +15,7 @@ from train_helpers import LORA, SIGNAL, STOP, finish
 
 import dressage
 from dressage.record import Run
+from dressage.train.checkpoint import latest
 from dressage.train.processes import Processes
 from dressage.types import Batch
 
@@ -104,6 +105,14 @@ def test_two_processes_are_one(two: Path, tmp_path: Path, name: str) -> None:
 def test_a_mistake_stops_both_processes_with_exit_code_2(two: Path) -> None:
     assert [(two / f"exit-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
     assert not (two / "never").exists()
+
+
+def test_the_doctor_stops_both_processes_after_the_same_step(two: Path) -> None:
+    said = [(two / f"stopped-{rank}").read_text() for rank in (0, 1)]
+    assert said[0] == said[1]
+    done = latest(two / "stopped")
+    assert done is not None
+    assert said[0].startswith(f"stopped after {done.step} of 12 steps\nerror filtered-sampling")
 
 
 def test_the_command_line_under_torchrun(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from train_helpers import PROMPTS, settings, tiny_run, uneven
+from train_helpers import PROMPTS, WATCHED, patient, settings, tiny_run, uneven
 
 from dressage import cli
+from dressage.errors import StoppedError
 from dressage.train.run import Training
 
 
@@ -43,7 +44,17 @@ def main(runs: dict[str, dict[str, Any]], folder: Path) -> None:
             with suppress(Stop):
                 Training(made, prompts=PROMPTS, rewards=uneven).run(stop_after_two)
         Training(made, prompts=PROMPTS, rewards=uneven, resume=broken_off).run(report)
+    stopped(folder)
     mistake(folder)
+
+
+def stopped(folder: Path) -> None:
+    """The doctor stops a run; every process leaves what it says in a file."""
+    made = settings(folder / "stopped", **WATCHED, doctor__on_finding="stop")
+    try:
+        Training(made, prompts=PROMPTS, rewards=uneven).run(patient(made.run))
+    except StoppedError as error:
+        (folder / f"stopped-{os.environ['RANK']}").write_text(str(error))
 
 
 def mistake(folder: Path) -> None:

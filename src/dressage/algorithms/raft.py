@@ -99,6 +99,7 @@ class RAFTRun(RolloutRun):
     def show(self, folder: Path, console: Console) -> None:
         """The gain of every step, beside what choosing among the untouched model's responses gives."""
         print_rounds(console, dressage.open(folder).steps().to_pylist())
+        super().show(folder, console)
 
     @property
     def scoring_temperature(self) -> float:

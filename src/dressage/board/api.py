@@ -7,6 +7,7 @@ from dressage.board import (
     compare,
     distributions,
     export,
+    findings,
     groups,
     live,
     overview,
@@ -16,6 +17,7 @@ from dressage.board import (
     search,
     selection,
     series,
+    several,
     similar,
     sql,
     stars_api,
@@ -34,10 +36,18 @@ class Endpoint(NamedTuple):
     media: str = "application/json"
 
 
+def answers(board: Board, query: several.SeveralQuery) -> list[dict[str, Any]]:
+    """Answers several requests that are read as JSON, one after the other."""
+    asked = [
+        one for one in ENDPOINTS if (one.method, one.media) == ("GET", "application/json") and one.answer != answers
+    ]
+    return several.answer_all(asked, board, query.of)
+
+
 ENDPOINTS = (
     Endpoint("GET", "/api/runs", overview.runs, overview.NoQuery),
     Endpoint("GET", "/api/runs/{run}/info", overview.run_info, selection.RunQuery),
-    Endpoint("GET", "/api/runs/{run}/findings", overview.findings, selection.RunQuery),
+    Endpoint("GET", "/api/runs/{run}/findings", findings.findings, selection.RunQuery),
     Endpoint("GET", "/api/runs/{run}/series", series.series, series.SeriesQuery),
     Endpoint("GET", "/api/runs/{run}/histogram", distributions.histogram, distributions.HistogramQuery),
     Endpoint("GET", "/api/runs/{run}/ridge", distributions.ridge, distributions.RidgeQuery),
@@ -65,6 +75,7 @@ ENDPOINTS = (
         export.ALL_MEDIA,
     ),
     Endpoint("POST", "/api/runs/{run}/sql", sql.sql, sql.SqlQuery),
+    Endpoint("GET", "/api/answers", answers, several.SeveralQuery),
     Endpoint("GET", "/api/compare", compare.compare, compare.CompareQuery),
     Endpoint("GET", "/api/events", live.events, live.EventsQuery, "text/event-stream"),
     Endpoint("GET", "/api/runs/{run}/stars", stars_api.stars, selection.RunQuery),

@@ -9,6 +9,9 @@ from dressage.index.rollups import Rollups
 from dressage.index.sets import distinct
 from dressage.record.rollups import edges
 
+BIN = np.dtype([("count", "<u4"), ("key", "<u2"), ("bucket", "<u2")])
+SIGN = np.uint16(1 << 15)
+"""Of a key; turned over, keys rise as unsigned numbers."""
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 
 
@@ -37,14 +40,14 @@ def buckets(steps: Array, most: int) -> Buckets:
     return Buckets(first, np.append(found[size - 1 :: size], found[-1:])[: len(first)])
 
 
-def summary(lines: Rollups, grouping: Buckets) -> dict[str, Array]:
+def summary(lines: Rollups, where: Array, size: int) -> dict[str, Array]:
     """Returns the roll-up of each bucket: count, mean, sd, min, max and quantiles, NaN where nothing was measured.
 
     Args:
         lines: Roll-ups of one column, whole rollouts.
-        grouping: Which steps belong together.
+        where: The bucket of each.
+        size: Number of buckets, at most 65,536.
     """
-    where, size = grouping.of(lines.step), len(grouping.first)
     total, sums, squares = (
         np.bincount(where, lines.lines[name], minlength=size) for name in ("count", "sum", "sum_squares")
     )
@@ -61,22 +64,22 @@ def summary(lines: Rollups, grouping: Buckets) -> dict[str, Array]:
     return {name: values if name == "count" else np.where(empty, np.nan, values) for name, values in result.items()}
 
 
-def sketches(lines: Rollups, where: Array) -> tuple[Array, Array, Array]:
-    """Returns bucket, key and count of every bin of the sketches, sorted by bucket and key."""
-    bucket, key = where[lines.line], lines.bins["sketch_keys"]
-    order = np.argsort((bucket.astype(np.int64) << 16) + key, kind="stable")
-    return bucket[order], key[order], lines.bins["sketch_counts"][order]
-
-
-def quantiles(lines: Rollups, where: Array, size: int, wanted: list[float]) -> list[Array]:
-    """Returns for each wanted quantile [size] its value in each bucket, as near as the sketches tell it."""
-    bucket, key, count = sketches(lines, where)
-    if not len(key):
-        return [np.full(size, np.nan) for _ in wanted]
-    reached = np.cumsum(count)
-    total = np.bincount(bucket, count, minlength=size)
-    before = np.cumsum(total) - total
+def quantiles(lines: Rollups, where: Array, size: int, wanted: list[float]) -> Array:
+    """Returns [wanted, size] each quantile's value in each bucket, as near as the sketches tell it."""
+    # Each bin as one number, its bucket first, then its key, then its count: that sorts several times faster.
+    bins = np.empty(len(lines.bins["sketch_keys"]), BIN)
+    bins["bucket"] = lines.of_bins(where)
+    bins["key"] = lines.bins["sketch_keys"]
+    bins["key"] ^= SIGN
+    bins["count"] = lines.bins["sketch_counts"]
+    bins.view("<u8").sort()
+    if not len(bins):
+        return np.full((len(wanted), size), np.nan)
+    reached = np.cumsum(bins["count"], dtype=np.int64)
+    ends = np.append(0, reached)[np.searchsorted(bins["bucket"], np.arange(size), side="right")]
+    before = np.append(0, ends[:-1])
     # The bin that holds the value of rank ⌈q · total⌉.
-    places = [np.searchsorted(reached, before + np.maximum(np.ceil(q * total), 1)) for q in wanted]
-    ends = [edges(key[np.minimum(place, len(key) - 1)]) for place in places]
-    return [(low + high) / 2 for low, high in ends]
+    ranks = np.maximum(np.ceil(np.outer(wanted, ends - before)), 1).astype(np.int64)
+    key = bins["key"][np.minimum(np.searchsorted(reached, before + ranks), len(bins) - 1)] ^ SIGN
+    low, high = edges(key.view(np.int16))
+    return np.asarray((low + high) / 2)

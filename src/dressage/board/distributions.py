@@ -12,6 +12,7 @@ from dressage.board.selection import Order, RunQuery, Selection, column_of, orde
 from dressage.board.series import rollups_of
 from dressage.errors import UserError
 from dressage.index.columns import Array
+from dressage.index.features import slices
 from dressage.index.orders import places
 from dressage.index.sets import distinct
 from dressage.record.rollups import BIN
@@ -128,7 +129,7 @@ def ridge(board: Board, query: RidgeQuery) -> dict[str, Any]:
     column_of(snapshot, query.column)
     lines = rollups_of(run, snapshot, query.column)
     grouping = buckets(lines.step, query.buckets)
-    key, of, count = lines.bins["sketch_keys"], grouping.of(lines.step)[lines.line], lines.bins["sketch_counts"]
+    key, of, count = lines.bins["sketch_keys"], lines.of_bins(grouping.of(lines.step)), lines.bins["sketch_counts"]
     keys = distinct(key)
     low, high = bin_edges(keys)
     middle = (low + high) / 2
@@ -153,14 +154,13 @@ def heat(board: Board, query: HeatQuery) -> dict[str, Any]:
     """Returns the mean of a token metric by step and position in the response, from the roll-ups."""
     run = board.run(query.run)
     lines = rollups_of(run, run.snapshot(), query.column, level="token")
-    if not len(lines.line):
+    if not lines.lines["bins"].any():
         raise UserError(f"no token of the run has a number {query.column[:100]!r}")
     steps = buckets(lines.step, query.buckets)
-    first = np.flatnonzero(np.append(True, lines.line[1:] != lines.line[:-1]))
-    position = np.arange(len(lines.line)) - np.repeat(first, np.diff(np.append(first, len(lines.line))))
+    position = slices(np.zeros(len(lines.lines), np.int64), lines.lines["bins"])
     places = _positions(position, lines.bins["bin_counts"], query.positions)
     shape = (len(steps.first), len(places.first))
-    cell = steps.of(lines.step)[lines.line] * shape[1] + places.of(position)
+    cell = lines.of_bins(steps.of(lines.step)) * shape[1] + places.of(position)
     count, total = (
         np.bincount(cell, values, minlength=shape[0] * shape[1]).reshape(shape)
         for values in (lines.bins["bin_counts"], lines.bins["bin_sums"])

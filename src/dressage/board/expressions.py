@@ -1,7 +1,9 @@
 """Search texts as regular expressions of RE2, which needs time in proportion to the text but can still need much."""
 
 import re
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from re import _constants, _parser  # type: ignore[attr-defined]  # Python's own reading; there is no public one
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,6 +11,10 @@ import pyarrow.compute as pc
 from dressage.errors import UserError
 
 HIT = "dressage_hit"
+MOST_CHARACTERS = 32
+"""Of a class that are looked up one by one."""
+MOST_REPEATED = 8
+"""Of the same character in a row that are looked up."""
 
 
 def compiled(q: str, regex: bool) -> str:
@@ -45,18 +51,60 @@ def _without_groups(pattern: str) -> str:
     return "".join("(?:" if piece == "(" or piece.startswith(("(?P<", "(?<")) else piece for piece in pieces)
 
 
-def required(pattern: str) -> list[str]:
-    """Returns texts that every match of a regular expression holds, upper and lower case aside; perhaps none."""
-    if "|" in pattern or "(?" in pattern or "\\Q" in pattern:
-        return []
-    found, depth = [""], 0
-    pieces = [*_PIECES.findall(pattern), ""]
-    for piece, after in pairwise(pieces):
-        depth += (piece == "(") - (piece == ")")
-        plain = len(piece) == 1 and piece not in ".^$*+?{}()[]\\"
-        if plain and depth == 0 and not after.startswith(("*", "?", "{")):
-            found[-1] += piece
+def required(pattern: str) -> list[frozenset[str]]:
+    """Returns sets of texts: every match of a regular expression holds one of each, upper and lower case aside."""
+    if "[[" in pattern or "[:" in pattern:
+        return []  # the one thing that means something else to RE2
+    try:
+        parsed = _parser.parse(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return []  # RE2 knows more than Python
+    return [] if parsed.state.flags & re.IGNORECASE else _of_sequence(parsed)
+
+
+def _of_sequence(items: Iterable[tuple[Any, Any]]) -> list[frozenset[str]]:
+    found, text = [], ""
+    for kind, value in _flat(items):
+        if kind is _constants.LITERAL:
+            text += chr(value)
+            continue
+        found.append(frozenset({text}))
+        text = ""
+        if kind is _constants.IN:
+            found.append(frozenset(_of_class(value)))
+        if kind is _constants.BRANCH and all(choices := [_of_sequence(branch) for branch in value[1]]):
+            found.append(frozenset().union(*(max(choice, key=_shortest) for choice in choices)))
+    stripped = [frozenset(map(str.strip, texts)) for texts in (*found, {text})]
+    return list(dict.fromkeys(texts for texts in stripped if texts and all(texts)))
+
+
+def _flat(items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Yields what must be there one after another: what groups hold, and what is repeated as often as it must be."""
+    for kind, value in items:
+        if kind is _constants.SUBPATTERN and not value[1] & re.IGNORECASE:
+            yield from _flat(value[3])
+        elif kind in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+            for _ in range(min(value[0], MOST_REPEATED)):
+                yield from _flat(value[2])
+            yield _constants.ANY, None  # what follows may stand further on
         else:
-            # `+` repeats what is there at least once, but what follows need not touch it.
-            found.append("")
-    return [text.strip() for text in found if text.strip()]
+            yield kind, value
+
+
+def _of_class(items: Iterable[tuple[Any, Any]]) -> list[str]:
+    """Returns the characters of a class; none if it has many, or a kind of them."""
+    found: list[str] = []
+    for kind, value in items:
+        if kind is _constants.LITERAL:
+            found.append(chr(value))
+        elif kind is _constants.RANGE and value[1] - value[0] < MOST_CHARACTERS:
+            found += map(chr, range(value[0], value[1] + 1))
+        elif kind is _constants.CATEGORY and value is _constants.CATEGORY_DIGIT:
+            found += "0123456789"
+        else:
+            return []
+    return found if len(found) <= MOST_CHARACTERS else []
+
+
+def _shortest(texts: frozenset[str]) -> int:
+    return min(map(len, texts))

@@ -1,12 +1,14 @@
 """Responses to one prompt side by side, and the prompts that never do better than the reference."""
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from dressage.board.excerpts import LENGTH as SHOWN
-from dressage.board.rows import numbers
+from dressage.board.rows import numbers, plain
 from dressage.board.runs import Board, OpenRun
 from dressage.board.selection import CHUNK, Page, RunQuery, step_of
 from dressage.index.columns import MISSING, Array
@@ -15,6 +17,8 @@ from dressage.index.snapshot import Snapshot
 NAMELESS = np.int64(-(2**63) + 2**31)
 """Numbers from here on stand for prompts that have no group."""
 LAST_NAMELESS = NAMELESS + 2**31
+MOST_SHOWN = 64
+"""Responses of a group."""
 
 
 class GroupsQuery(RunQuery, Page):
@@ -42,22 +46,32 @@ def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
     order = np.argsort(-by if query.sort.startswith("-") else by, kind="stable")
     page = order[query.offset : query.offset + query.limit]
     members = [rows[of == group] for group in page]
-    prompts = _texts(run, snapshot, [int(member[0]) for member in members])
+    shown = _shown(run, snapshot, np.concatenate([member[:MOST_SHOWN] for member in members] or [rows[:0]]))
     lines = []
-    for group, member, prompt in zip(page, members, prompts, strict=True):
+    for group, member in zip(page, members, strict=True):
         line = {name: values[group].item() for name, values in found.items()}
-        samples = snapshot.raw("sample")[member].tolist()
-        zero = bool(line["n"] > 1 and line["min"] == line["max"])
+        responses = list(islice(shown, len(member[:MOST_SHOWN])))
+        prompts = [response.pop("prompt") for response in responses]
         lines.append(
             {
                 "group": int(names[group]) if names[group] > LAST_NAMELESS else None,
-                "prompt": prompt,
+                "prompt": prompts[0],
                 **line,
-                "zero_variance": zero,
-                "samples": samples,
+                "zero_variance": bool(line["n"] > 1 and line["min"] == line["max"]),
+                "samples": snapshot.raw("sample")[member].tolist(),
+                "rows": responses,
             }
         )
     return {"total": len(names), "groups": lines}
+
+
+def _shown(run: OpenRun, snapshot: Snapshot, rows: Array) -> Iterator[dict[str, Any]]:
+    """Yields of each row what a group shows: its place, its reward, and the beginnings of its texts."""
+    texts = run.texts(snapshot, rows)
+    columns = (plain(snapshot, name, rows) for name in ("step", "sample", "reward"))
+    for step, sample, reward, prompt, response in zip(*columns, *texts, strict=True):
+        places = {"step": step, "sample": sample, "reward": reward}
+        yield places | {"prompt": prompt[:SHOWN], "response": response[:SHOWN]}
 
 
 def _spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:

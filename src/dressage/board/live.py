@@ -9,6 +9,7 @@ import orjson
 from pydantic import Field
 from starlette.responses import StreamingResponse
 
+from dressage.board.findings import looked_at
 from dressage.board.runs import Board, OpenRun
 from dressage.board.selection import Query
 from dressage.index.columns import Array
@@ -26,6 +27,8 @@ class Position(NamedTuple):
     dead: int
     text_rows: int
     metrics: int
+    findings: int
+    """When the doctor last looked."""
 
 
 class EventsQuery(Query):
@@ -36,8 +39,8 @@ class EventsQuery(Query):
 def events(board: Board, query: EventsQuery) -> StreamingResponse:
     """Streams an event whenever the index of a run has grown.
 
-    The cursor tells how far the index of each run is, such as ``640.0.640.20-1280.64.0.21``; whoever comes back with it
-    gets what was added meanwhile, at once.
+    The cursor tells how far the index of each run is, such as ``640.0.640.20.0-1280.64.0.21.0``; whoever comes back
+    with it gets what was added meanwhile, at once.
     """
     return StreamingResponse(_stream(board, query.after), media_type="text/event-stream")
 
@@ -46,7 +49,7 @@ async def _stream(board: Board, after: str) -> AsyncIterator[bytes]:
     seen = _parse(after, len(board.runs)) or [_position(run) for run in board.runs]
     yield b"retry: 1000\n\n"
     silent = 0.0
-    while not board.closing:
+    while not board.closing.is_set():
         for number, run in enumerate(board.runs):
             position = _position(run)
             if position != seen[number]:
@@ -64,7 +67,7 @@ async def _stream(board: Board, after: str) -> AsyncIterator[bytes]:
 
 def _position(run: OpenRun) -> Position:
     state = run.snapshot().state
-    return Position(state.rows, state.dead, state.text_rows, state.metrics)
+    return Position(state.rows, state.dead, state.text_rows, state.metrics, looked_at(run))
 
 
 def _event(run: OpenRun, seen: Position) -> dict[str, Any]:

@@ -14,6 +14,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._renewing = threading.Lock()
         self._kinds: dict[str, OrderedDict[Hashable, Future[Any]]] = {}
 
     def get(self, kind: str, key: Hashable, compute: Callable[[], T], most: int) -> T:
@@ -45,14 +46,16 @@ class Memory:
 
     def latest(self, kind: str, key: Hashable, renew: Callable[[T | None], T], most: int = 3) -> T:
         """Returns what ``renew`` makes of the last answer for the key, or of None; that is the next last answer."""
-        with self._lock:
-            answers = self._kinds.setdefault(kind, OrderedDict())
-            old = answers.get(key)
-        answer: Future[T] = Future()
-        answer.set_result(renew(None if old is None else old.result()))
-        with self._lock:
-            answers[key] = answer
-            answers.move_to_end(key)
-            while len(answers) > most:
-                answers.popitem(last=False)
-        return answer.result()
+        # One after another, so that two requests for the same do not both compute it.
+        with self._renewing:
+            with self._lock:
+                answers = self._kinds.setdefault(kind, OrderedDict())
+                old = answers.get(key)
+            answer: Future[T] = Future()
+            answer.set_result(renew(None if old is None else old.result()))
+            with self._lock:
+                answers[key] = answer
+                answers.move_to_end(key)
+                while len(answers) > most:
+                    answers.popitem(last=False)
+            return answer.result()

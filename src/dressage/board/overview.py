@@ -39,7 +39,6 @@ def summary(run: OpenRun) -> dict[str, Any]:
         },
         "indexed": run.indexed(),
         "problem": run.problem,
-        "findings": None,
     }
 
 
@@ -67,8 +66,3 @@ def _sum(snapshot: Snapshot) -> int:
 def run_info(board: Board, query: RunQuery) -> dict[str, Any]:
     """Returns ``run.json``: settings, versions, model."""
     return board.run(query.run).record.info
-
-
-def findings(board: Board, query: RunQuery) -> None:
-    """Returns the findings of the doctor, or null if there are none yet."""
-    board.run(query.run)

@@ -23,8 +23,9 @@ def rows(board: Board, query: RowsQuery) -> dict[str, Any]:
     """Returns one page of the rollouts that are meant."""
     run = board.run(query.run)
     snapshot = run.snapshot()
-    found = matching(run, snapshot, query)
-    total, page = page_of(order_of(run, snapshot, query.sort), found.mask, query.offset, query.limit)
+    order = order_of(run, snapshot, query.sort)
+    found = matching(run, snapshot, query, order, enough=query.offset + query.limit)
+    total, page = page_of(order, found.mask, query.offset, query.limit)
     return {
         "total": total,
         "at_most": found.most is not None,

@@ -11,8 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 
 import dressage.record
+from dressage.board.expressions import compiled
 from dressage.board.memory import Memory
-from dressage.board.scanner import Scanner
+from dressage.board.scanner import Scanner, spans
 from dressage.board.stars import Stars
 from dressage.errors import UserError
 from dressage.index.columns import Array
@@ -82,6 +83,8 @@ class OpenRun:
         self._stamp: tuple[int, int] | None = None
         self._lock = threading.Lock()
         self.memory = Memory()
+        self.searching: object = None
+        """What was searched for last; whatever else is looked for waits until somebody asks for it again."""
 
     @property
     def name(self) -> str:
@@ -183,10 +186,11 @@ class Board:
 
     Args:
         records: The opened records, in the order in which they are numbered.
+        closing: Is set when the board is told to stop.
     """
 
-    def __init__(self, records: Sequence[Run]) -> None:
-        self.closing = False
+    def __init__(self, records: Sequence[Run], closing: threading.Event | None = None) -> None:
+        self.closing = closing or threading.Event()
         self.scanner = Scanner()
         self.runs = [OpenRun(number, record, self.scanner) for number, record in enumerate(records)]
 
@@ -205,5 +209,6 @@ class Board:
         with suppress(UserError):  # the board is told to stop, most likely; whoever searches is told
             self.scanner.start()
         words([""])
+        spans([""], compiled("", regex=False))  # imports what the first answer with a text would wait for
         for run in self.runs:
             run.warm()

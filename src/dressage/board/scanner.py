@@ -2,13 +2,14 @@
 
 import signal
 import threading
+import time
 from contextlib import suppress
 from functools import lru_cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,22 +19,23 @@ import dressage.record
 from dressage.board.expressions import HIT
 from dressage.errors import UserError
 from dressage.index.columns import Array
-from dressage.index.folder import TEXT_ROWS
 from dressage.index.process import small_process
-from dressage.index.sets import distinct
 from dressage.index.snapshot import snapshot
-from dressage.index.texts import LENGTH, read_texts
+from dressage.index.texts import read_responses
 
 START = 60.0
 """Seconds that starting the process may take."""
-DENSE = 8
-"""So many rows of a block of texts are read faster from the record, together with those of the blocks around it."""
+PORTION = 0.03
+"""Seconds after which it tells what it has found so far."""
+FIRST_CHUNK = 32
+CHUNK_SECONDS = 0.01
+"""For so long it looks at texts without a look at the clock, about."""
 MOST_SECONDS = 10.0
 """For one chunk of texts, which is a matter of milliseconds for any sensible expression."""
 
 
 class Found(NamedTuple):
-    """The hits in a chunk of texts."""
+    """The hits in some texts."""
 
     places: Array
     """Which texts have one."""
@@ -41,8 +43,6 @@ class Found(NamedTuple):
     """Where the first in each starts, in bytes of UTF-8."""
     length: Array
     """How long it is, in bytes."""
-    size: int
-    """Bytes of all texts."""
 
 
 class Rows(NamedTuple):
@@ -53,9 +53,16 @@ class Rows(NamedTuple):
     folder: Path
     """Where its index is."""
     rows: Array
-    """Their numbers in the index."""
-    keys: list[tuple[int, int]]
-    """Step and sample of each."""
+    """Their numbers in the index, in the order in which to look at them."""
+
+
+class Looked(NamedTuple):
+    """What was found in a portion of rows."""
+
+    stop: int
+    """So many of them were looked at."""
+    places: Array
+    """Which of these match."""
 
 
 class Scanner:
@@ -66,17 +73,30 @@ class Scanner:
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def scan(self, what: "Rows | list[str]", pattern: str) -> Found:
-        """Returns which responses match.
+    def scan(self, what: Rows, pattern: str) -> Looked:
+        """Returns which of the first responses match, of as many as it can look at in a moment.
 
         Args:
-            what: The responses, or where they are.
+            what: Where the responses are.
             pattern: What ``expressions.compiled`` made.
 
         Raises:
             TimeoutError: It took too long and was stopped.
             UserError: The record has no such rollout.
         """
+        looked: Looked = self._ask(what, pattern)
+        return looked
+
+    def spans(self, texts: list[str], pattern: str) -> Found:
+        """Returns which texts match, and where.
+
+        Raises:
+            TimeoutError: It took too long and was stopped.
+        """
+        found: Found = self._ask(texts, pattern)
+        return found
+
+    def _ask(self, what: Rows | list[str], pattern: str) -> Any:
         with self._lock:
             pipe = self._started()
             try:
@@ -89,8 +109,7 @@ class Scanner:
                 raise TimeoutError from None
         if isinstance(answer, Exception):
             raise answer
-        found: Found = answer
-        return found
+        return answer
 
     def start(self) -> None:
         """Starts the process, so that the first search need not wait for it."""
@@ -130,27 +149,26 @@ def _work(pipe: Connection) -> None:
         while True:
             what, pattern = pipe.recv()
             try:
-                texts = _read(what) if isinstance(what, Rows) else pa.chunked_array([pa.array(what, pa.string())])
-                pipe.send(hits(texts, pattern))
+                pipe.send(_look(what, pattern) if isinstance(what, Rows) else spans(what, pattern))
             except UserError as error:
                 pipe.send(error)
             except (pa.ArrowException, OSError, ValueError) as error:
                 pipe.send(UserError(f"the record cannot be read: {str(error).splitlines()[0]}"))
 
 
-def _read(what: Rows) -> pa.ChunkedArray:
-    """Returns the responses: few of many from the index, many that stand together from the record."""
-    run = _opened(what.run)
-    stored = snapshot(what.folder)
-    dense = len(what.rows) > DENSE * len(distinct(what.rows // TEXT_ROWS))
-    if dense or what.rows.max() >= stored.state.texts:
-        return run.fetch(what.keys, ["response"])["response"]
-    texts = read_texts(run, stored, what.rows).response
-    if cut := [place for place, text in enumerate(texts) if len(text) == LENGTH]:
-        whole = run.fetch([what.keys[place] for place in cut], ["response"])["response"].to_pylist()
-        for place, text in zip(cut, whole, strict=True):
-            texts[place] = text
-    return pa.chunked_array([pa.array(texts, pa.string())])
+def _look(what: Rows, pattern: str) -> Looked:
+    """Looks at one chunk after another, of as many texts as keep it off the clock for a short while."""
+    run, stored = _opened(what.run), snapshot(what.folder)
+    begun = last = time.monotonic()
+    size, count, found = FIRST_CHUNK, 0, [np.empty(0, np.int64)]
+    while count < len(what.rows) and last < begun + PORTION:
+        texts = read_responses(run, stored, what.rows[count : count + size])
+        found.append(count + np.flatnonzero(pc.match_substring_regex(texts, pattern)))
+        count += len(texts)
+        now = time.monotonic()
+        size = 2 * size if now - last < CHUNK_SECONDS / 2 else max(size // 2, 1) if now - last > CHUNK_SECONDS else size
+        last = now
+    return Looked(count, np.concatenate(found))
 
 
 @lru_cache(maxsize=8)
@@ -158,9 +176,9 @@ def _opened(path: str) -> dressage.record.Run:
     return dressage.record.open(path)
 
 
-def hits(texts: pa.ChunkedArray, pattern: str) -> Found:
+def spans(texts: list[str], pattern: str) -> Found:
     """Returns which texts match and where."""
-    spans = pc.struct_field(pc.extract_regex_span(texts, pattern), HIT).combine_chunks()
-    places = np.flatnonzero(pc.is_valid(spans).to_numpy(zero_copy_only=False))
-    found = np.asarray(spans.drop_null().flatten()).reshape(-1, 2)
-    return Found(places, found[:, 0], found[:, 1], texts.nbytes)
+    found = pc.struct_field(pc.extract_regex_span(pa.array(texts, pa.string()), pattern), HIT)
+    places = np.flatnonzero(pc.is_valid(found).to_numpy(zero_copy_only=False))
+    ends = np.asarray(found.drop_null().flatten()).reshape(-1, 2)
+    return Found(places, ends[:, 0], ends[:, 1])

@@ -2,28 +2,27 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from dressage.board.expressions import compiled, required
 from dressage.board.runs import Board, OpenRun
-from dressage.board.scanner import Rows
-from dressage.board.scanner import hits as hits_in
-from dressage.board.selection import Selection, both, selected
+from dressage.board.scanner import Rows, spans
+from dressage.board.selection import Order, Selection, both, first_of, selected
 from dressage.errors import UserError
 from dressage.index.columns import Array
-from dressage.index.search import Candidates, candidates
+from dressage.index.search import candidates, holding, is_exact
 from dressage.index.sets import distinct
 from dressage.index.snapshot import Snapshot
-from dressage.index.text import next_size
 
-PATIENCE = 0.1
+PATIENCE = 0.06
 """Seconds that a request waits for the background."""
 FORGOTTEN = 5.0
 """Seconds without a request after which a search in the background stops."""
-FIRST_CHUNK = 64
+PORTION = 16_384
+"""Rows that are given away at once, more than can be looked at in a moment: first those at the top of a table."""
 MOST_STEPS = 10_000_000
 """From the first to the last step, to be counted without sorting them."""
 
@@ -39,15 +38,26 @@ class Matching(NamedTuple):
     """Why the rest is not looked at."""
 
 
-def matching(run: OpenRun, snapshot: Snapshot, query: Selection) -> Matching:
-    """Returns the rows that match steps, filter, stars and search text."""
+def matching(
+    run: OpenRun, snapshot: Snapshot, query: Selection, order: Order | None = None, enough: int = 0
+) -> Matching:
+    """Returns the rows that match steps, filter, stars and search text.
+
+    Args:
+        run: The run.
+        snapshot: Its index.
+        query: What is asked for.
+        order: Of the table that shows them: its top is looked at first.
+        enough: So many hits at the top need not wait for others.
+    """
     mask = selected(run, snapshot, query)
     text = query.q if query.regex else query.q.strip()
     if not text:
         return Matching(mask, None)
     key = (text, query.regex)
     search = run.memory.latest("search", key, lambda old: _search(old, run, snapshot, *key))
-    found, left = search.ask()
+    top = None if order is None else lambda left: first_of(order, both(mask, left), PORTION)
+    found, left = search.ask(top, enough)
     known, open_ = both(mask, found), int(np.count_nonzero(both(mask, left)))
     return Matching(known, open_ + int(np.count_nonzero(known)) if open_ else None, search.stopped if open_ else None)
 
@@ -73,24 +83,36 @@ class Search:
         self._asked = time.monotonic()
         self._thread: threading.Thread | None = None
         self._progress = threading.Condition()
-        possible, exact = _possible(snapshot, text, regex)
-        nothing = np.zeros(snapshot.rows, np.bool_)
-        self.found: Array = possible if exact else nothing
-        self.left: Array = nothing if exact else possible
+        self._first: Array = np.empty(0, np.int64)
+        self._enough = 0
+        self._texts = required(text) if regex else [frozenset({text})]
+        self.found: Array = np.zeros(snapshot.rows, np.bool_)
+        self.left: Array = np.arange(snapshot.rows) < snapshot.state.text_rows
+        if snapshot.alive is not None:
+            self.left &= snapshot.alive
+        self._holding = holding(snapshot, text) if not regex and is_exact(text) else None
 
-    def ask(self) -> tuple[Array, Array]:
+    def ask(self, top: Callable[[Array], Array] | None = None, enough: int = 0) -> tuple[Array, Array]:
         """Says that somebody wants to know, and waits a moment for what is not known yet.
+
+        Args:
+            top: Chooses of the [rows] that may match those to look at first; as before if None.
+            enough: So many hits among them need not wait for more.
 
         Returns:
             [rows] which rows match, and which may, as nobody has looked yet.
         """
-        self._asked = time.monotonic()
         with self._progress:
+            self._asked = time.monotonic()
             if self.left.any() and self.stopped is None:
+                if top is not None:
+                    self._first, self._enough = top(self.left), enough
+                self.run.searching = self
                 if self._thread is None or not self._thread.is_alive():
-                    self._thread = threading.Thread(target=self._verify, daemon=True, name="search")
+                    self._thread = threading.Thread(target=self._go_on, daemon=True, name="search")
                     self._thread.start()
-                self._progress.wait_for(self._done, PATIENCE)
+                # Whoever sees nothing yet waits a little longer.
+                _ = self._progress.wait_for(self._done, PATIENCE) or self._progress.wait_for(self.found.any, PATIENCE)
             return self.found.copy(), self.left.copy()
 
     def take_over(self, old: "Search") -> None:
@@ -103,49 +125,62 @@ class Search:
             old._asked = -FORGOTTEN
 
     def _done(self) -> bool:
-        return self.stopped is not None or not self.left.any()
+        """Whether all is known, or the first rows were looked at until there were enough."""
+        if self._holding is not None:
+            return self.stopped is not None or not self.left.any()
+        looked = ~self.left[self._first]
+        enough = looked.all() or np.count_nonzero(self.found[self._first] & looked) >= self._enough
+        return self.stopped is not None or bool(enough)
 
-    def _verify(self) -> None:
-        """Reads the texts that are left, chunk by chunk in the order of the record, while somebody asks."""
-        rows = self._in_order(np.flatnonzero(self.left))
-        size = FIRST_CHUNK
+    def _go_on(self) -> None:
+        """Finds out more while somebody asks and nobody asks for another text."""
         try:
-            while len(rows) and time.monotonic() - self._asked < FORGOTTEN:
-                chunk, rows = rows[:size], rows[size:]
-                what = Rows(self.run.record.folder, self.run.folder, chunk, keys_of(self.snapshot, chunk))
-                found = self.run.scanner.scan(what, self.pattern)
-                size = next_size(len(chunk), found.size)
-                with self._progress:
-                    self.found[chunk[found.places]] = True
-                    self.left[chunk] = False
-                    self._progress.notify_all()
+            while self.left.any() and self.run.searching is self and time.monotonic() - self._asked < FORGOTTEN:
+                if self._holding is None:
+                    self._read(self._next())
+                    # What many have is found at the top of the table before the index has told where to look.
+                    self._narrow()
+                else:
+                    self._take(*next(self._holding))
         except TimeoutError:
             self._stop("the expression takes too long on some responses; a simpler one may not")
-        except UserError as error:
-            self._stop(str(error))
+        except (UserError, OSError, ValueError) as error:
+            self._stop(" ".join(str(error).split()))
+
+    def _next(self) -> Array:
+        """Returns the rows to look at next."""
+        with self._progress:
+            first = self._first[self.left[self._first]]
+            return first if len(first) else np.flatnonzero(self.left)[:PORTION]
+
+    def _read(self, rows: Array) -> None:
+        """Reads the texts of the first of some rows."""
+        looked = self.run.scanner.scan(Rows(self.run.record.folder, self.run.folder, rows), self.pattern)
+        with self._progress:
+            self.found[rows[looked.places]] = True
+            self.left[rows[: looked.stop]] = False
+            self._progress.notify_all()
+
+    def _take(self, rows: slice, held: Array) -> None:
+        """Takes what the index tells of some rows."""
+        with self._progress:
+            self.found[rows] |= held
+            self.left[rows] = False
+            self._progress.notify_all()
+
+    def _narrow(self) -> None:
+        """Asks the index, once, which rows can match."""
+        texts, self._texts = self._texts, []
+        for some in texts if self.left.any() else []:
+            possible = candidates(self.snapshot, some)
+            with self._progress:
+                self.left &= possible
+                self._progress.notify_all()
 
     def _stop(self, reason: str) -> None:
         with self._progress:
             self.stopped = reason
             self._progress.notify_all()
-
-    def _in_order(self, rows: Array) -> Array:
-        step, sample = self.snapshot.raw("step")[rows], self.snapshot.raw("sample")[rows]
-        return rows[np.lexsort((sample, step))]
-
-
-def _possible(snapshot: Snapshot, text: str, regex: bool) -> Candidates:
-    """Returns the rows that may match."""
-    mask = np.zeros(snapshot.rows, np.bool_)
-    mask[: snapshot.state.text_rows] = True
-    if snapshot.alive is not None:
-        mask &= snapshot.alive
-    exact = not regex
-    for piece in required(text) if regex else [text]:
-        found = candidates(snapshot, piece)
-        mask &= found.mask
-        exact = exact and found.exact
-    return Candidates(mask, exact)
 
 
 def keys_of(snapshot: Snapshot, rows: Array) -> list[tuple[int, int]]:
@@ -155,18 +190,18 @@ def keys_of(snapshot: Snapshot, rows: Array) -> list[tuple[int, int]]:
 
 def spans_of(run: OpenRun, texts: list[str], query: Selection) -> list[tuple[int, int] | None]:
     """Returns start and length in bytes of the first hit in each of some responses."""
-    spans: list[tuple[int, int] | None] = [None] * len(texts)
+    shown: list[tuple[int, int] | None] = [None] * len(texts)
     try:
         # Plain text is found in no time; an expression may need more than there is.
         if query.regex:
-            found = run.scanner.scan(texts, compiled(query.q, regex=True))
+            found = run.scanner.spans(texts, compiled(query.q, regex=True))
         else:
-            found = hits_in(pa.chunked_array([pa.array(texts, pa.string())]), compiled(query.q.strip(), regex=False))
+            found = spans(texts, compiled(query.q.strip(), regex=False))
     except TimeoutError:
-        return spans
+        return shown
     for place, start, length in zip(found.places.tolist(), found.start.tolist(), found.length.tolist(), strict=True):
-        spans[place] = (start, length)
-    return spans
+        shown[place] = (start, length)
+    return shown
 
 
 def hits(board: Board, query: Selection) -> dict[str, Any]:

@@ -35,7 +35,7 @@ Steps = Annotated[
 class Query(BaseModel):
     """Parameters of a request, from its path and its query string."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 
 class RunQuery(Query):
@@ -193,6 +193,11 @@ def page_of(order: Order, mask: Array | None, offset: int, limit: int) -> tuple[
     return total, _matching(backwards, mask, total - stop, total - offset)[::-1]
 
 
+def first_of(order: Order, mask: Array, limit: int) -> Array:
+    """Returns the first rows in order that ``mask`` keeps, at most ``limit``."""
+    return _matching(order.chunks(), mask, 0, limit)
+
+
 def _matching(chunks: list[Array], mask: Array | None, start: int, stop: int) -> Array:
     """Returns the rows number ``start`` to ``stop`` among those that ``mask`` keeps."""
     found, before = [], 0
@@ -203,4 +208,4 @@ def _matching(chunks: list[Array], mask: Array | None, start: int, stop: int) ->
         before += len(kept)
         if before >= stop:
             break
-    return np.concatenate(found)
+    return np.concatenate(found or [np.empty(0, np.int32)])

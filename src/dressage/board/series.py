@@ -21,7 +21,7 @@ NOT_PLOTTED = {"step", "sample", "attempt", "rank", "group", "policy_version"}
 
 class SeriesQuery(RunQuery):
     names: str = Field("", max_length=20_000)
-    """Metrics and columns, with commas between; all of them if empty."""
+    """Metrics and columns, with commas between, part/* for all parts of the reward; all of them if empty."""
     steps: Steps = None
     """First and last step."""
     points: int = Field(2_000, ge=2, le=20_000)
@@ -36,6 +36,8 @@ def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
     logged = [name for name in metrics.column_names if name not in ("step", "attempt")]
     wanted = set(query.names.split(",")) if query.names else None
     measured = [name for name in snapshot.numbers if name not in NOT_PLOTTED]
+    if wanted is not None and "part/*" in wanted:
+        wanted |= {name for name in measured if name.startswith("part/")}
     columns = {
         name: rollups_of(run, snapshot, name, query.steps)
         for name in measured
@@ -62,12 +64,21 @@ def _summaries(
 ) -> dict[str, dict[str, Array]]:
     """Returns the roll-up of each bucket, of training and under ``eval/`` of evaluation."""
     key = (column, snapshot.state.rollups.get("row"), grouping.first.tobytes(), grouping.last.tobytes())
-    return run.memory.get(
-        "summaries",
-        key,
-        lambda: {label + column: summary(split, grouping) for label, split in _splits(snapshot, lines)},
-        most=MOST_SUMMARIES,
-    )
+    return run.memory.get("summaries", key, lambda: _summarised(snapshot, column, lines, grouping), most=MOST_SUMMARIES)
+
+
+def _summarised(snapshot: Snapshot, column: str, lines: Rollups, grouping: Buckets) -> dict[str, dict[str, Array]]:
+    size, where = len(grouping.first), grouping.of(lines.step)
+    known = snapshot.state.codes.get("split", [])
+    if "eval" in known:
+        where = where + size * (lines.lines["split"] == known.index("eval"))
+    values, there = summary(lines, where, 2 * size), np.bincount(where, minlength=2 * size)
+    halves = {"": slice(size), "eval/": slice(size, None)}
+    return {
+        label + column: {name: numbers[half] for name, numbers in values.items()}
+        for label, half in halves.items()
+        if there[half].any()
+    }
 
 
 def rollups_of(
@@ -77,16 +88,6 @@ def rollups_of(
     key = (level, name, snapshot.state.rollups.get(level))
     lines = run.memory.get("rollups", key, lambda: rollups(snapshot, level, name), most=MOST_ROLLUPS)
     return lines if steps is None else lines.only((lines.step >= steps[0]) & (lines.step <= steps[1]))
-
-
-def _splits(snapshot: Snapshot, lines: Rollups) -> list[tuple[str, Rollups]]:
-    """Returns the lines of training, and under ``eval/`` those of evaluation."""
-    known = snapshot.state.codes.get("split", [])
-    if "eval" not in known:
-        return [("", lines)] if len(lines.step) else []
-    evaluation = lines.lines["split"] == known.index("eval")
-    parts = [("", lines.only(~evaluation)), ("eval/", lines.only(evaluation))]
-    return [(label, part) for label, part in parts if len(part.step)]
 
 
 def _within(table: pa.Table, steps: tuple[int, int] | None) -> pa.Table:

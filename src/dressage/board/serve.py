@@ -1,23 +1,32 @@
-"""Starts the board: opens the runs, starts what indexes them, and serves until it is interrupted."""
+"""Starts the board: serves the page, opens the runs, starts what indexes them, until it is interrupted.
 
+What the runs need is imported while the browser already loads the page: it takes longer than all else at the start.
+"""
+
+import gc
 import secrets
 import socket
 import webbrowser
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
-from threading import Timer
+from pathlib import Path
+from threading import Event, Timer
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from dressage.board.page import NO_PAGE, STATIC
-from dressage.board.runs import Board, open_run
-from dressage.board.security import is_loopback
-from dressage.board.server import create_app
+from dressage.board.security import Guard, is_loopback
+from dressage.board.site import Site
 from dressage.errors import UserError
-from dressage.index.process import small_process
-from dressage.index.watch import start
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from dressage.board.runs import Board
 
 GRACE = 1
 """Seconds that answers which are being made get when the board is told to stop."""
@@ -38,35 +47,64 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
     Raises:
         UserError: A path is no run, or the port is taken.
     """
-    board = Board([open_run(path) for path in paths])
     listener = _listen(host, port)
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
-    for run in board.runs:
-        # What has an index can be shown at once: then the page comes first.
-        indexing = partial(start, run.record.folder, run.folder)
-        _later(WARM_AFTER, indexing) if run.snapshot().rows else indexing()
-    _later(WARM_AFTER, board.warm)
     address = _address(host, listener.getsockname()[1], token)
+    closing = Event()
+
+    def open_runs() -> "ASGIApp":
+        board = _opened(paths, closing, stack)
+        _announce(board, address, host if token and not is_loopback(host) else None)
+        if browser:
+            _later(0, partial(webbrowser.open, address))
+        return _made_ready(board)
+
+    with ExitStack() as stack, ThreadPoolExecutor(1, "opening") as pool:
+        opening = pool.submit(open_runs)
+        server = _Server(Guard(Site(opening), token), closing)
+        opening.add_done_callback(server.stop_without)
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
+        opening.result()
+
+
+def _opened(paths: Sequence[str], closing: Event, stack: ExitStack) -> "Board":
+    from dressage.index.process import REUSED, small_process
+
+    stack.enter_context(small_process(REUSED))
+    from dressage.board.runs import Board, open_run
+
+    return Board([open_run(path) for path in paths], closing)
+
+
+def _announce(board: "Board", address: str, open_to: str | None) -> None:
     print(f"board    {address}")
-    if token is not None and not is_loopback(host):
-        print(f"open     to everybody who reaches {host}: each request needs the token in that address")
+    if open_to:
+        print(f"open     to everybody who reaches {open_to}: each request needs the token in that address")
     for run in board.runs:
         if not run.record.info:
             print(f"note     {run.record.folder} is no run yet; it appears once it begins")
     if not (STATIC / "index.html").is_file():
         print(f"note     {NO_PAGE}")
-    if browser:
-        _later(0.3, partial(webbrowser.open, address))
-    config = uvicorn.Config(
-        create_app(board, token),
-        log_level="warning",
-        server_header=False,
-        lifespan="off",
-        timeout_graceful_shutdown=GRACE,
-    )
-    with suppress(KeyboardInterrupt), small_process():
-        _Server(config, board).run(sockets=[listener])
+
+
+def _made_ready(board: "Board") -> "ASGIApp":
+    """Returns what answers the requests, and starts what may come after the first answers."""
+    from dressage.board.server import create_api
+
+    for run in board.runs:
+        # What has an index can be shown at once: then the page comes first.
+        _later(WARM_AFTER if run.snapshot().rows else 0, partial(_index, run.record.folder, run.folder))
+    _later(WARM_AFTER, board.warm)
+    gc.freeze()  # what was imported stays: otherwise answers wait now and then until all of it was looked through
+    return create_api(board)
+
+
+def _index(run: str, folder: Path) -> None:
+    from dressage.index.watch import start
+
+    start(run, folder)
 
 
 def _later(seconds: float, act: Callable[[], object]) -> None:
@@ -78,12 +116,20 @@ def _later(seconds: float, act: Callable[[], object]) -> None:
 class _Server(uvicorn.Server):
     """Ends the open streams of events when it is told to stop, since they would never end."""
 
-    def __init__(self, config: uvicorn.Config, board: Board) -> None:
+    def __init__(self, app: "ASGIApp", closing: Event) -> None:
+        config = uvicorn.Config(
+            app, log_level="warning", server_header=False, lifespan="off", ws="none", timeout_graceful_shutdown=GRACE
+        )
         super().__init__(config)
-        self.board = board
+        self.closing = closing
+
+    def stop_without(self, runs: "Future[ASGIApp]") -> None:
+        """Stops if the runs could not be opened."""
+        if runs.exception():
+            self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.board.closing = True
+        self.closing.set()
         super().handle_exit(sig, frame)
 
 

@@ -1,9 +1,10 @@
-"""The HTTP server of the board."""
+"""What answers the requests for data."""
 
+import asyncio
 import json
 import math
-import traceback
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,31 +12,38 @@ import orjson
 import pyarrow as pa
 from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from dressage.board.api import ENDPOINTS, Endpoint
 from dressage.board.openapi import describe
-from dressage.board.page import NO_PAGE, STATIC
-from dressage.board.runs import Board, NotFoundError, UnreadableError
+from dressage.board.runs import Board
 from dressage.board.security import MOST_BODY, TOO_LONG, Guard, refuse
+from dressage.board.several import BUG, UNKNOWN, explain
+from dressage.board.site import Site
 from dressage.errors import UserError
 from dressage.index.maps import relieve
+
+THREADS = ThreadPoolExecutor(32, "answers")
 
 
 def create_app(board: Board, token: str | None = None) -> ASGIApp:
     """Returns the application; everything it answers, it answers through the guard."""
+    opened: Future[ASGIApp] = Future()
+    opened.set_result(create_api(board))
+    return Guard(Site(opened), token)
+
+
+def create_api(board: Board) -> ASGIApp:
+    """Returns what answers requests for data."""
     routes = [Route(e.path, _handler(board, e), methods=[e.method]) for e in ENDPOINTS]
-    routes.append(Route("/api/openapi.json", _openapi))
-    # Every view of the page has an address of its own.
-    routes += [Route("/{path:path}", _page)]
-    handlers = {UserError: _user_error, HTTPException: _http_error, Exception: _bug}
-    handlers |= dict.fromkeys((pa.ArrowException, OSError, UnicodeDecodeError), _broken_file)
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), token)
+    routes += [Route("/api/openapi.json", _openapi), Route("/{path:path}", _unknown)]
+    known = (UserError, ValidationError, pa.ArrowException, OSError, UnicodeDecodeError)
+    handlers = dict.fromkeys(known, _failed) | {HTTPException: _http_error, Exception: _bug}
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -66,11 +74,8 @@ def _handler(board: Board, endpoint: Endpoint) -> Callable[[Request], Any]:
             given["after"] = request.headers["last-event-id"]
         if endpoint.method in ("PUT", "POST"):
             given |= await _body(request)
-        try:
-            query = endpoint.query.model_validate(given)
-        except ValidationError as error:
-            return refuse(_explain(error), 422)
-        answer = await run_in_threadpool(endpoint.answer, board, query)
+        query = endpoint.query.model_validate(given)
+        answer = await asyncio.get_running_loop().run_in_executor(THREADS, endpoint.answer, board, query)
         relieve()
         if isinstance(answer, Response):
             return answer
@@ -96,15 +101,9 @@ async def _body(request: Request) -> dict[str, Any]:
     return content
 
 
-def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}"
-
-
-async def _user_error(request: Request, error: Exception) -> Response:
-    status = 404 if isinstance(error, NotFoundError) else 409 if isinstance(error, UnreadableError) else 400
-    return refuse(" ".join(str(error).split("\n")), status)
+async def _failed(request: Request, error: Exception) -> Response:
+    failure = explain(error)
+    return refuse(failure.reason, failure.status)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -112,28 +111,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return refuse(error.detail, error.status_code)
 
 
-async def _broken_file(request: Request, error: Exception) -> Response:
-    """Most likely one of the index, which has just been built anew."""
-    traceback.print_exception(error)
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return refuse(f"the record or its index cannot be read: {reason}", 409)
-
-
 async def _bug(request: Request, error: Exception) -> Response:
-    """The traceback is in the terminal of the server."""
-    return refuse("the board made a mistake; what happened is in its terminal", 500)
+    """Starlette raises it again, so the traceback is in the terminal already."""
+    return refuse(BUG, 500)
 
 
 async def _openapi(request: Request) -> Response:
     return json_response(describe())
 
 
-async def _page(request: Request) -> Response:
-    """Returns a file of the page, or for any other address, each being a view of it, the page itself."""
-    path = request.path_params["path"]
-    if path.startswith("api/"):
-        return refuse("there is no such request; see /api/openapi.json", 404)
-    files = {file.name: file for file in STATIC.iterdir()} if STATIC.is_dir() else {}
-    if "index.html" not in files:
-        return refuse(NO_PAGE, 404)
-    return FileResponse(files.get(path, files["index.html"]))
+async def _unknown(request: Request) -> Response:
+    return refuse(UNKNOWN, 404)

@@ -66,6 +66,13 @@ class RunData:
             return bool(len(self.rows)) and self.sample.rows.has(name)
         return self.rows.has(name)
 
+    @property
+    def last_step(self) -> int | None:
+        """The newest step with rollouts or metrics; None if there is none."""
+        logged = self._steps["step"]
+        found = [int(self.rows.steps[-1])] if len(self.rows) else []
+        return max(found + ([logged[-1].as_py()] if len(logged) else []), default=None)
+
     @cached_property
     def _steps(self) -> pa.Table:
         return self.run.steps()

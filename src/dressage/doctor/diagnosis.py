@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading, Skipped
+from dressage.doctor.finding import Phrase, Reading, Skipped
 from dressage.doctor.rule import Rule
 
 SEVERITIES = ("error", "warning", "note")
@@ -48,10 +48,10 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
     """Applies rules, given in the order in which causes go before consequences, to a run."""
     sick, healthy, skipped = [], [], []
     for rule in rules:
-        reason = _reason_to_skip(data, rule)
-        reading = None if reason else rule.statistic(data)
+        out = _skipped(data, rule)
+        reading = None if out else rule.statistic(data)
         if reading is None or np.isnan(reading.seen):
-            skipped.append(Skipped(rule.name, rule.row, reason or "nothing of the run lets it be measured"))
+            skipped.append(out or Skipped(rule.name, rule.row, Phrase("nothing of the run lets it be measured")))
         elif reading.sick:
             sick.append((rule, reading))
         else:
@@ -59,14 +59,21 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
     return Diagnosis(tuple(_folded(sick)), tuple(healthy), tuple(skipped))
 
 
-def _reason_to_skip(data: RunData, rule: Rule) -> str | None:
+def _skipped(data: RunData, rule: Rule) -> Skipped | None:
+    def because(reason: str, **words: str | float) -> Skipped:
+        return Skipped(rule.name, rule.row, Phrase(reason), words)
+
     if rule.algorithms and data.algorithm is not None and data.algorithm not in rule.algorithms:
-        return f"it is about {' and '.join(rule.algorithms)}, this run is {data.algorithm}"
+        algorithms = ", ".join(rule.algorithms)
+        return because(
+            "is about {algorithms}, this run is {algorithm}", algorithms=algorithms, algorithm=data.algorithm
+        )
     missing = [need for need in rule.needs if not any(data.has(one) for one in need.split("|"))]
     if missing:
-        return f"needs {' and '.join(need.replace('|', ' or ') for need in missing)}, which was not recorded"
-    if len(data.rows.steps) < rule.least_steps:
-        return f"needs {rule.least_steps} steps, the record has {len(data.rows.steps)}"
+        return because("not recorded: {what}", what=", ".join(need.replace("|", " | ") for need in missing))
+    steps = len(data.rows.steps)
+    if steps < rule.least_steps:
+        return because("needs {least} steps, the record has {steps}", least=float(rule.least_steps), steps=float(steps))
     return None
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dressage.doctor.series import Series
+
 Severity = Literal["error", "warning", "note"]
 """error: what is learned or logged is wrong. warning: the run is failing. note: worth a look."""
 
@@ -11,8 +13,24 @@ class Phrase(str):
     """A part of a text that is translated, unlike a word of the user's data."""
 
 
+class Share(float):
+    """A part of a whole, written in per cent."""
+
+
 Words = dict[str, str | float]
 """What the placeholders of a rule's texts stand for."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a rule looks at, step by step."""
+
+    points: Series
+    low: float | None = None
+    high: float | None = None
+    """Between these it is healthy; None: there is no such limit."""
+    name: Phrase | None = None
+    """What it is; None: the number that the rule tells."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +57,8 @@ class Reading:
     """First step of the trouble."""
     evidence: tuple[Evidence, ...] = ()
     words: Words = field(default_factory=dict)
+    curve: Curve | None = None
+    """None where it is no number of a step."""
 
 
 @dataclass(frozen=True)
@@ -47,4 +67,6 @@ class Skipped:
 
     rule: str
     row: int
-    reason: str
+    reason: Phrase
+    words: Words = field(default_factory=dict)
+    """What the placeholders of the reason stand for."""

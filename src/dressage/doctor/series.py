@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -70,6 +69,8 @@ def trend(points: Series) -> Trend:
 
     Sources: Theil (1950), Sen (1968); Mann (1945), Kendall (1975).
     """
+    from scipy import stats  # takes a second to import, which whoever only looks after a doctor need not wait for
+
     if len(points) < 4:
         return Trend(0.0, 1.0)
     thin = averaged(points, MOST_POINTS)

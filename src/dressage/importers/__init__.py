@@ -31,7 +31,8 @@ def import_run(
     """Reads another tool's rollouts into a new run folder, which appears whole at the end or not at all.
 
     A record that is broken is counted, kept in ``rejected.jsonl`` of the run folder and does not stop the rest. Memory
-    does not grow with the size of the source, which a second thread writes while this one reads.
+    does not grow with the size of the source. Large files are read by several processes: on Linux, from a program that
+    has no other thread at that moment; elsewhere by this one.
 
     Args:
         source: One file, or the folder that holds the files.

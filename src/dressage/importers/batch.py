@@ -1,6 +1,5 @@
 """Records into rollouts, and many rollouts into one segment of the record."""
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
@@ -41,13 +40,7 @@ class Batch:
     def read(self, parts: Sequence[File]) -> Found:
         """Reads all of some parts of files, in place of what was held before."""
         self._rollouts = []
-        collecting = gc.isenabled()
-        gc.disable()  # looking for cycles in all that is parsed, which has none, would take a tenth of the time
-        try:
-            broken = [self._read(part) for part in parts]
-        finally:
-            if collecting:
-                gc.enable()
+        broken = [self._read(part) for part in parts]
         return Found(self.steps, broken, [part.lines for part in parts])
 
     def _read(self, part: File) -> list[tuple[Record | None, str]]:

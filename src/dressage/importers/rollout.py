@@ -2,10 +2,10 @@
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import countOf
 from pathlib import Path
 from struct import Struct, error
 from typing import Any, NamedTuple, NoReturn
@@ -98,7 +98,7 @@ def pack(values: Any) -> Numbers | None:
     except (error, OverflowError):
         return _pack_with_nulls(values)
     # Booleans pack as numbers too, and whole numbers beyond 2^53 lose digits.
-    if set(map(type, values)) <= {float} or all(map(_is_exact, values)):
+    if countOf(map(type, values), float) == len(values) or all(map(_is_exact, values)):
         return Numbers(content, len(values))
     return None
 
@@ -140,7 +140,10 @@ def pack_texts(values: Any) -> Texts | None:
 
 def is_text(value: Any) -> bool:
     """Whether UTF-8 holds it: JSON can escape half a surrogate pair, which is no text."""
-    return isinstance(value, str) and (value.isascii() or not re.search("[\ud800-\udfff]", value))
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def is_number(value: Any) -> bool:

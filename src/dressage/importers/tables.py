@@ -39,16 +39,17 @@ def tables_of(rollouts: Sequence[Rollout], samples: Sequence[int]) -> tuple[pa.T
     real = np.array([r.real for r in rollouts], np.int64)
     mask = position < real[index]
     flat: dict[str, pa.Array] = {}
+    given = set().union(*(r.tokens for r in rollouts))
     for column in TOKEN_COLUMNS:
-        found = [r.tokens.get(column.name) for r in rollouts]
-        if any(values is not None for values in found):
-            flat[column.name] = _flat(found, sizes, column)
+        if column.name in given:
+            flat[column.name] = _flat([r.tokens.get(column.name) for r in rollouts], sizes, column)
     if "mask" in flat:
         mask &= flat["mask"].to_numpy(zero_copy_only=False).astype(bool)
     statistics = _statistics(index, mask, flat, sizes)
     step = np.array([r.step for r in rollouts], np.int32)
     sample = np.asarray(samples, np.int32)
-    flat |= {"step": pa.array(step[index]), "sample": pa.array(sample[index]), "mask": pa.array(mask)}
+    flat |= {name: pa.array(np.repeat(keys, sizes)) for name, keys in (("step", step), ("sample", sample))}
+    flat["mask"] = pa.array(mask)
     flat["position"] = pa.array(position.astype(np.int32))
     return _table(ROW_COLUMNS, _rows(rollouts, step, sample) | statistics), _table(TOKEN_COLUMNS, flat)
 
@@ -82,8 +83,10 @@ def _flat(found: Sequence[Values | None], sizes: Array, column: Column) -> pa.Ar
             missing[offset + np.array(values.missing)] = True
     if pa.types.is_string(column.type):
         return _texts([v for v in found if isinstance(v, Texts)], missing, place)
-    content = np.zeros(len(missing))
-    content[place] = np.frombuffer(b"".join([v.content for v in found if isinstance(v, Numbers)]))
+    content = np.frombuffer(b"".join([v.content for v in found if isinstance(v, Numbers)]))
+    if len(content) < len(missing):
+        given, content = content, np.zeros(len(missing))
+        content[place] = given
     return _numbers(content, missing, column.type)
 
 
@@ -92,7 +95,8 @@ def _numbers(content: Array, missing: Array, type_: pa.DataType) -> pa.Array:
     if type_ == pa.float32():
         with np.errstate(over="ignore"):
             narrow = content.astype(np.float32)
-        return pa.array(narrow if np.array_equal(narrow, content, equal_nan=True) else content, mask=nulls)
+        fits = bool((narrow == content).all()) or np.array_equal(narrow, content, equal_nan=True)
+        return pa.array(narrow if fits else content, mask=nulls)
     return pa.array(np.where(missing, 0, content).astype(type_.to_pandas_dtype()), type_, mask=nulls)
 
 
@@ -104,8 +108,8 @@ def _texts(found: Sequence[Texts], missing: Array, place: Array | slice) -> pa.A
     lengths[1:][place] = np.fromiter(chain.from_iterable([texts.lengths for texts in found]), np.int64)
     characters = np.cumsum(lengths)
     if len(content) > len(joined):
-        data = np.frombuffer(content, np.uint8)
-        characters = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))[characters]
+        data = np.frombuffer(content + b" ", np.int8)  # with one more character, which begins where the last one ends
+        characters = np.flatnonzero(data >= -64)[characters]  # below are the bytes within a character
     offsets = characters.astype(np.int32)
     nulls = pa.array(~missing).buffers()[1] if missing.any() else None
     buffers = [nulls, pa.py_buffer(offsets), pa.py_buffer(content)]

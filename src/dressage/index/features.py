@@ -133,4 +133,6 @@ def _chosen(found: Features, which: Array, documents: Array) -> Features:
 
 def slices(start: Array, count: Array) -> Array:
     """Returns the places of the slices ``start`` to ``start + count``, one slice after another."""
-    return np.repeat(start - (np.cumsum(count) - count), count) + np.arange(count.sum())
+    places = np.repeat(start - (np.cumsum(count) - count), count)
+    places += np.arange(len(places))
+    return places

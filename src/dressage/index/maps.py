@@ -4,7 +4,9 @@ The pages of such a file that were looked at count as memory of the process, tho
 file. Given back, they cost next to nothing to get again.
 """
 
+import ctypes
 import mmap
+import sys
 from pathlib import Path
 from weakref import WeakSet
 
@@ -15,6 +17,7 @@ from dressage.index.columns import Array
 
 MUCH = 300 << 20
 """Bytes of memory."""
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 _maps: "WeakSet[mmap.mmap]" = WeakSet()
 
 
@@ -25,17 +28,19 @@ def mapped(path: Path, dtype: np.dtype[np.void] | str, count: int) -> Array:
 
 
 def mapped_table(path: Path) -> tuple[pa.Table, mmap.mmap]:
-    """Returns the table in an Arrow file, and what to give back."""
+    """Returns the table in an Arrow file, and the file in memory."""
     whole = _map(path, 0)
     return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(whole))).read_all(), whole
 
 
-def relieve(some: mmap.mmap | None = None) -> None:
-    """Gives the pages of one file, or of all, back to the system if the process has much memory."""
+def relieve() -> None:
+    """Gives the pages of all files, and memory that is free, back to the system if the process has much."""
     if _resident() > MUCH:
-        for each in list(_maps) if some is None else [some]:
+        for each in list(_maps):
             each.madvise(mmap.MADV_DONTNEED)
         pa.default_memory_pool().release_unused()
+        if _trim is not None:
+            _trim(0)
 
 
 def _resident() -> int:

@@ -4,6 +4,7 @@ Rows are counted in blocks of 65,536, so that two bytes name one. A feature of m
 Every feature has a number, given once for the whole index in the order of first appearance.
 """
 
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow as pa
 from dressage.index.columns import Array
 from dressage.index.features import slices
 from dressage.index.folder import BLOCK, Piece
-from dressage.index.maps import mapped_table, relieve
+from dressage.index.maps import mapped_table
 from dressage.index.sets import distinct
 from dressage.record.files import replacing
 
@@ -64,7 +65,8 @@ class PieceReader:
 
     def __init__(self, folder: Path, piece: Piece) -> None:
         self.piece = piece
-        self._rows, self._map = mapped_table(folder / piece.name("rows"))
+        self._path = folder / piece.name("rows")
+        self._rows, self._map = mapped_table(self._path)
         self.words, _ = mapped_table(folder / piece.name("words"))
         self.feature: Array = (
             self._rows["feature"].chunk(0).to_numpy() if self._rows.num_rows else np.empty(0, np.uint32)
@@ -96,13 +98,10 @@ class PieceReader:
         count = self.counts[kept].astype(np.int64)
         rows = np.empty(int(count.sum()), np.uint16)
         target = np.cumsum(count) - count
-        offsets, data = self._packed
-        few = np.flatnonzero(count < MANY)
-        words = data[: len(data) // 2 * 2].view(np.uint16)
-        rows[slices(target[few], count[few])] = words[slices(offsets[kept[few]] // 2, count[few])]
-        for i in np.flatnonzero(count >= MANY):
-            bits = data[offsets[kept[i]] : offsets[kept[i]] + BITMAP_BYTES]
-            rows[target[i] : target[i] + count[i]] = np.flatnonzero(np.unpackbits(bits))
+        few, many = np.flatnonzero(count < MANY), np.flatnonzero(count >= MANY)
+        rows[slices(target[few], count[few])] = np.frombuffer(b"".join(self._read(kept[few])), np.uint16)
+        for i, bits in zip(many.tolist(), self._read(kept[many]), strict=True):
+            rows[target[i] : target[i] + count[i]] = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8)))
         return Postings(self.feature[kept], count, rows)
 
     def mark(self, wanted: Array, mask: Array) -> None:
@@ -113,18 +112,26 @@ class PieceReader:
             mask: [rows of the index] bool.
         """
         kept = np.flatnonzero(wanted[self.feature])
-        few = kept[self.counts[kept] < MANY]
+        few, many = (kept[there] for there in (self.counts[kept] < MANY, self.counts[kept] >= MANY))
         block = mask[self.piece.block * BLOCK : self.piece.block * BLOCK + BLOCK]
-        offsets, data = self._packed
-        rows = data[: len(data) // 2 * 2].view(np.uint16)
         for part in _parts(few, self.counts[few]):
-            block[rows[slices(offsets[part] // 2, self.counts[part].astype(np.int64))]] = True
-        if len(many := kept[self.counts[kept] >= MANY]):
-            bits = np.zeros(BITMAP_BYTES, np.uint8)
-            for i in many:
-                bits |= data[offsets[i] : offsets[i] + BITMAP_BYTES]
-            block |= np.unpackbits(bits)[: len(block)].view(np.bool_)
-        relieve(self._map)
+            block[np.frombuffer(b"".join(self._read(part)), np.uint16)] = True
+        if len(many):
+            found = np.bitwise_or.reduce([np.frombuffer(bits, np.uint8) for bits in self._read(many)])
+            block |= np.unpackbits(found)[: len(block)].view(np.bool_)
+
+    def _read(self, places: Array) -> list[bytes]:
+        """Returns the packed rows of the features at some places.
+
+        Read from the file, they are there as fast the first time as later, and cost no more memory than they are:
+        of the file in memory whole pages would be counted as that of the process.
+        """
+        offsets, data = self._packed
+        begin = data.ctypes.data - np.frombuffer(self._map, np.uint8).ctypes.data
+        ends = zip((begin + offsets[places]).tolist(), (begin + offsets[places + 1]).tolist(), strict=True)
+        with self._path.open("rb", buffering=0) as file:
+            number = file.fileno()
+            return [os.pread(number, stop - start, start) for start, stop in ends]
 
 
 def merged(parts: list[Postings]) -> Postings:

@@ -10,10 +10,13 @@ from types import ModuleType
 import pyarrow as pa
 
 # Names of malloc.h.
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 ARENAS = 2
 LARGE = 1 << 20
 """Bytes of a piece of memory that goes back to the system as soon as it is free."""
+REUSED = 32 << 20
+"""The same where answers must come fast: a column of a million rows is written to fresh memory in 1.6 ms, and in 0.2 ms
+to memory that was used before."""
 
 
 class _NoPandas(MetaPathFinder):
@@ -23,17 +26,21 @@ class _NoPandas(MetaPathFinder):
 
 
 @contextmanager
-def small_process() -> Iterator[None]:
+def small_process(large: int = LARGE) -> Iterator[None]:
     """Spares memory, and a third of a second at the start.
 
     pyarrow imports pandas, where it is installed, at its first array: while this lasts it is as if it were not. And
     memory that is free goes back to the system: a server's threads would each keep a heap of their own otherwise.
+
+    Args:
+        large: Bytes of a piece of memory that goes back at once.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_ARENA_MAX, ARENAS)
-        mallopt(M_MMAP_THRESHOLD, LARGE)
+        mallopt(M_MMAP_THRESHOLD, large)
+        mallopt(M_TRIM_THRESHOLD, 2 * large)
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from dressage.index.columns import Array, write_at
+from dressage.index.features import slices
 from dressage.index.folder import State
 from dressage.index.maps import mapped
 from dressage.index.sets import distinct
@@ -39,8 +40,6 @@ class Rollups(NamedTuple):
 
     lines: Array
     """[L] of ``LINE``; ``split`` is the code as in the column of that name, 255 for none."""
-    line: Array
-    """[N] which line each bin is of."""
     bins: dict[str, Array]
     """[N] ``sketch_keys`` and ``sketch_counts`` of rows, ``bin_counts`` and ``bin_sums`` of tokens."""
 
@@ -49,10 +48,14 @@ class Rollups(NamedTuple):
         """[L] the step of each line."""
         return np.ascontiguousarray(self.lines["step"])
 
+    def of_bins(self, values: Array) -> Array:
+        """Returns [N] for each bin the one of the [L] values that its line has."""
+        return np.repeat(values, self.lines["bins"])
+
     def only(self, wanted: Array) -> "Rollups":
         """Returns some of the lines."""
-        number, kept = np.cumsum(wanted) - 1, wanted[self.line]
-        return Rollups(self.lines[wanted], number[self.line[kept]], {n: bins[kept] for n, bins in self.bins.items()})
+        kept = self.of_bins(wanted)
+        return Rollups(self.lines[wanted], {name: bins[kept] for name, bins in self.bins.items()})
 
 
 def add_rollups(folder: Path, state: State, run: Run, first_step: int) -> State:
@@ -111,14 +114,12 @@ def rollups(snapshot: Snapshot, level: Level, column: str) -> Rollups:
     if count and column in names:
         everything = mapped(snapshot.folder / f"rollups-{level}", LINE, count)
         lines = everything[_current(everything, names.index(column))]
-    line = np.repeat(np.arange(len(lines)), lines["bins"])
-    before = np.cumsum(lines["bins"]) - lines["bins"]
-    place = np.repeat(lines["start"] - before, lines["bins"]) + np.arange(len(line))
+    place = slices(lines["start"], lines["bins"])
     bins = {
         name: mapped(snapshot.folder / f"rollups-{name}", dtype, filled)[place] if len(place) else place
         for name, dtype in BINS[level].items()
     }
-    return Rollups(lines, line, bins)
+    return Rollups(lines, bins)
 
 
 def _current(lines: Array, column: int) -> Array:

@@ -1,5 +1,6 @@
 """Which rollouts can hold a text or match a regular expression: what the index alone knows."""
 
+from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -79,13 +80,6 @@ def dictionary(folder: Path, pieces: tuple[Piece, ...]) -> Dictionary:
     return Dictionary(folder, pieces)
 
 
-class Candidates(NamedTuple):
-    """Rows that a search can mean; ``exact`` if all of them do."""
-
-    mask: Array
-    exact: bool
-
-
 class Part(NamedTuple):
     """A word of a search text and what is known of its ends."""
 
@@ -111,21 +105,47 @@ def parts_of(text: str) -> list[Part]:
     return [Part(word, kind, i == 0, i == final) for i, (word, kind) in enumerate(words)]
 
 
-def candidates(snapshot: Snapshot, text: str) -> Candidates:
-    """Returns which rows can hold a text that starts and ends with no space.
+def is_exact(text: str) -> bool:
+    """Whether the index alone tells which rows hold a text: one word, not so long that it may have been cut."""
+    parts = parts_of(text)
+    return len(parts) == 1 and len(parts[0].text) <= OVERLAP
+
+
+def holding(snapshot: Snapshot, text: str) -> Iterator[tuple[slice, Array]]:
+    """Yields, piece by piece of the index, the rows and which of them hold a text that ``is_exact``."""
+    known = dictionary(snapshot.folder, snapshot.state.pieces)
+    (part,), mask = parts_of(text), np.zeros(snapshot.rows, np.bool_)
+    wanted = _features(known, part)
+    for reader in known.readers:
+        reader.mark(wanted, mask)
+        rows = slice(reader.piece.first, reader.piece.stop)
+        yield rows, mask[rows]
+
+
+def candidates(snapshot: Snapshot, texts: Collection[str]) -> Array:
+    """Returns [rows] which can hold one of some texts that start and end with no space.
 
     One word is looked up in the dictionary: whatever word holds it. Of several the first must end a word and the last
     start one; that they stand side by side is for the text itself to tell.
     """
     known = dictionary(snapshot.folder, snapshot.state.pieces)
-    parts = parts_of(text)
-    if not parts:
-        return Candidates(np.ones(snapshot.rows, np.bool_), exact=not text)
-    masks = (known.rows(_features(known, part), snapshot.rows) for part in parts)
-    mask = next(masks)
-    for other in masks:
-        mask &= other
-    return Candidates(mask, exact=len(parts) == 1 and len(parts[0].text) <= OVERLAP)
+    words = np.zeros(len(known.kinds), np.bool_)
+    mask = np.zeros(snapshot.rows, np.bool_)
+    for parts in map(parts_of, texts):
+        if not parts:
+            return np.ones(snapshot.rows, np.bool_)
+        if len(parts) == 1:
+            words |= _features(known, parts[0])
+        else:
+            mask |= _all_of(known, parts, snapshot.rows)
+    return np.asarray(mask | known.rows(words, snapshot.rows))
+
+
+def _all_of(known: Dictionary, parts: list[Part], count: int) -> Array:
+    mask = known.rows(_features(known, parts[0]), count)
+    for part in parts[1:]:
+        mask &= known.rows(_features(known, part), count)
+    return mask
 
 
 def _features(known: Dictionary, part: Part) -> Array:

@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 from dressage.index.columns import Array, write_at
 from dressage.index.folder import TEXT_ROWS as ROWS
 from dressage.index.folder import State
+from dressage.index.maps import mapped
 from dressage.index.snapshot import Snapshot
 from dressage.record import Run
 
-LENGTH = 2_000
+LENGTH = 8_000
 """Characters that are kept of a text."""
 PORTION = 1 << 16
 """Rows after which the state is written."""
@@ -61,30 +62,65 @@ def store_texts(folder: Path, state: State, run: Run) -> State:
 
 def read_texts(run: Run, snapshot: Snapshot, rows: Array) -> Texts:
     """Returns the beginnings of the texts of some rows, at most ``LENGTH`` characters of each."""
-    found = Texts([""] * len(rows), [""] * len(rows))
     stored = rows < snapshot.state.texts
-    places = _places(snapshot.folder, snapshot.state.texts)
-    packed = np.memmap(snapshot.folder / "texts", np.uint8, "r") if stored.any() else np.empty(0, np.uint8)
-    for block in np.unique(rows[stored] // ROWS).tolist():
-        wanted = np.flatnonzero(stored & (rows // ROWS == block)).tolist()
-        (start, _), (end, size) = places[block : block + 2].tolist()
-        texts = _unpacked(CODEC.decompress(packed[start:end], size, asbytes=True), rows[wanted] % ROWS)
+    if stored.all():
+        return Texts(*(column.to_pylist() for column in _stored(snapshot, rows)))
+    found = Texts([""] * len(rows), [""] * len(rows))
+    parts = (stored, read_texts(run, snapshot, rows[stored])), (~stored, _recorded(run, snapshot, rows[~stored]))
+    for there, texts in parts:
         for some, column in zip(found, texts, strict=True):
-            for place, text in zip(wanted, column, strict=True):
-                some[place] = text
-    waiting = np.flatnonzero(~stored)
-    if len(waiting):
-        for some, column in zip(found, _recorded(run, snapshot, rows[waiting]), strict=True):
-            for place, text in zip(waiting.tolist(), column, strict=True):
+            for place, text in zip(np.flatnonzero(there).tolist(), column, strict=True):
                 some[place] = text
     return found
 
 
-def _unpacked(block: bytes, rows: Array) -> Texts:
-    """Returns the texts of some rows of a block, counted from its first."""
-    ends = [8 * ROWS, *(8 * ROWS + np.cumsum(np.frombuffer(block, "<i4", 2 * ROWS))).tolist()]
-    columns = [[block[ends[row] : ends[row + 1]].decode() for row in part.tolist()] for part in (rows, ROWS + rows)]
-    return Texts(*columns)
+def read_responses(run: Run, snapshot: Snapshot, rows: Array) -> pa.Array:
+    """Returns the whole responses of some rows, none of which was superseded."""
+    found = pa.nulls(len(rows), pa.large_string())
+    stored = rows < snapshot.state.texts
+    if stored.any():
+        place = pa.array(np.cumsum(stored) - 1, mask=~stored)
+        found = _stored(snapshot, rows[stored]).response.take(place)
+    if (lacking := np.flatnonzero(_cut(found) | ~stored)).size:
+        keys = zip(*(snapshot.raw(name)[rows[lacking]].tolist() for name in ("step", "sample")), strict=True)
+        whole = run.fetch(list(keys), ["response"])["response"].combine_chunks().cast(pa.large_string())
+        found = pc.replace_with_mask(found, pa.array(np.isin(np.arange(len(rows)), lacking)), whole)
+    return found
+
+
+def _cut(texts: pa.Array) -> Array:
+    """Returns which texts may go on in the record."""
+    cut = pc.fill_null(pc.equal(pc.utf8_length(texts), LENGTH), False)
+    return np.asarray(cut.to_numpy(zero_copy_only=False))
+
+
+class _Columns(NamedTuple):
+    prompt: pa.Array
+    response: pa.Array
+
+
+def _stored(snapshot: Snapshot, rows: Array) -> _Columns:
+    """Returns the stored texts of some rows."""
+    blocks, of = np.unique(rows // ROWS, return_inverse=True)
+    places = _places(snapshot.folder, snapshot.state.texts)
+    packed = mapped(snapshot.folder / "texts", "u1", int(places[blocks[-1] + 1, 0]) if len(blocks) else 0)
+    data, lengths = [], np.empty((len(blocks), 2 * ROWS), np.int64)
+    for i, block in enumerate(blocks.tolist()):
+        (start, _), (end, size) = places[block : block + 2].tolist()
+        data.append(memoryview(CODEC.decompress(packed[start:end], size)))
+        lengths[i] = np.frombuffer(data[i], "<i4", 2 * ROWS)
+    middles = (8 * ROWS + lengths[:, :ROWS].sum(axis=1)).tolist()
+    prompts = b"".join(block[8 * ROWS : middle] for block, middle in zip(data, middles, strict=True))
+    responses = b"".join(block[middle:] for block, middle in zip(data, middles, strict=True))
+    place = pa.array((of * ROWS + rows % ROWS).astype(np.int64))
+    return _Columns(*(_strings(*c).take(place) for c in ((prompts, lengths[:, :ROWS]), (responses, lengths[:, ROWS:]))))
+
+
+def _strings(data: bytes, lengths: Array) -> pa.Array:
+    offsets = np.append(0, np.cumsum(lengths))
+    if lengths.size and (lengths.min() < 0 or offsets[-1] != len(data)):
+        raise ValueError("the texts of the index are broken")
+    return pa.LargeStringArray.from_buffers(lengths.size, pa.py_buffer(offsets), pa.py_buffer(data))
 
 
 def _block(texts: Texts) -> bytes:
@@ -97,7 +133,7 @@ def _places(folder: Path, rows: int) -> Array:
     """Returns [1 + blocks, 2] where each block of the first rows ends and its size unpacked, after a line of zeros."""
     if not rows:
         return np.zeros((1, 2), "<i8")
-    return np.memmap(folder / "texts-places", "<i8", "r", shape=(1 + rows // ROWS, 2))
+    return mapped(folder / "texts-places", "<i8", 2 + rows // ROWS * 2).reshape(-1, 2)
 
 
 def _chunks(run: Run, snapshot: Snapshot, first: int, stop: int) -> Iterator[Texts]:

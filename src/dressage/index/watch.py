@@ -9,8 +9,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import dressage.record
+from dressage.doctor.watch import Watch
 from dressage.errors import UserError
 from dressage.index.build import Builder
+from dressage.index.findings import findings_file
 from dressage.index.folder import PROBLEM, fingerprint, only_writer
 from dressage.index.process import small_process
 from dressage.record import Run
@@ -19,6 +21,9 @@ from dressage.record.storage import storage
 PAUSE = 0.5
 PAUSE_AFTER_PROBLEM = 10.0
 """Seconds between two looks at the record."""
+
+MOST_DIAGNOSED = 2_000_000
+"""Rollouts of a run that the doctor looks at unasked: a million take it 20 seconds and a gigabyte of memory."""
 
 
 def start(path: str, folder: Path) -> BaseProcess:
@@ -53,11 +58,15 @@ def _guarded(path: str, folder: Path, parent: int) -> None:
 
 def _follow(path: str, folder: Path, parent: int) -> None:
     builder: Builder | None = None
+    doctor = Watch(path, findings_file(folder))
     while os.getppid() == parent:
         run = _opened(path)
         if run is not None and (builder is None or builder.state.run != fingerprint(run)):
             builder = Builder(run, folder)
         if run is None or builder is None or not (builder.update() or builder.advance()):
+            if builder is not None and builder.state.rows <= MOST_DIAGNOSED:
+                state = builder.state
+                doctor.tend(f"{state.run} {state.metrics_cursor} {state.cursor}")
             time.sleep(PAUSE)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dressage.record.keys import rows_of_tokens
+from dressage.record.keys import rows_of_tokens, starts_of_runs
 from dressage.record.precision import Array
 from dressage.record.schema import ROW_COLUMNS, TOKEN_COLUMNS
 
@@ -48,7 +48,7 @@ class _Groups:
     @cached_property
     def starts(self) -> Array:
         """The first line of each run of lines of one group: they mostly stand together."""
-        return np.append(0, np.flatnonzero(np.diff(self.group)) + 1)[: len(self.group)]
+        return starts_of_runs(self.group)
 
     def chosen(self, there: Array) -> "_Groups":
         return self if there.all() else _Groups(self.group[there], self.size)
@@ -64,6 +64,41 @@ class _Groups:
             with np.errstate(over="ignore", invalid="ignore"):
                 of.at(found, self.group[self.starts], of.reduceat(values, self.starts))
         return found
+
+
+@dataclass(frozen=True)
+class _Bins:
+    """Which bin of its group each line belongs to; a group has bins to the last that a line belongs to."""
+
+    groups: _Groups
+    at: Array
+
+    @cached_property
+    def width(self) -> Array:
+        """[size] how many bins each group has."""
+        return self.groups.reduced(np.maximum, self.at.astype(np.int64) + 1, 0)
+
+    @cached_property
+    def place(self) -> Array:
+        """Which bin each line belongs to, of all groups' bins one after another."""
+        return np.asarray((np.cumsum(self.width) - self.width)[self.groups.group] + self.at)
+
+    @cached_property
+    def counts(self) -> Array:
+        """How many lines belong to each bin."""
+        return np.bincount(self.place, minlength=self.width.sum())
+
+    def sums(self, values: Array) -> Array:
+        return np.bincount(self.place, values, minlength=self.width.sum())
+
+    def chosen(self, there: Array) -> "_Bins":
+        return self if there.all() else _Bins(self.groups.chosen(there), self.at[there])
+
+    def lists(self, counts: Array, sums: Array, there: Array | None = None) -> dict[str, pa.Array]:
+        """Returns the bins of each group; null where ``there`` is false."""
+        owner = np.repeat(np.arange(self.groups.size), self.width)
+        found = {"bin_counts": counts.astype(np.int64), "bin_sums": sums}
+        return {name: _lists(owner, self.groups.size, values, there) for name, values in found.items()}
 
 
 def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
@@ -82,7 +117,9 @@ def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
     for name, values in _row_values(rows):
         numbers, there = _numbers(values)
         shown = there & np.isfinite(numbers)
-        parts.append(_lines(where, "row", name, groups, numbers, there, _sketches(groups, numbers, shown)))
+        finite, values = groups.chosen(shown), _chosen(numbers, shown)
+        measured = groups.chosen(there).counts()
+        parts.append(_lines(where, "row", name, finite, values, measured, _sketches(finite, values)))
     if len(tokens):
         if "mask" in tokens.column_names and not pc.all(tokens["mask"]).as_py():
             tokens = tokens.filter(tokens["mask"])
@@ -93,11 +130,14 @@ def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
 def _token_lines(
     where: Mapping[str, Sequence[object]], tokens: pa.Table, group: Array, line: Array, known: Array
 ) -> Iterator[pa.Table]:
-    groups, at = _Groups(group[line], len(where["step"])), tokens["position"].to_numpy() // BIN
+    groups = _Groups(group[line], len(where["step"]))
+    bins = _Bins(groups, tokens["position"].to_numpy() // BIN)
     for name, numbers, valid in _token_values(tokens):
         there = known & valid
-        lists = _bins(groups, at, numbers, there & np.isfinite(numbers))
-        yield _lines(where, "token", name, groups, numbers, there, lists)
+        shown = there & np.isfinite(numbers)
+        finite, values = bins.chosen(shown), _chosen(numbers, shown)
+        lists = finite.lists(finite.counts, finite.sums(values))
+        yield _lines(where, "token", name, finite.groups, values, groups.chosen(there).counts(), lists)
 
 
 def merged(rollups: pa.Table) -> pa.Table:
@@ -221,22 +261,30 @@ def _lines(
     where: Mapping[str, Sequence[object]],
     level: str,
     column: str,
-    groups: _Groups,
-    numbers: Array,
-    there: Array,
+    finite: _Groups,
+    values: Array,
+    measured: Array,
     lists: Mapping[str, pa.Array],
 ) -> pa.Table:
-    """Returns the lines of one column, of the groups in which values are there, some of which may not be finite."""
-    shown = there & np.isfinite(numbers)
-    finite, values = groups.chosen(shown), _chosen(numbers, shown)
+    """Returns the lines of one column, of the groups that have values.
+
+    Args:
+        where: Step and split of each group.
+        level: "row" or "token".
+        column: Name.
+        finite: Of the finite values.
+        values: The finite values.
+        measured: [size] how many values there are, some of which may not be finite.
+        lists: The sketches or the bins.
+    """
     count = finite.counts()
-    not_finite = groups.chosen(there).counts() - count
+    not_finite = measured - count
     with np.errstate(over="ignore"):
         squares = finite.reduced(np.add, values**2, 0)
     content = {
         **where,
-        "level": [level] * groups.size,
-        "column": [column] * groups.size,
+        "level": [level] * finite.size,
+        "column": [column] * finite.size,
         "count": count,
         "not_finite": not_finite,
         "sum": finite.reduced(np.add, values, 0),
@@ -246,7 +294,7 @@ def _lines(
         **lists,
     }
     arrays = [
-        pa.array(content[field.name], field.type) if field.name in content else pa.nulls(groups.size, field.type)
+        pa.array(content[field.name], field.type) if field.name in content else pa.nulls(finite.size, field.type)
         for field in ROLLUP_SCHEMA
     ]
     return pa.Table.from_arrays(arrays, schema=ROLLUP_SCHEMA).filter(pa.array(count + not_finite > 0))
@@ -256,9 +304,8 @@ def _chosen(values: Array, there: Array) -> Array:
     return values if there.all() else values[there]
 
 
-def _sketches(groups: _Groups, numbers: Array, shown: Array) -> dict[str, pa.Array]:
-    keys = _keys(numbers[shown])
-    return _sketch_lists(groups.group[shown], keys, np.ones(len(keys), np.int64), groups.size)
+def _sketches(groups: _Groups, values: Array) -> dict[str, pa.Array]:
+    return _sketch_lists(groups.group, _keys(values), np.ones(len(values), np.int64), groups.size)
 
 
 def _sketch_lists(
@@ -270,32 +317,6 @@ def _sketch_lists(
     total = np.bincount(at, counts, minlength=len(pairs)).astype(np.int64)
     found = {"sketch_keys": ((pairs & 0xFFFF) - (1 << 15)).astype(np.int16), "sketch_counts": total}
     return {name: _lists(owner, size, values, there) for name, values in found.items()}
-
-
-def _bins(groups: _Groups, at: Array, numbers: Array, shown: Array) -> dict[str, pa.Array]:
-    return _bin_lists(groups.chosen(shown), _chosen(at, shown), None, _chosen(numbers, shown))
-
-
-def _bin_lists(
-    groups: _Groups, at: Array, counts: Array | None, sums: Array, there: Array | None = None
-) -> dict[str, pa.Array]:
-    """Returns the bins of each group, to the last that has a value; a bin may come several times.
-
-    Args:
-        groups: [N] whose each entry is.
-        at: [N] which bin it is of.
-        counts: [N] how many values an entry is the sum of; None = one each.
-        sums: [N] their sums.
-        there: The groups that have bins; all if None.
-    """
-    width = groups.reduced(np.maximum, at.astype(np.int64) + 1, 0)
-    flat = (np.cumsum(width) - width)[groups.group] + at
-    owner = np.repeat(np.arange(groups.size), width)
-    found = {
-        "bin_counts": np.bincount(flat, counts, minlength=len(owner)).astype(np.int64),
-        "bin_sums": np.bincount(flat, sums, minlength=len(owner)),
-    }
-    return {name: _lists(owner, groups.size, values, there) for name, values in found.items()}
 
 
 def _merged_lists(lines: pa.Table, group: Array, size: int, is_row: Array) -> dict[str, pa.Array]:
@@ -310,9 +331,10 @@ def _merged_lists(lines: pa.Table, group: Array, size: int, is_row: Array) -> di
 
     keys_group, _ = owners("sketch_keys")
     bins_group, at = owners("bin_counts")
+    bins = _Bins(_Groups(bins_group, size), at)
     return {
         **_sketch_lists(keys_group, flat("sketch_keys"), flat("sketch_counts"), size, is_row),
-        **_bin_lists(_Groups(bins_group, size), at, flat("bin_counts"), flat("bin_sums"), ~is_row),
+        **bins.lists(bins.sums(flat("bin_counts")), bins.sums(flat("bin_sums")), ~is_row),
     }
 
 

@@ -21,6 +21,7 @@ Kind = Literal["rows", "tokens", "steps", "rollups"]
 KINDS: tuple[Kind, Kind] = ("rows", "steps")
 """What commits: a segment is there when its file of rows, or of metrics, is."""
 TOKEN_ORDER = [("sample", "ascending"), ("position", "ascending")]
+TOKEN_KEYS = ["step", "sample", "position"]
 MANIFESTS = "compactions"
 FOLDERS = ("record", MANIFESTS, "attempts")
 _NAME = re.compile(r"(rows|tokens|steps)-(\d{8,})-(\d{4,})-(\d{4,})\.parquet")
@@ -235,7 +236,8 @@ def layout(schema: pa.Schema, level: int = 3) -> dict[str, Any]:
     encodings = {field.name: "BYTE_STREAM_SPLIT" for field in schema if pa.types.is_floating(field.type)}
     encodings["position"] = "DELTA_BINARY_PACKED"
     dictionary = [name for name in schema.names if name not in encodings]
-    options = {"column_encoding": encodings, "use_dictionary": dictionary}
+    # Of each row group the bounds of what queries choose by; noise has the same everywhere.
+    options = {"column_encoding": encodings, "use_dictionary": dictionary, "write_statistics": TOKEN_KEYS}
     return {"compression": "zstd", "compression_level": level, **options}
 
 

@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     GLOBAL = 5
     INITIAL_WEIGHTS = 6
     NEFTUNE = 7
+    EXAMINATION = 8
 
 
 def generator(seed: int, purpose: Purpose, step: int = 0, row: int = 0) -> Generator:

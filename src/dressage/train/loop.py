@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from dressage.errors import StoppedError
 from dressage.integrations.trackers import Trackers
 from dressage.record.recorder import Recorder
 from dressage.train.checkpoint import Checkpoint, save
@@ -64,6 +65,10 @@ class Trainer(ABC):
         """Facts about the data and the model for run.json."""
         return {}
 
+    def reason_to_stop(self) -> str | None:
+        """Why no further step is done, between two steps; the same on all processes."""
+        return None
+
     def notes(self) -> list[str]:
         """What a user should know before the first step."""
         return []
@@ -73,6 +78,9 @@ class Trainer(ABC):
 
         Returns:
             what is measured of the trained model.
+
+        Raises:
+            StoppedError: there was a reason to stop; the checkpoint is written.
         """
         self.prepare(folder)
         checkpoint: CheckpointSettings = self.settings.checkpoint
@@ -81,9 +89,13 @@ class Trainer(ABC):
             self._log(self.next_step, metrics)
             report(self.next_step, metrics)
             self.next_step += 1
+            reason = self.reason_to_stop()
             due = checkpoint.every and self.next_step % checkpoint.every == 0
-            if due or self.next_step == self.steps:
+            if due or self.next_step == self.steps or reason:
                 self.save(folder)
+            if reason and self.next_step < self.steps:
+                place = f"stopped after {self.next_step} of {self.steps} steps"
+                raise StoppedError(f"{place}\n{reason}\nThe checkpoint is complete: --resume {folder} goes on as it is")
         final = self.finish(folder)
         if final:
             self._log(self.steps, final)

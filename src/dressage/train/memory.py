@@ -4,6 +4,8 @@ import ctypes
 
 # Of glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+MAPPED_FROM = 32 * 2**20
+"""Larger pieces are given back, which nothing can change: the largest threshold that glibc accepts."""
 
 
 def keep_freed_memory() -> None:
@@ -17,5 +19,5 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL("libc.so.6")
     except OSError:
         return
-    libc.mallopt(_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc accepts
+    libc.mallopt(_MMAP_THRESHOLD, MAPPED_FROM)
     libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)

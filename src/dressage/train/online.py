@@ -17,6 +17,7 @@ from dressage.ops.kl import adapted_coefficient
 from dressage.rewards.shaping import RunningMoments, Shaping
 from dressage.sampling.randomness import Purpose, generator
 from dressage.train.checkpoint import Checkpoint
+from dressage.train.doctor import Attendance
 from dressage.train.finite import check_finite
 from dressage.train.loop import Trainer
 from dressage.train.metrics import Clock, rollout_metrics, value_metrics
@@ -62,6 +63,10 @@ class RolloutTrainer(Trainer):
     """so far in their order"""
     unfinished: Round | None = field(default=None)
     """the round that was being trained on when the run was killed"""
+    told: set[str] = field(default_factory=set)
+    """rules of the doctor whose findings were told"""
+    doctor: Attendance | None = None
+    """on the main process, where the settings have the doctor look"""
 
     @property
     def model(self) -> Any:
@@ -84,7 +89,12 @@ class RolloutTrainer(Trainer):
         return metrics | clock.metrics(tokens=float(round_.batch["mask"].sum()))
 
     def prepare(self, folder: Path) -> None:
-        pass
+        if self.learner.processes.is_main and self.settings.doctor.looks:
+            self.doctor = Attendance(self.settings.doctor, folder, self.told)
+
+    def reason_to_stop(self) -> str | None:
+        reason = self.doctor.reason_to_stop(self.next_step) if self.doctor else None
+        return self.learner.processes.of_main(reason) if self.settings.doctor.stops else None
 
     def finish(self, folder: Path) -> Metrics:
         if self.learner.processes.is_main:
@@ -92,12 +102,18 @@ class RolloutTrainer(Trainer):
         return {}
 
     def state(self) -> dict[str, Any]:
-        return {"kl_coef": self.kl_coef, "moments": self.shaping.moments.state(), "prompts_used": self.prompts_used}
+        return {
+            "kl_coef": self.kl_coef,
+            "moments": self.shaping.moments.state(),
+            "prompts_used": self.prompts_used,
+            "told": sorted(self.told),
+        }
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         self.kl_coef, self.prompts_used = state["kl_coef"], state["prompts_used"]
         self.shaping.moments = RunningMoments(**state["moments"])
+        self.told = set(state.get("told", ()))
         if checkpoint.tensors:
             batch = Batch(checkpoint.tensors)
             self.unfinished = Round(batch, state["rows"], state["metrics"], state["updates"])

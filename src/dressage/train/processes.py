@@ -1,6 +1,6 @@
 """Several processes as one: who takes which rows, and how their results become the same batch everywhere."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from dressage.errors import UserError
 from dressage.types import Batch, stacked
+
+T = TypeVar("T")
 
 
 class Processes:
@@ -75,6 +77,14 @@ class Processes:
         everything: list[Any] = [None] * self.count
         dist.all_gather_object(everything, values)
         return {name: how(part[name] for part in everything if name in part) for name in set().union(*everything)}
+
+    def of_main(self, value: T) -> T:
+        """What the main process gives, on every process."""
+        if self.count == 1:
+            return value
+        held = [value]
+        dist.broadcast_object_list(held, src=0)
+        return held[0]
 
     def share_weights(self, module: nn.Module) -> None:
         """Give every process the parameters of the first one."""

@@ -1,9 +1,10 @@
 """The settings of a training run that every algorithm shares."""
 
+import difflib
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from rich.console import Console
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,6 +13,7 @@ from dressage.config import Settings
 from dressage.data.chat import ChatSettings
 from dressage.data.examples import Examples
 from dressage.data.prompts import PromptSettings
+from dressage.index.findings import Finding
 from dressage.integrations.trackers import Names
 from dressage.models.settings import ModelSettings, ReferenceSettings, ValueSettings
 from dressage.models.trained import load_start, load_start_tokenizer
@@ -111,6 +113,50 @@ class EvaluationSettings(Settings):
     """training steps between evaluations; 0 = only before the first step and after the last"""
 
 
+Answer = Literal["warn", "stop", "ignore"]
+
+
+class DoctorSettings(Settings):
+    """The doctor, who looks at the record while the run trains, in a process beside it."""
+
+    on_finding: Answer = "warn"
+    """what happens at a finding. "warn": it is said; "stop": the run ends and leaves a checkpoint, except at notes,
+    which are only worth a look; "ignore": the doctor does not look"""
+    rules: dict[str, Answer] = Field(default={})
+    """another answer for the findings of some rules, such as {"length-exploited" = "stop", "stalls" = "ignore"}"""
+    share: float = Field(0.01, gt=0, le=1)
+    """of the time that looking may take: after a look of a second the doctor rests for 1 / share seconds"""
+
+    @property
+    def looks(self) -> bool:
+        """Whether anything is done about any finding."""
+        return self.on_finding != "ignore" or any(answer != "ignore" for answer in self.rules.values())
+
+    @property
+    def stops(self) -> bool:
+        """Whether any finding may end the run."""
+        return "stop" in (self.on_finding, *self.rules.values())
+
+    def answer(self, finding: Finding) -> Answer:
+        """What is done about a finding."""
+        named = self.rules.get(finding.id)
+        if named is None and finding.severity == "note" and self.on_finding == "stop":
+            return "warn"
+        return named or self.on_finding
+
+    @field_validator("rules")
+    @classmethod
+    def _check_names(cls, rules: dict[str, Answer]) -> dict[str, Answer]:
+        from dressage.doctor.own import all_rules
+
+        rules = {name.replace("_", "-"): answer for name, answer in rules.items()}
+        known = {rule.name for rule in all_rules()} if rules else set()
+        for name in rules.keys() - known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise ValueError(f"there is no rule {name!r}; did you mean {near[0]!r}?")
+        return rules
+
+
 class RunSettings(Settings):
     """What every run has, whatever its algorithm."""
 
@@ -167,6 +213,8 @@ class RolloutRun(RunSettings):
     """how rollouts become new weights"""
     checkpoint: RolloutCheckpointSettings = RolloutCheckpointSettings()
     """what a killed run continues from"""
+    doctor: DoctorSettings = DoctorSettings()
+    """who looks at the record while the run trains"""
 
     @property
     def critic(self) -> ValueSettings | None:
@@ -186,6 +234,13 @@ class RolloutRun(RunSettings):
     def sampling_temperature(self, step: int) -> float:
         """What divides the logits when the responses of a training step are sampled."""
         return self.sampling.temperature
+
+    def show(self, folder: Path, console: Console) -> None:
+        from dressage.train.doctor import verdict
+
+        if self.doctor.looks:
+            for line in verdict(self.doctor, folder):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

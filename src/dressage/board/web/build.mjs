@@ -1,5 +1,5 @@
 // Bundles the page: node build.mjs [OUT] [--watch]. OUT is ../static unless given.
-import { copyFileSync, mkdirSync, readFileSync, statSync } from "node:fs";
+import { mkdirSync, readFileSync, statSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
@@ -24,7 +24,9 @@ const options = {
 };
 
 mkdirSync(out, { recursive: true });
-for (const name of ["index.html", "icon.svg"]) copyFileSync(join(here, name), join(out, name));
+// Browsers ask for an icon anew at every change of the address, unless it stands in the page.
+const icon = `data:image/svg+xml,${encodeURIComponent(readFileSync(join(here, "icon.svg"), "utf8"))}`;
+writeFileSync(join(out, "index.html"), readFileSync(join(here, "index.html"), "utf8").replace("icon.svg", icon));
 
 if (process.argv.includes("--watch")) {
   const context = await esbuild.context({ ...options, logLevel: "info" });

@@ -1,5 +1,6 @@
 """A diagnosis as plain data, for ``--json`` and the board."""
 
+import math
 from typing import Any
 
 from dressage.doctor.data import RunData
@@ -19,7 +20,7 @@ def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, 
         "rollouts": len(data.rows),
         "findings": [plain_finding(finding, language) for finding in diagnosis.findings],
         "healthy": [_healthy(rule, reading, language) for rule, reading in diagnosis.healthy],
-        "skipped": [{"rule": one.rule, "row": one.row, "reason": one.reason} for one in diagnosis.skipped],
+        "skipped": [{"rule": one.rule, "row": one.row, "reason": language.reason(one)} for one in diagnosis.skipped],
     }
 
 
@@ -35,7 +36,7 @@ def plain_finding(finding: Finding, language: Language) -> dict[str, Any]:
         "cause": texts.cause,
         "root": finding.cause,
         "since_step": reading.since,
-        "seen": reading.seen,
+        "seen": _finite(reading.seen),
         "healthy": texts.healthy,
         "evidence": [_place(place) for place in reading.evidence],
         "explains": list(finding.explains),
@@ -45,7 +46,12 @@ def plain_finding(finding: Finding, language: Language) -> dict[str, Any]:
 
 
 def _healthy(rule: Rule, reading: Reading, language: Language) -> dict[str, Any]:
-    return {"rule": rule.name, "row": rule.row, "seen": reading.seen, "healthy": language.healthy(rule)}
+    return {"rule": rule.name, "row": rule.row, "seen": _finite(reading.seen), "healthy": language.healthy(rule)}
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def _place(place: Evidence) -> dict[str, Any]:

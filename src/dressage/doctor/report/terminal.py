@@ -28,7 +28,7 @@ def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Langua
     if diagnosis.skipped:
         console.print(f"\n[bold]{say('Not looked at')}[/]")
         for one in diagnosis.skipped:
-            console.print(Text.assemble("  ", (one.rule, "dim"), f"  {one.reason}"))
+            console.print(Text.assemble("  ", (one.rule, "dim"), f"  {language.reason(one)}"))
 
 
 def _show_cause(console: Console, finding: Finding, folded: dict[str, Finding], language: Language) -> None:

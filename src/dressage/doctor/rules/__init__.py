@@ -22,7 +22,7 @@ RULES: tuple[Rule, ...] = (
     invariants.reward_position,
     invariants.reward_accounting,
     invariants.double_start,
-    invariants.retokenised,
+    mismatch.retokenised,
     invariants.kl_at_start,
     invariants.reference_is_policy,
     invariants.penalty_wrong,

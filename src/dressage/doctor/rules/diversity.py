@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading, Words
+from dressage.doctor.finding import Curve, Reading, Share, Words
 from dressage.doctor.groups import within
 from dressage.doctor.rows import Rows
 from dressage.doctor.rule import rule
@@ -71,7 +71,12 @@ def entropy_collapse(data: RunData) -> Reading | None:
     sick = first is not None and not rising and not gained
     words: Words = {"before": points.first()}
     return Reading(
-        points.last(), sick, first if sick else None, data.step_evidence(points.step[-1:]) if sick else (), words
+        points.last(),
+        sick,
+        first if sick else None,
+        data.step_evidence(points.step[-1:]) if sick else (),
+        words,
+        curve=Curve(points, low=0.1 * points.first()),
     )
 
 
@@ -95,7 +100,7 @@ def entropy_explosion(data: RunData) -> Reading | None:
     sick = first is not None and trend(points).change > 0
     return Reading(points.last(), sick, first if sick else None, data.step_evidence(points.step[-1:]) if sick else (), {
         "before": points.first()
-    })  # fmt: skip
+    }, curve=Curve(points, high=limit))  # fmt: skip
 
 
 @rule(
@@ -117,7 +122,14 @@ def distinct_collapse(data: RunData) -> Reading | None:
     before = points.first()
     sick = points.last() < 0.7 * before and trend(points).p < 0.01
     first = since(points, points.value < 0.8 * before, 3) if sick else None
-    return Reading(points.last(), sick, first, data.step_evidence(points.step[-1:]) if sick else (), {"before": before})
+    return Reading(
+        points.last(),
+        sick,
+        first,
+        data.step_evidence(points.step[-1:]) if sick else (),
+        {"before": before},
+        curve=Curve(points, low=0.7 * before),
+    )
 
 
 @rule(
@@ -179,7 +191,7 @@ def _alike(words: list[set[str]], i: int, j: int) -> float:
     title="The responses repeat themselves",
     cause="{seen} of the runs of four tokens in a response have been there before, {before} at the start: the policy "
     "goes round in circles.",
-    healthy="share of repeated 4-grams in a response: below 0.3",
+    healthy="share of repeated 4-grams in a response: below 30 %",
     fix="a penalty for repetition in the reward, shorter max_new_tokens, a reward model that has seen loops",
     source="StackLLaMA; rlprobe",
     explains=["distinct-collapse", "truncated", "template-collapse"],
@@ -194,7 +206,14 @@ def repetition_loops(data: RunData) -> Reading | None:
     first = since(smoothed(points), smoothed(points).value > limit, 4)
     worst = np.argsort(-np.nan_to_num(values))[:3]
     evidence = data.rollout_evidence(worst, rows) if first is not None else ()
-    return Reading(points.last(), first is not None, first, evidence, {"before": points.first()})
+    return Reading(
+        Share(points.last()),
+        first is not None,
+        first,
+        evidence,
+        {"before": points.first()},
+        curve=Curve(points, high=limit),
+    )
 
 
 def _compressed(rows: Rows) -> Array:
@@ -228,7 +247,14 @@ def echo_trap(data: RunData) -> Reading | None:
     spikes = norm.step[(norm.step > narrow) & (norm.value > 5 * typical)]
     sick = len(spikes) >= 2
     words: Words = {"step": int(spikes[0]) if sick else 0}
-    return Reading(float(share[-1]), sick, narrow if sick else None, data.step_evidence(spikes[:3]), words)
+    return Reading(
+        float(share[-1]),
+        sick,
+        narrow if sick else None,
+        data.step_evidence(spikes[:3]),
+        words,
+        curve=Curve(Series(spread.step, share), low=0.3),
+    )
 
 
 @rule(
@@ -254,4 +280,4 @@ def pattern_collapse(data: RunData) -> Reading | None:
     sick = grew and longer and down.p < 0.01 and surprise.last() < 0.6 * surprise.first()
     return Reading(surprise.last(), sick, int(rising[1].step[len(rising[1]) // 3]) if sick else None, words={
         "before": surprise.first()
-    })  # fmt: skip
+    }, curve=Curve(surprise))  # fmt: skip

@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Phrase, Reading, Words
+from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
 from dressage.doctor.kl import penalty
 from dressage.doctor.rule import rule
 from dressage.doctor.sample import Sample
@@ -44,7 +44,13 @@ def ratio_not_one(data: RunData) -> Reading | None:
     bad = points.value > tolerance(data)
     sick = bool(np.mean(bad) > 0.5)
     first = int(points.step[bad][0]) if sick else None
-    return Reading(float(np.median(points.value)), sick, first, words={"worst": float(points.value.max())})
+    return Reading(
+        float(np.median(points.value)),
+        sick,
+        first,
+        words={"worst": float(points.value.max())},
+        curve=Curve(points, high=tolerance(data)),
+    )
 
 
 @rule(
@@ -71,7 +77,14 @@ def kl_at_start(data: RunData) -> Reading | None:
     size = float(np.abs(sample["log_ratio"][mine]).mean())
     where = np.flatnonzero(mine)[np.argsort(-np.abs(sample["log_ratio"][mine]))]
     sick = size > tolerance(data)
-    return Reading(size, sick, first if sick else None, sample.spans(where) if sick else (), {"size": size})
+    return Reading(
+        size,
+        sick,
+        first if sick else None,
+        sample.spans(where) if sick else (),
+        {"size": size},
+        curve=Curve(sample.mean_by_step(np.abs(sample["log_ratio"]))),
+    )
 
 
 @rule(
@@ -83,7 +96,7 @@ def kl_at_start(data: RunData) -> Reading | None:
     cause="The weights change with every step, yet log π − log π_ref stays 0 on {share} of the tokens: policy and "
     "reference share their weights, an adapter stays switched on in the reference's pass, or β = 0 and the reference "
     "is never computed.",
-    healthy="share of tokens with |Δ| < 0.00001 after five updates: far below 0.99",
+    healthy="share of tokens with |Δ| < 0.00001 after five updates: far below 99 %",
     fix="give the reference weights of its own, or switch the adapter off while it scores",
     source="TRL issues 1340, 3194, 4040",
     explains=["kl-flat", "penalty-mis-scaled"],
@@ -101,7 +114,14 @@ def reference_is_policy(data: RunData) -> Reading | None:
     sick = share > 0.99
     first = int(sample.rows.steps[0]) if sick else None
     spans = sample.spans(np.flatnonzero(later & same)) if sick else ()
-    return Reading(share, sick, first, spans, {"share": f"{share:.0%}"})
+    return Reading(
+        Share(share),
+        sick,
+        first,
+        spans,
+        {"share": Share(share)},
+        curve=Curve(sample.mean_by_step(same.astype(float)), high=0.99),
+    )
 
 
 @rule(
@@ -112,7 +132,7 @@ def reference_is_policy(data: RunData) -> Reading | None:
     title="The reference was replaced during training",
     cause="The KL to the reference falls by up to {drop} from one step to the next, {times} times, and climbs again "
     "each time: the reference is synchronised with the policy, or was loaded from a checkpoint of the policy.",
-    healthy="largest relative fall of the mean KL from one step to the next: below 0.8",
+    healthy="largest relative fall of the mean KL from one step to the next: below 80 %",
     fix="keep the reference frozen (or say in the recipe that it is meant to follow), and reload it from the initial "
     "checkpoint",
     source="TRL issue 1340; own threshold",
@@ -129,8 +149,15 @@ def reference_replaced(data: RunData) -> Reading | None:
     sick = len(falls) >= 2
     steps = points.step[falls + 1]
     evidence = tuple(data.step_evidence(steps[:3])) if sick else ()
-    words: Words = {"drop": f"{drop.max(initial=0.0):.0%}", "times": float(len(falls))}
-    return Reading(float(drop.max(initial=0.0)), sick, int(steps[0]) if sick else None, evidence, words)
+    words: Words = {"drop": Share(drop.max(initial=0.0)), "times": float(len(falls))}
+    return Reading(
+        Share(drop.max(initial=0.0)),
+        sick,
+        int(steps[0]) if sick else None,
+        evidence,
+        words,
+        curve=Curve(points, name=Phrase("KL per response")),
+    )
 
 
 @rule(
@@ -192,7 +219,8 @@ def reward_position(data: RunData) -> Reading | None:
     if data.setting("config.ppo.whiten_rewards"):
         return None  # every token then carries a share of the mean
     rest = np.abs(_without_penalty(data, sample))
-    threshold = 0.02 * np.maximum(np.abs(_score(sample)), 1e-3)[sample.line]
+    # The recorder keeps eleven bits of a token reward: where the score is near 0, the penalty's last bits outweigh it.
+    threshold = 0.02 * np.maximum(np.abs(_score(sample)), 1e-3)[sample.line] + 2**-10 * np.abs(sample["token_reward"])
     inside = sample.trained & np.isfinite(rest)
     elsewhere = np.flatnonzero((rest > threshold) & ((inside & ~sample.last) | ~sample.trained) & np.isfinite(rest))
     there = np.unique(sample.line[inside])
@@ -204,7 +232,14 @@ def reward_position(data: RunData) -> Reading | None:
     share = len(wrong) / len(there)
     sick = share > 0.01 and not dense
     first = int(sample.rows.step[wrong].min()) if sick else None
-    return Reading(share, sick, first, sample.spans(elsewhere) if sick else (), {"share": f"{share:.0%}"})
+    return Reading(
+        Share(share),
+        sick,
+        first,
+        sample.spans(elsewhere) if sick else (),
+        {"share": Share(share)},
+        curve=Curve(sample.rows.by_step(np.isin(np.arange(len(sample.rows)), wrong).astype(float)), high=0.01),
+    )
 
 
 def _without_penalty(data: RunData, sample: Sample) -> Array:
@@ -225,7 +260,7 @@ def _score(sample: Sample) -> Array:
     title="The token rewards do not add up to the reward",
     cause="The token rewards of a response should add up to its reward − β·KL. In {share} of the responses they miss "
     "it, by {size} in the median: something clips, scales, whitens or drops a part without being recorded.",
-    healthy="share of responses whose token rewards miss reward − β·KL by more than 0.01 of its size: below 0.02",
+    healthy="share of responses whose token rewards miss reward − β·KL by more than 1 % of its size: below 2 %",
     fix="record what shapes the reward (`shaped_reward`), or take the hidden step out",
     source="own identity",
 )
@@ -243,12 +278,19 @@ def reward_accounting(data: RunData) -> Reading | None:
     share = float(wrong.sum() / there.sum())
     sick = share > 0.02
     words: Words = {
-        "share": f"{share:.0%}",
+        "share": Share(share),
         "size": float(np.median(np.abs(total - score)[wrong])) if wrong.any() else 0.0,
     }
     worst = np.flatnonzero(wrong)[np.argsort(-miss[wrong])]
     first = int(sample.rows.step[wrong].min()) if sick else None
-    return Reading(share, sick, first, sample.evidence(worst) if sick else (), words)
+    return Reading(
+        Share(share),
+        sick,
+        first,
+        sample.evidence(worst) if sick else (),
+        words,
+        curve=Curve(sample.rows.by_step(wrong.astype(float)), high=0.02),
+    )
 
 
 @rule(
@@ -276,48 +318,9 @@ def double_start(data: RunData) -> Reading | None:
     token = float(next(iter(different))[0])
     rows = np.arange(len(data.sample.rows))
     evidence = data.sample.evidence(rows) if sick else ()
-    return Reading(share, sick, int(data.sample.rows.steps[0]) if sick else None, evidence, {
-        "share": f"{share:.0%}", "token": token
+    return Reading(Share(share), sick, int(data.sample.rows.steps[0]) if sick else None, evidence, {
+        "share": Share(share), "token": token
     })  # fmt: skip
-
-
-@rule(
-    row=9,
-    needs=["tokens.sampler_logprob", "tokens.logprob"],
-    severity="error",
-    title="Responses are tokenised anew between sampling and training",
-    cause="In {share} of the responses sampler and trainer agree up to some token and disagree wildly from there on: "
-    "text was handed over, and tokenised anew it became other tokens.",
-    healthy="share of responses that agree to 0.1 nats up to a token and differ by more than 1 nat after it: below "
-    "0.01",
-    fix="hand token ids from the sampler to the trainer, never text",
-    source="vLLM blog, Agent Lightning (2025)",
-    explains=["sampler-mismatch", "mismatch-tail", "mismatch-rare-tokens"],
-)
-def retokenised(data: RunData) -> Reading | None:
-    sample = data.sample
-    gap = np.where(sample.trained, np.abs(sample["sampler_gap"]), np.nan)
-    found, looked = [], 0
-    for line, values in _responses(sample, gap):
-        values = values[np.isfinite(values)]
-        if len(values) < 8:
-            continue
-        looked += 1
-        jump = int(np.argmax(values > 1.0)) if (values > 1.0).any() else 0
-        if jump >= 2 and values[:jump].max() < 0.1 and len(values) - jump >= 3 and np.median(values[jump:]) > 0.5:
-            found.append(line)
-    if not looked:
-        return None
-    share = len(found) / looked
-    sick = share > 0.01 and len(found) >= 3
-    rows = np.array(found, np.int64)
-    first = int(sample.rows.step[rows].min()) if sick else None
-    return Reading(share, sick, first, sample.evidence(rows) if sick else (), {"share": f"{share:.1%}"})
-
-
-def _responses(sample: Sample, values: Array) -> list[tuple[int, Array]]:
-    lines, start = np.unique(sample.line, return_index=True)
-    return list(zip(lines.tolist(), np.split(values, start[1:]), strict=True)) if len(lines) else []
 
 
 @rule(
@@ -343,7 +346,14 @@ def trained_behind_end(data: RunData) -> Reading | None:
     share = len(wrong) / max(1, int(sample.trained.sum()))
     sick = len(wrong) > 0 and share > 1e-3
     first = int(sample.step[wrong].min()) if sick else None
-    return Reading(share, sick, first, sample.spans(wrong) if sick else (), {"share": f"{share:.1%}"})
+    return Reading(
+        Share(share),
+        sick,
+        first,
+        sample.spans(wrong) if sick else (),
+        {"share": Share(share)},
+        curve=Curve(sample.mean_by_step(behind.astype(float)), high=1e-3),
+    )
 
 
 @rule(
@@ -353,7 +363,7 @@ def trained_behind_end(data: RunData) -> Reading | None:
     title="Processes or siblings sample the same random numbers",
     cause="{share} of the pairs of responses to the same prompt in the same step are equal, although such a response "
     "comes up once in 160,000 samples: the same seed is used by every process or every sibling.",
-    healthy="share of improbable responses that a sibling repeats word for word: below 0.05",
+    healthy="share of improbable responses that a sibling repeats word for word: below 5 %",
     fix="draw the seed from the rank and the sample's number as well",
     source="The N implementation details of RLHF with PPO",
     explains=["zero-variance-groups", "zero-gradient"],
@@ -373,4 +383,4 @@ def same_seed(data: RunData) -> Reading | None:
     sick = share > 0.05
     rows = np.array([i for pair in same[:2] for i in pair], np.int64)
     first = int(min(sample.rows.step[i] for i, _ in same)) if sick else None
-    return Reading(share, sick, first, sample.evidence(rows, 4) if sick else (), {"share": f"{share:.0%}"})
+    return Reading(Share(share), sick, first, sample.evidence(rows, 4) if sick else (), {"share": Share(share)})

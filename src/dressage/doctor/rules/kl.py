@@ -3,7 +3,7 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Phrase, Reading, Words
+from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
 from dressage.doctor.kl import estimates
 from dressage.doctor.rule import rule
 from dressage.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
@@ -50,8 +50,10 @@ def negative_kl(data: RunData) -> Reading | None:
     sick = first is not None
     after = points.where(points.step >= first) if first is not None else points
     worst = after.step[np.argsort(after.value)][: 3 * sick]
-    words: Words = {"share": f"{float(np.mean(after.value < 0)):.0%}"}
-    return Reading(float(np.median(after.value)), sick, first, data.step_evidence(worst), words)
+    words: Words = {"share": Share(float(np.mean(after.value < 0)))}
+    return Reading(
+        float(np.median(after.value)), sick, first, data.step_evidence(worst), words, curve=Curve(points, low=0.0)
+    )
 
 
 @rule(
@@ -75,7 +77,7 @@ def stops_generating(data: RunData) -> Reading | None:
     first = since(length, length.value < 0.3 * before, 2) if sick else None
     return Reading(kl.last(), sick, first, data.step_evidence(length.step[-1:] if sick else []), {
         "before": before, "after": after
-    })  # fmt: skip
+    }, curve=Curve(kl, low=0.0))  # fmt: skip
 
 
 @rule(
@@ -102,7 +104,14 @@ def kl_explosion(data: RunData) -> Reading | None:
     first = since(smoothed(points), bad, 3)
     sick = first is not None
     worst = points.step[np.argsort(-points.value)][: 3 * sick]
-    return Reading(points.last(), sick, first, data.step_evidence(worst), {"before": points.first()})
+    return Reading(
+        points.last(),
+        sick,
+        first,
+        data.step_evidence(worst),
+        {"before": points.first()},
+        curve=Curve(points, 0.0, 10.0),
+    )
 
 
 @rule(
@@ -123,7 +132,9 @@ def kl_flat(data: RunData) -> Reading | None:
         return None
     size = float(np.abs(later.value).max())
     sick = size < 1e-4
-    return Reading(size, sick, int(points.step[0]) if sick else None, words={"steps": float(len(points))})
+    return Reading(
+        size, sick, int(points.step[0]) if sick else None, words={"steps": float(len(points))}, curve=Curve(points)
+    )
 
 
 @rule(
@@ -151,7 +162,13 @@ def penalty_mis_scaled(data: RunData) -> Reading | None:
     sick = late > 1 or (late < 0.01 and rising)
     direction = ": the penalty drowns the reward" if late > 1 else ", and the KL rises: it holds nothing"
     bad = points.value > 1 if late > 1 else points.value < 0.01
-    return Reading(late, sick, since(points, bad, 3) if sick else None, words={"direction": Phrase(direction)})
+    return Reading(
+        late,
+        sick,
+        since(points, bad, 3) if sick else None,
+        words={"direction": Phrase(direction)},
+        curve=Curve(points, 0.01, 1.0),
+    )
 
 
 @rule(
@@ -174,7 +191,12 @@ def coefficient_runaway(data: RunData) -> Reading | None:
     growth = coef.last() / coef.first()
     falls = trend(kl.where(kl.step >= np.median(kl.step))).change < -0.2 * abs(kl.last())
     sick = growth >= 10 and not falls
-    return Reading(growth, sick, since(coef, coef.value > 3 * coef.first(), 3) if sick else None)
+    return Reading(
+        growth,
+        sick,
+        since(coef, coef.value > 3 * coef.first(), 3) if sick else None,
+        curve=Curve(Series(coef.step, coef.value / coef.first()), high=10.0),
+    )
 
 
 @rule(
@@ -184,7 +206,7 @@ def coefficient_runaway(data: RunData) -> Reading | None:
     title="The KL comes from a few tokens or one place",
     cause="{seen} of all |log π − log π_ref| lies {where}: not the answers change but one habit: a template that "
     "does not fit, an ending, a format.",
-    healthy="share of Σ|Δ| in the top 1 % of the tokens: below 0.5; in one tenth of the positions: below 0.45",
+    healthy="share of Σ|Δ| in the top 1 % of the tokens: below 50 %; in one tenth of the positions: below 45 %",
     fix="look at these tokens; compare the prompt template with the one the model was tuned with",
     source="rlprobe; Secrets of RLHF 2307.04964",
     severity="note",
@@ -205,7 +227,7 @@ def kl_in_few_tokens(data: RunData) -> Reading | None:
     where = "on 1 % of the tokens" if top > 0.5 else f"in tenth {int(buckets.argmax()) + 1} of the response"
     first = int(sample.step[mine].min()) if sick else None
     seen = top if top > 0.5 or not sick else bucket
-    return Reading(seen, sick, first, sample.spans(mine[order]) if sick else (), {"where": Phrase(where)})
+    return Reading(Share(seen), sick, first, sample.spans(mine[order]) if sick else (), {"where": Phrase(where)})
 
 
 @rule(
@@ -235,4 +257,10 @@ def unknown_estimate(data: RunData) -> Reading | None:
         return None
     distance, name = min(found)
     sick = distance > 0.2
-    return Reading(distance, sick, int(logged.step[0]) if sick else None, words={"name": Phrase(name)})
+    return Reading(
+        distance,
+        sick,
+        int(logged.step[0]) if sick else None,
+        words={"name": Phrase(name)},
+        curve=Curve(logged, name=Phrase("logged KL")),
+    )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading, Words
+from dressage.doctor.finding import Curve, Reading, Share, Words
 from dressage.doctor.rule import rule
 from dressage.doctor.series import Series, since, smoothed, trend
 
@@ -24,7 +24,7 @@ def _cut(data: RunData) -> Series:
     title="Responses are cut off",
     cause="{share} of the responses end at the length limit without an end, {before} did at the start: the reward sees "
     "half answers, and nothing rewards coming to an end.",
-    healthy="share of responses cut at the length limit: below 0.5, and not growing by 0.25",
+    healthy="share of responses cut at the length limit: below 50 %, and not growing by 25 %",
     fix='a larger sampling.max_new_tokens, shaping.missing_eos_penalty, or grpo.overlong = "penalty"',
     source="DAPO 2503.14476; rldoctor; rlprobe; miles",
     explains=["length-bias"],
@@ -37,13 +37,14 @@ def truncated(data: RunData) -> Reading | None:
     # Where all are cut from the start, that is how the run was meant; growth is the trouble.
     smooth = smoothed(points)
     first = since(smooth, smooth.value > max(0.5, before + 0.25), 4)
-    words: Words = {"share": f"{points.last():.0%}", "before": f"{before:.0%}"}
+    words: Words = {"share": Share(points.last()), "before": Share(before)}
     return Reading(
-        points.last(),
+        Share(points.last()),
         first is not None,
         first,
         data.step_evidence(points.step[-1:]) if first is not None else (),
         words,
+        curve=Curve(points, high=max(0.5, before + 0.25)),
     )
 
 
@@ -74,7 +75,7 @@ def false_truncation(data: RunData) -> Reading | None:
     sick = share > 0.1 and count.max() > 0.8 * short.sum() and count.max() >= 10
     words: Words = {"token": float(ids[np.argmax(count)]) if len(ids) else 0.0}
     first = int(sample.rows.step[short].min()) if sick else None
-    return Reading(share, sick, first, sample.evidence(np.flatnonzero(short)) if sick else (), words)
+    return Reading(Share(share), sick, first, sample.evidence(np.flatnonzero(short)) if sick else (), words)
 
 
 @rule(
@@ -101,7 +102,7 @@ def end_not_trained(data: RunData) -> Reading | None:
     share = len(without) / int(ended.sum())
     sick = share > 0.05
     first = int(sample.rows.step[without].min()) if sick else None
-    return Reading(share, sick, first, sample.evidence(without) if sick else ())
+    return Reading(Share(share), sick, first, sample.evidence(without) if sick else ())
 
 
 @rule(
@@ -124,4 +125,11 @@ def length_collapse(data: RunData) -> Reading | None:
     sick = points.last() < 0.4 * before and trend(points).p < 0.01
     first = since(points, points.value < 0.5 * before, 3) if sick else None
     words: Words = {"before": before}
-    return Reading(points.last(), sick, first, data.step_evidence(points.step[-1:]) if sick else (), words)
+    return Reading(
+        points.last(),
+        sick,
+        first,
+        data.step_evidence(points.step[-1:]) if sick else (),
+        words,
+        curve=Curve(points, low=0.4 * before),
+    )

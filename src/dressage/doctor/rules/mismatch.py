@@ -3,10 +3,10 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Phrase, Reading, Words
+from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
 from dressage.doctor.rule import rule
 from dressage.doctor.sample import Sample
-from dressage.doctor.series import Array, since, trend
+from dressage.doctor.series import Array, Series, since, trend
 
 INVESTIGATE = 1.05
 """Mean of e^|δ| from which NeMo-RL's guide says to look for the cause."""
@@ -36,7 +36,9 @@ def sampler_mismatch(data: RunData) -> Reading | None:
     first = since(points, points.value > INVESTIGATE, min(3, len(points)))
     sick = first is not None
     worst = np.flatnonzero(np.isfinite(gap))[np.argsort(-gap[np.isfinite(gap)])][:50] if sick else np.zeros(0, int)
-    return Reading(float(np.median(points.value)), sick, first, data.sample.spans(worst))
+    return Reading(
+        float(np.median(points.value)), sick, first, data.sample.spans(worst), curve=Curve(points, 1.0, INVESTIGATE)
+    )
 
 
 @rule(
@@ -57,7 +59,14 @@ def mismatch_growing(data: RunData) -> Reading | None:
     before, now = max(points.first(), 1e-4), points.last()
     sick = now > 3 * before and now > 0.02 and trend(points).p < 0.01 and trend(points).change > 0
     first = since(points, points.value > 2 * before, 5) if sick else None
-    return Reading(now, sick, first, data.step_evidence(points.step[-1:]) if sick else (), {"before": before})
+    return Reading(
+        now,
+        sick,
+        first,
+        data.step_evidence(points.step[-1:]) if sick else (),
+        {"before": before},
+        curve=Curve(points, high=3 * before),
+    )
 
 
 @rule(
@@ -92,7 +101,12 @@ def sampler_stale(data: RunData) -> Reading | None:
     }
     first = since(points, points.value > max(0.3 * typical, 3 * float(agree)), 3) if sick else None
     return Reading(
-        float(points.value.max()), sick, first, data.step_evidence([first] if first is not None else []), words
+        float(points.value.max()),
+        sick,
+        first,
+        data.step_evidence([first] if first is not None else []),
+        words,
+        curve=Curve(points),
     )
 
 
@@ -133,7 +147,12 @@ def garbled(data: RunData) -> Reading | None:
     sick = bool(rise[at] > 2)
     step = int(points.step[at + 1])
     return Reading(
-        float(rise[at]), sick, step if sick else None, data.step_evidence([step] if sick else []), {"step": step}
+        float(rise[at]),
+        sick,
+        step if sick else None,
+        data.step_evidence([step] if sick else []),
+        {"step": step},
+        curve=Curve(Series(points.step[1:], rise), high=2.0),
     )
 
 
@@ -143,7 +162,7 @@ def garbled(data: RunData) -> Reading | None:
     title="A few tokens carry the whole disagreement of sampler and trainer",
     cause="{share} of the tokens differ by more than 1 nat, while the median differs by {median}: single tokens are "
     "computed differently (expert routing, a broken position).",
-    healthy="share of tokens with |δ| > 1 nat: below 0.001",
+    healthy="share of tokens with |δ| > 1 nat: below 0.1 %",
     fix="replay the router's choices, weigh whole sequences (GSPO), or leave such tokens out of the loss",
     source="2507.18071; 2510.23027; NeMo-RL, guides/grpo.md",
     explains=["ratio-blow-up", "gradient-spike", "sampler-mismatch"],
@@ -157,8 +176,15 @@ def mismatch_tail(data: RunData) -> Reading | None:
     sick = share > 1e-3 and median < 0.05
     worst = known[np.argsort(-gap[known])][:50]
     first = int(data.sample.step[known[gap[known] > 1]].min()) if sick else None
-    words: Words = {"share": f"{share:.2%}", "median": median}
-    return Reading(share, sick, first, data.sample.spans(worst) if sick else (), words)
+    words: Words = {"share": Share(share), "median": median}
+    return Reading(
+        Share(share),
+        sick,
+        first,
+        data.sample.spans(worst) if sick else (),
+        words,
+        curve=Curve(data.sample.mean_by_step(np.where(np.isfinite(gap), gap > 1, np.nan)), high=1e-3),
+    )
 
 
 @rule(
@@ -203,7 +229,13 @@ def too_off_policy(data: RunData) -> Reading | None:
         return None
     points = data.rows.by_step(age, lambda values: float(np.quantile(values, 0.9)))
     first = since(points, points.value > 8, 3)
-    return Reading(points.last(), first is not None, first, data.step_evidence([first] if first is not None else []))
+    return Reading(
+        points.last(),
+        first is not None,
+        first,
+        data.step_evidence([first] if first is not None else []),
+        curve=Curve(points, 0.0, 8.0),
+    )
 
 
 @rule(
@@ -231,3 +263,48 @@ def precision_noise(data: RunData) -> Reading | None:
     worst = np.flatnonzero(mine)[np.argsort(-np.abs(ours - theirs))][:50]
     first = int(sample.rows.steps[0]) if sick else None
     return Reading(found, sick, first, sample.spans(worst) if sick else ())
+
+
+@rule(
+    row=9,
+    needs=["tokens.sampler_logprob", "tokens.logprob"],
+    severity="error",
+    title="Responses are tokenised anew between sampling and training",
+    cause="In {share} of the responses sampler and trainer agree up to some token and disagree wildly from there on: "
+    "text was handed over, and tokenised anew it became other tokens.",
+    healthy="share of responses that agree to 0.1 nats up to a token and differ by more than 1 nat after it: below 1 %",
+    fix="hand token ids from the sampler to the trainer, never text",
+    source="vLLM blog, Agent Lightning (2025)",
+    explains=["sampler-mismatch", "mismatch-tail", "mismatch-rare-tokens"],
+)
+def retokenised(data: RunData) -> Reading | None:
+    sample = data.sample
+    gap = np.where(sample.trained, np.abs(sample["sampler_gap"]), np.nan)
+    found, looked = [], 0
+    for line, values in _responses(sample, gap):
+        values = values[np.isfinite(values)]
+        if len(values) < 8:
+            continue
+        looked += 1
+        jump = int(np.argmax(values > 1.0)) if (values > 1.0).any() else 0
+        if jump >= 2 and values[:jump].max() < 0.1 and len(values) - jump >= 3 and np.median(values[jump:]) > 0.5:
+            found.append(line)
+    if not looked:
+        return None
+    share = len(found) / looked
+    sick = share > 0.01 and len(found) >= 3
+    rows = np.array(found, np.int64)
+    first = int(sample.rows.step[rows].min()) if sick else None
+    return Reading(
+        Share(share),
+        sick,
+        first,
+        sample.evidence(rows) if sick else (),
+        {"share": Share(share)},
+        curve=Curve(sample.rows.by_step(np.isin(np.arange(len(sample.rows)), rows).astype(float)), high=0.01),
+    )
+
+
+def _responses(sample: Sample, values: Array) -> list[tuple[int, Array]]:
+    lines, start = np.unique(sample.line, return_index=True)
+    return list(zip(lines.tolist(), np.split(values, start[1:]), strict=True)) if len(lines) else []

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Evidence, Reading, Words
+from dressage.doctor.finding import Curve, Evidence, Reading, Share, Words
 from dressage.doctor.groups import within
 from dressage.doctor.rows import Rows
 from dressage.doctor.rule import rule
@@ -86,7 +86,7 @@ def _frequencies(texts: Iterable[set[str]]) -> Counter[str]:
     title="A pattern spreads that the reward likes",
     cause="`{pattern}` stands in {after} of the last responses and stood in {before} of the first. Responses with it "
     "earn {lift} standard deviations more: the policy has found what the reward falls for.",
-    healthy="share of responses with one pattern: less than threefold growth, or below 0.2",
+    healthy="share of responses with one pattern: less than threefold growth, or below 20 %",
     fix="discard such responses (cleaning.discard) or penalise them, and train the reward model on examples",
     source="LMFlow's RAFT (#); StackLLaMA (```); own threshold",
     explains=["distinct-collapse", "over-optimised", "entropy-collapse", "kl-in-few-tokens", "template-collapse",
@@ -98,16 +98,18 @@ def pattern_spreading(data: RunData) -> Reading | None:
         return None
     found = [pattern for pattern in spreading(rows) if pattern.lift > 0.1]
     if not found:
-        return Reading(0.0, False)
+        return Reading(Share(0.0), False)
     best = found[0]
     has = np.array([best.text in pieces(text) for text in rows.texts("response")])
     share = rows.by_step(has.astype(float))
     first = since(share, share.value > max(2 * best.before, 0.1), 3)
     words: Words = {
-        "pattern": best.text, "before": f"{best.before:.0%}", "after": f"{best.after:.0%}", "lift": best.lift
+        "pattern": best.text, "before": Share(best.before), "after": Share(best.after), "lift": best.lift
     }  # fmt: skip
     evidence = _places(data.sample, np.flatnonzero(has & _late(rows)))
-    return Reading(best.after, True, first, evidence, words)
+    return Reading(
+        Share(best.after), True, first, evidence, words, curve=Curve(share, high=max(FREQUENT, GROWTH * best.before))
+    )
 
 
 def _places(sample: Sample, rollouts: Array) -> tuple[Evidence, ...]:

@@ -1,10 +1,9 @@
 """The reward: what it measures, and what is made of it."""
 
 import numpy as np
-from scipy import stats
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading, Words
+from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
 from dressage.doctor.groups import groups, within
 from dressage.doctor.rule import rule
 from dressage.doctor.series import Series, since, smoothed, together, trend
@@ -17,7 +16,7 @@ from dressage.doctor.series import Series, since, smoothed, together, trend
     title="The reward judges the prompt, not the answer",
     cause="{seen} of the variance of the reward lies between prompts, not between the answers to the same prompt: what "
     "the policy does hardly counts.",
-    healthy="share of the reward's variance between prompts: below 0.8",
+    healthy="share of the reward's variance between prompts: below 80 %",
     fix="shaping.subtract_query = true, or a baseline per prompt (GRPO, RLOO)",
     source="TRL's How-to-train FAQ; own threshold",
     explains=["kl-flat", "value-not-fitting"],
@@ -37,7 +36,7 @@ def query_dominated(data: RunData) -> Reading | None:
     share = max(0.0, 1 - inside / float(np.var(value[there][repeated])))
     sick = share > 0.8
     return Reading(
-        share, sick, int(rows.steps[0]) if sick else None, data.step_evidence(rows.steps[:1] if sick else [])
+        Share(share), sick, int(rows.steps[0]) if sick else None, data.step_evidence(rows.steps[:1] if sick else [])
     )
 
 
@@ -48,7 +47,7 @@ def query_dominated(data: RunData) -> Reading | None:
     title="Groups without any difference",
     cause="In {seen} of the groups all responses have the same reward: their advantages are 0, and the step learns "
     "from the rest alone.",
-    healthy="share of groups with equal rewards: below 0.5",
+    healthy="share of groups with equal rewards: below 50 %",
     fix="grpo.resample (dynamic sampling), prompts of middling difficulty, a finer reward, temperature 1",
     source="DAPO 2503.14476; TRL's frac_reward_zero_std; miles",
     explains=["zero-gradient", "kl-flat"],
@@ -63,7 +62,13 @@ def zero_variance_groups(data: RunData) -> Reading | None:
     smooth = smoothed(points)
     first = since(smooth, smooth.value > 0.5, 5)
     seen = points.last() if first is None else float(points.value[points.step >= first].mean())
-    return Reading(seen, first is not None, first, data.step_evidence([first] if first is not None else []))
+    return Reading(
+        Share(seen),
+        first is not None,
+        first,
+        data.step_evidence([first] if first is not None else []),
+        curve=Curve(points, high=0.5),
+    )
 
 
 @rule(
@@ -151,7 +156,14 @@ def over_optimised(data: RunData) -> Reading | None:
     size = max(abs(float(smooth.value[best] - smooth.value[0])), float(np.nanstd(data.evaluation["reward"])) / 4)
     sick = fall > 0.3 * size and gain > 0 and best < len(smooth) - 2 and trend(train).p < 0.05
     words: Words = {"gain": gain}
-    return Reading(fall, sick, int(smooth.step[best]) if sick else None, (), words)
+    return Reading(
+        fall,
+        sick,
+        int(smooth.step[best]) if sick else None,
+        (),
+        words,
+        curve=Curve(held_out, name=Phrase("held-out reward")),
+    )
 
 
 @rule(
@@ -172,6 +184,8 @@ def length_exploited(data: RunData) -> Reading | None:
     there = np.isfinite(reward) & np.isfinite(length)
     if there.sum() < 100 or np.std(length[there]) == 0 or np.std(reward[there]) == 0:
         return None
+    from scipy import stats  # slow to import
+
     found = float(stats.spearmanr(length[there], reward[there]).statistic)
     points = rows.mean("length")
     before, after = points.first(), points.last()
@@ -179,7 +193,14 @@ def length_exploited(data: RunData) -> Reading | None:
     sick = found > 0.6 and grew
     first = since(points, points.value > 1.15 * before, 4) if sick else None
     longest = np.argsort(-np.nan_to_num(rows["length"]))[: 3 * sick]
-    return Reading(found, sick, first, data.rollout_evidence(longest), {"before": before, "after": after})
+    return Reading(
+        found,
+        sick,
+        first,
+        data.rollout_evidence(longest),
+        {"before": before, "after": after},
+        curve=Curve(points, high=1.25 * before, name=Phrase("mean length in tokens")),
+    )
 
 
 @rule(
@@ -205,7 +226,9 @@ def length_bias(data: RunData) -> Reading | None:
     points = Series(low.step, low.value - high.value)
     found = trend(points)
     sick = found.p < 0.01 and found.change > 0.2 * float(np.nanmean(rows["length"])) and points.last() > 0
-    return Reading(points.last(), sick, since(points, points.value > points.first(), 5) if sick else None)
+    return Reading(
+        points.last(), sick, since(points, points.value > points.first(), 5) if sick else None, curve=Curve(points)
+    )
 
 
 @rule(
@@ -215,7 +238,7 @@ def length_bias(data: RunData) -> Reading | None:
     title="One part of the reward decides alone",
     cause="{part} accounts for {seen} of the variance of the reward: the other parts are saturated, or their weights "
     "too small to count.",
-    healthy="share of the reward's variance within a step that comes from one part: below 0.97",
+    healthy="share of the reward's variance within a step that comes from one part: below 97 %",
     fix="weigh the parts by their spread (rewards.weight), or drop what does not count",
     source="rldoctor; NeMo-RL (GDPO)",
     severity="note",
@@ -239,7 +262,7 @@ def one_part_dominates(data: RunData) -> Reading | None:
     others = max(share for name, share in shares.items() if name != part)
     sick = shares[part] > 0.97 and others < 0.05
     words: Words = {"part": part}
-    return Reading(shares[part], sick, int(rows.steps[0]) if sick else None, (), words)
+    return Reading(Share(shares[part]), sick, int(rows.steps[0]) if sick else None, (), words)
 
 
 @rule(
@@ -263,9 +286,20 @@ def reward_exhausted(data: RunData) -> Reading | None:
     share, before, after = spread.last() / spread.first(), different.first(), different.last()
     mean = rows.mean("reward")
     sick = share < 0.1 and after < 0.5 * before and mean.last() > mean.first()
-    words: Words = {"share": f"{share:.0%}", "before": before, "after": after}
+    words: Words = {"share": Share(share), "before": before, "after": after}
     first = since(spread, spread.value < 0.2 * spread.first(), 3) if sick else None
-    return Reading(mean.last(), sick, first, data.step_evidence(spread.step[-1:] if sick else []), words)
+    return Reading(
+        mean.last(),
+        sick,
+        first,
+        data.step_evidence(spread.step[-1:] if sick else []),
+        words,
+        curve=Curve(
+            Series(spread.step, spread.value / spread.first()),
+            low=0.1,
+            name=Phrase("spread of the reward / at the start"),
+        ),
+    )
 
 
 @rule(
@@ -276,7 +310,7 @@ def reward_exhausted(data: RunData) -> Reading | None:
     title="The reward is the same for nearly every response",
     cause="{seen} of all responses get exactly {value}: the verifier fails on them (an extraction pattern, a template, "
     "a time limit), or nothing ever passes.",
-    healthy="share of responses with the lowest reward of the run: below 0.95, and falling",
+    healthy="share of responses with the lowest reward of the run: below 95 %, and falling",
     fix="score a known good answer by hand; look at a few responses that got {value}",
     source="autocontext pull request 1067; own threshold",
     explains=["zero-variance-groups", "zero-gradient", "kl-flat", "value-constant", "value-not-fitting"],
@@ -291,7 +325,12 @@ def verifier_dead(data: RunData) -> Reading | None:
     sick = share > 0.95 and points.last() > 0.9
     words: Words = {"value": floor}
     return Reading(
-        share, sick, int(points.step[0]) if sick else None, data.step_evidence(points.step[:1] if sick else []), words
+        Share(share),
+        sick,
+        int(points.step[0]) if sick else None,
+        data.step_evidence(points.step[:1] if sick else []),
+        words,
+        curve=Curve(points, high=0.95),
     )
 
 
@@ -314,5 +353,10 @@ def reward_falls(data: RunData) -> Reading | None:
     sick = found.p < 0.01 and found.change < -0.5 * max(spread, 1e-9)
     first = since(smoothed(points), smoothed(points).value < points.first() - 0.25 * spread, 5) if sick else None
     return Reading(
-        points.last(), sick, first, data.step_evidence(points.step[-1:]) if sick else (), {"before": points.first()}
+        points.last(),
+        sick,
+        first,
+        data.step_evidence(points.step[-1:]) if sick else (),
+        {"before": points.first()},
+        curve=Curve(points),
     )

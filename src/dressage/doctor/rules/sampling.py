@@ -5,10 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading, Words
+from dressage.doctor.finding import Curve, Reading, Share, Words
 from dressage.doctor.rule import rule
 from dressage.doctor.sample import Sample
-from dressage.doctor.series import standard_error, together
+from dressage.doctor.series import Series, standard_error, together
 
 ALIKE = {"float32": 0.005, "float64": 0.005}
 ROUNDED = 0.15
@@ -90,7 +90,14 @@ def filtered_sampling(data: RunData) -> Reading | None:
         if (value := data.setting(f"config.sampling.{name}")) not in (None, 0, 1, 1.0)
     ]
     words: Words = {"gap": abs(seen), "setting": f" ({', '.join(filters)})" if filters else ""}
-    return Reading(seen, sick, start(sample, sick), sample.evidence(np.arange(3)) if sick else (), words)
+    return Reading(
+        seen,
+        sick,
+        start(sample, sick),
+        sample.evidence(np.arange(3)) if sick else (),
+        words,
+        curve=Curve(sample.mean_by_step(-sample["logprob"] - sample["entropy"]), 0.0, 0.0),
+    )
 
 
 def fitted_temperature(sample: Sample) -> float | None:
@@ -181,7 +188,7 @@ def end_forbidden(data: RunData) -> Reading | None:
     )
     words: Words = {
         "least": least,
-        "pile": f"{counts[least] / len(known):.0%}",
+        "pile": Share(counts[least] / len(known)),
         "setting": f" (min_new_tokens = {asked})" if asked else "",
     }
     shortest = np.flatnonzero(length == least)
@@ -215,4 +222,11 @@ def padding_counted(data: RunData) -> Reading | None:
     sick = float(np.median(away)) > 0.05 and float(np.median(near)) < 0.1 * float(np.median(away))
     words: Words = {"own": float(np.median(ours.value)), "all": float(np.median(whole.value))}
     outside = np.flatnonzero(~sample.trained & (np.abs(values) > 0.01))
-    return Reading(seen, sick, start(sample, sick), sample.spans(outside) if sick else (), words)
+    return Reading(
+        seen,
+        sick,
+        start(sample, sick),
+        sample.spans(outside) if sick else (),
+        words,
+        curve=Curve(Series(logged.step, logged.value - ours.value), 0.0, 0.0),
+    )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Phrase, Reading, Words
+from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
 from dressage.doctor.groups import groups
 from dressage.doctor.rule import rule
 from dressage.doctor.series import Series, since, smoothed
@@ -17,7 +17,7 @@ ABORTED = frozenset(["abort", "aborted", "error", "failed", "timeout", "cancelle
     title="Rollouts fail or come back empty",
     cause="{seen} of the rollouts are empty or were aborted: the environment or the sampler drops them, and what is "
     "left is another distribution.",
-    healthy="share of empty or aborted rollouts over several steps: below 0.05",
+    healthy="share of empty or aborted rollouts over several steps: below 5 %",
     fix="look at the sampler's and the environment's log at these steps; retry instead of recording nothing",
     source="prime-rl; miles",
     explains=["reward-falls", "length-collapse", "zero-variance-groups", "zero-gradient"],
@@ -32,7 +32,13 @@ def rollouts_fail(data: RunData) -> Reading | None:
     first = since(smooth, smooth.value > 0.05, min(5, len(points)))
     seen = float(points.value[points.step >= first].mean()) if first is not None else float(points.value.mean())
     where = np.flatnonzero(empty)
-    return Reading(seen, first is not None, first, data.sample.evidence(where) if first is not None else ())
+    return Reading(
+        Share(seen),
+        first is not None,
+        first,
+        data.sample.evidence(where) if first is not None else (),
+        curve=Curve(points, high=0.05),
+    )
 
 
 @rule(
@@ -43,7 +49,7 @@ def rollouts_fail(data: RunData) -> Reading | None:
     title="The prompts are exhausted",
     cause="In {share} of the groups every response now gets the best reward, {before} at the start: the prompts have "
     "nothing left to teach.",
-    healthy="share of groups in which all responses get the highest reward: below 0.5",
+    healthy="share of groups in which all responses get the highest reward: below 50 %",
     fix="fresh or harder prompts; grpo.resample leaves such groups out",
     source="DAPO 2503.14476",
     explains=["zero-variance-groups", "zero-gradient", "kl-flat"],
@@ -59,9 +65,16 @@ def prompts_exhausted(data: RunData) -> Reading | None:
     points = Series(steps, np.bincount(where, solved) / np.bincount(where))
     before = points.first()
     first = since(smoothed(points), smoothed(points).value > max(0.5, before + 0.2), 4)
-    words: Words = {"share": f"{points.last():.0%}", "before": f"{before:.0%}"}
+    words: Words = {"share": Share(points.last()), "before": Share(before)}
     evidence = data.step_evidence([first] if first is not None else [])
-    return Reading(points.last(), first is not None, first, evidence, words)
+    return Reading(
+        Share(points.last()),
+        first is not None,
+        first,
+        evidence,
+        words,
+        curve=Curve(points, high=max(0.5, before + 0.2)),
+    )
 
 
 @rule(
@@ -87,7 +100,14 @@ def stalls(data: RunData) -> Reading | None:
     step = int(later.step[worst])
     words: Words = {"seconds": float(later.value[worst]), "phase": _slowest_phase(data, step)}
     evidence = data.step_evidence([step] if sick else [])
-    return Reading(float(over[worst]), sick, step if sick else None, evidence, words)
+    return Reading(
+        float(over[worst]),
+        sick,
+        step if sick else None,
+        evidence,
+        words,
+        curve=Curve(Series(later.step, over), high=6.0),
+    )
 
 
 def _slowest_phase(data: RunData, step: int) -> str:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Phrase, Reading, Words
+from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
 from dressage.doctor.rule import rule
 from dressage.doctor.series import Series, over_median, since, smoothed, trend
 
@@ -33,6 +33,7 @@ def ratio_blow_up(data: RunData) -> Reading | None:
         int(bad[0]) if sick and len(bad) else None,
         data.step_evidence(bad[:3] * sick),
         words,
+        curve=Curve(ratio, 0.3, 2.0),
     )
 
 
@@ -44,7 +45,7 @@ def ratio_blow_up(data: RunData) -> Reading | None:
     title="Too many tokens are clipped",
     cause="{seen} of the tokens lie outside the clip range: each update goes further than it may, and what is clipped "
     "teaches nothing.",
-    healthy="clip fraction: below 0.25 over several steps; GSPO clips a hundred times as much by design",
+    healthy="clip fraction: below 25 % over several steps; GSPO clips a hundred times as much by design",
     fix="lower optimizer.learning_rate or update.epochs",
     source="TRL 0.7.10, logging; rlprobe; DAPO 2503.14476; GSPO 2507.18071",
     explains=["kl-explosion", "entropy-collapse", "value-not-fitting"],
@@ -55,7 +56,13 @@ def clip_fraction_high(data: RunData) -> Reading | None:
     limit = 0.9 if whole_sequences else 0.25
     first = since(smoothed(points), smoothed(points).value > limit, 5)
     seen = points.last() if first is None else float(np.median(points.value[points.step >= first]))
-    return Reading(seen, first is not None, first, data.step_evidence([first] if first is not None else []))
+    return Reading(
+        Share(seen),
+        first is not None,
+        first,
+        data.step_evidence([first] if first is not None else []),
+        curve=Curve(points, high=limit),
+    )
 
 
 @rule(
@@ -74,7 +81,13 @@ def update_kl_large(data: RunData) -> Reading | None:
     points = data.metric("policy/approx_kl")
     first = since(points, points.value > 0.2, 3)
     seen = points.last() if first is None else float(np.median(points.value[points.step >= first]))
-    return Reading(seen, first is not None, first, data.step_evidence([first] if first is not None else []))
+    return Reading(
+        seen,
+        first is not None,
+        first,
+        data.step_evidence([first] if first is not None else []),
+        curve=Curve(points, high=0.2),
+    )
 
 
 @rule(
@@ -93,7 +106,13 @@ def gradient_spike(data: RunData) -> Reading | None:
     over = np.nan_to_num(over_median(points))
     bad = points.step[(over > 10) & (points.value > 3)]
     sick = len(bad) > 0
-    return Reading(float(over.max(initial=0)), sick, int(bad[0]) if sick else None, data.step_evidence(bad[:3]))
+    return Reading(
+        float(over.max(initial=0)),
+        sick,
+        int(bad[0]) if sick else None,
+        data.step_evidence(bad[:3]),
+        curve=Curve(Series(points.step, over), high=10.0),
+    )
 
 
 @rule(
@@ -102,7 +121,7 @@ def gradient_spike(data: RunData) -> Reading | None:
     least_steps=5,
     title="Many steps teach nothing",
     cause="In {seen} of the steps the gradient or every advantage is 0.",
-    healthy="share of steps without a gradient: below 0.2",
+    healthy="share of steps without a gradient: below 20 %",
     fix="rewards that differ between the responses to a prompt; look at optim/learning_rate and at the mask",
     source="mlx-lm-lora issue 55; MemGen pull request 33; rldoctor",
     explains=["kl-flat"],
@@ -120,7 +139,13 @@ def zero_gradient(data: RunData) -> Reading | None:
     share = float(empty.value.mean())
     bad = empty.step[empty.value > 0]
     sick = share > 0.2
-    return Reading(share, sick, int(bad[0]) if sick else None, data.step_evidence(bad[:3] * sick))
+    return Reading(
+        Share(share),
+        sick,
+        int(bad[0]) if sick else None,
+        data.step_evidence(bad[:3] * sick),
+        curve=Curve(empty, high=0.2),
+    )
 
 
 @rule(
@@ -153,7 +178,9 @@ def advantage_scale(data: RunData) -> Reading | None:
     first = since(Series(steps, sd), bad, 3)
     words: Words = {"mean": float(np.median(mean))}
     evidence = data.step_evidence([first] if first is not None else [])
-    return Reading(float(np.median(sd)), first is not None, first, evidence, words)
+    return Reading(
+        float(np.median(sd)), first is not None, first, evidence, words, curve=Curve(Series(steps, sd), 0.5, 2.0)
+    )
 
 
 @rule(
@@ -199,4 +226,10 @@ def likelihood_displacement(data: RunData) -> Reading | None:
     found = trend(points)
     sick = found.change < -0.5 and found.p < 0.01
     first = since(points, points.value < points.first() - 0.25, 5) if sick else None
-    return Reading(-found.change, sick, first, data.step_evidence(steps[-1:] * sick))
+    return Reading(
+        -found.change,
+        sick,
+        first,
+        data.step_evidence(steps[-1:] * sick),
+        curve=Curve(points, name=Phrase("mean log-probability of tokens with a positive advantage")),
+    )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading, Words
+from dressage.doctor.finding import Curve, Reading, Words
 from dressage.doctor.rule import rule
 from dressage.doctor.sample import Sample
 from dressage.doctor.series import Array, Series, over_median, since, smoothed
@@ -65,7 +65,7 @@ def value_not_fitting(data: RunData) -> Reading | None:
     smooth = smoothed(points)
     first = since(smooth, smooth.value < -0.02, 6)
     evidence = data.step_evidence(points.step[np.argsort(points.value)][:3] if first is not None else [])
-    return Reading(float(np.median(points.value)), first is not None, first, evidence)
+    return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, 0.0, 1.0))
 
 
 @rule(
@@ -125,7 +125,7 @@ def value_constant(data: RunData) -> Reading | None:
         return None
     first = since(points, points.value < 0.05, 6)
     evidence = data.step_evidence([first] if first is not None else [])
-    return Reading(float(np.median(points.value)), first is not None, first, evidence)
+    return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, low=0.05))
 
 
 @rule(
@@ -144,7 +144,13 @@ def value_loss_spike(data: RunData) -> Reading | None:
     over = np.nan_to_num(over_median(points))
     bad = points.step[over > 10]
     sick = len(bad) > 0
-    return Reading(float(over.max(initial=0)), sick, int(bad[0]) if sick else None, data.step_evidence(bad[:3]))
+    return Reading(
+        float(over.max(initial=0)),
+        sick,
+        int(bad[0]) if sick else None,
+        data.step_evidence(bad[:3]),
+        curve=Curve(Series(points.step, over), high=10.0),
+    )
 
 
 @rule(

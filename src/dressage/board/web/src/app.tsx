@@ -1,6 +1,7 @@
 /** The frame around every view: runs, tabs, the run's strip, language and colours, keys. */
 
 import { useEffect, useState } from "preact/hooks";
+import { lookAhead } from "./ahead";
 import { Failure } from "./parts/failure";
 import { Help } from "./parts/help";
 import { Scrubber } from "./parts/scrubber";
@@ -12,21 +13,7 @@ import { useKeys } from "./state/keys";
 import { theme } from "./state/preferences";
 import { go, tabRoute, useRoute, type View, VIEWS } from "./state/router";
 import { useStore } from "./state/store";
-import { Compare } from "./views/compare";
-import { Overview } from "./views/overview";
-import { Patterns } from "./views/patterns";
-import { Responses } from "./views/responses";
-import { StepView } from "./views/step";
-import { Tokens } from "./views/tokens";
-
-const PAGES: Record<View, () => preact.JSX.Element> = {
-  overview: Overview,
-  step: StepView,
-  responses: Responses,
-  tokens: Tokens,
-  patterns: Patterns,
-  compare: Compare,
-};
+import { PAGES } from "./views/pages";
 
 const LETTERS: Record<View, string> = {
   overview: "o",
@@ -51,7 +38,7 @@ export function App() {
 
 function Board() {
   const t = useText();
-  const { view } = useRoute();
+  const { view, query } = useRoute();
   const run = useRun();
   const [help, setHelp] = useState(false);
   useEffect(() => {
@@ -71,10 +58,10 @@ function Board() {
   const Page = PAGES[view];
   return (
     <div class="shell">
-      <TopBar onHelp={() => setHelp(true)} />
+      <TopBar onHelp={() => setHelp(true)} onPoint={lookAhead} />
       <div>
         {inSnapshot && <div class="banner">{t("exportedPage")}</div>}
-        <Scrubber />
+        <Scrubber onPoint={(at) => lookAhead({ view, query: { ...query, step: String(at) } })} />
       </div>
       {run.columns.rows.length > 0 || view === "overview" ? (
         <Page key={run.run} />

@@ -4,7 +4,8 @@ import { follow } from "./api/live";
 import { inSnapshot, snapshotRoute } from "./api/snapshot";
 import { loadRuns } from "./state/board";
 import { applyTheme } from "./state/preferences";
-import { go, parseRoute } from "./state/router";
+import { currentRoute, go, parseRoute } from "./state/router";
+import { askEarly } from "./state/series";
 import "uplot/dist/uPlot.min.css";
 import "./style/base.css";
 import "./style/shell.css";
@@ -19,5 +20,6 @@ if (inSnapshot && location.hash === "") {
   go(view, query, true);
 }
 void loadRuns();
+askEarly(Number(currentRoute().query["run"] ?? 0));
 follow();
 render(<App />, document.getElementById("app")!);

@@ -29,8 +29,30 @@ const answers = new Map<string, Promise<unknown>>();
 /** Every answer given since the view was opened, for the export. */
 const used = new Set<string>();
 
+/** Whether what is asked for is only expected to be wanted: it is remembered, but no view has used it. */
+let early = false;
+
+/** Runs what asks for answers that somebody is about to want; what fails is told to whoever asks again. */
+export function inAdvance(ask: () => Promise<unknown> | void): void {
+  if (inSnapshot) return;
+  early = true;
+  void ask()?.catch(() => undefined);
+  early = false;
+}
+
+/** A hand that stays somewhere so long means something. */
+const REST_MS = 50;
+
+let resting: ReturnType<typeof setTimeout> | undefined;
+
+/** Asks in advance for what the thing under the pointer leads to, once the pointer rests. */
+export function onRest(ask: () => Promise<unknown> | void): void {
+  clearTimeout(resting);
+  resting = setTimeout(() => inAdvance(ask), REST_MS);
+}
+
 export function getJson<T>(url: string): Promise<T> {
-  return remembered(url, async () => (await request(url)).json()) as Promise<T>;
+  return remembered(url, () => askTogether(url)) as Promise<T>;
 }
 
 export function getBytes(url: string): Promise<ArrayBuffer> {
@@ -38,7 +60,7 @@ export function getBytes(url: string): Promise<ArrayBuffer> {
 }
 
 function remembered(url: string, ask: () => Promise<unknown>): Promise<unknown> {
-  used.add(url);
+  if (!early) used.add(url);
   const known = answers.get(url);
   if (known) {
     answers.delete(url);
@@ -50,6 +72,57 @@ function remembered(url: string, ask: () => Promise<unknown>): Promise<unknown> 
   answer.catch(() => answers.delete(url));
   if (answers.size > KEPT) answers.delete(answers.keys().next().value!);
   return answer;
+}
+
+/** What may take its time is not waited for by what else was asked for. */
+const ALONE = /\/(heat|patterns|similar|findings)|api\/compare|[?&]q=/;
+
+/** The server answers so many requests in one. */
+const MOST = 32;
+
+interface Asked {
+  url: string;
+  resolve: (answer: unknown) => void;
+  reject: (error: unknown) => void;
+}
+
+/** What has been asked for since the script last rested. */
+let moment: Asked[] = [];
+
+/** Asks once for all that is asked for in one moment: the page is laid out and painted once, not after each answer. */
+function askTogether(url: string): Promise<unknown> {
+  if (ALONE.test(url)) return request(url).then((response) => response.json());
+  if (moment.length === 0) queueMicrotask(() => void askMoment(moment.splice(0)));
+  return new Promise((resolve, reject) => {
+    moment.push({ url, resolve, reject });
+    if (moment.length === MOST) void askMoment(moment.splice(0));
+  });
+}
+
+async function askMoment(asked: Asked[]): Promise<void> {
+  if (asked.length === 0) return;
+  try {
+    const given = await answersTo(asked.map(({ url }) => url));
+    asked.forEach(({ resolve, reject }, i) => {
+      const { status, answer, error } = given[i]!;
+      if (status === 200) resolve(answer);
+      else reject(new ApiError(error!, status));
+    });
+  } catch (error) {
+    for (const { reject } of asked) reject(error);
+  }
+}
+
+interface Given {
+  status: number;
+  answer?: unknown;
+  error?: string;
+}
+
+async function answersTo(urls: string[]): Promise<Given[]> {
+  if (urls.length === 1) return [{ status: 200, answer: await (await request(urls[0]!)).json() }];
+  const of = JSON.stringify(urls.map((url) => url.slice("api/".length)));
+  return (await request(address("answers", { of }))).json() as Promise<Given[]>;
 }
 
 /** Whether the server has worked on something for longer than a reader should wait without a sign. */

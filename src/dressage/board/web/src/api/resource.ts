@@ -1,6 +1,6 @@
 /** Answers inside components: the last one stays in view while the next is on its way. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 import { getJson } from "./client";
 
 export interface Resource<T> {
@@ -28,7 +28,8 @@ export function useResource<T>(
   load: (key: string) => Promise<T> = getJson,
 ): Resource<T> {
   const [held, hold] = useState<Held<T>>({ key: null, data: null, error: null });
-  useEffect(() => {
+  // Asked before the browser paints what is there by now: the answer is often here for the next frame.
+  useLayoutEffect(() => {
     if (key === null) return;
     let current = true;
     load(key).then(

@@ -3,7 +3,7 @@
 import { joinTokens, type Unit } from "../maths/units";
 import { available, type TokenColumns, type TokenMetric } from "../maths/metrics";
 import { address, getBytes, getJson } from "./client";
-import type { Rollout, TokenColumn, TokenTexts } from "./types";
+import type { Place, Rollout, TokenColumn, TokenTexts } from "./types";
 
 export interface Tokens {
   rollout: Rollout;
@@ -14,6 +14,10 @@ export interface Tokens {
   columns: TokenColumns;
   metrics: TokenMetric[];
 }
+
+/** Where one rollout is. */
+export const rolloutAddress = (run: number, { step, sample }: Place): string =>
+  address(`runs/${run}/rollouts/${step}/${sample}`);
 
 /** @param path runs/RUN/rollouts/STEP/SAMPLE */
 export async function loadTokens(path: string): Promise<Tokens> {

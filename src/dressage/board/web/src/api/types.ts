@@ -13,7 +13,6 @@ export interface RunSummary {
   tokens: number | null;
   live: boolean;
   indexed: number;
-  findings: number | null;
   columns: RunColumns;
 }
 
@@ -152,6 +151,8 @@ export interface Group {
   max: Maybe;
   zero_variance: boolean;
   samples: number[];
+  /** at most 64 of its responses */
+  rows: (Place & { reward: number | null; response: string })[];
 }
 
 export interface NeverBeats {
@@ -218,8 +219,19 @@ export interface Finding {
   title: string;
   text: string;
   steps: Steps | null;
-  rollouts: Place[];
+  /** where to look, and from which token on */
+  rollouts: (Place & { token: number | null })[];
+  seen: string;
+  /** what the number seen is, and where it is healthy */
+  healthy: string;
+  fix: string;
+  source: string;
+  /** titles of its consequences */
+  explains: string[];
 }
+
+/** What the doctor found, by language; null while it has not looked. */
+export type Findings = Record<string, Finding[]> | null;
 
 /** Something was added to a run. */
 export interface LiveEvent {

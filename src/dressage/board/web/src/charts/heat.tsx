@@ -1,6 +1,6 @@
 /** Step × position: the mean of a token metric over the whole run. */
 
-import { useState } from "preact/hooks";
+import { useCallback, useState } from "preact/hooks";
 import { Card } from "../parts/card";
 import type { ComponentChildren } from "preact";
 import type { Heat } from "../api/types";
@@ -27,6 +27,11 @@ const HEIGHT = 260;
 export function HeatChart({ title, hint, heat, scale, step, onStep, actions }: Props) {
   const t = useText();
   const colours = usePalette();
+  const chosen = heat.steps.findIndex(([first, last]) => step >= first && step <= last);
+  const draw = useCallback(
+    (pen: Pen, width: number, height: number): void => drawHeat(pen, width, height, heat, scale, chosen, colours, 8),
+    [heat, scale, chosen, colours],
+  );
   const [cell, setCell] = useState<[column: number, row: number] | null>(null);
   const at = (x: number, y: number, width: number): [number, number] => {
     const frame = frameOf(width, HEIGHT);
@@ -38,7 +43,7 @@ export function HeatChart({ title, hint, heat, scale, step, onStep, actions }: P
   const save = (): [string, number, number] => {
     const pen = new SvgPen(colours.sans);
     pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
-    drawHeat(pen, 800, 400, heat, scale, step, colours, 36);
+    drawHeat(pen, 800, 400, heat, scale, chosen, colours, 36);
     return [pen.svg(800, 400, colours.surface), 800, 400];
   };
   const steps = cell && heat.steps[cell[0]];
@@ -55,7 +60,7 @@ export function HeatChart({ title, hint, heat, scale, step, onStep, actions }: P
   return (
     <Card title={title} hint={hint} save={save} actions={actions}>
       <Picture
-        draw={(pen, width, height) => drawHeat(pen, width, height, heat, scale, step, colours, 8)}
+        draw={draw}
         height={HEIGHT}
         label={title}
         onPoint={(x, y, width) => setCell(x === null ? null : at(x, y, width))}
@@ -85,7 +90,7 @@ function drawHeat(
   height: number,
   heat: Heat,
   scale: Scale,
-  step: number,
+  chosen: number,
   colours: Palette,
   top: number,
 ): void {
@@ -105,10 +110,10 @@ function drawHeat(
       pen.text(frame.left - 6, frame.top + (j + 0.5) * tall + 4, String(first), { ...words, align: "right" });
   });
   const everyColumn = Math.ceil(heat.steps.length / Math.max(1, (frame.right - frame.left) / 56));
-  heat.steps.forEach(([first, last], i) => {
+  heat.steps.forEach(([first], i) => {
     const x = frame.left + (i + 0.5) * wide;
     if (i % everyColumn === 0) pen.text(x, frame.bottom + 14, String(first), { ...words, align: "center" });
-    if (step >= first && step <= last) {
+    if (i === chosen) {
       pen.line(
         [
           [x - wide / 2, frame.top],

@@ -1,5 +1,6 @@
 /** Distributions over the same edges: one filled, others as outlines, each as a share of its own. */
 
+import { useCallback } from "preact/hooks";
 import { Card } from "../parts/card";
 import { percent } from "../maths/format";
 import { bottomAxis, type Frame, horizontal, leftAxis, vertical } from "./axes";
@@ -28,7 +29,10 @@ interface Props {
 export function HistogramChart(props: Props) {
   const { title, hint, distributions, height = 190, edges, onRange } = props;
   const colours = usePalette();
-  const draw = (pen: Pen, width: number, tall: number): void => drawHistogram(pen, width, tall, props, colours);
+  const draw = useCallback(
+    (pen: Pen, width: number, tall: number): void => drawHistogram(pen, width, tall, props, colours),
+    [edges, distributions, props.rule, colours],
+  );
   const pick = (x: number, _: number, width: number): void => {
     const frame = frameOf(width, height);
     const bin = Math.floor(((x - frame.left) / (frame.right - frame.left)) * (edges.length - 1));

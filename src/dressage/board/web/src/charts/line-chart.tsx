@@ -1,13 +1,14 @@
 /** Curves over steps: zoom by dragging, one crosshair for all charts, a click selects the step. */
 
 import uPlot from "uplot";
-import { useLayoutEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import type { ComponentChildren } from "preact";
 import { Card } from "../parts/card";
 import { number } from "../maths/format";
 import { placeOf } from "../maths/series";
 import { type LineSpec, lineSvg } from "./line-spec";
 import { type Palette, usePalette } from "./palette";
+import { forgetWidth, withWidth } from "./widths";
 
 export interface Mark {
   step: number;
@@ -43,35 +44,38 @@ export function LineChart(props: Props) {
   const latest = useRef(props);
   latest.current = props;
 
-  const shape = JSON.stringify([
-    spec.curves.map((c) => [c.name, c.colour, c.dashed, c.faint]),
-    spec.bands.length,
-    spec.log,
-  ]);
+  const shape = useMemo(() => shapeOf(spec), [spec]);
   useLayoutEffect(() => {
-    const chart = new uPlot(options(latest, legend, colours, place.current!, height), columns(spec), place.current!);
-    plot.current = chart;
-    showValues(chart, latest.current, legend.current!);
-    return () => chart.destroy();
+    const box = place.current!;
+    const make = (width: number): void => {
+      plot.current = new uPlot(options(latest, legend, colours, width, height), columns(latest.current.spec), box);
+      show(plot.current, latest.current, legend.current!);
+    };
+    withWidth(box, make);
+    const watcher = new ResizeObserver(() => {
+      const width = box.clientWidth;
+      if (!plot.current) withWidth(box, make);
+      else if (plot.current.width !== width) plot.current.setSize({ width, height });
+    });
+    watcher.observe(box);
+    return () => {
+      forgetWidth(box);
+      watcher.disconnect();
+      plot.current?.destroy();
+      plot.current = null;
+    };
   }, [shape, colours, height]);
 
   useLayoutEffect(() => {
-    const chart = plot.current!;
-    chart.setData(columns(spec), false);
-    const [first, last] = zoom ?? [spec.x[0] ?? 0, spec.x[spec.x.length - 1] ?? 1];
-    chart.setScale("x", { min: first, max: last > first ? last : first + 1 });
-    showValues(chart, latest.current, legend.current!);
-  }, [spec, zoom?.[0], zoom?.[1], shape, colours]);
+    plot.current?.setData(columns(spec), false);
+    if (plot.current) show(plot.current, latest.current, legend.current!);
+    else showValues(null, latest.current, legend.current!);
+  }, [spec, zoom?.[0], zoom?.[1]]);
+  useLayoutEffect(() => plot.current?.redraw(false), [props.marks, props.stretches]);
   useLayoutEffect(() => {
-    plot.current!.redraw(false);
-    showValues(plot.current!, latest.current, legend.current!);
-  }, [step, props.marks, props.stretches]);
-
-  useLayoutEffect(() => {
-    const watcher = new ResizeObserver(() => plot.current?.setSize({ width: place.current!.clientWidth, height }));
-    watcher.observe(place.current!);
-    return () => watcher.disconnect();
-  }, [height]);
+    if (plot.current) placeNeedle(plot.current, step);
+    showValues(plot.current, latest.current, legend.current!);
+  }, [step]);
 
   return (
     <Card title={spec.title} hint={hint} save={() => lineSvg(spec, zoom, colours)}>
@@ -92,6 +96,12 @@ export function LineChart(props: Props) {
   );
 }
 
+/** What of a chart cannot be changed once it is made. */
+function shapeOf(spec: LineSpec): string {
+  const curves = spec.curves.map(({ name, colour, dashed, faint }) => [name, colour, dashed, faint]);
+  return JSON.stringify([curves, spec.bands.length, spec.log]);
+}
+
 function columns(spec: LineSpec): uPlot.AlignedData {
   const bands = spec.bands.flatMap((band) => [band.high, band.low]);
   // A logarithmic axis has no place for zero and below.
@@ -101,9 +111,17 @@ function columns(spec: LineSpec): uPlot.AlignedData {
   return [spec.x, ...shown];
 }
 
+/** The whole run, or what is zoomed in on. */
+function show(chart: uPlot, props: Props, legend: HTMLElement): void {
+  const { spec, zoom } = props;
+  const [first, last] = zoom ?? [spec.x[0] ?? 0, spec.x[spec.x.length - 1] ?? 1];
+  chart.setScale("x", { min: first, max: last > first ? last : first + 1 });
+  showValues(chart, props, legend);
+}
+
 /** Writes each curve's value at the crosshair, else at the selected step, into the legend. */
-function showValues(chart: uPlot, { spec, step }: Props, legend: HTMLElement): void {
-  const index = chart.cursor.idx ?? placeOf(spec.x, step);
+function showValues(chart: uPlot | null, { spec, step }: Props, legend: HTMLElement): void {
+  const index = chart?.cursor.idx ?? placeOf(spec.x, step);
   const values = spec.curves
     .filter((curve) => !curve.faint)
     .map((curve) => number((curve.measured ?? curve.values)[index]));
@@ -116,7 +134,7 @@ function options(
   latest: Latest,
   legend: { current: HTMLDivElement | null },
   colours: Palette,
-  place: HTMLElement,
+  width: number,
   height: number,
 ): uPlot.Options {
   const { spec } = latest.current;
@@ -128,7 +146,7 @@ function options(
     gap: 4,
   };
   return {
-    width: place.clientWidth || 300,
+    width,
     height,
     padding: [6, 10, 0, 0],
     legend: { show: false },
@@ -159,11 +177,11 @@ function options(
       y: false,
     },
     hooks: {
-      ready: [(chart) => listen(chart, latest)],
+      ready: [(chart) => listen(chart, latest), addNeedle],
       setCursor: [(chart) => legend.current && showValues(chart, latest.current, legend.current)],
       setSelect: [(chart) => zoomTo(chart, latest)],
       drawClear: [(chart) => drawBehind(chart, latest.current, colours)],
-      draw: [(chart) => drawMarks(chart, latest.current, colours)],
+      draw: [(chart) => drawMarks(chart, latest.current, colours), (chart) => placeNeedle(chart, latest.current.step)],
     },
   };
 }
@@ -212,8 +230,18 @@ function zoomTo(chart: uPlot, latest: Latest): void {
   });
 }
 
-/** The healthy range and the selected step lie behind the curves. */
-function drawBehind(chart: uPlot, { spec, step, stretches = [] }: Props, colours: Palette): void {
+/** The selected step is an element behind the curves: choosing another one draws no curve anew. */
+function addNeedle(chart: uPlot): void {
+  chart.under.append(Object.assign(document.createElement("i"), { className: "needle" }));
+}
+
+function placeNeedle(chart: uPlot, step: number): void {
+  const needle = chart.under.querySelector<HTMLElement>(".needle");
+  if (needle) needle.style.transform = `translateX(${Math.round(chart.valToPos(step, "x"))}px)`;
+}
+
+/** The healthy range lies behind the curves. */
+function drawBehind(chart: uPlot, { spec, stretches = [] }: Props, colours: Palette): void {
   const { ctx, bbox } = chart;
   ctx.save();
   ctx.beginPath();
@@ -229,10 +257,6 @@ function drawBehind(chart: uPlot, { spec, step, stretches = [] }: Props, colours
     ctx.fillStyle = `${colour}1f`;
     ctx.fillRect(first, bbox.top, Math.max(2 * devicePixelRatio, last - first), bbox.height);
   }
-  const x = Math.round(chart.valToPos(step, "x", true));
-  ctx.fillStyle = colours.accent;
-  ctx.globalAlpha = 0.55;
-  ctx.fillRect(x - devicePixelRatio / 2, bbox.top, devicePixelRatio, bbox.height);
   ctx.restore();
 }
 

@@ -1,14 +1,14 @@
-/** A canvas that fills its place, stays sharp, and is drawn anew when its data, its size or the colours change. */
+/** A canvas that fills its place, stays sharp, and is drawn anew when what it draws or its size changes. */
 
 import { useLayoutEffect, useRef } from "preact/hooks";
-import { appearance } from "../state/preferences";
-import { useStore } from "../state/store";
 import { palette } from "./palette";
 import { CanvasPen, type Pen } from "./pen";
+import { forgetWidth, withWidth } from "./widths";
 
 export type Draw = (pen: Pen, width: number, height: number) => void;
 
 interface Props {
+  /** drawn again when this is another function, so it is to be remembered */
   draw: Draw;
   height: number;
   label: string;
@@ -19,19 +19,21 @@ interface Props {
 
 export function Picture({ draw, height, label, class: kind = "", onPoint, onClick }: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
-  const latest = useRef(draw);
-  latest.current = draw;
-  useStore(appearance);
-
-  useLayoutEffect(() => soon(canvas.current!, { draw: latest.current, height }));
   useLayoutEffect(() => {
+    const place = canvas.current!;
+    const drawAt = (width: number): void => paint(place, draw, width, height);
+    const known = painted.get(place);
+    if (known === undefined) withWidth(place, drawAt);
+    else drawAt(known);
     const watcher = new ResizeObserver(() => {
-      if (painted.get(canvas.current!) !== canvas.current!.clientWidth)
-        soon(canvas.current!, { draw: latest.current, height });
+      if (painted.get(place) !== place.clientWidth) withWidth(place, drawAt);
     });
-    watcher.observe(canvas.current!);
-    return () => watcher.disconnect();
-  }, [height]);
+    watcher.observe(place);
+    return () => {
+      watcher.disconnect();
+      forgetWidth(place);
+    };
+  }, [draw, height]);
 
   const at = (event: MouseEvent): [number, number, number] => {
     const box = canvas.current!.getBoundingClientRect();
@@ -51,28 +53,8 @@ export function Picture({ draw, height, label, class: kind = "", onPoint, onClic
   );
 }
 
-interface Job {
-  draw: Draw;
-  height: number;
-}
-
-/** What has to be drawn before the browser shows the page. */
-const waiting = new Map<HTMLCanvasElement, Job>();
-
 /** The width each canvas was last drawn for. */
 const painted = new WeakMap<HTMLCanvasElement, number>();
-
-function soon(canvas: HTMLCanvasElement, job: Job): void {
-  if (waiting.size === 0) queueMicrotask(paintAll);
-  waiting.set(canvas, job);
-}
-
-/** All widths are read before anything is drawn: drawing makes the browser lay the page out anew for the next width. */
-function paintAll(): void {
-  const jobs = Array.from(waiting, ([canvas, job]) => ({ canvas, ...job, width: canvas.clientWidth }));
-  waiting.clear();
-  for (const job of jobs) if (job.width > 0) paint(job.canvas, job.draw, job.width, job.height);
-}
 
 function paint(canvas: HTMLCanvasElement, draw: Draw, width: number, height: number): void {
   const ratio = devicePixelRatio;

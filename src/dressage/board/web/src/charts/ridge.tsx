@@ -1,6 +1,6 @@
 /** A distribution over the run: one ridge per stretch of steps, the first at the top. */
 
-import { useState } from "preact/hooks";
+import { useCallback, useState } from "preact/hooks";
 import { Card } from "../parts/card";
 import { useText } from "../i18n";
 import type { Ridge } from "../api/types";
@@ -27,6 +27,11 @@ export function RidgeChart(props: Props) {
   const colours = usePalette();
   const [heat, setHeat] = useState(false);
   const render = heat ? drawHeat : drawRidges;
+  const chosen = ridge.steps.findIndex(([first, last]) => step >= first && step <= last);
+  const draw = useCallback(
+    (pen: Pen, width: number, tall: number): void => render(pen, width, tall, ridge, chosen, colours, 8),
+    [render, ridge, chosen, colours],
+  );
   const pick = (_: number, y: number, width: number): void => {
     const frame = frameOf(width, height);
     const row = Math.floor(((y - frame.top) / (frame.bottom - frame.top)) * ridge.steps.length);
@@ -36,7 +41,7 @@ export function RidgeChart(props: Props) {
   const save = (): [string, number, number] => {
     const pen = new SvgPen(colours.sans);
     pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
-    render(pen, 640, 560, ridge, step, colours, 40);
+    render(pen, 640, 560, ridge, chosen, colours, 40);
     return [pen.svg(640, 560, colours.surface), 640, 560];
   };
   const toggle = (
@@ -46,12 +51,7 @@ export function RidgeChart(props: Props) {
   );
   return (
     <Card title={title} hint={hint} save={save} actions={toggle}>
-      <Picture
-        draw={(pen, width, tall) => render(pen, width, tall, ridge, step, colours, 8)}
-        height={height}
-        label={title}
-        onClick={pick}
-      />
+      <Picture draw={draw} height={height} label={title} onClick={pick} />
     </Card>
   );
 }
@@ -68,7 +68,7 @@ function drawRidges(
   width: number,
   height: number,
   ridge: Ridge,
-  step: number,
+  chosen: number,
   colours: Palette,
   top: number,
 ): void {
@@ -85,13 +85,12 @@ function drawRidges(
       (x(edges[bin]!) + x(edges[bin + 1]!)) / 2,
       base - (value / tallest) * REACH * row,
     ]);
-    const chosen = holds(steps[i]!, step);
     const closed: Point[] = [[frame.left, base], ...points, [frame.right, base]];
     pen.area(closed, colours.surface);
-    pen.area(closed, colours.accent + (chosen ? "66" : hex(0.08 + (0.22 * i) / steps.length)));
-    pen.line(points, { colour: chosen ? colours.accent : colours.muted, width: chosen ? 1.8 : 0.9 });
+    pen.area(closed, colours.accent + (i === chosen ? "66" : hex(0.08 + (0.22 * i) / steps.length)));
+    pen.line(points, { colour: i === chosen ? colours.accent : colours.muted, width: i === chosen ? 1.8 : 0.9 });
   });
-  label(pen, frame, steps, step, (i) => frame.top + (i + REACH) * row, colours);
+  label(pen, frame, steps, chosen, (i) => frame.top + (i + REACH) * row, colours);
 }
 
 function drawHeat(
@@ -99,7 +98,7 @@ function drawHeat(
   width: number,
   height: number,
   ridge: Ridge,
-  step: number,
+  chosen: number,
   colours: Palette,
   top: number,
 ): void {
@@ -119,32 +118,29 @@ function drawHeat(
       }
     }),
   );
-  label(pen, frame, steps, step, (i) => frame.top + (i + 1) * row, colours);
+  label(pen, frame, steps, chosen, (i) => frame.top + (i + 1) * row, colours);
 }
 
 function label(
   pen: Pen,
   frame: Frame,
   steps: Ridge["steps"],
-  step: number,
+  chosen: number,
   y: (i: number) => number,
   colours: Palette,
 ): void {
   const every = Math.ceil(steps.length / Math.max(1, (frame.bottom - frame.top) / 14));
   steps.forEach(([first, last], i) => {
-    const chosen = holds([first, last], step);
-    if (i % every !== 0 && !chosen) return;
+    if (i % every !== 0 && i !== chosen) return;
     const text = first === last ? String(first) : `${first}–${last}`;
     pen.text(frame.left - 8, y(i), text, {
-      colour: chosen ? colours.accent : colours.muted,
+      colour: i === chosen ? colours.accent : colours.muted,
       size: 10,
       align: "right",
-      bold: chosen,
+      bold: i === chosen,
     });
   });
 }
-
-const holds = ([first, last]: readonly [number, number], step: number): boolean => step >= first && step <= last;
 
 const hex = (share: number): string =>
   Math.round(Math.min(1, share) * 255)

@@ -1,5 +1,6 @@
 /** How patterns spread: the share of responses that have them over the run, each curve named at its end. */
 
+import { useCallback } from "preact/hooks";
 import type { Pattern, Steps } from "../api/types";
 import { Card } from "../parts/card";
 import { percent } from "../maths/format";
@@ -24,6 +25,10 @@ const HEIGHT = 230;
 
 export function SpreadChart({ title, hint, steps, patterns, step, onStep, onPattern }: Props) {
   const colours = usePalette();
+  const drawHere = useCallback(
+    (pen: Pen, width: number, height: number): void => draw(pen, width, height, steps, patterns, step, colours, 8),
+    [steps, patterns, step, colours],
+  );
   const save = (): [string, number, number] => {
     const pen = new SvgPen(colours.sans);
     pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
@@ -54,12 +59,7 @@ export function SpreadChart({ title, hint, steps, patterns, step, onStep, onPatt
           </button>
         ))}
       </div>
-      <Picture
-        height={HEIGHT}
-        label={title}
-        draw={(pen, width, height) => draw(pen, width, height, steps, patterns, step, colours, 8)}
-        onClick={pick}
-      />
+      <Picture height={HEIGHT} label={title} draw={drawHere} onClick={pick} />
     </Card>
   );
 }

@@ -1,6 +1,7 @@
 /** The run in one strip, on every view: its reward, the doctor's findings, search hits, and the step looked at. */
 
-import { useState } from "preact/hooks";
+import { useCallback, useState } from "preact/hooks";
+import { onRest } from "../api/client";
 import type { Finding, Hits, Series } from "../api/types";
 import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
@@ -16,22 +17,29 @@ interface Props {
   findings: Finding[];
   hits: Hits | null;
   onStep: (step: number) => void;
+  /** when the pointer rests on a step */
+  onPoint: (step: number) => void;
 }
 
 const HEIGHT = 44;
 const EDGE = 10;
 
-export function Timeline({ series, step, findings, hits, onStep }: Props) {
+export function Timeline({ series, step, findings, hits, onStep, onPoint }: Props) {
   const t = useText();
   const colours = usePalette();
   const [hover, setHover] = useState<number | null>(null);
   const steps = series.step;
   const points = pairs(series);
+  const [start, end] = [steps[0] ?? 0, points.at(-1)?.[1] ?? 0];
   const stepAt = (x: number, width: number): number => {
-    const [first, last] = [steps[0] ?? 0, points[points.length - 1]?.[1] ?? 0];
-    const value = first + ((x - EDGE) / (width - 2 * EDGE)) * (last - first);
-    return nearestStep(points, clamp(value, first, last));
+    const value = start + ((x - EDGE) / (width - 2 * EDGE)) * (end - start);
+    return nearestStep(points, clamp(value, start, end));
   };
+  const curve = useCallback(
+    (pen: Pen, width: number, height: number): void => draw(pen, width, height, { series, findings, hits }, colours),
+    [series, findings, hits, colours],
+  );
+  const place = (at: number) => ({ left: `${(100 * (at - start)) / (end - start || 1)}%` });
   const shown = hover ?? step;
   const reward = series.rollups["reward"]?.mean[placeOf(steps, shown)];
   const searched = hits?.step.indexOf(shown) ?? -1;
@@ -41,10 +49,18 @@ export function Timeline({ series, step, findings, hits, onStep }: Props) {
       <Picture
         height={HEIGHT}
         label={t("timeline")}
-        draw={(pen, width, height) => draw(pen, width, height, { series, findings, hits, step, hover }, colours)}
-        onPoint={(x, _, width) => setHover(x === null ? null : stepAt(x, width))}
+        draw={curve}
+        onPoint={(x, _, width) => {
+          const at = x === null ? null : stepAt(x, width);
+          setHover(at);
+          if (at !== null && at !== step) onRest(() => onPoint(at));
+        }}
         onClick={(x, _, width) => onStep(stepAt(x, width))}
       />
+      <div class="needles" style={{ left: `${EDGE}px`, right: `${EDGE}px` }}>
+        {hover !== null && <i class="pointed" style={place(hover)} />}
+        <i class="chosen" style={place(step)} />
+      </div>
       <output class={hover === null ? "" : "hovered"}>
         {t("step")} <b>{shown}</b>
         <span>
@@ -65,12 +81,10 @@ interface Shown {
   series: Series;
   findings: Finding[];
   hits: Hits | null;
-  step: number;
-  hover: number | null;
 }
 
 function draw(pen: Pen, width: number, height: number, shown: Shown, colours: Palette): void {
-  const { series, hits, step, hover } = shown;
+  const { series, hits } = shown;
   const steps = series.step;
   const rollup = series.rollups["reward"];
   if (steps.length === 0 || !rollup) return;
@@ -85,23 +99,6 @@ function draw(pen: Pen, width: number, height: number, shown: Shown, colours: Pa
   pen.line(points(rollup.mean), { colour: colours.accent, width: 1.3 });
   if (hits) drawHits(pen, height, hits, x, colours);
   for (const finding of shown.findings) drawFinding(pen, height, finding, x, colours);
-  if (hover !== null)
-    pen.line(
-      [
-        [x(hover), 0],
-        [x(hover), height],
-      ],
-      { colour: colours.muted, dash: [2, 2] },
-    );
-  pen.rect(x(step) - 0.75, 0, 1.5, height, colours.ink);
-  pen.area(
-    [
-      [x(step) - 5, 0],
-      [x(step) + 5, 0],
-      [x(step), 6],
-    ],
-    colours.ink,
-  );
 }
 
 function drawHits(pen: Pen, height: number, hits: Hits, x: (step: number) => number, colours: Palette): void {

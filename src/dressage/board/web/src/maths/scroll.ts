@@ -41,3 +41,12 @@ export function barAt(extent: Extent, top: number): number {
   if (most.bar === most.top) return top;
   return Math.min(most.bar - 2, Math.max(2, Math.round((top / most.top) * most.bar)));
 }
+
+/** Where a bar that came to rest at `bar` is put: nowhere else if its handle would not be seen to move. */
+export function barAtRest(extent: Extent, top: number, bar: number): number {
+  const right = barAt(extent, top);
+  const room = Math.min(bar, ends(extent).bar - bar);
+  const seen = Math.abs(right - bar) > barHeight(extent) / extent.view;
+  // Near an end it is put exactly, so that it does not come there before the rows do.
+  return seen || room <= 2 * extent.view ? right : bar;
+}

@@ -73,10 +73,13 @@ export function aligned(steps: readonly number[], from: readonly number[], value
 
 /** The place of the point that a step belongs to: of a long run a point stands for several steps. */
 export function placeOf(first: readonly number[], step: number): number {
-  return Math.max(
-    0,
-    first.findLastIndex((one) => one <= step),
-  );
+  let [low, high] = [0, first.length];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (first[middle]! <= step) low = middle;
+    else high = middle;
+  }
+  return low;
 }
 
 type Pair = readonly [first: number, last: number];

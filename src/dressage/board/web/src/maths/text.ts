@@ -45,6 +45,13 @@ export function oneLine(text: string): string {
   return visible(text.replace(/\r?\n/g, " ⏎ ").replace(/\t/g, " "));
 }
 
+/** At most so many units of a text, and a sign that there is more; no character is cut in half. */
+export function beginning(text: string, most: number): string {
+  if (text.length <= most) return text;
+  const half = /[\ud800-\udbff]/.test(text.charAt(most - 1));
+  return `${text.slice(0, half ? most - 1 : most)}…`;
+}
+
 const RTL = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
 const STRONG = /\p{L}/u;
 

@@ -27,8 +27,9 @@ export function Findings({ run, findings }: { run: number; findings: Finding[] }
   );
 }
 
-function One({ run, finding: { severity, title, text, steps, rollouts } }: { run: number; finding: Finding }) {
+function One({ run, finding }: { run: number; finding: Finding }) {
   const t = useText();
+  const { severity, title, text, steps, rollouts } = finding;
   const kind = t(`severity_${severity}`);
   return (
     <li>
@@ -40,16 +41,45 @@ function One({ run, finding: { severity, title, text, steps, rollouts } }: { run
         </button>
       )}
       <p class="muted">{visible(text)}</p>
+      <Details finding={finding} />
       {rollouts.length > 0 && (
         <span class="chips">
-          {rollouts.slice(0, MOST).map(({ step, sample }) => (
-            <button key={`${step}.${sample}`} type="button" onClick={() => openTokens(run, step, sample)}>
+          {rollouts.slice(0, MOST).map(({ step, sample, token }) => (
+            <button key={`${step}.${sample}`} type="button" onClick={() => openTokens(run, step, sample, token)}>
               {step}.{sample}
             </button>
           ))}
         </span>
       )}
     </li>
+  );
+}
+
+/** The number seen against the healthy range, what to change, what follows from it, and who says so. */
+function Details({ finding }: { finding: Finding }) {
+  const t = useText();
+  const lines = {
+    findingFix: finding.fix,
+    findingExplains: finding.explains.join(", "),
+    findingSource: finding.source,
+  } as const;
+  return (
+    <details>
+      <summary class="muted">
+        {t("findingSeen")} {finding.seen} ({visible(finding.healthy)})
+      </summary>
+      <dl>
+        {(Object.keys(lines) as (keyof typeof lines)[]).map(
+          (key) =>
+            lines[key] && (
+              <div key={key}>
+                <dt>{t(key)}</dt>
+                <dd>{visible(lines[key])}</dd>
+              </div>
+            ),
+        )}
+      </dl>
+    </details>
   );
 }
 

@@ -1,9 +1,9 @@
 /** The responses to each prompt of the step side by side; groups of equal rewards teach nothing and are marked. */
 
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { address } from "../api/client";
 import { useResource } from "../api/resource";
-import type { Group, Row, Rows } from "../api/types";
+import type { Group } from "../api/types";
 import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
 import { gist } from "../maths/prompt";
@@ -15,8 +15,6 @@ import { openTokens } from "./rollout-line";
 import { Segments } from "./segments";
 
 const PAGE = 10;
-/** The server's limit; groups beyond it show fewer of their responses. */
-const MOST_ROWS = 500;
 
 interface Answer {
   total: number;
@@ -31,7 +29,8 @@ export function Groups({ step }: { step: number }) {
   const url = address(`runs/${run.run}/groups`, { step, sort: order, offset, limit: PAGE });
   const { data, error } = useResource<Answer>(url, useVersion(run.run));
   const siblings = data?.groups.some((group) => group.n > 1);
-  const rows = useResource<Rows>(siblings ? rowsOf(run.run, step, data!.groups) : null).data?.rows ?? [];
+  // Drawn anew only with another answer. Groups have no keys: their elements take the next step's texts.
+  const shown = useMemo(() => data?.groups.map((group) => <OneGroup run={run.run} group={group} />), [data]);
   if (error) return <Problem text={error} />;
   if (!data || !siblings) return null;
   const names = { "-sd": t("mostSpread"), sd: t("leastSpread"), "-mean": t("highestMean"), mean: t("lowestMean") };
@@ -54,35 +53,15 @@ export function Groups({ step }: { step: number }) {
           }}
         />
       </div>
-      {data.groups.map((group) => (
-        <OneGroup
-          key={group.samples[0]}
-          run={run.run}
-          group={group}
-          rows={rows.filter((row) => row.step === step && group.samples.includes(row.sample))}
-        />
-      ))}
+      {shown}
       <Pages offset={offset} size={PAGE} total={data.total} onTurn={setOffset} />
     </section>
   );
 }
 
-/** The rollouts of all groups in view with one request. */
-function rowsOf(run: number, step: number, groups: Group[]): string {
-  const names = groups.flatMap(({ group }) => group ?? []);
-  const filter =
-    names.length === groups.length
-      ? `group in [${names.join(", ")}]`
-      : `sample in [${groups
-          .flatMap(({ samples }) => samples)
-          .slice(0, MOST_ROWS / 2)
-          .join(", ")}]`;
-  return address(`runs/${run}/rows`, { steps: `${step}-${step}`, filter, offset: 0, limit: MOST_ROWS });
-}
-
-function OneGroup({ run, group, rows }: { run: number; group: Group; rows: Row[] }) {
+function OneGroup({ run, group }: { run: number; group: Group }) {
   const t = useText();
-  const best = Math.max(...rows.map((row) => row.reward ?? -Infinity));
+  const best = Math.max(...group.rows.map((row) => row.reward ?? -Infinity));
   return (
     <article class={`group ${group.zero_variance ? "flat" : ""}`}>
       <header>
@@ -97,9 +76,8 @@ function OneGroup({ run, group, rows }: { run: number; group: Group; rows: Row[]
         </span>
       </header>
       <div class="siblings">
-        {rows.map(({ step, sample, reward, response }) => (
+        {group.rows.map(({ step, sample, reward, response }) => (
           <button
-            key={sample}
             type="button"
             class={reward === best && !group.zero_variance ? "best" : ""}
             onClick={() => openTokens(run, step, sample)}

@@ -1,6 +1,7 @@
 /** A link within the page: a plain click stays here, any other click does what the browser does. */
 
 import type { ComponentChildren } from "preact";
+import { onRest } from "../api/client";
 import { inSnapshot } from "../api/snapshot";
 import { formatRoute, go, type Route } from "../state/router";
 
@@ -9,10 +10,12 @@ interface Props {
   class?: string;
   title?: string;
   current?: boolean;
+  /** when the pointer rests on it */
+  onPoint?: (to: Route) => void;
   children: ComponentChildren;
 }
 
-export function Link({ to, class: kind, title, current, children }: Props) {
+export function Link({ to, class: kind, title, current, onPoint, children }: Props) {
   const follow = (event: MouseEvent): void => {
     if (event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
@@ -20,7 +23,14 @@ export function Link({ to, class: kind, title, current, children }: Props) {
   };
   const href = (inSnapshot ? "#" : "") + formatRoute(to);
   return (
-    <a href={href} class={kind} title={title} aria-current={current ? "page" : undefined} onClick={follow}>
+    <a
+      href={href}
+      class={kind}
+      title={title}
+      aria-current={current ? "page" : undefined}
+      onClick={follow}
+      onMouseEnter={onPoint && !current ? () => onRest(() => onPoint(to)) : undefined}
+    >
       {children}
     </a>
   );

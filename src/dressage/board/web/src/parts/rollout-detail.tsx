@@ -1,8 +1,9 @@
 /** One rollout beside the table: its texts, numbers, reference, siblings, relatives, star and note. */
 
-import { useState } from "preact/hooks";
-import { address } from "../api/client";
+import { useEffect, useState } from "preact/hooks";
+import { address, onRest } from "../api/client";
 import { useResource } from "../api/resource";
+import { loadTokens, rolloutAddress } from "../api/tokens";
 import type { Place, Rollout, Row } from "../api/types";
 import { useText } from "../i18n";
 import { number, percent } from "../maths/format";
@@ -27,13 +28,14 @@ interface Props {
 export function RolloutDetail({ run, place, search, onMove }: Props) {
   const t = useText();
   const stars = useStars();
-  const { data, error } = useResource<Rollout>(address(`runs/${run}/rollouts/${place.step}/${place.sample}`));
+  const { data, error } = useResource<Rollout>(rolloutAddress(run, place));
+  useEffect(() => onRest(() => loadTokens(`runs/${run}/rollouts/${place.step}/${place.sample}`)), [data]);
   // Until the answer comes, the body shows the rollout before: its star must not stand under this one's name.
   const here = data?.step === place.step && data.sample === place.sample;
   return (
     <aside class="detail">
       <header>
-        {data && here ? <Star run={run} row={data} stars={stars} /> : <span class="star" />}
+        {data && here ? <Star run={run} row={data} stars={stars} label={t("star")} /> : <span class="star" />}
         <h2>
           {t("stepNumber", { step: place.step })} · {t("sampleNumber", { sample: place.sample })}
         </h2>

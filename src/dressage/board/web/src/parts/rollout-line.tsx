@@ -19,9 +19,10 @@ interface Props {
 const beginning = (text: string): string => (text.length > 60 ? `${text.slice(0, 58)}…` : text);
 
 /** The choice of metrics stays from one rollout to the next. */
-export function openTokens(run: number, step: number, sample: number): void {
+export function openTokens(run: number, step: number, sample: number, token: number | null = null): void {
   const { token: _, ...kept } = tabRoute("tokens").query;
-  go("tokens", { ...kept, run: String(run), step: String(step), sample: String(sample) });
+  const place = { run: String(run), step: String(step), sample: String(sample) };
+  go("tokens", { ...kept, ...place, ...(token === null ? {} : { token: String(token) }) });
 }
 
 export function RolloutLine({ run, step, sample, reward, prompt, response, chosen = false }: Props) {

@@ -3,17 +3,21 @@
 import { useEffect, useState } from "preact/hooks";
 import { address, forgetMatching } from "../api/client";
 import { useResource } from "../api/resource";
-import type { Finding, Hits } from "../api/types";
+import type { Finding, Findings, Hits } from "../api/types";
 import { Timeline } from "../charts/timeline";
-import { useText } from "../i18n";
+import { language, useText } from "../i18n";
 import { moveStep, selectStep, useRun, useStep, useVersion } from "../state/board";
 import { useSeries } from "../state/series";
+import { useStore } from "../state/store";
 import { useRoute } from "../state/router";
 import { VERIFYING_MS } from "../state/rows";
 
+const NONE: Finding[] = [];
+
 export function useFindings(run: number): Finding[] {
   const version = useVersion(run);
-  return useResource<Finding[] | null>(address(`runs/${run}/findings`), version).data ?? [];
+  const chosen = useStore(language);
+  return useResource<Findings>(address(`runs/${run}/findings`), version).data?.[chosen] ?? NONE;
 }
 
 /** Hits by step; while the server still verifies them, it is asked again. */
@@ -31,7 +35,8 @@ function useHits(url: string | null, version: number): Hits | null {
   return hits;
 }
 
-export function Scrubber() {
+/** @param props.onPoint when the pointer rests on a step */
+export function Scrubber({ onPoint }: { onPoint: (step: number) => void }) {
   const t = useText();
   const run = useRun();
   const step = useStep();
@@ -61,7 +66,14 @@ export function Scrubber() {
           »
         </button>
       </div>
-      <Timeline series={series} step={step} findings={findings} hits={searching ? hits : null} onStep={selectStep} />
+      <Timeline
+        series={series}
+        step={step}
+        findings={findings}
+        hits={searching ? hits : null}
+        onStep={selectStep}
+        onPoint={onPoint}
+      />
     </div>
   );
 }

@@ -1,16 +1,16 @@
 import type { Place } from "../api/types";
 import { inSnapshot } from "../api/snapshot";
-import { useText } from "../i18n";
 import { noteStar, setStar, starOf, type Stars } from "../state/stars";
 
 interface Props {
   run: number;
   row: Place & { starred?: boolean; note?: string | null };
   stars: Stars;
+  /** what it is called in the reader's language; given, as a table has many */
+  label: string;
 }
 
-export function Star({ run, row, stars }: Props) {
-  const t = useText();
+export function Star({ run, row, stars, label }: Props) {
   const note = starOf(stars, run, row);
   noteStar(run, row);
   const toggle = (event: MouseEvent): void => {
@@ -22,8 +22,8 @@ export function Star({ run, row, stars }: Props) {
       type="button"
       class={`star ${note === null ? "" : "set"}`}
       aria-pressed={note !== null}
-      aria-label={t("star")}
-      title={note || t("star")}
+      aria-label={label}
+      title={note || label}
       onClick={toggle}
     >
       {note === null ? "☆" : "★"}

@@ -1,5 +1,6 @@
 /** Distributions of the selected step beside those of the first step and of the reference. */
 
+import { useMemo } from "preact/hooks";
 import { address } from "../api/client";
 import { useResource } from "../api/resource";
 import type { Histogram } from "../api/types";
@@ -50,29 +51,39 @@ function useEdges(columns: string[], steps: number[]): Edges | null {
   return hi > lo ? { lo, hi, bins: bins(count) } : { lo: lo - 0.5, hi: hi + 0.5, bins: bins(count) };
 }
 
-export function RewardHistogram({ column }: { column: string }) {
+interface Drawn {
+  edges: number[];
+  distributions: Distribution[];
+}
+
+/** The column at the step now, at the first step, and the reference's at the step now. */
+function useDistributions(column: string, withReference: boolean): Drawn {
   const t = useText();
   const colours = usePalette();
-  const run = useRun();
   const step = useStep();
-  const { query } = useRoute();
-  const first = run.steps?.[0] ?? 0;
-  const withReference = column === "reward" && run.columns.rows.includes("ref_reward");
+  const first = useRun().steps?.[0] ?? 0;
   const edges = useEdges(withReference ? [column, "ref_reward"] : [column], [first, step]);
   const now = useHistogram(column, step, edges);
   const then = useHistogram(step === first ? null : column, first, edges);
   const reference = useHistogram(withReference ? "ref_reward" : null, step, edges);
-  const distributions: Distribution[] = [];
-  if (now)
-    distributions.push({
-      name: t("stepNumber", { step }),
-      counts: now.counts,
-      colour: `${colours.accent}99`,
-      filled: true,
-    });
-  if (then && step !== first)
-    distributions.push({ name: t("stepNumber", { step: first }), counts: then.counts, colour: colours.s2 });
-  if (reference) distributions.push({ name: t("reference"), counts: reference.counts, colour: colours.reference });
+  const names = [t("stepNumber", { step }), t("stepNumber", { step: first }), t("reference")] as const;
+  return useMemo(() => {
+    const all: (Omit<Distribution, "counts"> & { of: Histogram | null })[] = [
+      { of: now, name: names[0], colour: `${colours.accent}99`, filled: true },
+      { of: then, name: names[1], colour: colours.s2 },
+      { of: reference, name: names[2], colour: colours.reference },
+    ];
+    const distributions = all.flatMap(({ of, ...look }) => (of ? [{ ...look, counts: of.counts }] : []));
+    return { edges: now?.edges ?? [], distributions };
+  }, [now, then, reference, colours, names.join()]);
+}
+
+export function RewardHistogram({ column }: { column: string }) {
+  const t = useText();
+  const run = useRun();
+  const step = useStep();
+  const { query } = useRoute();
+  const drawn = useDistributions(column, column === "reward" && run.columns.rows.includes("ref_reward"));
   const name = column === "reward" ? t("reward") : column;
   const filtered = column.startsWith("part/") ? `parts["${column.slice(5)}"]` : column;
   const filter = (low: number, high: number): string =>
@@ -81,8 +92,7 @@ export function RewardHistogram({ column }: { column: string }) {
     <HistogramChart
       title={t("distributionOf", { name })}
       hint={t("hintDistribution")}
-      edges={now?.edges ?? []}
-      distributions={distributions}
+      {...drawn}
       onRange={(low, high) =>
         go("responses", {
           run: String(run.run),
@@ -100,29 +110,5 @@ const round = (value: number): number => Number(value.toPrecision(6));
 
 export function GapHistogram() {
   const t = useText();
-  const colours = usePalette();
-  const step = useStep();
-  const first = useRun().steps?.[0] ?? 0;
-  const edges = useEdges(["gap"], [first, step]);
-  const now = useHistogram("gap", step, edges);
-  const then = useHistogram(step === first ? null : "gap", first, edges);
-  const distributions: Distribution[] = [];
-  if (now)
-    distributions.push({
-      name: t("stepNumber", { step }),
-      counts: now.counts,
-      colour: `${colours.accent}99`,
-      filled: true,
-    });
-  if (then && step !== first)
-    distributions.push({ name: t("stepNumber", { step: first }), counts: then.counts, colour: colours.s2 });
-  return (
-    <HistogramChart
-      title={t("gapTitle")}
-      hint={t("hintGap")}
-      edges={now?.edges ?? []}
-      distributions={distributions}
-      rule={0}
-    />
-  );
+  return <HistogramChart title={t("gapTitle")} hint={t("hintGap")} {...useDistributions("gap", false)} rule={0} />;
 }

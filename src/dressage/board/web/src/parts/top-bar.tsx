@@ -5,7 +5,7 @@ import { LANGUAGES, type Language, language, useText } from "../i18n";
 import { whole } from "../maths/format";
 import { runs, useRun } from "../state/board";
 import { theme } from "../state/preferences";
-import { patchRoute, tabRoute, useRoute, VIEWS } from "../state/router";
+import { patchRoute, type Route, tabRoute, useRoute, VIEWS } from "../state/router";
 import { useStore } from "../state/store";
 import { ExportMenu } from "./export-menu";
 import { Link } from "./link";
@@ -15,7 +15,13 @@ function Working() {
   return useStore(slow) ? <i class="working" /> : null;
 }
 
-export function TopBar({ onHelp }: { onHelp: () => void }) {
+interface Props {
+  onHelp: () => void;
+  /** when the pointer rests on a tab */
+  onPoint: (to: Route) => void;
+}
+
+export function TopBar({ onHelp, onPoint }: Props) {
   const t = useText();
   const { view } = useRoute();
   const run = useRun();
@@ -28,7 +34,7 @@ export function TopBar({ onHelp }: { onHelp: () => void }) {
       <RunChoice />
       <nav class="tabs">
         {VIEWS.map((name) => (
-          <Link key={name} to={tabRoute(name)} current={name === view}>
+          <Link key={name} to={tabRoute(name)} current={name === view} onPoint={onPoint}>
             {t(name)}
           </Link>
         ))}

@@ -1,13 +1,15 @@
 /** Rows of one height, of which only those in view exist; ten million of them scroll like fifty. */
 
 import type { ComponentChildren, VNode } from "preact";
-import { useEffect, useImperativeHandle, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useImperativeHandle, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Ref } from "preact";
-import { barAt, barHeight, type Extent, topAfter } from "../maths/scroll";
+import { barAtRest, barHeight, type Extent, topAfter } from "../maths/scroll";
 
 export interface ListHandle {
   /** Brings a row into view, to the middle if it was out of view. */
   reveal: (row: number) => void;
+  /** Puts a row at the top. */
+  jump: (row: number) => void;
   /** The first row in view, as a fraction. */
   top: () => number;
 }
@@ -49,23 +51,42 @@ export function remembering(draw: (index: number) => VNode): (index: number) => 
 /** When the hand rests this long, the scroll bar is put where the rows are. */
 const REST_MS = 160;
 
+/** Rows come and go so many at a time: the browser lays out and paints only those that come. */
+const CHUNK = 2;
+
+/** So many chunks beyond the view are drawn where it moves to. */
+const AHEAD = 3;
+
 export function VirtualList(props: Props) {
   const { total, rowHeight, headHeight = 0 } = props;
   const box = useRef<HTMLDivElement>(null);
-  const body = useRef<HTMLDivElement>(null);
   const view = useHeight(box);
   const extent: Extent = { whole: total * rowHeight + headHeight, view };
-  const { first, onScroll, jump, top } = useScroll(box, body, extent, rowHeight, props.onScroll);
-  const count = Math.ceil((view - headHeight) / rowHeight) + 2;
+  const { top, bar, ahead, onScroll, jump } = useScroll(box, extent, rowHeight * CHUNK, props.onScroll);
+  const first = Math.floor(top() / rowHeight / CHUNK) - (ahead < 0 ? AHEAD : 0);
+  const last = Math.floor((top() + view - headHeight) / rowHeight / CHUNK) + (ahead > 0 ? AHEAD : 0);
+  const from = Math.max(0, first * CHUNK);
+  const to = Math.min(total, (last + 1) * CHUNK);
   useLayoutEffect(() => jump(top()), [total, view, rowHeight]);
-  useEffect(() => props.onRange?.(first, Math.min(total, first + count)), [first, count, total]);
+  useLayoutEffect(() => props.onRange?.(from, to), [from, to]);
   useImperativeHandle(props.handle ?? null, () => ({
     top: () => top() / rowHeight,
+    jump: (row) => jump(row * rowHeight),
     reveal: (row) => jump(revealed(row * rowHeight, top(), view - headHeight - rowHeight)),
   }));
 
-  const rows = [];
-  for (let index = first; index < Math.min(total, first + count); index++) rows.push(props.row(index));
+  const chunks = [];
+  for (let start = from; start < to; start += CHUNK) {
+    const rows = [];
+    for (let index = start; index < Math.min(to, start + CHUNK); index++) rows.push(props.row(index));
+    const above = bar() - top() + headHeight + start * rowHeight;
+    const place = { top: `${above}px`, height: `${rows.length * rowHeight}px` };
+    chunks.push(
+      <div key={start} class="chunk" style={place} role="rowgroup">
+        {rows}
+      </div>,
+    );
+  }
   return (
     <div
       ref={box}
@@ -77,12 +98,8 @@ export function VirtualList(props: Props) {
       aria-rowcount={total}
     >
       <div class="extent" style={{ height: `${barHeight(extent)}px`, width: props.width ?? "100%" }}>
-        <div class="window" style={{ height: `${view}px` }}>
-          {props.head}
-          <div ref={body} class="rows">
-            {rows}
-          </div>
-        </div>
+        {props.head}
+        {chunks}
       </div>
     </div>
   );
@@ -101,47 +118,64 @@ function useHeight(box: Box): number {
 }
 
 interface Scroll {
-  /** index of the first row in view */
-  first: number;
-  onScroll: () => void;
-  /** puts the rows at a pixel of the whole */
-  jump: (top: number) => void;
+  /** pixel of the whole where the view begins, and of the bar */
   top: () => number;
+  bar: () => number;
+  /** the way of the last small move: rows that are about to come into view are drawn before they do */
+  ahead: -1 | 0 | 1;
+  onScroll: () => void;
+  /** puts the view at a pixel of the whole */
+  jump: (top: number) => void;
 }
 
-function useScroll(box: Box, body: Box, extent: Extent, rowHeight: number, tell: Props["onScroll"]): Scroll {
-  const state = useRef({ top: 0, bar: 0, rest: 0 as unknown as ReturnType<typeof setTimeout> });
-  const [first, setFirst] = useState(0);
-  const place = (top: number): void => {
-    state.current.top = top;
-    const row = Math.floor(top / rowHeight);
-    body.current!.style.transform = `translateY(${-(top - row * rowHeight)}px)`;
-    setFirst(row);
-    tell?.(top, extent.view);
+/**
+ * The browser scrolls by itself; the list is drawn anew when other chunks come into view, or the place of the bar no
+ * longer tells the place in the whole.
+ */
+function useScroll(box: Box, extent: Extent, chunk: number, tell: Props["onScroll"]): Scroll {
+  const state = useRef({ top: 0, bar: 0, ahead: 0 as Scroll["ahead"], rest: 0 as unknown as Timer });
+  const [, drawAt] = useState("");
+  const redraw = (): void => {
+    const { top, bar, ahead } = state.current;
+    drawAt([Math.floor(top / chunk), Math.floor((top + extent.view) / chunk), bar - top, ahead].join());
   };
   const settle = (): void => {
-    const bar = barAt(extent, state.current.top);
+    const bar = barAtRest(extent, state.current.top, state.current.bar);
+    // Asking where the bar is would make the browser lay out the page.
+    if (bar !== state.current.bar) box.current!.scrollTop = bar;
     state.current.bar = bar;
-    if (Math.abs(box.current!.scrollTop - bar) >= 1) box.current!.scrollTop = bar;
+    redraw();
   };
   useLayoutEffect(() => () => clearTimeout(state.current.rest), []);
   return {
-    first,
     top: () => state.current.top,
+    bar: () => state.current.bar,
+    ahead: state.current.ahead,
     jump: (top) => {
-      place(Math.min(Math.max(0, top), Math.max(0, extent.whole - extent.view)));
+      Object.assign(state.current, {
+        top: Math.min(Math.max(0, top), Math.max(0, extent.whole - extent.view)),
+        ahead: 0,
+      });
+      tell?.(state.current.top, extent.view);
       settle();
     },
     onScroll: () => {
+      const before = state.current;
       const bar = box.current!.scrollTop;
-      if (bar === state.current.bar) return;
-      place(topAfter(extent, state.current.top, state.current.bar, bar));
-      state.current.bar = bar;
-      clearTimeout(state.current.rest);
-      state.current.rest = setTimeout(settle, REST_MS);
+      if (bar === before.bar) return;
+      const top = topAfter(extent, before.top, before.bar, bar);
+      const small = Math.abs(top - before.top) < extent.view;
+      const ahead = small ? (Math.sign(top - before.top) as Scroll["ahead"]) : 0;
+      Object.assign(before, { top, bar, ahead });
+      tell?.(top, extent.view);
+      redraw();
+      clearTimeout(before.rest);
+      before.rest = setTimeout(settle, REST_MS);
     },
   };
 }
+
+type Timer = ReturnType<typeof setTimeout>;
 
 /** The least move that shows a row; one far away comes to the middle. */
 function revealed(row: number, top: number, room: number): number {

@@ -1,5 +1,7 @@
 /** The address bar is the page's state: a view and its query reproduce what is seen. */
 
+import { createContext } from "preact";
+import { useContext } from "preact/hooks";
 import { beginView } from "../api/client";
 import { inSnapshot } from "../api/snapshot";
 import { formatRoute, parseRoute, type Patch, patched, type Query, type Route, type View } from "./address";
@@ -16,8 +18,12 @@ const route = createStore<Route>(parseRoute(current()));
 const left: Partial<Record<View, Query>> = {};
 const SHARED = ["run", "step", "sample"];
 
+/** Where somebody may go next, for a view that is drawn in advance. */
+export const Ahead = createContext<Route | null>(null);
+
 export function useRoute(): Route {
-  return useStore(route);
+  const here = useStore(route);
+  return useContext(Ahead) ?? here;
 }
 
 export function currentRoute(): Route {

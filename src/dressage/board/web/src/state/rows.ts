@@ -1,6 +1,6 @@
 /** The table's rows, page by page: only what is looked at is asked for, one look at a time. */
 
-import { useEffect, useMemo } from "preact/hooks";
+import { useLayoutEffect, useMemo } from "preact/hooks";
 import { forgetMatching, getJson } from "../api/client";
 import { messageOf } from "../api/resource";
 import type { Row, Rows } from "../api/types";
@@ -8,6 +8,8 @@ import { PAGE, rowsAddress, type Selection } from "./selection";
 import { createStore, useStore } from "./store";
 
 export interface RowPages {
+  /** which selection the rows are of: the one before until the next one's are there */
+  shown: string;
   total: number;
   /** how many there can be at most, while hits are being verified; otherwise the total */
   most: number;
@@ -21,14 +23,18 @@ export interface RowPages {
 }
 
 interface Held {
-  /** which selection the pages are of */
+  /** which selection, in which version of the run, the pages are of */
   key: string;
+  shown: string;
   total: number;
   most: number;
   stopped: string | null;
   error: string | null;
   pages: Map<number, Row[]>;
 }
+
+/** Rows so near to those in view are asked for as well. */
+const NEAR = 30;
 
 /** So many pages are kept in memory. */
 const KEPT = 60;
@@ -38,13 +44,15 @@ export const VERIFYING_MS = 300;
 
 export function useRowPages(run: number, rows: Selection, version: number): RowPages {
   const loader = useMemo(() => new RowLoader(), []);
-  const key = JSON.stringify([run, rows, version]);
+  const shown = JSON.stringify([run, rows]);
+  const key = `${shown} ${version}`;
   const held = useStore(loader.held);
-  useEffect(() => loader.select(key, (page) => rowsAddress(run, rows, page * PAGE)), [key]);
-  useEffect(() => () => loader.stop(), []);
+  useLayoutEffect(() => loader.select(key, shown, (page) => rowsAddress(run, rows, page * PAGE)), [key]);
+  useLayoutEffect(() => () => loader.stop(), []);
   const { total, most, stopped, pages } = held;
   const current = held.key === key;
   return {
+    shown: held.shown,
     total,
     most,
     stopped,
@@ -57,15 +65,26 @@ export function useRowPages(run: number, rows: Selection, version: number): RowP
 
 /** Rows of an earlier selection stay in view until the first page of the next one is there. */
 class RowLoader {
-  readonly held = createStore<Held>({ key: "", total: 0, most: 0, stopped: null, error: null, pages: new Map() });
+  readonly held = createStore<Held>({
+    key: "",
+    shown: "",
+    total: 0,
+    most: 0,
+    stopped: null,
+    error: null,
+    pages: new Map(),
+  });
   private key = "";
+  private shown = "";
   private url: (page: number) => string = () => "";
   private view: [first: number, last: number] = [0, 0];
   private busy = false;
   private again: ReturnType<typeof setTimeout> | undefined;
 
-  select(key: string, url: (page: number) => string): void {
-    [this.key, this.url] = [key, url];
+  select(key: string, shown: string, url: (page: number) => string): void {
+    // Another selection is read from its beginning.
+    if (shown !== this.shown) this.view = [0, this.view[1] - this.view[0]];
+    [this.key, this.shown, this.url] = [key, shown, url];
     void this.load();
   }
 
@@ -83,10 +102,18 @@ class RowLoader {
     const wanted = this.busy || this.key === "" ? [] : this.missing();
     if (wanted.length === 0) return;
     this.busy = true;
-    const key = this.key;
+    const { key, shown } = this;
     const next = await Promise.all(wanted.map((page) => getJson<Rows>(this.url(page)))).then(
-      (answers) => answers.reduce((held, answer, i) => taken(held, key, wanted[i]!, answer), this.held.get()),
-      (error: unknown): Held => ({ ...this.held.get(), key, total: 0, error: messageOf(error), pages: new Map() }),
+      (answers) =>
+        answers.reduce((held, answer, i) => taken(held, { key, shown }, wanted[i]!, answer), this.held.get()),
+      (error: unknown): Held => ({
+        ...this.held.get(),
+        key,
+        shown,
+        total: 0,
+        error: messageOf(error),
+        pages: new Map(),
+      }),
     );
     this.busy = false;
     if (key === this.key) {
@@ -96,16 +123,24 @@ class RowLoader {
     void this.load();
   }
 
-  /** The pages in view that are not there. */
+  /** The pages in view that are not there; else those beside them, once somebody scrolls. */
   private missing(): number[] {
-    const { key, total, error, pages } = this.held.get();
-    const same = key === this.key;
-    if (same && error !== null) return [];
+    const { key, total, error } = this.held.get();
+    const [first, last] = this.view;
+    if (key !== this.key) return this.absent(first, last);
+    if (error !== null) return [];
     // Where nothing is found yet, the first page is asked for again as well.
-    const last = same ? Math.max(0, Math.min(this.view[1], total - 1)) : this.view[1];
+    const end = Math.max(0, total - 1);
+    const inView = this.absent(Math.min(first, end), Math.min(last, end));
+    if (inView.length > 0 || first === 0) return inView;
+    return this.absent(Math.max(0, first - NEAR), Math.min(last + NEAR, end));
+  }
+
+  private absent(first: number, last: number): number[] {
+    const { key, pages } = this.held.get();
     const found: number[] = [];
-    for (let page = Math.floor(Math.min(this.view[0], last) / PAGE); page * PAGE <= last; page++) {
-      if (!same || !pages.has(page)) found.push(page);
+    for (let page = Math.floor(first / PAGE); page * PAGE <= last; page++) {
+      if (key !== this.key || !pages.has(page)) found.push(page);
     }
     return found;
   }
@@ -124,10 +159,15 @@ class RowLoader {
   }
 }
 
-function taken(held: Held, key: string, page: number, { total, most = total, stopped = null, rows }: Rows): Held {
+function taken(
+  held: Held,
+  of: Pick<Held, "key" | "shown">,
+  page: number,
+  { total, most = total, stopped = null, rows }: Rows,
+): Held {
   // A page that was not full may be by now, as more hits have been verified.
-  const pages = new Map(held.key === key ? [...held.pages].filter(([, known]) => known.length === PAGE) : []);
+  const pages = new Map(held.key === of.key ? [...held.pages].filter(([, known]) => known.length === PAGE) : []);
   pages.set(page, rows);
   if (pages.size > KEPT) pages.delete(pages.keys().next().value!);
-  return { key, total, most, stopped, error: null, pages };
+  return { ...of, total, most, stopped, error: null, pages };
 }

@@ -1,12 +1,12 @@
 /** The runs' curves: first those that every visit shows, others when they are looked at, new steps as they come. */
 
-import { useEffect } from "preact/hooks";
-import { address, getJson } from "../api/client";
+import { useLayoutEffect } from "preact/hooks";
+import { address, getJson, inAdvance } from "../api/client";
 import { useResource } from "../api/resource";
 import { inSnapshot } from "../api/snapshot";
 import type { Series } from "../api/types";
 import { appended, completed } from "../maths/series";
-import { boardError, runs } from "./board";
+import { boardError } from "./board";
 import { createStore, useStore } from "./store";
 
 /** What the overview's main charts and the strip under the tabs draw. */
@@ -32,6 +32,7 @@ const FIRST = [
   "loss/policy",
   "loss/value",
   "tokens_per_second",
+  "part/*",
 ];
 
 /** Charts are some 300 pixels wide; the server puts the steps of a longer run together. */
@@ -49,7 +50,7 @@ const asked: Record<number, Set<string>> = {};
  */
 export function useSeries(run: number, more: readonly string[] = []): Series | null {
   const known = useStore(curves)[run] ?? null;
-  useEffect(() => void want(run, more), [run, more.join()]);
+  useLayoutEffect(() => void want(run, more), [run, more.join()]);
   return known;
 }
 
@@ -63,8 +64,8 @@ const together = (series: Series): boolean => series.steps?.some(([first, last])
 export function useZoomed(run: number, series: Series | null, zoom: [number, number] | null, more: readonly string[]) {
   const names = [...new Set([...Object.keys(series?.metrics ?? {}), ...Object.keys(series?.rollups ?? {}), ...more])];
   const wanted = series && zoom && together(series);
-  const steps = zoom && `${Math.max(0, zoom[0])}-${Math.max(0, zoom[1])}`;
-  const url = wanted ? address(`runs/${run}/series`, { names: names.join(), steps, points: POINTS }) : null;
+  const steps = zoom ? `${Math.max(0, zoom[0])}-${Math.max(0, zoom[1])}` : undefined;
+  const url = wanted ? seriesAddress(run, names, steps) : null;
   const near = useResource<Series>(url, series?.step.length).data;
   return (url && near) || series;
 }
@@ -78,13 +79,18 @@ export function metricNames(series: Series | null): string[] {
   return series?.names?.metrics ?? Object.keys(series?.metrics ?? {});
 }
 
+/** Asks for the usual curves before anything is drawn. */
+export function askEarly(run: number): void {
+  inAdvance(() => getJson(seriesAddress(run, FIRST)));
+}
+
+const seriesAddress = (run: number, names: readonly string[], steps?: string): string =>
+  address(`runs/${run}/series`, { names: names.join(), steps, points: POINTS });
+
 async function want(run: number, more: readonly string[]): Promise<void> {
-  const parts =
-    runs
-      .get()
-      ?.find((one) => one.run === run)
-      ?.columns.parts.map((name) => `part/${name}`) ?? [];
-  const names = [...FIRST, ...parts, ...more].filter((name) => !asked[run]?.has(name));
+  const names = [...FIRST, ...more.filter((name) => !name.startsWith("part/"))].filter(
+    (name) => !asked[run]?.has(name),
+  );
   if (names.length === 0 || (inSnapshot && asked[run])) return;
   asked[run] = new Set([...(asked[run] ?? []), ...names]);
   await take(run, names, (before, answer) => (before ? completed(before, answer) : answer));
@@ -105,8 +111,7 @@ export async function growSeries(run: number): Promise<void> {
 type Join = (before: Series | undefined, answer: Series) => Series;
 
 async function take(run: number, names: string[], join: Join, steps?: string): Promise<void> {
-  const path = `runs/${run}/series`;
-  const url = inSnapshot ? address(path) : address(path, { names: names.join(), steps, points: POINTS });
+  const url = inSnapshot ? address(`runs/${run}/series`) : seriesAddress(run, names, steps);
   try {
     const answer = await getJson<Series>(url);
     curves.set({ ...curves.get(), [run]: join(curves.get()[run], answer) });

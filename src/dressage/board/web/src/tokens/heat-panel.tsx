@@ -1,5 +1,6 @@
 /** Where in the responses a metric moves over the run. */
 
+import { useMemo } from "preact/hooks";
 import { address } from "../api/client";
 import { useResource } from "../api/resource";
 import type { Heat } from "../api/types";
@@ -13,7 +14,14 @@ import { patchRoute, useRoute } from "../state/router";
 
 const BUCKETS = 100;
 
-export function HeatPanel({ run, metric }: { run: number; metric: string }) {
+interface Props {
+  run: number;
+  metric: string;
+  /** asked for beforehand, it comes with the text */
+  shown: boolean;
+}
+
+export function HeatPanel({ run, metric, shown }: Props) {
   const t = useText();
   const step = useStep();
   const { query } = useRoute();
@@ -26,16 +34,25 @@ export function HeatPanel({ run, metric }: { run: number; metric: string }) {
   const column = columns.includes(wanted) ? wanted : columns[0];
   const url = column === undefined ? null : address(`runs/${run}/heat`, { column, buckets: BUCKETS });
   const { data, error } = useResource<Heat>(url, useVersion(run));
+  const kind = TOKEN_METRICS.find(({ key }) => key === column)?.kind;
+  const scale = useMemo(
+    () =>
+      data && kind
+        ? scaleOf(
+            kind,
+            data.mean.flat().map((value) => value ?? NaN),
+          )
+        : null,
+    [data, kind],
+  );
   if (error) return <Problem text={error} />;
-  if (!data || column === undefined) return null;
-  const kind = TOKEN_METRICS.find(({ key }) => key === column)!.kind;
-  const values = data.mean.flat().map((value) => value ?? NaN);
+  if (!shown || !data || !scale || column === undefined) return null;
   return (
     <HeatChart
       title={t("heatTitle", { name: column })}
       hint={t("heatHint")}
       heat={data}
-      scale={scaleOf(kind, values)}
+      scale={scale}
       step={step}
       onStep={selectStep}
       actions={

@@ -1,5 +1,6 @@
 /** Metrics of all tokens as strips, one above the other, over the same tokens. */
 
+import { useCallback } from "preact/hooks";
 import type { Tokens } from "../api/tokens";
 import { type Palette, usePalette } from "../charts/palette";
 import type { Pen } from "../charts/pen";
@@ -68,11 +69,15 @@ function Lane({
   looked: Store<Looked>;
   at: (x: number, width: number) => number;
 }) {
+  const draw = useCallback(
+    (pen: Pen, width: number, height: number): void => drawStrip(pen, width, height, strip, colours),
+    [strip, colours],
+  );
   return (
     <Picture
       height={HEIGHT}
       label={strip.metric.key}
-      draw={(pen, width, height) => drawStrip(pen, width, height, strip, colours)}
+      draw={draw}
       onPoint={(x, _, width) => looked.set({ ...looked.get(), token: x === null ? null : at(x, width) })}
       onClick={(x, _, width) => looked.set({ token: null, pinned: at(x, width), reveal: looked.get().reveal + 1 })}
     />

@@ -25,8 +25,11 @@ const STRIPE = 4;
 const MOST_LINES = 15;
 /** Of a long response so many units come first: more than fits into the box. */
 const FIRST = 2000;
-/** what the box around the lines takes */
+/** what the box around the lines takes, and what it leaves above the first */
 const INSET = 28;
+const ABOVE = 8;
+/** between two tokens, as .tok has it */
+const GAP = 1;
 
 export function TokenText({ loaded, chosen, stripes, looked }: Props) {
   const t = useText();
@@ -73,6 +76,7 @@ export function TokenText({ loaded, chosen, stripes, looked }: Props) {
             label={t("response")}
             total={lines.length}
             rowHeight={lineHeight}
+            headHeight={ABOVE}
             row={draw}
             handle={list}
             onScroll={(top, view) => seen.set([top / lineHeight, (top + view) / lineHeight])}
@@ -152,7 +156,7 @@ function measurer(font: string): (text: string) => number {
   const known = new Map<string, number>();
   return (text) => {
     let width = known.get(text);
-    if (width === undefined) known.set(text, (width = context.measureText(text).width));
+    if (width === undefined) known.set(text, (width = context.measureText(text).width + GAP));
     return width;
   };
 }
@@ -187,6 +191,9 @@ function TextLine({ line, height, loaded, chosen, stripes, colours }: LineProps)
   );
 }
 
+const colourOf = ({ scale, values }: Measured, token: number, colours: Palette): string =>
+  tint(scale, values[token]!, colours.hues) ?? "transparent";
+
 /** The chosen metric behind the text, others as stripes below; a character of several tokens is divided among them. */
 function background(
   fragment: Fragment,
@@ -196,17 +203,15 @@ function background(
   stripes: Measured[],
   colours: Palette,
 ): Record<string, string> {
+  if (stripes.length === 0 && count === 1) return { backgroundColor: colourOf(chosen, first, colours) };
   const layer = (measured: Measured): string => {
-    const tints = Array.from(
-      { length: count },
-      (_, i) => tint(measured.scale, measured.values[first + i]!, colours.hues) ?? "transparent",
-    );
+    const tints = Array.from({ length: count }, (_, i) => colourOf(measured, first + i, colours));
     if (count === 1) return `linear-gradient(${tints[0]},${tints[0]})`;
     const stops = tints.map((colour, i) => `${colour} ${(i / count) * 100}% ${((i + 1) / count) * 100}%`).join(",");
     return `linear-gradient(${direction(fragment.text) === "rtl" ? "to left" : "to right"},${stops})`;
   };
   const layers = [chosen, ...stripes].map(layer);
-  const sizes = layers.map((_, i) => (i === 0 ? "calc(100% - 1px) 21px" : `calc(100% - 1px) ${STRIPE - 1}px`));
+  const sizes = layers.map((_, i) => (i === 0 ? "100% 21px" : `100% ${STRIPE - 1}px`));
   const places = layers.map((_, i) => (i === 0 ? "0 0" : `0 ${23 + (i - 1) * STRIPE}px`));
   const padding = `${stripes.length > 0 ? stripes.length * STRIPE + 3 : 0}px`;
   return {

@@ -1,6 +1,6 @@
 /** What the critic expected at each token against what then came, and the error between them. */
 
-import { useMemo } from "preact/hooks";
+import { useCallback, useMemo } from "preact/hooks";
 import type { Tokens } from "../api/tokens";
 import { leftAxis, vertical, type Frame } from "../charts/axes";
 import { type Palette, usePalette } from "../charts/palette";
@@ -30,9 +30,11 @@ export function ValueChart({ loaded, measured, looked }: Props) {
   const colours = usePalette();
   const of = (key: string): Float32Array | undefined => measured.find(({ metric }) => metric.key === key)?.values;
   const [value, target, error] = [of("value"), of("return_to_go"), of("value_error")];
+  const draw = useCallback(
+    (pen: Pen, width: number, height: number): void => drawValues(pen, width, height, value!, target!, colours),
+    [value, target, colours],
+  );
   if (!value || !target || !error) return null;
-  const draw = (pen: Pen, width: number, height: number): void =>
-    drawValues(pen, width, height, value, target, colours);
   const save = (): [string, number, number] => {
     const pen = new SvgPen(colours.sans);
     draw(pen, 900, 300);

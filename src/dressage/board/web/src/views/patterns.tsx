@@ -20,7 +20,7 @@ import { go, patchRoute, useRoute } from "../state/router";
 
 const KINDS = ["all", "word", "ngram", "character"] as const;
 const ORDERS = ["growth", "decline", "lift", "frequency"] as const;
-const PAGE = 50;
+const PAGE = 30;
 /** So many patterns are drawn as curves. */
 const DRAWN = 6;
 

@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import type { Row, RunSummary } from "../api/types";
 import { fixed, whole } from "../maths/format";
 import { gist } from "../maths/prompt";
-import { oneLine, visible } from "../maths/text";
+import { beginning, oneLine, visible } from "../maths/text";
 
 export interface Column {
   key: string;
@@ -74,7 +74,14 @@ export function allColumns(run: RunSummary): string[] {
 
 export function column(key: string): Column {
   if (key === "prompt")
-    return { key, label: key, width: 180, grow: 1, sortable: false, cell: (row) => oneLine(gist(row.prompt)) };
+    return {
+      key,
+      label: key,
+      width: 180,
+      grow: 1,
+      sortable: false,
+      cell: (row) => oneLine(beginning(gist(row.prompt), inSight())),
+    };
   if (key === "response") {
     const width = Math.round(Math.min(320, innerWidth * 0.4));
     return { key, label: key, width, grow: 3, sortable: false, cell: excerpt };
@@ -95,9 +102,12 @@ function numeric(key: string, value: unknown): string {
   return WHOLE.has(key) ? whole(value) : fixed(value, typeof value === "number" && Math.abs(value) >= 100 ? 1 : 3);
 }
 
+/** No cell shows more characters of a text: what cannot be seen costs the browser as much as what can. */
+const inSight = (): number => Math.ceil(innerWidth / 9);
+
 /** The response with its search hit marked. */
 function excerpt({ response, hit, excerpt_start: before = 0 }: Row): ComponentChildren {
-  if (!hit) return oneLine(response);
+  if (!hit) return oneLine(beginning(response, inSight()));
   // The hit has to be seen, so long text before it is left out.
   const from = Math.max(0, hit[0] - 40);
   return (
@@ -105,7 +115,7 @@ function excerpt({ response, hit, excerpt_start: before = 0 }: Row): ComponentCh
       {from + before > 0 && "…"}
       {oneLine(response.slice(from, hit[0]))}
       <mark>{oneLine(response.slice(...hit))}</mark>
-      {oneLine(response.slice(hit[1]))}
+      {oneLine(beginning(response.slice(hit[1]), inSight()))}
     </>
   );
 }

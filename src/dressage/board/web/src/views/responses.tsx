@@ -1,13 +1,15 @@
 /** All rollouts of a run in one table: sort, filter, search, and read one beside it. */
 
 import type { VNode } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Problem } from "../parts/failure";
 import { RolloutDetail } from "../parts/rollout-detail";
 import { openTokens } from "../parts/rollout-line";
 import { SelectionBar } from "../parts/selection-bar";
 import { Star } from "../parts/star";
 import { type ListHandle, VirtualList } from "../parts/virtual-list";
+import { getJson, onRest } from "../api/client";
+import { rolloutAddress } from "../api/tokens";
 import type { Row, RunSummary, Series } from "../api/types";
 import { useText } from "../i18n";
 import { useRun, useStep, useVersion } from "../state/board";
@@ -15,7 +17,7 @@ import { useSeries } from "../state/series";
 import { useKeys } from "../state/keys";
 import { patchRoute, useRoute } from "../state/router";
 import { type RowPages, useRowPages } from "../state/rows";
-import { selection } from "../state/selection";
+import { rowsAddress, type Selection, selection } from "../state/selection";
 import { toggleStar, useStars } from "../state/stars";
 import { type Column, column, fewColumns, statistic, usualColumns } from "./response-columns";
 
@@ -56,6 +58,7 @@ export function Responses() {
     Escape: () => patchRoute({ at: undefined }, true),
   });
   useEffect(() => setIndex(null), [JSON.stringify(rows)]);
+  useLayoutEffect(() => list.current?.jump(0), [pages.shown]);
   return (
     <main class="view fills">
       <SelectionBar
@@ -72,10 +75,10 @@ export function Responses() {
           pages={pages}
           names={names}
           sort={query["sort"] ?? "step"}
+          shown={rows}
           place={place}
           onChoose={choose}
           list={list}
-          key={JSON.stringify(rows)}
         />
         {place && (
           <RolloutDetail run={run.run} place={place} search={query["regex"] ? "" : (query["q"] ?? "")} onMove={move} />
@@ -90,15 +93,17 @@ interface TableProps {
   pages: RowPages;
   names: string[];
   sort: string;
+  shown: Selection;
   place: { step: number; sample: number } | null;
   onChoose: (index: number) => void;
   list: { current: ListHandle | null };
 }
 
-function ResponseTable({ run, pages, names, sort, place, onChoose, list }: TableProps) {
+function ResponseTable({ run, pages, names, sort, shown, place, onChoose, list }: TableProps) {
   const t = useText();
   const series = useSeries(run.run, [sort.replace(/^-/, "")]);
   const stars = useStars();
+  const label = t("star");
   const columns = names.map(column);
   const width = columns.reduce((sum, one) => sum + one.width, 46);
   const sorted = sort.replace(/^-/, "");
@@ -106,6 +111,7 @@ function ResponseTable({ run, pages, names, sort, place, onChoose, list }: Table
   const rows = useRef(new WeakMap<Row, VNode>());
   const looks = JSON.stringify([names, sort, place]);
   useMemo(() => (rows.current = new WeakMap()), [looks, stars, bar === null]);
+  const ahead = (next: string) => getJson(rowsAddress(run.run, { ...shown, sort: next }, 0));
   const draw = (index: number) => {
     const row = pages.row(index);
     const known = row && rows.current.get(row);
@@ -124,12 +130,11 @@ function ResponseTable({ run, pages, names, sort, place, onChoose, list }: Table
         role="row"
         aria-rowindex={index + 1}
         onClick={() => onChoose(index)}
+        onMouseEnter={() => onRest(() => getJson(rolloutAddress(run.run, row)))}
         onDblClick={() => openTokens(run.run, row.step, row.sample)}
       >
-        <Star run={run.run} row={row} stars={stars} />
-        {columns.map((one) => (
-          <Cell key={one.key} column={one} row={row} bar={one.key === sorted ? bar : null} />
-        ))}
+        <Star run={run.run} row={row} stars={stars} label={label} />
+        {columns.map((one) => cell(one, row, one.key === sorted ? bar : null))}
       </div>
     );
   };
@@ -154,12 +159,19 @@ function ResponseTable({ run, pages, names, sort, place, onChoose, list }: Table
       handle={list}
       width={`max(100%, ${width}px)`}
       onRange={pages.look}
-      head={<Head columns={columns} sort={sort} />}
+      head={<Head columns={columns} sort={sort} ahead={ahead} />}
     />
   );
 }
 
-function Head({ columns, sort }: { columns: Column[]; sort: string }) {
+interface HeadProps {
+  columns: Column[];
+  sort: string;
+  /** asks for the rows in another order */
+  ahead: (sort: string) => Promise<unknown>;
+}
+
+function Head({ columns, sort, ahead }: HeadProps) {
   const t = useText();
   const labels: Record<string, string> = {
     prompt: t("prompt"),
@@ -169,7 +181,13 @@ function Head({ columns, sort }: { columns: Column[]; sort: string }) {
     note: t("note"),
   };
   const sorted = sort.replace(/^-/, "");
-  const click = (key: string): void => patchRoute({ sort: sort === `-${key}` ? key : `-${key}` }, true);
+  const turned = (key: string): string => (sort === `-${key}` ? key : `-${key}`);
+  const turn = (key: string): void => {
+    const next = turned(key);
+    patchRoute({ sort: next }, true);
+    // The pointer stays, and may turn it round.
+    onRest(() => ahead(next.startsWith("-") ? key : `-${key}`));
+  };
   return (
     <div class="tr head" role="row">
       <span class="star" />
@@ -186,7 +204,12 @@ function Head({ columns, sort }: { columns: Column[]; sort: string }) {
             style={{ width: `${width}px`, flexGrow: String(grow ?? 0) }}
           >
             {sortable ? (
-              <button type="button" title={label} onClick={() => click(key)}>
+              <button
+                type="button"
+                title={label}
+                onClick={() => turn(key)}
+                onMouseEnter={() => onRest(() => ahead(turned(key)))}
+              >
                 {name}
                 {arrow}
               </button>
@@ -211,14 +234,14 @@ function barFor(series: Series | null, key: string): Bar | null {
   return high > low ? (value) => Math.min(1, Math.max(0, (value - low) / (high - low))) : null;
 }
 
-function Cell({ column: { key, width, grow, cell }, row, bar }: { column: Column; row: Row; bar: Bar | null }) {
+function cell({ key, width, grow, cell: content }: Column, row: Row, bar: Bar | null): VNode {
   const style: Record<string, string> = { width: `${width}px`, flexGrow: String(grow ?? 0) };
   const value = bar && statistic(row, key);
   if (bar && typeof value === "number") style["backgroundSize"] = `${(bar(value) * 100).toFixed(1)}% 2px`;
   const text = grow || key === "note";
   return (
-    <span class={`td ${text ? "words" : "number"} ${bar ? "bar" : ""}`} style={style} role="gridcell">
-      {cell(row)}
+    <span key={key} class={`td ${text ? "words" : "number"} ${bar ? "bar" : ""}`} style={style} role="gridcell">
+      {content(row)}
     </span>
   );
 }

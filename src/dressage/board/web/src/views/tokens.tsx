@@ -1,12 +1,13 @@
 /** One response token by token: as coloured text, as strips, and the critic against what came. */
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { address } from "../api/client";
+import { address, onRest } from "../api/client";
 import { useResource } from "../api/resource";
 import { loadTokens, type Tokens as Loaded } from "../api/tokens";
 import type { Place } from "../api/types";
 import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
+import { available } from "../maths/metrics";
 import { gist } from "../maths/prompt";
 import { oneLine, visible } from "../maths/text";
 import { Problem } from "../parts/failure";
@@ -43,17 +44,25 @@ export function Tokens() {
   const { query } = useRoute();
   const sample = Number(query["sample"] ?? 0);
   const { data, error } = useResource<Loaded>(`runs/${run.run}/rollouts/${step}/${sample}`, 0, loadTokens);
-  if (!data)
-    return (
-      <main class="view">
-        <Problem text={error} />
-      </main>
-    );
+  const gamma = useGamma(run.run);
+  useEffect(() => {
+    const next = data?.rollout.next;
+    if (next) onRest(() => loadTokens(`runs/${run.run}/rollouts/${next.step}/${next.sample}`));
+  }, [data]);
+  const metric = query["metric"] ?? available(run.columns.tokens)[0]?.key ?? "logprob";
   return (
     <main class="view">
       <Problem text={error} />
-      <Opened key={`${run.run}.${data.rollout.step}.${data.rollout.sample}`} run={run.run} loaded={data} />
-      {data.count === 0 && <p class="empty">{t("noTokens")}</p>}
+      {data && (
+        <Opened
+          key={`${run.run}.${data.rollout.step}.${data.rollout.sample}`}
+          run={run.run}
+          loaded={data}
+          gamma={gamma}
+        />
+      )}
+      {data?.count === 0 && <p class="empty">{t("noTokens")}</p>}
+      <HeatPanel run={run.run} metric={metric} shown={data !== null} />
     </main>
   );
 }
@@ -67,10 +76,9 @@ function useGamma(run: number): number {
   return typeof gamma === "number" ? gamma : 1;
 }
 
-function Opened({ run, loaded }: { run: number; loaded: Loaded }) {
+function Opened({ run, loaded, gamma }: { run: number; loaded: Loaded; gamma: number }) {
   const t = useText();
   const { query } = useRoute();
-  const gamma = useGamma(run);
   const measured = useMemo(() => measure(loaded, gamma), [loaded, gamma]);
   const [looked] = useState(() => createStore<Looked>({ token: null, pinned: null, reveal: 0 }));
   const chosen = measured.find(({ metric }) => metric.key === query["metric"]) ?? measured[0];
@@ -104,7 +112,6 @@ function Opened({ run, loaded }: { run: number; loaded: Loaded }) {
         </>
       )}
       {!chosen && <Text text={rollout.response} search="" whole={rollout.response_truncated} />}
-      <HeatPanel run={run} metric={chosen?.metric.key ?? "logprob"} />
       {rollout.ref_response !== null && (
         <details class="more">
           <summary>
@@ -168,7 +175,7 @@ function Header({ run, loaded: { rollout, count } }: { run: number; loaded: Load
   ];
   return (
     <div class="bar">
-      <Star run={run} row={rollout} stars={stars} />
+      <Star run={run} row={rollout} stars={stars} label={t("star")} />
       <h2>
         {t("stepNumber", { step: rollout.step })} · {t("sampleNumber", { sample: rollout.sample })}
       </h2>

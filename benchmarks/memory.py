@@ -1,0 +1,161 @@
+"""How well `dressage check` predicts the peak memory of a run: full training and LoRA, several lengths and algorithms.
+
+Every case is predicted in one process and trained, two steps, in another; both are fresh. On CPU the peak is VmHWM, the
+most that was resident, libraries included; "own" is the same without what was resident when the libraries had been
+imported. On a GPU it is `torch.cuda.max_memory_allocated`.
+
+    python benchmarks/memory.py                  all cases, with models of made-up weights
+    python benchmarks/memory.py --only lora      those with "lora" in their names
+    python benchmarks/memory.py --model FOLDER   with a model of yours
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+LORA = {"lora": {"rank": 16}}
+ROLLOUT = {"steps": 2, "batch_size": 8, "rewards": [{"use": "lowercase"}], "sampling": {"eos_token_ids": [257]}}
+CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "sft full 64": ("sft", 64, {"batch_size": 8}),
+    "sft full 256": ("sft", 256, {"batch_size": 4}),
+    "sft full 512": ("sft", 512, {"batch_size": 4}),
+    "sft full 256, 4 micro-batches": ("sft", 256, {"batch_size": 8, "update": {"micro_batch_size": 2}}),
+    "sft full 256, bfloat16": ("sft", 256, {"batch_size": 4, "model": {"dtype": "bfloat16"}}),
+    "sft full 512, checkpointing": ("sft", 512, {"batch_size": 4, "model": {"gradient_checkpointing": True}}),
+    "sft lora 64": ("sft", 64, {"batch_size": 8, "model": LORA}),
+    "sft lora 256": ("sft", 256, {"batch_size": 4, "model": LORA}),
+    "sft lora 512": ("sft", 512, {"batch_size": 4, "model": LORA}),
+    "reward-model lora 256": ("reward-model", 256, {"batch_size": 2, "model": LORA}),
+    "dpo full 256": ("dpo", 256, {"batch_size": 2}),
+    "ppo full 128": ("ppo", 64, {**ROLLOUT, "update": {"epochs": 1, "mini_batches": 2}}),
+    "ppo lora 256": ("ppo", 128, {**ROLLOUT, "model": LORA, "update": {"epochs": 1, "micro_batch_size": 4}}),
+    "ppo full 128, separate critic": ("ppo", 64, {**ROLLOUT, "value": {"kind": "separate"}, "update": {"epochs": 1}}),
+    "grpo full 128": ("grpo", 64, {**ROLLOUT, "samples_per_prompt": 4, "kl": {"coef": 0.01}}),
+    "grpo lora 256": ("grpo", 128, {**ROLLOUT, "samples_per_prompt": 4, "model": LORA}),
+}
+"""Command, length of prompt or example in tokens, and settings. A rollout's response is as long as its prompt."""
+
+
+def make_model(folder: Path, hidden: int = 512, layers: int = 8, vocabulary: int = 16_384) -> None:
+    """A Llama of random weights, 38 million as it stands, over bytes."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from dressage.models.tiny import tiny_tokenizer
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+
+
+def settings_of(name: str, model: Path, folder: Path) -> dict[str, Any]:
+    """The settings of a case, with data of its length written into the folder."""
+    command, length, given = CASES[name]
+    half = "a" * (length // 2)
+    rows: dict[str, Any] = {
+        "sft": {"prompt": half, "response": half},
+        "reward-model": {"prompt": half, "chosen": half, "rejected": half[1:] + "b"},
+    }
+    rows["dpo"] = rows["reward-model"]
+    row = rows.get(command, {"prompt": "a" * length})
+    data = folder / "data.jsonl"
+    data.write_text("\n".join(json.dumps(row) for _ in range(32)))
+    path = {"path": str(model), **given.get("model", {})}
+    settings = {"steps": 2, **given, "run": str(folder / "run"), "model": path, "data": {"path": str(data)}}
+    if "sampling" in settings:
+        settings["sampling"] = {**settings["sampling"], "max_new_tokens": length}
+    return {"command": command, "settings": settings}
+
+
+def predict(case: dict[str, Any]) -> dict[str, float]:
+    """The prediction, as `dressage check` makes it."""
+    from dressage.algorithms import ALGORITHMS
+    from dressage.check.recipe import Planned
+    from dressage.check.run import memory_only
+    from dressage.config import check
+
+    settings = check(ALGORITHMS[case["command"]].settings, case["settings"], "the case")
+    report = memory_only(Planned("case", case["command"], settings, (), False))
+    assert report.memory is not None, report.findings
+    return {"peak": report.memory.peak + report.libraries, "own": report.memory.peak}
+
+
+def measure(case: dict[str, Any]) -> dict[str, float]:
+    """What a run of two steps has at its peak."""
+    import torch
+
+    from dressage.algorithms import ALGORITHMS
+    from dressage.config import check
+    from dressage.train.run import Training
+
+    settings = check(ALGORITHMS[case["command"]].settings, case["settings"], "the case")
+    imported = status("VmRSS")
+    training = Training(settings)
+    training.run(lambda _step, _metrics: None)
+    if training.processes.device.type == "cuda":
+        return {"peak": torch.cuda.max_memory_allocated(), "own": torch.cuda.max_memory_allocated()}
+    return {"peak": status("VmHWM"), "own": status("VmHWM") - imported}
+
+
+def status(name: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
+def in_a_process(what: str, case: dict[str, Any]) -> dict[str, float]:
+    """Call one of the two functions above in a fresh process."""
+    command = [sys.executable, __file__, f"--{what}", json.dumps(case)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def compare(name: str, model: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """What is predicted and what is measured of a case, in bytes."""
+    with TemporaryDirectory() as folder:
+        case = settings_of(name, model, Path(folder))
+        return in_a_process("predict", case), in_a_process("measure", case)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="part of the names of the cases")
+    parser.add_argument("--model", type=Path, help="a model's folder instead of a made-up one")
+    parser.add_argument("--predict", help=argparse.SUPPRESS)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.predict or arguments.measure:
+        done = predict(json.loads(arguments.predict)) if arguments.predict else measure(json.loads(arguments.measure))
+        print(json.dumps(done))
+        return
+    print(f"{'':32} {'predicted':>10} {'measured':>10} {'error':>7} {'own':>7}   (MB)")
+    with TemporaryDirectory() as folder:
+        if arguments.model is None:
+            make_model(Path(folder))
+        for name in (name for name in CASES if arguments.only in name):
+            predicted, measured = compare(name, arguments.model or Path(folder))
+            error, own = (predicted[key] / measured[key] - 1 for key in ("peak", "own"))
+            megabytes = f"{predicted['peak'] / 2**20:10.0f} {measured['peak'] / 2**20:10.0f}"
+            print(f"{name:32} {megabytes} {error:+7.1%} {own:+7.1%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The page, which is answered at once, and the data, for which the runs must be open."""
+
+import asyncio
+from concurrent.futures import Future
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dressage.board.page import NO_PAGE, STATIC
+from dressage.board.security import refuse
+
+MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+class Site:
+    """Answers requests for the page, while what answers the others may still be on its way.
+
+    Args:
+        api: What answers requests for data, once it is there.
+    """
+
+    def __init__(self, api: "Future[ASGIApp]") -> None:
+        self.api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["path"].startswith("/api/"):
+            await _page(scope["path"], scope["method"])(scope, receive, send)
+            return
+        # A request that is given up must not take the others' answer with it.
+        api = self.api.result() if self.api.done() else await asyncio.shield(asyncio.wrap_future(self.api))
+        await api(scope, receive, send)
+
+
+def _page(path: str, method: str) -> Response:
+    """Returns a file of the page, or for any other address, each being a view of it, the page itself."""
+    if method not in ("GET", "HEAD"):
+        return refuse("the page can only be read", 405)
+    files = {f"/{file.name}": file for file in STATIC.iterdir()} if STATIC.is_dir() else {}
+    if "/index.html" not in files:
+        return refuse(NO_PAGE, 404)
+    file = files.get(path, files["/index.html"])
+    return Response(file.read_bytes(), media_type=MEDIA.get(file.suffix, "application/octet-stream"))

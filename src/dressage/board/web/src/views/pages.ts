@@ -1,0 +1,19 @@
+/** The views by their names. */
+
+import type { JSX } from "preact";
+import type { View } from "../state/router";
+import { Compare } from "./compare";
+import { Overview } from "./overview";
+import { Patterns } from "./patterns";
+import { Responses } from "./responses";
+import { StepView } from "./step";
+import { Tokens } from "./tokens";
+
+export const PAGES: Record<View, () => JSX.Element> = {
+  overview: Overview,
+  step: StepView,
+  responses: Responses,
+  tokens: Tokens,
+  patterns: Patterns,
+  compare: Compare,
+};

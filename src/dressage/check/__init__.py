@@ -1,0 +1,1 @@
+"""What will go wrong in a run, said before it starts."""

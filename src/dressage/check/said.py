@@ -1,0 +1,76 @@
+"""Responses to examine a reward with: of the recipe's data, or of a file of pairs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from dressage.check.reward import Said, spread_out
+from dressage.data.chat import Chat
+from dressage.data.load import load
+from dressage.data.types import Demonstration, Pair, Prompt, Turn
+from dressage.data.types import Said as Text
+from dressage.data.view import AnyDataSettings
+from dressage.errors import UserError
+
+
+def read_said(
+    settings: AnyDataSettings, tokenizer: PreTrainedTokenizerBase, wanted: int
+) -> tuple[list[Said], dict[str, list[Any]]]:
+    """Responses with their prompts, and the columns a reward may ask for; none where the data has prompts only.
+
+    Beside prompts, the right answer (`ground_truth`) is a response too.
+
+    Raises:
+        UserError: the data cannot be read.
+    """
+    kind = _kind(settings)
+    rows: Sequence[Any] = load(settings, kind or Prompt).train
+    if kind is None:
+        rows = [row for row in rows if row.columns.get("ground_truth")]
+    chosen = [rows[i] for i in spread_out(len(rows), wanted)]
+    chat = Chat.of(settings, tokenizer)
+    if not chosen:
+        return [], {}
+    return [_said(row, chat) for row in chosen], _columns(settings, chosen)
+
+
+def _kind(settings: AnyDataSettings) -> Any:
+    """Pair or Demonstration: what a run reads as prompts may have responses beside them; None where it has not."""
+    for kind in (Pair, Demonstration):
+        try:
+            first: Any = load(settings.model_copy(update={"max_rows": 1, "validation": 0.0}), kind).train[0]
+        except UserError:
+            continue
+        if first.prompt:  # a plain text would be read as a response to nothing
+            return kind
+    return None
+
+
+def _columns(settings: AnyDataSettings, rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """The other columns of the same rows, read as prompts; none where the rows are not prompts as well."""
+    try:
+        prompts = {_key(row.prompt): row.columns for row in load(settings, Prompt).train}
+    except UserError:
+        return {}
+    found = [prompts.get(_key(row.prompt), {}) for row in rows]
+    names = dict.fromkeys(name for columns in found for name in columns)
+    return {name: [columns.get(name) for columns in found] for name in names if name not in ("prompts", "responses")}
+
+
+def _key(said: Text) -> str:
+    return said if isinstance(said, str) else repr(said)
+
+
+def _said(row: Pair | Demonstration | Prompt, chat: Chat) -> Said:
+    prompt = chat.turns(row.prompt, "user")
+    text = prompt if isinstance(prompt, str) else chat.render(chat.opened(prompt), answer=True)
+    if isinstance(row, Pair):
+        return Said(text, _response(row.chosen), _response(row.rejected))
+    if isinstance(row, Prompt):
+        return Said(text, str(row.columns["ground_truth"]))
+    return Said(text, _response(row.response))
+
+
+def _response(said: Text | Sequence[Turn]) -> str:
+    return said if isinstance(said, str) else said[-1].content

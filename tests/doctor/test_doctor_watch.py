@@ -1,0 +1,94 @@
+"""The doctor looks at a growing run in processes of its own, now and then."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from doctor_helpers import healthy
+
+from dressage.doctor.watch import Watch
+from dressage.index.findings import Findings, findings_file, read_findings, write_findings
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return healthy(steps=6).write(tmp_path_factory.mktemp("watch") / "run")
+
+
+@pytest.fixture
+def file(tmp_path):
+    return findings_file(tmp_path)
+
+
+def ended(watch, state):
+    for _ in range(600):
+        if watch.tend(state):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_it_looks_once_at_each_state_of_the_record(run, file):
+    watch = Watch(str(run), file, share=1.0)
+    assert ended(watch, "one")
+    first = file.stat().st_mtime_ns
+    assert read_findings(file).found.keys() == {"en", "zh", "vi"}
+    time.sleep(2 * (watch._next - time.time()) if watch._next > time.time() else 0)
+    assert not watch.tend("one") and watch._process is None
+    assert ended(watch, "two")
+    assert file.stat().st_mtime_ns > first
+
+
+def test_it_rests_a_hundred_times_as_long_as_it_looked(run, file):
+    watch = Watch(str(run), file)
+    began = time.time()
+    assert watch.look("one")
+    took = time.time() - began
+    assert 0.5 * took < (watch._next - time.time()) / 100 < 1.1 * took
+    watch.tend("two")
+    assert watch._process is None
+
+
+def known(file, seconds, ago):
+    write_findings(file, Findings(run="", version="", seconds=seconds, found={}))
+    os.utime(file, (time.time() - ago,) * 2)
+
+
+@pytest.mark.parametrize(("ago", "looks"), [(190, False), (210, True)])
+def test_the_last_look_of_another_watch_counts(run, file, ago, looks):
+    known(file, 2.0, ago)
+    watch = Watch(str(run), file)
+    watch.tend("one")
+    assert (watch._process is not None) == looks
+    if watch._process:
+        watch._process.kill()
+        watch._process.wait()
+
+
+def test_a_look_that_fails_is_told_and_not_tried_again_on_the_same_record(tmp_path, file, capfd):
+    watch = Watch(str(tmp_path / "nothing"), file, share=1.0)
+    assert not watch.look("one")
+    assert "nothing" in capfd.readouterr().err
+    watch._next = 0
+    watch.tend("one")
+    assert watch._process is None
+    assert not file.exists()
+
+
+def test_a_run_that_was_removed_meanwhile_stays_removed(run, tmp_path):
+    watch = Watch(str(run), tmp_path / "index" / "findings.json")
+    assert watch.look("one")
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_look_ends_with_the_process_that_asked_for_it(run, file):
+    code = "import sys; from dressage.doctor.watch import Watch; from pathlib import Path\n"
+    code += f"w = Watch({str(run)!r}, Path({str(file)!r})); w.tend('one'); print(w._process.pid)"
+    started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    time.sleep(4)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.stdout), 0)
+    assert not file.exists()
+    assert started.stderr == ""

@@ -1,0 +1,16 @@
+"""pyarrow loads no pandas where nothing needs it."""
+
+import subprocess
+import sys
+
+
+def modules_after(first: str) -> list[str]:
+    code = f"import sys; {first}; import pyarrow as pa; pa.array([1]); print('pandas' in sys.modules)"
+    code += "; import pandas; print(pandas.Series([1]).sum())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_pandas_is_loaded_by_who_imports_it_only():
+    without = "from dressage.record.arrow import without_pandas; without_pandas()"
+    assert modules_after("pass") == ["True", "1"]  # else there is nothing to spare
+    assert modules_after(without) == ["False", "1"]
