@@ -211,7 +211,8 @@ def opened(
     yield page
     assert page.evaluate("window.hacked") is None
     window.close()
-    assert [one for one in wrong if forgiven not in one] == []
+    left = [one for one in wrong if forgiven not in one]
+    assert left == [], left
 
 
 def is_own(url: str, host: str) -> bool:

@@ -1,6 +1,6 @@
 import pytest
 from board_helpers import board_of, client_of
-from browser_helpers import BoardProcess, record_run
+from browser_helpers import BoardProcess, record_run, wait_for
 from index_helpers import new_run, record
 
 
@@ -33,6 +33,7 @@ def runs_told(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def board_told(runs_told):
-    """The board of both, in a process of its own."""
+    """The board of both, in a process of its own, with what the doctor finds."""
     with BoardProcess(*runs_told) as board:
+        wait_for(lambda: all(board.json(f"api/runs/{run}/findings") is not None for run in range(len(runs_told))))
         yield board
