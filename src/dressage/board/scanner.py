@@ -144,7 +144,8 @@ class Scanner:
 
 def _work(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the board
-    with small_process(), suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    small_process()
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         pipe.send("ready")
         while True:
             what, pattern = pipe.recv()

@@ -9,7 +9,7 @@ import socket
 import webbrowser
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Event, Timer
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from dressage.board.opening import Opening
 from dressage.board.page import NO_PAGE, STATIC
 from dressage.board.security import Guard, is_loopback
 from dressage.board.site import Site
@@ -54,25 +55,25 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
     closing = Event()
 
     def open_runs() -> "ASGIApp":
-        board = _opened(paths, closing, stack)
+        board = _opened(paths, closing)
         _announce(board, address, host if token and not is_loopback(host) else None)
         if browser:
             _later(0, partial(webbrowser.open, address))
         return _made_ready(board)
 
-    with ExitStack() as stack, ThreadPoolExecutor(1, "opening") as pool:
+    with ThreadPoolExecutor(1, "opening") as pool:
         opening = pool.submit(open_runs)
-        server = _Server(Guard(Site(opening), token), closing)
+        server = _Server(Guard(Site(opening, Opening(paths)), token), closing)
         opening.add_done_callback(server.stop_without)
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
         opening.result()
 
 
-def _opened(paths: Sequence[str], closing: Event, stack: ExitStack) -> "Board":
+def _opened(paths: Sequence[str], closing: Event) -> "Board":
     from dressage.index.process import REUSED, small_process
 
-    stack.enter_context(small_process(REUSED))
+    small_process(REUSED)
     from dressage.board.runs import Board, open_run
 
     return Board([open_run(path) for path in paths], closing)

@@ -81,8 +81,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     os.nice(19)
-    with small_process():
-        look(path, Path(file), version)
+    small_process()
+    look(path, Path(file), version)
 
 
 if __name__ == "__main__":

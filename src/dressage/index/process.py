@@ -2,12 +2,10 @@
 
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from types import ModuleType
 
 import pyarrow as pa
+
+from dressage.record.arrow import without_pandas
 
 # Names of malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
@@ -19,18 +17,11 @@ REUSED = 32 << 20
 to memory that was used before."""
 
 
-class _NoPandas(MetaPathFinder):
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("the board needs no pandas", name=fullname)
-
-
-@contextmanager
-def small_process(large: int = LARGE) -> Iterator[None]:
+def small_process(large: int = LARGE) -> None:
     """Spares memory, and a third of a second at the start.
 
-    pyarrow imports pandas, where it is installed, at its first array: while this lasts it is as if it were not. And
-    memory that is free goes back to the system: a server's threads would each keep a heap of their own otherwise.
+    pyarrow looks for no pandas. And memory that is free goes back to the system: a server's threads would each keep a
+    heap of their own otherwise.
 
     Args:
         large: Bytes of a piece of memory that goes back at once.
@@ -41,9 +32,4 @@ def small_process(large: int = LARGE) -> Iterator[None]:
         mallopt(M_ARENA_MAX, ARENAS)
         mallopt(M_MMAP_THRESHOLD, large)
         mallopt(M_TRIM_THRESHOLD, 2 * large)
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
+    without_pandas()

@@ -36,12 +36,12 @@ def start(path: str, folder: Path) -> BaseProcess:
 def _watch(path: str, folder: Path, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the board
     os.nice(5)  # the server answers first
-    with small_process():
-        while os.getppid() == parent:
-            with only_writer(folder) as mine:
-                if mine:
-                    _guarded(path, folder, parent)
-            time.sleep(PAUSE)
+    small_process()
+    while os.getppid() == parent:
+        with only_writer(folder) as mine:
+            if mine:
+                _guarded(path, folder, parent)
+        time.sleep(PAUSE)
 
 
 def _guarded(path: str, folder: Path, parent: int) -> None:

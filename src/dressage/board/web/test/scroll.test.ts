@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { barAt, barHeight, TALLEST, topAfter } from "../src/maths/scroll";
+import { barAt, barAtRest, barHeight, TALLEST, topAfter } from "../src/maths/scroll";
 
 const small = { whole: 10_000, view: 500 };
 const huge = { whole: 280_000_000, view: 500 }; // ten million rows of 28 pixels
@@ -46,4 +46,18 @@ test("every row can be reached by small moves alone", () => {
     top = moved;
     bar = barAt(huge, top);
   }
+});
+
+test("a resting bar is moved only where it is seen to move, or would come to its end before the rows", () => {
+  const middle = 140_000_000;
+  const right = barAt(huge, middle);
+  const pixel = TALLEST / huge.view; // of its handle
+  assert.equal(barAtRest(huge, middle, right + 300), right + 300);
+  assert.equal(barAtRest(huge, middle, right + 2 * pixel), right);
+  // Near an end: a hundred more pixels down would be the last row.
+  const end = TALLEST - huge.view;
+  const near = huge.whole - 3 * huge.view;
+  assert.equal(barAtRest(huge, near, end - 100), barAt(huge, near));
+  assert.equal(barAtRest(huge, 3 * huge.view, 100), barAt(huge, 3 * huge.view));
+  assert.equal(barAtRest(small, 1234, 1234), 1234);
 });

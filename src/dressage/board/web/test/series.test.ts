@@ -65,6 +65,9 @@ test("a step is found within points that stand for several", () => {
   assert.equal(placeOf([0, 5, 20], 7), 1);
   assert.equal(placeOf([0, 5, 20], 19), 1);
   assert.equal(placeOf([5, 20], 1), 0);
+  assert.equal(placeOf([], 3), 0);
+  const first = Array.from({ length: 100 }, (_, i) => 3 * i);
+  for (let step = 0; step < 310; step++) assert.equal(placeOf(first, step), Math.min(99, Math.floor(step / 3)));
   assert.equal(nearestStep(points, 6.6), 7);
   assert.equal(nearestStep(points, 11), 9);
   assert.equal(nearestStep(points, 17), 20);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { difference, words } from "../src/maths/diff";
-import { direction, visible } from "../src/maths/text";
+import { beginning, direction, visible } from "../src/maths/text";
 
 test("control characters and direction marks are seen, not obeyed", () => {
   assert.equal(visible("a\u0000b\u001b[31m\u007f"), "a⟨NUL⟩b⟨ESC⟩[31m⟨U+007F⟩");
@@ -83,3 +83,10 @@ function commonLength(a: string[], b: string[]): number {
   }
   return table[a.length]![b.length]!;
 }
+
+test("a text is cut between characters, and says so", () => {
+  assert.equal(beginning("four", 4), "four");
+  assert.equal(beginning("five!", 4), "five…");
+  assert.equal(beginning("abc🙂d", 4), "abc…"); // the fourth unit is half a character
+  assert.equal(beginning("ab🙂cd", 4), "ab🙂…");
+});

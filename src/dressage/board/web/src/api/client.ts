@@ -36,8 +36,11 @@ let early = false;
 export function inAdvance(ask: () => Promise<unknown> | void): void {
   if (inSnapshot) return;
   early = true;
-  void ask()?.catch(() => undefined);
-  early = false;
+  try {
+    void ask()?.catch(() => undefined);
+  } finally {
+    early = false;
+  }
 }
 
 /** A hand that stays somewhere so long means something. */

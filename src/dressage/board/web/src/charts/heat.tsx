@@ -16,7 +16,7 @@ interface Props {
   title: string;
   hint?: string | undefined;
   heat: Heat;
-  scale: Scale;
+  scale: () => Scale;
   step: number;
   onStep: (step: number) => void;
   actions?: ComponentChildren;
@@ -29,7 +29,7 @@ export function HeatChart({ title, hint, heat, scale, step, onStep, actions }: P
   const colours = usePalette();
   const chosen = heat.steps.findIndex(([first, last]) => step >= first && step <= last);
   const draw = useCallback(
-    (pen: Pen, width: number, height: number): void => drawHeat(pen, width, height, heat, scale, chosen, colours, 8),
+    (pen: Pen, width: number, height: number): void => drawHeat(pen, width, height, heat, scale(), chosen, colours, 8),
     [heat, scale, chosen, colours],
   );
   const [cell, setCell] = useState<[column: number, row: number] | null>(null);
@@ -43,7 +43,7 @@ export function HeatChart({ title, hint, heat, scale, step, onStep, actions }: P
   const save = (): [string, number, number] => {
     const pen = new SvgPen(colours.sans);
     pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
-    drawHeat(pen, 800, 400, heat, scale, chosen, colours, 36);
+    drawHeat(pen, 800, 400, heat, scale(), chosen, colours, 36);
     return [pen.svg(800, 400, colours.surface), 800, 400];
   };
   const steps = cell && heat.steps[cell[0]];

@@ -6,7 +6,7 @@ import { useResource } from "../api/resource";
 import type { Heat } from "../api/types";
 import { HeatChart } from "../charts/heat";
 import { useText } from "../i18n";
-import { scaleOf } from "../maths/colour";
+import { type Scale, scaleOf } from "../maths/colour";
 import { TOKEN_METRICS } from "../maths/metrics";
 import { Problem } from "../parts/failure";
 import { selectStep, useRun, useStep, useVersion } from "../state/board";
@@ -35,18 +35,17 @@ export function HeatPanel({ run, metric, shown }: Props) {
   const url = column === undefined ? null : address(`runs/${run}/heat`, { column, buckets: BUCKETS });
   const { data, error } = useResource<Heat>(url, useVersion(run));
   const kind = TOKEN_METRICS.find(({ key }) => key === column)?.kind;
-  const scale = useMemo(
-    () =>
-      data && kind
-        ? scaleOf(
-            kind,
-            data.mean.flat().map((value) => value ?? NaN),
-          )
-        : null,
-    [data, kind],
-  );
+  // Of a chart that nobody has scrolled to, nothing is computed.
+  const scale = useMemo(() => {
+    let known: Scale | undefined;
+    return (): Scale =>
+      (known ??= scaleOf(
+        kind!,
+        data!.mean.flat().map((value) => value ?? NaN),
+      ));
+  }, [data, kind]);
   if (error) return <Problem text={error} />;
-  if (!shown || !data || !scale || column === undefined) return null;
+  if (!shown || !data || column === undefined) return null;
   return (
     <HeatChart
       title={t("heatTitle", { name: column })}
