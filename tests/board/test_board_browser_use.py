@@ -98,10 +98,11 @@ def test_an_address_reproduces_its_view(browser, board_told, path):
 
 
 def settle(page: Page) -> None:
-    """Waits until the text of the page stays as it is."""
+    """Waits until the text of the page stays as it is, and the page shows no sign that it waits for an answer."""
     page.wait_for_function(
         """() => {
-            const text = document.body.innerText, same = text === window.before;
+            const text = document.body.innerText;
+            const same = text === window.before && !document.querySelector(".working");
             window.before = text;
             return same;
         }""",
@@ -121,7 +122,8 @@ def test_stars_and_notes_outlive_the_server(browser, tmp_path):
         page.locator(f'.tr[aria-rowindex="3"] .star[title="{note}"]').or_(
             page.locator(f'.tr[aria-rowindex="5"] .star[title="{note}"]')
         ).wait_for()
-        page.locator('.tr[aria-rowindex="3"] .star').click()
+        with page.expect_response(lambda answer: answer.request.method == "DELETE"):
+            page.locator('.tr[aria-rowindex="3"] .star').click()
         expect(page.locator(".star.set")).to_have_count(2)  # in the table and beside it
     with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses?starred=1") as page:
         expect(page.locator(".bar output")).to_have_text("1 rollouts")

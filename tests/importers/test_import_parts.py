@@ -75,6 +75,7 @@ def test_files_cut_anywhere_hold_the_same(seed, lines, size):
         assert result(folder / "cut") == result(folder / "whole")
 
 
+@pytest.mark.usefixtures("alone")
 def test_several_processes_find_the_same_as_one(tmp_path, monkeypatch):
     write(tmp_path / "in", 1, 300)
     monkeypatch.setattr(processes, "MOST", 1)
@@ -93,6 +94,12 @@ def test_several_processes_find_the_same_as_one(tmp_path, monkeypatch):
     assert several == one
     assert result(tmp_path / "several") == result(tmp_path / "one")
     assert len(dressage.open(tmp_path / "several").segments()) > 10
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """As if this process had no other thread; under pytest-xdist it has one, which only waits."""
+    monkeypatch.setattr(processes, "active_count", lambda: 1)
 
 
 def note_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -156,6 +163,7 @@ def test_small_files_are_read_together_and_large_ones_in_parts(tmp_path, monkeyp
     assert processes == 1 + 19 * 996 // 20_000
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_process_that_is_killed_is_said_and_leaves_nothing(tmp_path, monkeypatch):
     write(tmp_path / "in", 1, 300)
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
@@ -169,6 +177,7 @@ def test_a_process_that_is_killed_is_said_and_leaves_nothing(tmp_path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.usefixtures("alone")
 def test_what_goes_wrong_in_a_process_is_raised_here(tmp_path, monkeypatch):
     write(tmp_path / "in", 1, 300)
     monkeypatch.setattr(importing, "AT_ONCE", 4000)
@@ -183,7 +192,8 @@ def a_slow_import(tmp_path: Path) -> subprocess.Popen[bytes]:
     """An import that has written something and has much to do."""
     write(tmp_path / "in", 1, 3000, files=1)
     slow = "import dressage.importers.importing as i, dressage.importers.processes as p, sys; i.AT_ONCE = 500; "
-    slow += "p.os.cpu_count = lambda: 2; "
+    slow += "p.os.cpu_count = lambda: 2; import time; read = p.Batch.read; "
+    slow += "p.Batch.read = lambda batch, portion: (time.sleep(0.02), read(batch, portion))[1]; "
     slow += "from dressage.importers import import_run; import_run(sys.argv[1], sys.argv[2], 'rl-logging-board')"
     process = subprocess.Popen([sys.executable, "-c", slow, str(tmp_path / "in"), str(tmp_path / "run")])
     hidden = tmp_path / f".run.{process.pid}" / "record"
