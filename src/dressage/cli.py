@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 
 from dressage.algorithms import ALGORITHMS, Entry
 from dressage.cli_board import board_app
 from dressage.cli_check import check_app
 from dressage.cli_doctor import doctor_app
-from dressage.cli_flags import FLAGS, Help, explain, words_and_flags
+from dressage.cli_flags import FLAGS, Help, console, explain, load, words_and_flags
 from dressage.cli_record import RunPlace, record
 from dressage.cli_tools import tools
-from dressage.config import load
 from dressage.errors import UserError, is_disk_full
 
 app = typer.Typer(
@@ -132,7 +130,7 @@ def show(
     """Show a run: its steps, its best and worst responses, or one rollout token by token."""
     from dressage.record.show import show as show_run
 
-    show_run(run, Console(), step=step, sample=sample, limit=limit)
+    show_run(run, console(), step=step, sample=sample, limit=limit)
 
 
 @app.command()

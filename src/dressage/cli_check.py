@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from dressage.cli_flags import FLAGS, words_and_flags
+from dressage.cli_flags import FLAGS, console, words_and_flags
 from dressage.errors import UserError
 
 check_app = typer.Typer()
@@ -47,7 +46,7 @@ def check(
         if as_json:
             shown.append(plain(report))
         else:
-            show(Console(), report)
+            show(console(), report)
     if as_json:
         print(json.dumps(shown, ensure_ascii=False, indent=1))
     if failed:

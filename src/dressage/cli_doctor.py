@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from dressage.cli_flags import console
 
 doctor_app = typer.Typer()
 
@@ -49,7 +50,7 @@ def doctor(
     if as_json:
         print(json.dumps(plain(data, diagnosis, words), ensure_ascii=False, indent=1))
     else:
-        show(Console(), data, diagnosis, words)
+        show(console(), data, diagnosis, words)
     found = worst(diagnosis.findings)
     if fail_on is not FailOn.never and found and SEVERITIES.index(found) <= SEVERITIES.index(fail_on.value):
         raise typer.Exit(1)

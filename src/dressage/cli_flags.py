@@ -2,16 +2,20 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from pydantic import BaseModel
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from dressage.config import describe
 from dressage.errors import UserError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+
+    from dressage.config import Settings
+
+S = TypeVar("S", bound="Settings")
 
 FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Typer's settings for a command whose flags are the fields of its settings."""
@@ -45,16 +49,38 @@ def words_and_flags(arguments: Sequence[str], *names: str) -> tuple[list[str], l
     return words, flags
 
 
-def explain(context: typer.Context, kind: type[BaseModel], arguments: str, *others: str) -> None:
+# Commands begin at once: what only some of them need is imported by those.
+
+
+def console() -> "Console":
+    """Returns the terminal."""
+    from rich.console import Console
+
+    return Console()
+
+
+def load(kind: type[S], recipe: Path | None, flags: Sequence[str]) -> S:
+    """Reads settings; as ``dressage.config.load``."""
+    from dressage import config
+
+    return config.load(kind, recipe, flags)
+
+
+def explain(context: typer.Context, kind: "type[BaseModel]", arguments: str, *others: str) -> None:
     """Print how the command is called and what every setting does."""
-    console = Console()
-    console.print(Text(f"Usage: {context.command_path} {arguments} [--setting value …]"))
+    from rich.table import Table
+    from rich.text import Text
+
+    from dressage.config import describe
+
+    terminal = console()
+    terminal.print(Text(f"Usage: {context.command_path} {arguments} [--setting value …]"))
     for other in others:
-        console.print(Text(f"       {context.command_path} {other}"))
-    console.print(Text(f"\n{kind.__doc__}\n"))
+        terminal.print(Text(f"       {context.command_path} {other}"))
+    terminal.print(Text(f"\n{kind.__doc__}\n"))
     table = Table(box=None, pad_edge=False)
     for title in ("setting", "default", "what it does"):
         table.add_column(title, overflow="fold")
     for name, type_name, default, text in describe(kind):
         table.add_row(Text(f"--{name}"), Text(default), Text(f"{' '.join(text.split())} ({type_name})"))
-    console.print(table)
+    terminal.print(table)

@@ -3,8 +3,8 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from dressage.cli_flags import console
 
 record = typer.Typer()
 RunPlace = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a URL such as s3://bucket/run.")]
@@ -33,6 +33,8 @@ def sql(
     limit: Annotated[int, typer.Option(help="How many lines to print at most.", min=1)] = 1000,
 ) -> None:
     """Ask a run by SQL, read-only: dressage sql RUN "select step, avg(reward) from rows group by step"."""
+    from rich.table import Table
+
     import dressage
     from dressage.record.query import query as run_query
     from dressage.record.show import shown
@@ -43,7 +45,7 @@ def sql(
         table.add_column(shown(name), overflow="fold")
     for row in answer.rows:
         table.add_row(*(shown(value) for value in row))
-    console = Console()
-    console.print(table)
+    terminal = console()
+    terminal.print(table)
     more = f", of more: --limit {2 * limit} shows twice as many" if answer.truncated else ""
-    console.print(f"{len(answer.rows)} lines{more}", highlight=False)
+    terminal.print(f"{len(answer.rows)} lines{more}", highlight=False)

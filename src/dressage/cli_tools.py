@@ -4,11 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from dressage.cli_flags import FLAGS, Help, explain, words_and_flags
-from dressage.config import load
+from dressage.cli_flags import FLAGS, Help, console, explain, load, words_and_flags
 
 tools = typer.Typer()
 data = typer.Typer(help="Look at data as a run would read it.", no_args_is_help=True)
@@ -22,6 +19,8 @@ def generate(
     help: Help = False,
 ) -> None:
     """Sample responses: dressage generate MODEL --prompt "The hotel room", or talk: dressage generate MODEL --chat."""
+    from rich.text import Text
+
     from dressage.sampling.generate import GenerateSettings, write
     from dressage.sampling.generate import generate as sample
     from dressage.tools.chat import TalkSettings
@@ -39,10 +38,10 @@ def generate(
     if settings.out is not None:
         print(f"{write(responses, settings.out)} responses written to {settings.out}")
         return
-    console = Console()
+    terminal = console()
     for row in responses:
-        console.print(Text(row["prompt"], style="dim") + Text(row["response"]), soft_wrap=True)
-        console.print(Text(f"[{row['finish_reason']}]\n", style="dim"))
+        terminal.print(Text(row["prompt"], style="dim") + Text(row["response"]), soft_wrap=True)
+        terminal.print(Text(f"[{row['finish_reason']}]\n", style="dim"))
 
 
 @tools.command(context_settings=FLAGS, add_help_option=False)
@@ -82,7 +81,7 @@ def compare(context: typer.Context, help: Help = False) -> None:
         return
     models, flags = words_and_flags(context.args, "MODEL", "MODEL…")
     settings = load(CompareSettings, None, flags)
-    show(run_compare(models, settings), Console(), settings.show)
+    show(run_compare(models, settings), console(), settings.show)
 
 
 @tools.command(context_settings=FLAGS, add_help_option=False)
@@ -112,9 +111,9 @@ def data_show(context: typer.Context, help: Help = False) -> None:
     if words and words[0].endswith(".toml"):
         from dressage.data.show_recipe import show_recipe
 
-        show_recipe(Path(words[0]), flags, Console())
+        show_recipe(Path(words[0]), flags, console())
         return
-    show_data(load(ShowSettings, None, _with_path(context)), Console())
+    show_data(load(ShowSettings, None, _with_path(context)), console())
 
 
 @data.command("lengths", context_settings=FLAGS, add_help_option=False)
@@ -125,7 +124,7 @@ def data_lengths(context: typer.Context, help: Help = False) -> None:
     if help:
         explain(context, LengthSettings, "[FILE]")
         return
-    show_lengths(load(LengthSettings, None, _with_path(context)), Console())
+    show_lengths(load(LengthSettings, None, _with_path(context)), console())
 
 
 @data.command("duplicates", context_settings=FLAGS, add_help_option=False)
@@ -140,7 +139,7 @@ def data_duplicates(context: typer.Context, help: Help = False) -> None:
         return
     settings = load(ViewSettings, None, _with_path(context))
     rows = load_rows(settings.data, recognised(settings).kind)
-    print_duplicates(duplicates(rows.train, rows.held_out), Console())
+    print_duplicates(duplicates(rows.train, rows.held_out), console())
 
 
 def _with_path(context: typer.Context) -> list[str]:
