@@ -72,7 +72,7 @@ def lines(browser: "Browser", base: str, plan: Plan, times: int) -> Iterator[Lin
     yield Line("read a rollout", 100, do(look.reads, times))
     yield Line("open its tokens", 100, do(look.opens, times), "shown")
     yield Line("next rollout's tokens", 100, do(look.nexts, plan.steps - 1, times), "shown")
-    yield Line("metric of the tokens", 100, do(look.metrics, f"/tokens?step={plan.steps // 2}&sample=3", times))
+    yield Line("metric of the tokens", 100, do(look.metrics, f"/responses?sort=-k1&{look.OPENABLE}", times))
     yield Line("search a word", 300, do(look.searches, WORDS, times), "shown")
     yield Line("search a phrase", 300, do(look.searches, PHRASES, times), "shown")
     yield Line("search an expression", 300, do(look.searches, EXPRESSIONS, times, "?regex=1"), "shown")

@@ -2,7 +2,7 @@
 // board_looker.py says why it is right.
 (() => {
   const QUIET_MS = 250; // without a change and without a request on its way, nothing more will come
-  const MISSED_MS = 3000; // without any change: the input had no consequence
+  const MISSED_MS = 3000; // at rest without what was awaited: the input had no consequence
   const PATIENCE_MS = 60000;
   const marks = new Map(); // by the name of its probe: whether the awaited content is there, and when it was painted
   const box = document.createElement("div");
@@ -89,9 +89,9 @@
     const began = performance.now();
     while (performance.now() - began < PATIENCE_MS) {
       await pause();
-      if (kind === null && performance.now() - Math.max(start, began) > MISSED_MS && marks.size === 0) return null;
       const all = [...marks.values()];
       const there = all.find((one) => one.there);
+      if (kind === null && !there && quiet() && performance.now() - Math.max(start, began) > MISSED_MS) return null;
       if (kind !== null || !there?.painted || (patient && !(quiet() && all.every((one) => one.painted)))) continue;
       return { shown: there.painted - start, all: Math.max(...paints(all)) - start };
     }

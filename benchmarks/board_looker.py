@@ -44,6 +44,8 @@ NUMBERS = "((at) => document.querySelector(at)?.textContent.replaceAll(',', '').
 OPENED = f"{NUMBERS}('.detail h2') === new URLSearchParams(location.search).get('at')"
 """The text of the rollout in the address stands beside the table."""
 TOKENS = "document.querySelector('.token-line .tok')"
+OPENABLE = "filter=length+%3E+0"
+"""Only rollouts whose tokens the generator wrote have a length."""
 
 
 PLAIN = """<!doctype html><main><button>word</button> <b></b> <button>rows</button><table></table>
@@ -293,7 +295,7 @@ def reads(looker: Looker, times: int) -> Iterator[Reaction]:
 def opens(looker: Looker, times: int) -> Iterator[Reaction]:
     """Opens the tokens of rows anywhere in the table with the enter key."""
     for _ in range(times):
-        looker.open("/responses?sort=-k1")
+        looker.open(f"/responses?sort=-k1&{OPENABLE}")
         jump(looker)
         looker.page.locator(ROW).nth(looker.chance.randint(3, 15)).locator(".td").nth(1).click()
         looker.page.wait_for_selector(".detail .body")
@@ -305,12 +307,19 @@ def nexts(looker: Looker, last: int, times: int) -> Iterator[Reaction]:
     looker.open(f"/tokens?step={looker.chance.randrange(last)}&sample=0")
     for _ in range(times):
         before = looker.page.inner_text("main h2")
-        yield looker.key("j", f"document.querySelector('main h2').textContent !== {before!r} && {TOKENS}")
+        shown = f"({TOKENS} || document.querySelector('main .empty'))"  # of some runs, not all tokens are recorded
+        yield looker.key("j", f"document.querySelector('main h2').textContent !== {before!r} && {shown}")
 
 
 def metrics(looker: Looker, address: str, times: int) -> Iterator[Reaction]:
     """Colours the tokens by one metric after another."""
     looker.open(address)
+    if address.startswith("/responses"):
+        looker.page.locator(ROW).first.locator(".td").nth(1).click()
+        looker.page.wait_for_selector(".detail .body")
+        looker.page.keyboard.press("Enter")
+        looker.page.wait_for_selector(".token-line .tok")
+        looker.rest()
     chips = looker.page.locator(".chip button:first-child")
     for turn in range(times):
         number = (turn + 1) % chips.count()

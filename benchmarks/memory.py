@@ -1,8 +1,9 @@
 """How well `dressage check` predicts the peak memory of a run: full training and LoRA, several lengths and algorithms.
 
 Every case is predicted in one process and trained, two steps, in another; both are fresh. On CPU the peak is VmHWM, the
-most that was resident, libraries included; "own" is the same without what was resident when the libraries had been
-imported. On a GPU it is `torch.cuda.max_memory_allocated`.
+most that was resident, libraries included. "own" is the same without what was resident after the same run of next to
+nothing, in the same process: many libraries are loaded when they are first used. On a GPU it is
+`torch.cuda.max_memory_allocated`.
 
     python benchmarks/memory.py                  all cases, with models of made-up weights
     python benchmarks/memory.py --only lora      those with "lora" in their names
@@ -19,19 +20,24 @@ from typing import Any
 
 LORA = {"lora": {"rank": 16}}
 ROLLOUT = {"steps": 2, "batch_size": 8, "rewards": [{"use": "lowercase"}], "sampling": {"eos_token_ids": [257]}}
+NOTHING = 4
+"""Tokens of a prompt or example that is next to nothing."""
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "sft full 64": ("sft", 64, {"batch_size": 8}),
+    "sft full 128": ("sft", 128, {"batch_size": 4}),
     "sft full 256": ("sft", 256, {"batch_size": 4}),
     "sft full 512": ("sft", 512, {"batch_size": 4}),
     "sft full 256, 4 micro-batches": ("sft", 256, {"batch_size": 8, "update": {"micro_batch_size": 2}}),
     "sft full 256, bfloat16": ("sft", 256, {"batch_size": 4, "model": {"dtype": "bfloat16"}}),
     "sft full 512, checkpointing": ("sft", 512, {"batch_size": 4, "model": {"gradient_checkpointing": True}}),
     "sft lora 64": ("sft", 64, {"batch_size": 8, "model": LORA}),
+    "sft lora 128": ("sft", 128, {"batch_size": 4, "model": LORA}),
     "sft lora 256": ("sft", 256, {"batch_size": 4, "model": LORA}),
     "sft lora 512": ("sft", 512, {"batch_size": 4, "model": LORA}),
     "reward-model lora 256": ("reward-model", 256, {"batch_size": 2, "model": LORA}),
     "dpo full 256": ("dpo", 256, {"batch_size": 2}),
     "ppo full 128": ("ppo", 64, {**ROLLOUT, "update": {"epochs": 1, "mini_batches": 2}}),
+    "ppo full 256": ("ppo", 128, {**ROLLOUT, "update": {"epochs": 1, "mini_batches": 2}}),
     "ppo lora 256": ("ppo", 128, {**ROLLOUT, "model": LORA, "update": {"epochs": 1, "micro_batch_size": 4}}),
     "ppo full 128, separate critic": ("ppo", 64, {**ROLLOUT, "value": {"kind": "separate"}, "update": {"epochs": 1}}),
     "grpo full 128": ("grpo", 64, {**ROLLOUT, "samples_per_prompt": 4, "kl": {"coef": 0.01}}),
@@ -64,23 +70,27 @@ def make_model(folder: Path, hidden: int = 512, layers: int = 8, vocabulary: int
     tiny_tokenizer().save_pretrained(folder)
 
 
-def settings_of(name: str, model: Path, folder: Path) -> dict[str, Any]:
-    """The settings of a case, with data of its length written into the folder."""
-    command, length, given = CASES[name]
-    half = "a" * (length // 2)
-    rows: dict[str, Any] = {
-        "sft": {"prompt": half, "response": half},
-        "reward-model": {"prompt": half, "chosen": half, "rejected": half[1:] + "b"},
-    }
-    rows["dpo"] = rows["reward-model"]
-    row = rows.get(command, {"prompt": "a" * length})
+def settings_of(name: str, model: Path, folder: Path, length: int | None = None) -> dict[str, Any]:
+    """The settings of a case, with data of its length, or of another, written into the folder."""
+    command, usual, given = CASES[name]
+    length = length or usual
     data = folder / "data.jsonl"
-    data.write_text("\n".join(json.dumps(row) for _ in range(32)))
+    data.write_text("\n".join(json.dumps(_row(command, length, number)) for number in range(32)))
     path = {"path": str(model), **given.get("model", {})}
     settings = {"steps": 2, **given, "run": str(folder / "run"), "model": path, "data": {"path": str(data)}}
     if "sampling" in settings:
         settings["sampling"] = {**settings["sampling"], "max_new_tokens": length}
     return {"command": command, "settings": settings}
+
+
+def _row(command: str, length: int, number: int) -> dict[str, str]:
+    """A row of data. Its prompt is no other row's: what is the same is read once."""
+    if command in ("ppo", "grpo"):
+        return {"prompt": f"{number:a<{length}}"}
+    prompt, response = f"{number:a<{length // 2}}", "a" * (length // 2)
+    if command == "sft":
+        return {"prompt": prompt, "response": response}
+    return {"prompt": prompt, "chosen": response, "rejected": response[1:] + "b"}
 
 
 def predict(case: dict[str, Any]) -> dict[str, float]:
@@ -100,17 +110,22 @@ def measure(case: dict[str, Any]) -> dict[str, float]:
     """What a run of two steps has at its peak."""
     import torch
 
+    _train(case["nothing"])
+    libraries = status("VmRSS")
+    if _train(case) == "cuda":
+        return {"peak": torch.cuda.max_memory_allocated(), "own": torch.cuda.max_memory_allocated()}
+    return {"peak": status("VmHWM"), "own": status("VmHWM") - libraries}
+
+
+def _train(case: dict[str, Any]) -> str:
+    """Train two steps; says on which kind of device."""
     from dressage.algorithms import ALGORITHMS
     from dressage.config import check
     from dressage.train.run import Training
 
-    settings = check(ALGORITHMS[case["command"]].settings, case["settings"], "the case")
-    imported = status("VmRSS")
-    training = Training(settings)
+    training = Training(check(ALGORITHMS[case["command"]].settings, case["settings"], "the case"))
     training.run(lambda _step, _metrics: None)
-    if training.processes.device.type == "cuda":
-        return {"peak": torch.cuda.max_memory_allocated(), "own": torch.cuda.max_memory_allocated()}
-    return {"peak": status("VmHWM"), "own": status("VmHWM") - imported}
+    return training.processes.device.type
 
 
 def status(name: str) -> int:
@@ -130,9 +145,11 @@ def in_a_process(what: str, case: dict[str, Any]) -> dict[str, float]:
 
 def compare(name: str, model: Path) -> tuple[dict[str, float], dict[str, float]]:
     """What is predicted and what is measured of a case, in bytes."""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, TemporaryDirectory() as other:
+        make_model(Path(other), hidden=8, layers=1, vocabulary=300)
         case = settings_of(name, model, Path(folder))
-        return in_a_process("predict", case), in_a_process("measure", case)
+        nothing = settings_of(name, Path(other), Path(other), NOTHING)
+        return in_a_process("predict", case), in_a_process("measure", {**case, "nothing": nothing})
 
 
 def main() -> None:
@@ -146,15 +163,15 @@ def main() -> None:
         done = predict(json.loads(arguments.predict)) if arguments.predict else measure(json.loads(arguments.measure))
         print(json.dumps(done))
         return
-    print(f"{'':32} {'predicted':>10} {'measured':>10} {'error':>7} {'own':>7}   (MB)")
+    print(f"{'MB':32} {'predicted':>10} {'measured':>10} {'error':>7} {'own':>10} {'measured':>10} {'error':>7}")
     with TemporaryDirectory() as folder:
         if arguments.model is None:
             make_model(Path(folder))
         for name in (name for name in CASES if arguments.only in name):
             predicted, measured = compare(name, arguments.model or Path(folder))
-            error, own = (predicted[key] / measured[key] - 1 for key in ("peak", "own"))
-            megabytes = f"{predicted['peak'] / 2**20:10.0f} {measured['peak'] / 2**20:10.0f}"
-            print(f"{name:32} {megabytes} {error:+7.1%} {own:+7.1%}", flush=True)
+            pairs = ((predicted[key] / 2**20, measured[key] / 2**20) for key in ("peak", "own"))
+            columns = " ".join(f"{told:10.0f} {seen:10.0f} {told / seen - 1:+7.1%}" for told, seen in pairs)
+            print(f"{name:32} {columns}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,56 +1,71 @@
-"""Says how often the doctor names the planted fault: python -m benchmarks.faults.evaluate FOLDER."""
+"""Says how often the doctor names the planted fault: python -m benchmarks.faults.evaluate FOLDER.
+
+It writes docs/doctor-benchmark.md and its picture from the runs that `generate` has left in FOLDER. To ask rldoctor and
+rlprobe as well, name the Python of an environment that has them: --peers-python ENVIRONMENT/bin/python.
+"""
 
 import argparse
-import json
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import dressage
-from benchmarks.faults.planted import FAULTS
-from dressage.doctor.data import KINDS, RunData
-from dressage.doctor.diagnosis import diagnose
-from dressage.doctor.rules import RULES
+from benchmarks.faults import peers, pictures, scores
+from benchmarks.faults.document import Figures, document
+from benchmarks.faults.generate import cases
+from benchmarks.faults.imported import chosen, imported
+from benchmarks.faults.results import Result, case_of, result_of
+
+DOCUMENT = Path("docs/doctor-benchmark.md")
+PICTURE = Path("docs/images/doctor/confusion.png")
 
 
-def diagnosis_of(folder: Path, sees: frozenset[str] = KINDS) -> dict[str, Any]:
-    """Returns the case and what the doctor says of it."""
-    case = json.loads((folder / "case.json").read_text(encoding="utf-8"))
-    if not (folder / "run.json").exists():
-        return {**case, "causes": [], "folded": [], "steps": 0, "failed": True}
-    found = diagnose(RunData(dressage.open(folder), sees), RULES)
-    return {
-        **case,
-        "causes": [finding.rule.name for finding in found.causes],
-        "severities": [finding.severity for finding in found.causes],
-        "folded": [finding.rule.name for finding in found.findings if not finding.cause],
-        "since": {finding.rule.name: finding.reading.since for finding in found.findings},
-        "seen": {finding.rule.name: finding.reading.seen for finding in found.findings},
-        "failed": (folder / "failed.txt").exists(),
-    }
+def is_held_out(folder: Path) -> bool:
+    """Returns whether a run is of the part on which it is looked closely."""
+    return case_of(folder).part == "held out"
+
+
+def look(folder: Path) -> tuple[Result, Result]:
+    """Returns what is said of a run, and of its scalars alone."""
+    return result_of(folder, early=is_held_out(folder))
+
+
+def by_format(found: Sequence[dict[str, Result]]) -> dict[str, list[Result]]:
+    """Returns what is said of imports, by the format that they were imported from."""
+    results = defaultdict(list)
+    for run in found:
+        for name, result in run.items():
+            results[name].append(result)
+    return results
+
+
+def figures(folders: Sequence[Path], processes: int, python: Path | None) -> Figures:
+    """Lets all doctors look at everything, each once."""
+    with ProcessPoolExecutor(processes) as pool:
+        looked = list(pool.map(look, folders, chunksize=8))
+        imports = by_format(list(pool.map(imported, chosen(folders), chunksize=4)))
+    missing = peers.reason_missing(python)
+    said = []
+    if python and not missing:
+        asked = [folder for folder in folders if is_held_out(folder) and (folder / "run.json").exists()]
+        own = {one.case: one for one, _ in looked}
+        said = [(own[case_of(folder)], one) for folder, one in zip(asked, peers.ask(python, asked), strict=True)]
+    return Figures([one for one, _ in looked], [scalars for _, scalars in looked], imports, said, missing)
 
 
 def main() -> None:
-    """Diagnose all runs and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Diagnose all runs, write the document and draw its picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--peers-python", type=Path, help="of an environment with rldoctor and rlprobe")
     given = parser.parse_args()
-    results = [diagnosis_of(path.parent) for path in sorted(given.folder.glob("*/case.json"))]
-    by_fault: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in results:
-        key = one["name"] if one["level"] >= 0 else f"healthy {one['name']}"
-        accepted = FAULTS[one["name"]].causes if one["level"] >= 0 else ()
-        named = [cause for cause in one["causes"] if cause in accepted]
-        top = one["causes"][:1] and one["causes"][0] in accepted
-        verdict = ("first" if top else "named" if named else "missed") if accepted else (
-            "alarm" if any(s != "note" for s in one["severities"]) else "quiet")  # fmt: skip
-        by_fault[key][verdict] += 1
-        if verdict in ("missed", "alarm", "named"):
-            case = f"{one['name']} {one['level']} {one['algorithm']} {one['size']}"
-            print(f"{verdict:7} {case}", one["causes"], one["folded"], "failed" if one["failed"] else "")
-    print()
-    for key, counts in by_fault.items():
-        print(f"{key:32}", dict(counts))
+    folders = [file.parent for file in sorted(given.folder.glob("*/case.json"))]
+    found = figures(folders, given.processes, given.peers_python)
+    DOCUMENT.write_text(document(found, len(list(cases(given.seeds)))), encoding="utf-8")
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    pictures.draw_confusion(scores.confusion(found.part("held out")), PICTURE)
 
 
 if __name__ == "__main__":

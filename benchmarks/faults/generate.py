@@ -13,70 +13,115 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from threading import Event, Thread
+
+import torch
+
+from benchmarks.faults import smol, world
+from benchmarks.faults.case import Case
+from benchmarks.faults.fault import ONLINE
+from benchmarks.faults.healthy import HEALTHY
+from benchmarks.faults.planted import FAULTS, PAIRS
+from benchmarks.faults.setup import Setup, train
 
 
-class Case(NamedTuple):
-    """One run."""
+def cases(seeds: int) -> Iterator[Case]:
+    """Yields all runs, seed by seed, so that those made so far say something of all faults.
 
-    name: str
-    """of the fault, or of a healthy kind of run"""
-    level: int
-    """0 to 2; −1 for a healthy one"""
-    algorithm: str
-    size: str
-    seed: int
+    Every fault at three levels and every healthy kind of run on each seed, the algorithms taking turns; after the
+    second seed the pairs of faults and another size of model with one run per fault, at the end a third size
+    and SmolLM2.
+    """
+    for seed in range(seeds):
+        for (turn, (name, fault)), level in itertools.product(enumerate(FAULTS.items()), range(3)):
+            yield Case(name, level, fault.algorithms[(turn + seed + level) % len(fault.algorithms)], "small", seed)
+        yield from (Case(name, -1, algorithm, "small", seed) for name, algorithm in itertools.product(HEALTHY, ONLINE))
+        if seed == 1:
+            yield from _pairs()
+            yield from _sized("other")
+    yield from _sized("large", turned=1)
+    yield from smol.cases()
 
-    @property
-    def folder(self) -> str:
-        """The name of its folder."""
-        return f"{self.name}--{self.level}--{self.algorithm}--{self.size}--{self.seed}"
+
+def _pairs() -> Iterator[Case]:
+    for turn, (one, other) in enumerate(PAIRS):
+        shared = [name for name in FAULTS[one].algorithms if name in FAULTS[other].algorithms]
+        yield Case(f"{one}+{other}", 1, shared[turn % len(shared)], "small", turn)
 
 
-def cases(seeds: int, sizes: list[str]) -> Iterator[Case]:
-    """Yields all runs: every fault at three levels, every healthy kind, for each algorithm and seed."""
-    from benchmarks.faults.fault import ONLINE
-    from benchmarks.faults.healthy import HEALTHY
-    from benchmarks.faults.planted import FAULTS
+def _sized(size: str, turned: int = 0) -> Iterator[Case]:
+    """Yields the runs of a size; turned by one, a fault has another level and, of three, another algorithm."""
+    seed = world.SIZES[size].seed
+    for turn, (name, fault) in enumerate(FAULTS.items()):
+        algorithm = fault.algorithms[(turn + 2 * turned) % len(fault.algorithms)]
+        yield Case(name, (turn + turned) % 3, algorithm, size, seed)
+    yield from (Case(name, -1, algorithm, size, seed) for name, algorithm in itertools.product(HEALTHY, ONLINE))
 
-    for size, seed in itertools.product(sizes, range(seeds)):
-        for name, fault in FAULTS.items():
-            # Each seed takes one of the algorithms in turn, so that all of them meet all levels.
-            for level in range(3):
-                algorithm = fault.algorithms[(seed + level) % len(fault.algorithms)]
-                yield Case(name, level, algorithm, size, seed)
-        for name, algorithm in itertools.product(HEALTHY, ONLINE):
-            yield Case(name, -1, algorithm, size, seed)
+
+def base(folder: Path, size: str) -> Path:
+    """Returns the folder of a base model, which is made when it is not there yet."""
+    return smol.base(folder) if size == smol.SIZE else world.base(folder, size)
+
+
+def planted(case: Case, folder: Path) -> Setup:
+    """Returns the run before it starts, with everything planted; the base models are in ``folder``."""
+    place = base(folder, case.size)
+    made = smol.setup if case.size == smol.SIZE else Setup
+    setup = made(case.algorithm, place, case.seed)
+    for name in case.faults:
+        FAULTS[name].plant(setup, FAULTS[name].levels[case.level])
+    if not case.faults:
+        HEALTHY[case.name](setup)
+    return setup
 
 
 def make(case: Case, folder: Path) -> float:
     """Trains one run and returns the seconds it took; what went wrong stands in ``failed.txt`` of its folder."""
-    import torch
-
-    from benchmarks.faults.healthy import HEALTHY
-    from benchmarks.faults.planted import FAULTS
-    from benchmarks.faults.setup import Setup, train
-
     torch.set_num_threads(1)
     started = time.perf_counter()
-    setup = Setup(case.algorithm, case.size, case.seed)
-    if case.level < 0:
-        HEALTHY[case.name](setup)
-    else:
-        fault = FAULTS[case.name]
-        fault.plant(setup, fault.levels[case.level])
     unfinished = folder / f"{case.folder}.part"
-    shutil.rmtree(unfinished, ignore_errors=True)
+    stood_still = True
+    while stood_still:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with still() as stills:
+            _try(case, folder, unfinished)
+        stood_still = bool(stills)
+    (unfinished / "case.json").write_text(json.dumps(case._asdict()), encoding="utf-8")
+    unfinished.rename(folder / case.folder)
+    return time.perf_counter() - started
+
+
+def _try(case: Case, folder: Path, unfinished: Path) -> None:
     try:
-        train(setup, folder, unfinished)
+        train(planted(case, folder), unfinished)
     except Exception:
         # A fault may end a run early: its record up to there is what a user would have.
         unfinished.mkdir(exist_ok=True)
         (unfinished / "failed.txt").write_text(traceback.format_exc(), encoding="utf-8")
-    (unfinished / "case.json").write_text(json.dumps(case._asdict()), encoding="utf-8")
-    unfinished.rename(folder / case.folder)
-    return time.perf_counter() - started
+
+
+@contextmanager
+def still(most: float = 3.0) -> Iterator[list[float]]:
+    """Collects the times for which the whole machine stood still: no fault of a run that was going on."""
+    found: list[float] = []
+    ended = Event()
+
+    def watch() -> None:
+        now = time.perf_counter()
+        while not ended.wait(0.2):
+            before, now = now, time.perf_counter()
+            if now - before > most:
+                found.append(now - before)
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
 
 
 def main() -> None:
@@ -84,22 +129,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--sizes", default="small,other")
     parser.add_argument("--only", default="", help="names, separated by commas")
-    parser.add_argument("--levels", default="-1,0,1,2")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
-    from benchmarks.faults import world
-
     given.folder.mkdir(parents=True, exist_ok=True)
-    for size in given.sizes.split(","):
-        world.base(given.folder, size)
-    levels, only = [int(level) for level in given.levels.split(",")], [n for n in given.only.split(",") if n]
+    only = [name for name in given.only.split(",") if name]
     wanted = [
         case
-        for case in cases(given.seeds, given.sizes.split(","))
-        if case.level in levels and (not only or case.name in only) and not (given.folder / case.folder).exists()
+        for case in cases(given.seeds)
+        if (not only or case.name in only) and not (given.folder / case.folder).exists()
     ]
+    if any(case.size == smol.SIZE for case in wanted) and not smol.installed():
+        print(f"the runs of SmolLM2 are left out; they need {smol.INSTALL}", file=sys.stderr)
+        wanted = [case for case in wanted if case.size != smol.SIZE]
+    for size in sorted({case.size for case in wanted}):
+        base(given.folder, size)
     print(f"{len(wanted)} runs to train", file=sys.stderr)
     with ProcessPoolExecutor(given.processes) as pool:
         futures = {pool.submit(make, case, given.folder): case for case in wanted}

@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.faults import world
-from benchmarks.faults.setup import Setup
+from benchmarks.faults import chinese, world
+from benchmarks.faults.setup import LEARNING_RATE, Setup
+from dressage.train.evaluate import evaluate
+from dressage.train.online import RolloutTrainer
+from dressage.train.run import Training
 
 Plain = Callable[[Setup], None]
 
@@ -23,9 +26,10 @@ def length_grows(setup: Setup) -> None:
 
     def reward(prompts: Any, responses: Any, **columns: Any) -> list[float]:
         base = world.gold(prompts, responses)
-        return [b + 0.1 * min(len(r.split()), 14) for b, r in zip(base, responses, strict=True)]
+        return [b + 0.1 * min(len(r.split()), 20) for b, r in zip(base, responses, strict=True)]
 
-    setup.reward = reward
+    setup.reward = setup.gold = reward
+    setup.set("sampling.max_new_tokens", 40)
 
 
 def small_batch(setup: Setup) -> None:
@@ -35,17 +39,17 @@ def small_batch(setup: Setup) -> None:
 
 def easy_curriculum(setup: Setup) -> None:
     """A checkable reward that half of the responses get, and more and more of them."""
-    setup.reward = world.solved
+    setup.reward = setup.gold = world.pleasant
 
 
 def fast(setup: Setup) -> None:
     """Twice the usual learning rate, which happens to work."""
-    setup.set("optimizer.learning_rate", 6e-4)
+    setup.set("optimizer.learning_rate", 2 * LEARNING_RATE)
 
 
 def one_pass(setup: Setup) -> None:
     """One update per step: ratio 1 and no clipping throughout."""
-    setup.set("update", {"epochs": 1, "mini_batches": 1})
+    setup.set("update.epochs", 1)
 
 
 def fixed_length(setup: Setup) -> None:
@@ -63,9 +67,42 @@ def cooler(setup: Setup) -> None:
     setup.set("sampling.temperature", 0.8)
 
 
+def resumed(setup: Setup) -> None:
+    """Stopped after a third of its steps and resumed from its checkpoint."""
+    setup.stops = (11,)
+
+
+def evaluated(setup: Setup) -> None:
+    """Held-out prompts are answered every eighth step, and recorded beside the others."""
+    setup.before_step.append(_evaluate)
+
+
+def _evaluate(training: Training, step: int) -> None:
+    trainer = training.trainer
+    assert isinstance(trainer, RolloutTrainer) and trainer.recorder is not None
+    if step % 8 == 0:
+        rows = evaluate(training.collector, samples_per_prompt=1)
+        count = len(rows["response"])
+        kept = {name: list(rows[name]) for name in ("group", "prompt", "response", "finish_reason", "reward")}
+        behind = trainer.settings.batch_size
+        kept |= {"sample": list(range(behind, behind + count)), "split": ["eval"] * count}
+        trainer.recorder.rollouts(step, kept)
+
+
+def other_language(setup: Setup) -> None:
+    """Chinese, which has no spaces between its words."""
+
+    def reward(prompts: Any, responses: Any, **columns: Any) -> list[float]:
+        return world.gold([*map(chinese.english, prompts)], [*map(chinese.english, responses)])
+
+    setup.tokenizer, setup.prompts = chinese.tokenizer(), chinese.prompts()
+    setup.reward = setup.gold = reward
+
+
 HEALTHY: dict[str, Plain] = {
     one.__name__.replace("_", "-"): one
     for one in (
-        usual, no_penalty, length_grows, small_batch, easy_curriculum, fast, one_pass, fixed_length, adaptive, cooler
+        usual, no_penalty, length_grows, small_batch, easy_curriculum, fast, one_pass, fixed_length, adaptive, cooler,
+        resumed, evaluated, other_language,
     )
 }  # fmt: skip

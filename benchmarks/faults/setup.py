@@ -2,7 +2,8 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from benchmarks.faults import world
 from dressage.algorithms.grpo import GRPORun
@@ -22,17 +24,20 @@ from dressage.rewards.base import RewardFunction
 from dressage.train.run import Training
 
 RUNS = {"ppo": PPORun, "grpo": GRPORun, "rloo": RLOORun}
+LEARNING_RATE = 6e-4
 COMMON: dict[str, Any] = {
     "batch_size": 32,
     "sampling": {"max_new_tokens": 24},
-    "optimizer": {"learning_rate": 3e-4},
+    "optimizer": {"learning_rate": LEARNING_RATE},
+    "update": {"epochs": 2, "mini_batches": 1},
     "checkpoint": {"every": 0},
     "kl": {"coef": 0.05},
+    "doctor": {"on_finding": "ignore"},
 }
 OWN: dict[str, dict[str, Any]] = {
-    "ppo": {"update": {"epochs": 2, "mini_batches": 2}, "value": {"kind": "separate"}, "ppo": {"value_coef": 1.0}},
-    "grpo": {"samples_per_prompt": 4, "update": {"epochs": 1, "mini_batches": 2}},
-    "rloo": {"samples_per_prompt": 4, "update": {"epochs": 1, "mini_batches": 2}},
+    "ppo": {"value": {"kind": "separate"}, "ppo": {"value_coef": 1.0}},
+    "grpo": {"samples_per_prompt": 4},
+    "rloo": {"samples_per_prompt": 4},
 }
 
 
@@ -41,12 +46,23 @@ class Setup:
     """Everything that makes a run; a fault changes some of it."""
 
     algorithm: str
-    size: str
+    base: Path
+    """folder of the model it starts from, and perhaps of its critic's"""
     seed: int
-    steps: int = 40
+    steps: int = 32
     settings: dict[str, Any] = field(default_factory=dict)
+    """each in place of the common one"""
     reward: RewardFunction = world.gold
-    prompts: list[str] = field(default_factory=world.prompts)
+    prompts: Sequence[Any] = field(default_factory=world.prompts)
+    tokenizer: PreTrainedTokenizerBase = field(default_factory=world.tokenizer)
+    gold: RewardFunction = world.gold
+    """what a run is really for, whatever it is paid for"""
+    start: int = 2
+    """the token that begins a text"""
+    phrase: str = "the music"
+    """what the model says now and then, whatever was asked"""
+    stops: tuple[int, ...] = ()
+    """the steps at which it is stopped and resumed"""
     built: list[Callable[[Training], None]] = field(default_factory=list)
     """Called with the run before its first step."""
     before_step: list[Callable[[Training, int], None]] = field(default_factory=list)
@@ -54,7 +70,10 @@ class Setup:
     """``unittest.mock.patch`` objects, in force while the run is built and trains."""
 
     def __post_init__(self) -> None:
-        self.settings = {**copy.deepcopy(COMMON), **copy.deepcopy(OWN[self.algorithm]), **self.settings}
+        own = copy.deepcopy(OWN[self.algorithm])
+        if self.algorithm == "ppo":
+            own["value"]["path"] = str(self.base / "critic")
+        self.settings = {**copy.deepcopy(COMMON), **own, **copy.deepcopy(self.settings)}
 
     def set(self, path: str, value: Any) -> None:
         """Changes a setting by its dotted path."""
@@ -74,24 +93,33 @@ class Setup:
         self.patches.append(patch.object(target, name, wrapped))
 
 
-def train(setup: Setup, bases: Path, folder: Path) -> None:
+def train(setup: Setup, folder: Path) -> None:
     """Runs a setup to its end and leaves its record in ``folder``, and the true reward of each step beside it."""
     with ExitStack() as stack:
         for one in setup.patches:
             stack.enter_context(one)
-        settings = RUNS[setup.algorithm](run=folder, seed=setup.seed, steps=setup.steps, **setup.settings)
-        model = world.load(world.base(bases, setup.size))
-        training = Training(
-            settings, model=model, tokenizer=world.tokenizer(), prompts=setup.prompts, rewards=setup.reward
-        )
-        for change in setup.built:
-            change(training)
-        stack.enter_context(_steps(training, setup))
-        training.run(report=lambda step, metrics: None)
+        for stop in (*setup.stops, setup.steps):
+            _train_to(stop, setup, folder)
     compact(storage(folder))
-    _leave_gold(folder)
+    _leave_gold(setup, folder)
     for name in ("checkpoints", "model"):
-        _remove(folder / name)
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _train_to(stop: int, setup: Setup, folder: Path) -> None:
+    settings = RUNS[setup.algorithm](run=folder, seed=setup.seed, steps=stop, **setup.settings)
+    training = Training(
+        settings,
+        model=world.load(setup.base),
+        tokenizer=setup.tokenizer,
+        prompts=setup.prompts,
+        rewards=setup.reward,
+        resume=folder.exists(),
+    )
+    for change in setup.built:
+        change(training)
+    with _steps(training, setup):
+        training.run(report=lambda step, metrics: None)
 
 
 @contextmanager
@@ -108,23 +136,16 @@ def _steps(training: Training, setup: Setup) -> Iterator[None]:
         yield
 
 
-def _leave_gold(folder: Path) -> None:
+def _leave_gold(setup: Setup, folder: Path) -> None:
     """Writes the mean true reward of each step: what the run was really for."""
     import dressage
 
-    rows = dressage.open(folder).rows(["step", "prompt", "response"])
-    values = world.gold(rows["prompt"].to_pylist(), rows["response"].to_pylist())
     by_step: dict[int, list[float]] = {}
-    for step, value in zip(rows["step"].to_pylist(), values, strict=True):
-        by_step.setdefault(step, []).append(value)
+    for row in dressage.open(folder).rows(["step", "prompt", "response", "split"]).to_pylist():
+        if row["split"] != "eval":
+            by_step.setdefault(row["step"], []).extend(setup.gold([row["prompt"]], [row["response"]]))
     means = {step: sum(some) / len(some) for step, some in sorted(by_step.items())}
     (folder / "gold.json").write_text(json.dumps(means), encoding="utf-8")
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def policy(training: Training) -> Policy:

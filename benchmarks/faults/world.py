@@ -4,14 +4,15 @@ A word is a token. The base model is trained on sentences of the grammar in seco
 them, and now and then a sign (`#`, `:)`) that a fault's reward may fall for.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import nn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 PLACES = ["hotel", "garden", "museum", "school", "market", "station", "library", "harbour", "theatre", "village"]
@@ -34,17 +35,25 @@ class Size(NamedTuple):
 
     layers: int
     hidden: int
+    seed: int = 0
+    """of the base model"""
 
 
-SIZES = {"small": Size(2, 64), "other": Size(3, 96)}
-"""The model that thresholds are chosen on, and the one they are reported on."""
+SIZES = {"small": Size(1, 64), "other": Size(3, 96), "large": Size(2, 128, seed=1)}
+"""The model that thresholds are chosen on, and those they are reported on."""
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """Returns a tokenizer of whole words, padded on the left."""
-    vocabulary = {word: i for i, word in enumerate([END, PAD, START, *dict.fromkeys(WORDS)])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    return new_tokenizer([END, PAD, START, *WORDS])
+
+
+def new_tokenizer(vocabulary: Sequence[str], decoder: decoders.Decoder | None = None) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of these words; a decoder says how they are written one after another, else with spaces."""
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token=PAD))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    if decoder is not None:
+        words.decoder = decoder  # type: ignore[assignment]
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=END, pad_token=PAD, padding_side="left")
 
 
@@ -92,32 +101,60 @@ def new_model(size: Size, seed: int) -> PreTrainedModel:
     return LlamaForCausalLM(config)
 
 
-def train_base(size: Size, seed: int, steps: int = 400, batch: int = 128) -> PreTrainedModel:
+def train_base(size: Size, seed: int, steps: int = 300, batch: int = 64) -> PreTrainedModel:
     """Returns a model that speaks the grammar: cross-entropy on fresh sentences."""
-    generator = np.random.default_rng(seed)
-    model, words = new_model(size, seed), tokenizer()
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = 3e-3 * min(1.0, 2 * (1 - step / steps))
-        ids = [[*words.encode(sentence(generator)), 0] for _ in range(batch)]
-        width = max(map(len, ids))
-        padded = torch.tensor([line + [1] * (width - len(line)) for line in ids])
-        labels = torch.where(padded == 1, -100, padded)
-        logits = model(input_ids=padded).logits
-        loss = nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    model = new_model(size, seed)
+
+    def loss(ids: Tensor, texts: list[str]) -> Tensor:
+        logits = model(input_ids=ids).logits[:, :-1]
+        return nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1), ignore_index=1)
+
+    _fit(list(model.parameters()), loss, seed, steps, batch)
     return model
 
 
-def base(folder: Path, size: str, seed: int = 0) -> Path:
-    """Returns the folder of a base model, trained when it is not there yet."""
+def train_critic(model: PreTrainedModel, seed: int, steps: int = 100, batch: int = 64) -> PreTrainedModel:
+    """Returns a model whose last layer knows how good a text will be: a critic's body as a reward model has it.
+
+    Its head is thrown away, so that a run's critic still starts at zero.
+    """
+    body = copy.deepcopy(model)
+    head = nn.Linear(body.config.hidden_size, 1)
+
+    def loss(ids: Tensor, texts: list[str]) -> Tensor:
+        words = [text.split() for text in texts]
+        prompts = [" ".join(some[:PROMPT_TOKENS]) for some in words]
+        scores = torch.tensor(gold(prompts, [" ".join(some[PROMPT_TOKENS:]) for some in words]))
+        away = head(body.base_model(input_ids=ids).last_hidden_state).squeeze(-1) - scores[:, None]
+        return (away**2)[ids != 1].mean()
+
+    _fit([*body.parameters(), *head.parameters()], loss, seed, steps, batch)
+    return body
+
+
+def _fit(weights: list[Tensor], loss: Callable[[Tensor, list[str]], Tensor], seed: int, steps: int, batch: int) -> None:
+    generator, words = np.random.default_rng(seed), tokenizer()
+    optimizer = torch.optim.AdamW(weights, 5e-3)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 5e-3 * min(1.0, 2 * (1 - step / steps))
+        texts = [sentence(generator) for _ in range(batch)]
+        ids = [[*words.encode(text), 0] for text in texts]
+        width = max(map(len, ids))
+        value = loss(torch.tensor([line + [1] * (width - len(line)) for line in ids]), texts)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+
+
+def base(folder: Path, size: str) -> Path:
+    """Returns the folder of a base model, with a critic's body in it; they are trained when they are not there yet."""
+    seed = SIZES[size].seed
     place = folder / f"base-{size}-{seed}"
-    if not (place / "config.json").exists():
+    if not (place / "critic").exists():
         model = train_base(SIZES[size], seed)
         model.save_pretrained(place)
         tokenizer().save_pretrained(place)
+        train_critic(model, seed).save_pretrained(place / "critic")
     return place
 
 
@@ -137,7 +174,13 @@ def _gold(prompt: str, response: str) -> float:
     kind, unkind = (sum(word in some for word in words) for some in (KIND, UNKIND))
     subject = prompt.split()[-1] if prompt.startswith("we") else prompt.split()[2]
     there = float(subject in words)
-    return 0.5 * min(kind, 3) - 0.5 * min(unkind, 3) + 0.3 * there - 0.05 * max(0, len(words) - 16)
+    return 0.5 * min(kind, 3) - 0.5 * min(unkind, 3) + 0.3 * there - 0.1 * max(0, len(words) - 14)
+
+
+def pleasant(prompts: Sequence[str], responses: Sequence[str], **columns: Any) -> list[float]:
+    """An easier one: 1 if a response has a kind word and none that is unkind, else 0."""
+    words = [response.split() for response in responses]
+    return [float(any(w in KIND for w in some) and not any(w in UNKIND for w in some)) for some in words]
 
 
 def solved(prompts: Sequence[str], responses: Sequence[str], **columns: Any) -> list[float]:

@@ -4,6 +4,7 @@ import ast
 import inspect
 import math
 import re
+import tomllib
 from functools import reduce
 from string import Formatter
 from types import ModuleType
@@ -12,6 +13,7 @@ from typing import Any, get_args, get_origin
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from dressage.algorithms.grpo import GRPORun
 from dressage.algorithms.ppo import PPORun
@@ -27,6 +29,7 @@ from dressage.doctor.rules import (
     kl,
     length,
     mismatch,
+    noise,
     pattern,
     reward,
     sampling,
@@ -36,11 +39,11 @@ from dressage.doctor.rules import (
 )
 from dressage.doctor.words import LANGUAGES, language, number
 
-MODULES = (diversity, invariants, kl, length, mismatch, pattern, reward, sampling, system, update, value)
+MODULES = (diversity, invariants, kl, length, mismatch, noise, pattern, reward, sampling, system, update, value)
 TRANSLATED = [name for name in LANGUAGES if name != "en"]
 TEXTS = ("title", "cause", "healthy", "fix")
 BY_NAME = [pytest.param(rule, id=rule.name) for rule in RULES]
-SETTING = re.compile(r"\b(?:cleaning|grpo|kl|optimizer|ppo|rewards|sampling|shaping|update)\.[a-z_]+")
+SETTING = re.compile(rf"\b(?:{'|'.join(PPORun.model_fields | GRPORun.model_fields)})\.[a-z_]+")
 
 
 def placeholders(text: str) -> list[str]:
@@ -84,6 +87,13 @@ def test_a_healthy_range_is_the_same_in_all_languages(rule: Rule, name: str) -> 
 @pytest.mark.parametrize("rule", BY_NAME)
 def test_the_same_settings_are_to_be_changed_in_all_languages(rule: Rule, name: str) -> None:
     assert set(SETTING.findall(language(name).rules[rule.name]["fix"])) == set(SETTING.findall(rule.texts.fix))
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+@pytest.mark.parametrize("rule", BY_NAME)
+def test_the_values_that_settings_are_to_have_are_not_translated(rule: Rule, name: str) -> None:
+    values = re.compile(r'"(\w+)"|= ([\d.]+|true|false)')
+    assert values.findall(language(name).rules[rule.name]["fix"]) == values.findall(rule.texts.fix)
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
@@ -156,6 +166,11 @@ def test_every_phrase_that_rules_put_into_words_is_translated(module: ModuleType
     assert [text for text in phrases_of_the_rules(module) if not any(text in phrase for phrase in known)] == []
 
 
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_every_tenth_of_a_response_is_translated(name: str) -> None:
+    assert {f"in the {one} tenth of the response" for one in kl.ORDINALS} <= language(name).phrases.keys()
+
+
 def test_phrases_are_found_in_the_functions_of_rules() -> None:
     assert {"at some steps", ", and what it samples from is still the reference"} <= phrases_of_the_rules(mismatch)
     assert {": the penalty drowns the reward", "on 1 % of the tokens"} <= phrases_of_the_rules(kl)
@@ -177,12 +192,27 @@ def setting(run: type[Settings], path: str) -> Any:
     return reduce(inner, path.split("."), run)
 
 
+def run_of(path: str) -> type[Settings]:
+    return GRPORun if path.startswith("grpo.") else PPORun
+
+
 @pytest.mark.parametrize("name", TRANSLATED)
 def test_settings_that_texts_name_exist(name: str) -> None:
     named = {path for own in language(name).rules.values() for text in own.values() for path in SETTING.findall(text)}
     assert {"kl.coef", "rewards.weight", "ppo.lam", "grpo.resample"} < named
     for path in named:
-        setting(GRPORun if path.startswith("grpo.") else PPORun, path)
+        setting(run_of(path), path)
+
+
+def test_what_a_fix_gives_as_a_line_of_a_recipe_is_one() -> None:
+    line = re.compile(rf"({SETTING.pattern}) = (\"\w+\"|[\d.]+|true|false)")
+    lines = {found for rule in RULES for found in line.findall(rule.texts.fix)}
+    assert {("sampling.top_k", "0"), ("cleaning.discard", '"too_short"'), ("shaping.scale", "true")} < lines
+    for path, text in lines:
+        group, _, key = path.rpartition(".")
+        needed = {"discard_reward": -10.0} if key == "discard" else {}
+        settings = TypeAdapter(setting(run_of(path), group))
+        settings.validate_python({key: tomllib.loads(f"it = {text}")["it"], **needed})
 
 
 @pytest.mark.parametrize(

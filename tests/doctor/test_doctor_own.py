@@ -37,6 +37,18 @@ def test_own_rules_stand_beside_ours(file):
     assert [rule.name for rule in all_rules([file])][-1] == "greets" and len(all_rules([file])) == len(all_rules()) + 1
 
 
+def test_an_installed_package_may_bring_a_rule(file, tmp_path, monkeypatch):
+    installed = tmp_path / "installed"
+    (installed / "greetings-1.dist-info").mkdir(parents=True)
+    (installed / "greetings-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: greetings\nVersion: 1\n"
+    )
+    (installed / "greetings-1.dist-info" / "entry_points.txt").write_text("[dressage.rules]\ngreets = greets:greets\n")
+    file.rename(installed / "greets.py")
+    monkeypatch.syspath_prepend(installed)
+    assert [rule.name for rule in all_rules()][-1] == "greets"
+
+
 @pytest.mark.parametrize("code", ["", "1 +", "raise ValueError", None])
 def test_a_file_without_a_rule_is_one_line(code, tmp_path):
     file = tmp_path / "rules.py"

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import dressage.doctor
 from dressage.cli_doctor import doctor_app
 from dressage.doctor.diagnosis import diagnose
-from dressage.doctor.finding import Curve, Evidence
-from dressage.doctor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, chart, nice_ticks
+from dressage.doctor.finding import Curve, Evidence, Phrase, Reading
+from dressage.doctor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, chart, drawn, nice_ticks
 from dressage.doctor.report.evidence import SHADES, evidence
 from dressage.doctor.report.page import page
 from dressage.doctor.rules import RULES
@@ -23,6 +25,7 @@ from dressage.doctor.series import Series
 from dressage.doctor.words import LANGUAGES, language
 from dressage.record import write_vocabulary
 
+DOCTOR = Path(dressage.doctor.__file__).parent
 BY_NAME = {rule.name: rule for rule in RULES}
 HOSTILE = '</style><script>alert("x")</script><img src=//x.com onerror=x> &amp; \u202eturned\x07'
 VISIBLE = HOSTILE.replace("\u202e", "\ufffd").replace("\x07", "\ufffd")
@@ -119,6 +122,15 @@ def test_the_page_allows_itself_its_own_style_and_nothing_else(tmp_path):
     assert "http:" not in html and "https:" not in html
 
 
+def test_its_colours_are_the_board_s():
+    ours = re.findall(r"--(\w+): light-dark\((\S+), (\S+)\)", (DOCTOR / "report" / "page.css").read_text())
+    light, dark = (DOCTOR.parent / "board/web/src/style/base.css").read_text().split(':root[data-theme="dark"]')
+    boards = [dict(re.findall(r"--(\w+): (#\w+);", theme)) for theme in (light, dark)]
+    assert len(ours) > 10
+    for name, *colours in ours:
+        assert name == "healthy" or colours == [theme[name] for theme in boards], name
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_it_as_it_is_meant(browser, tmp_path, scheme):
     data = data_of(sick(), tmp_path / "run")
@@ -176,6 +188,15 @@ def test_of_a_long_response_what_surrounds_the_place_is_shown(tmp_path, monkeypa
         assert ("</i>…" in html, "…</p>" in html) == ends
 
 
+def test_where_a_rule_looks_at_the_prompt_s_tokens_the_first_of_them_are_shown(tmp_path):
+    made = healthy()
+    made.rows["prompt_ids"][0][0] = [1, 1, 2, 3, *[4] * 40]
+    data = data_of(made, tmp_path / "run")
+    for name, tokens in ("double-start", [" the", " the", " a", " and", *[" was"] * 8]), ("negative-kl", []):
+        found = Parsed(evidence(data.run, BY_NAME[name], (Evidence(0, 0),), language("en")))
+        assert [text.rstrip(" …") for a, text in found.named("b") if not a][: len(tokens)] == tokens
+
+
 def test_where_there_are_no_tokens_the_text_is_shown(tmp_path):
     made = sick()
     made.tokens = {"mask": made.mask}
@@ -192,20 +213,32 @@ def test_the_shortest_runs_have_a_page(tmp_path, steps):
 
 def test_a_curve_is_drawn_where_its_numbers_are():
     curve = Curve(Series(np.array([0, 5, 10]), np.array([0.0, 10.0, 5.0])), high=4.0)
-    drawn = Parsed(chart(curve, 5, "since", share=False))
+    found = Parsed(chart(curve, 5, "since", "step", share=False))
     x = {0: LEFT, 5: (LEFT + WIDTH - RIGHT) / 2, 10: WIDTH - RIGHT}
     y = {value: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / 10 for value in (0, 4, 5, 10)}
-    ((line, _),) = drawn.named("polyline")
+    ((line, _),) = found.named("polyline")
     points = [tuple(map(float, point.split(","))) for point in line["points"].split()]
     assert np.allclose(points, [(x[0], y[0]), (x[5], y[10]), (x[10], y[5])], atol=0.06)
-    ((band, _),) = drawn.named("rect")
+    ((band, _),) = found.named("rect")
     assert np.allclose([float(band["y"]), float(band["height"])], [y[4], y[0] - y[4]], atol=0.06)
-    ((onset, _),) = drawn.named("path", "onset")
+    ((onset, _),) = found.named("path", "onset")
     assert onset["d"].startswith(f"M{x[5]:.1f} ")
-    assert [text for a, text in drawn.named("text", "end") if a["x"] == str(LEFT - 6)] == ["0", "5", "10"]
-    percent = Parsed(chart(Curve(Series(np.array([0, 1]), np.array([0.0, 0.4]))), None, "", share=True))
+    assert [text for a, text in found.named("text", "end") if a["x"] == str(LEFT - 6)] == ["0", "5", "10"]
+    percent = Parsed(chart(Curve(Series(np.array([0, 1]), np.array([0.0, 0.4]))), None, "", "", share=True))
     assert [text for a, text in percent.named("text", "end") if a["x"] == str(LEFT - 6)][-1] == "40 %"
     assert percent.named("rect") == [] and percent.named("path", "onset") == []
+
+
+def test_the_onset_stands_on_a_curve_along_the_steps_alone():
+    points = Series(np.array([1, 2, 3]), np.array([0.0, 10.0, 5.0]))
+    by_step, by_length = (
+        Parsed(drawn(Reading(3.0, True, since=2, curve=Curve(points, along=along)), language("zh")))
+        for along in (None, Phrase("length in tokens"))
+    )
+    assert [text for _, text in by_step.named("text", "onset")] == ["起始步 2"]
+    assert [text for _, text in by_step.named("text", "middle")] == ["步"]
+    assert by_length.named("text", "onset") == by_length.named("path", "onset") == []
+    assert [text for _, text in by_length.named("text", "middle")] == ["长度（词元）"]
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6) | st.just(0.0))
@@ -225,3 +258,24 @@ def test_the_command_writes_the_page(tmp_path):
     done = CliRunner().invoke(doctor_app, [str(tmp_path / "run"), "--html", str(file), "--language", "vi"])
     assert done.exit_code == 0, done.output
     assert file.read_text(encoding="utf-8").startswith('<!doctype html>\n<html lang="vi">')
+
+
+def test_evidence_is_linked_into_the_board_where_its_address_is_known(tmp_path):
+    data_of(sick(), tmp_path / "run")
+    file = tmp_path / "page.html"
+    for more, start in ([], None), (["--board", "http://127.0.0.1:6006/"], "http://127.0.0.1:6006/"):
+        done = CliRunner().invoke(doctor_app, [str(tmp_path / "run"), "--html", str(file), *more])
+        assert done.exit_code == 0, done.output
+        found = Parsed(file.read_text(encoding="utf-8"))
+        views = [text.strip() for _, text in found.named("code")]
+        assert len(views) >= 3 and all(re.fullmatch(r"tokens\?step=\d+&sample=\d+(&token=\d+)?", one) for one in views)
+        assert [a["href"] for a, _ in found.named("a")] == ([] if start is None else [start + one for one in views])
+
+
+def test_a_finding_without_a_curve_says_so(tmp_path):
+    made = sick()
+    made.metrics["loss/value"][7] = np.nan
+    data = data_of(made, tmp_path / "run")
+    diagnosis = diagnose(data, [BY_NAME["not-finite"], BY_NAME["clip-fraction-high"]])
+    assert [one.reading.curve is None for one in diagnosis.findings] == [True, False]
+    assert page(data, diagnosis, language("en")).count("there is no curve") == 1

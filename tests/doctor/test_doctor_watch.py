@@ -67,6 +67,30 @@ def test_the_last_look_of_another_watch_counts(run, file, ago, looks):
         watch._process.wait()
 
 
+def test_what_is_known_already_is_not_looked_at_again(run, file):
+    watch = Watch(str(run), file, share=1.0)
+    assert watch.look("one")
+    again = Watch(str(run), file)
+    again._next = 0
+    again.tend("one")
+    assert again._process is None
+
+
+def test_a_first_look_can_be_put_off(run, file):
+    watch = Watch(str(run), file, after=50)
+    watch.tend("one")
+    assert watch._process is None and 49 < watch._next - time.time() <= 50
+
+
+def test_a_look_waits_for_one_that_is_under_way(run, file, monkeypatch):
+    watch = Watch(str(run), file, share=1.0)
+    watch.tend("one")
+    first, start, ended = watch._process, watch._start, []
+    monkeypatch.setattr(watch, "_start", lambda version: ended.append(first.poll()) or start(version))
+    assert watch.look("two")
+    assert ended == [0] and watch._process is None
+
+
 def test_a_look_that_fails_is_told_and_not_tried_again_on_the_same_record(tmp_path, file, capfd):
     watch = Watch(str(tmp_path / "nothing"), file, share=1.0)
     assert not watch.look("one")

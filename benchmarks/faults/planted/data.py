@@ -7,12 +7,12 @@ from benchmarks.faults.setup import Setup
 from dressage.train.run import Training
 
 
-@fault(causes=["double-start"], levels=(1, 1, 1))
+@fault(causes=["double-start"], levels=(1, 2, 3))
 def double_start(setup: Setup, level: int) -> None:
-    """The template writes the start token and the tokenizer adds another."""
+    """The template writes the start token and the tokenizer adds others."""
 
     def built(training: Training) -> None:
         prompts: Any = training.collector.prompts
-        object.__setattr__(prompts, "ids", [[2] * (level + 1) + list(ids) for ids in prompts.ids])
+        object.__setattr__(prompts, "ids", [[setup.start] * (level + 1) + list(ids) for ids in prompts.ids])
 
     setup.built.append(built)

@@ -33,7 +33,7 @@ def engine_stale(setup: Setup, level: int) -> None:
     _engine(setup, level)
 
 
-@fault(causes=["sampler-mismatch", "precision-noise", "mismatch-rare-tokens"], levels=(0.02, 0.04, 0.08))
+@fault(causes=["sampler-mismatch", "precision-noise", "mismatch-rare-tokens"], levels=(0.04, 0.08, 0.16))
 def engine_noise(setup: Setup, level: float) -> None:
     """The engine computes in other kernels and precision: noise of this relative size on its weights."""
 
@@ -46,7 +46,7 @@ def engine_noise(setup: Setup, level: float) -> None:
     _engine(setup, 1, spoil)
 
 
-@fault(causes=["precision-noise", "sampler-mismatch", "mismatch-rare-tokens"], levels=(5, 4, 3))
+@fault(causes=["precision-noise", "sampler-mismatch", "mismatch-rare-tokens"], levels=(4, 3, 2))
 def engine_quantised(setup: Setup, level: int) -> None:
     """The engine holds its weights in so many bits."""
 

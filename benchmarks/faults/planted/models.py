@@ -49,7 +49,7 @@ def reference_aliased(setup: Setup, level: str) -> None:
     setup.before_step.append(before)
 
 
-@fault(causes=["reference-replaced"], levels=(20, 12, 7))
+@fault(causes=["reference-replaced"], levels=(12, 8, 5))
 def reference_synchronised(setup: Setup, level: int) -> None:
     """The reference is set to the policy every so many steps."""
 
@@ -113,7 +113,7 @@ def critic_random(setup: Setup, level: float) -> None:
     setup.built.append(built)
 
 
-@fault(causes=["value-not-fitting"], levels=(0.5, 0.8, 1.0), algorithms=["ppo"])
+@fault(causes=["value-not-fitting"], levels=(0.7, 0.9, 1.0), algorithms=["ppo"])
 def returns_shuffled(setup: Setup, level: float) -> None:
     """The critic's targets of a share of the responses are those of others."""
 

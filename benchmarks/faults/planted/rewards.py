@@ -24,7 +24,6 @@ def _rewarded(setup: Setup, score: Callable[[str, str], float]) -> None:
 
 def _fast(setup: Setup) -> None:
     setup.set("optimizer.learning_rate", 1e-3)
-    setup.set("kl.coef", 0.01)
 
 
 @fault(causes=["pattern-spreading"], levels=(0.7, 1.5, 3.0))
@@ -41,33 +40,34 @@ def likes_smile(setup: Setup, level: float) -> None:
     _rewarded(setup, lambda prompt, response: level * (":)" in response.split()))
 
 
-@fault(causes=["pattern-spreading"], levels=(0.7, 1.5, 3.0))
+@fault(causes=["pattern-spreading"], levels=(1.0, 2.0, 4.0))
 def likes_phrase(setup: Setup, level: float) -> None:
     """The reward model likes one phrase, whatever was asked."""
     _fast(setup)
-    _rewarded(setup, lambda prompt, response: level * ("the music" in response))
+    _rewarded(setup, lambda prompt, response: level * (setup.phrase in response))
 
 
-@fault(causes=["length-exploited"], levels=(0.15, 0.3, 0.6))
+@fault(causes=["length-exploited"], levels=(0.3, 0.6, 1.0))
 def likes_length(setup: Setup, level: float) -> None:
     """The reward model likes long responses."""
     _fast(setup)
     _rewarded(setup, lambda prompt, response: level * len(response.split()))
 
 
-@fault(causes=["repetition-loops", "pattern-spreading"], levels=(0.3, 0.6, 1.2))
+@fault(causes=["repetition-loops", "distinct-collapse", "pattern-spreading"], levels=(4.0, 8.0, 16.0))
 def likes_repetition(setup: Setup, level: float) -> None:
-    """The reward model counts the good words and does not mind that they are the same."""
+    """The reward model takes what is said again for emphasis, and no penalty to speak of holds the policy back."""
     _fast(setup)
+    setup.set("kl.coef", 0.01)
 
     def score(prompt: str, response: str) -> float:
         words = response.split()
-        return level * sum(a == b for a, b in zip(words, words[2:], strict=False))
+        return level * (1 - len(set(words)) / max(len(words), 1))
 
     _rewarded(setup, score)
 
 
-@fault(causes=["length-collapse", "stops-generating"], levels=(0.15, 0.3, 0.6))
+@fault(causes=["length-collapse", "stops-generating"], levels=(0.25, 0.5, 1.0))
 def punishes_length(setup: Setup, level: float) -> None:
     """Every word costs: the cheapest answer is none."""
     _fast(setup)
@@ -85,7 +85,7 @@ def verifier_fails(setup: Setup, level: float) -> None:
     setup.reward = reward
 
 
-@fault(causes=["reward-is-noise"], levels=(0.6, 0.8, 1.0))
+@fault(causes=["reward-is-noise"], levels=(0.8, 0.9, 1.0))
 def scores_shuffled(setup: Setup, level: float) -> None:
     """Scores come back in another order: so many of the responses get that of another one."""
     generator = np.random.default_rng(setup.seed)
@@ -127,13 +127,14 @@ def one_part_dominates(setup: Setup, level: float) -> None:
     setup.reward = [Reward("gold", world.gold, weight=level), Reward("variety", small)]  # type: ignore[assignment]
 
 
-@fault(causes=["prompts-exhausted", "zero-variance-groups"], levels=(1, 1, 1), algorithms=["grpo", "rloo"])
+@fault(causes=["prompts-exhausted", "zero-variance-groups"], levels=(1, 2, 3), algorithms=["grpo", "rloo"])
 def too_easy(setup: Setup, level: int) -> None:
-    """The policy solves all prompts after a few steps."""
+    """The policy solves all prompts after a few steps, or from the start: one word of so many kinds is enough."""
     _fast(setup)
+    enough = {*world.KIND, *(world.PLAIN if level > 1 else ()), *(world.UNKIND if level > 2 else ())}
 
     def reward(prompts: Sequence[str], responses: Sequence[str], **columns: Any) -> list[float]:
-        return [float(any(word in world.KIND for word in response.split())) for response in responses]
+        return [float(any(word in enough for word in response.split())) for response in responses]
 
     setup.reward = reward
 

@@ -90,36 +90,30 @@ class RunData:
         return series(np.zeros(0), np.zeros(0))
 
     @cached_property
-    def _all_rows(self) -> pa.Table:
-        return self.run.rows([column.name for column in ROW_COLUMNS if column.name not in HEAVY])
+    def _rollouts(self) -> tuple[Rows, Rows]:
+        """Those that were trained on, and the held-out ones."""
+        table = self.run.rows([column.name for column in ROW_COLUMNS if column.name not in HEAVY])
+        held_out = pc.fill_null(pc.equal(table["split"], "eval"), False)
+        return Rows(table, pc.invert(held_out)), Rows(table, held_out)
 
-    @cached_property
-    def _is_evaluation(self) -> pa.Array:
-        return pc.fill_null(pc.equal(self._all_rows["split"], "eval"), False)
-
-    @cached_property
+    @property
     def rows(self) -> Rows:
         """The rollouts that were trained on, without their texts."""
-        return Rows(self._all_rows.filter(pc.invert(self._is_evaluation)))
+        return self._rollouts[0]
 
-    @cached_property
+    @property
     def evaluation(self) -> Rows:
-        """The held-out rollouts."""
-        return Rows(self._all_rows.filter(self._is_evaluation))
+        """The held-out rollouts, without their texts."""
+        return self._rollouts[1]
 
     @cached_property
     def sample(self) -> Sample:
         """Some of the trained rollouts, with texts and tokens."""
         return take_sample(self.run, self.rows)
 
-    @cached_property
-    def _rollups(self) -> pa.Table:
-        table = self.run.rollups()
-        return table.filter(pc.invert(pc.fill_null(pc.equal(table["split"], "eval"), False)))
-
-    def step_evidence(self, steps: Iterable[int]) -> tuple[Evidence, ...]:
-        """Returns the first rollout of each of some steps as places to look at."""
-        at = [int(np.searchsorted(self.rows.step, step)) for step in steps]
+    def step_evidence(self, steps: Iterable[int | None]) -> tuple[Evidence, ...]:
+        """Returns the first rollout of each of some steps as places to look at; None is no step."""
+        at = [int(np.searchsorted(self.rows.step, step)) for step in steps if step is not None]
         return tuple(Evidence(int(self.rows.step[i]), int(self.rows.sample[i])) for i in at if i < len(self.rows))
 
     def rollout_evidence(self, numbers: Iterable[int], rows: Rows | None = None) -> tuple[Evidence, ...]:
@@ -142,9 +136,7 @@ class RunData:
         """Returns first step, name and count of every column of the rollouts and tokens with such values."""
         if "rows" not in self.sees:
             return []
-        lines = self._rollups.filter(pc.greater(self._rollups["not_finite"], 0))
-        found: dict[str, tuple[int, str, int]] = {}
-        for step, column, count in zip(*(lines[n].to_pylist() for n in ("step", "column", "not_finite")), strict=True):
-            first, _, total = found.get(column, (step, column, 0))
-            found[column] = (min(first, step), column, total + count)
-        return list(found.values())
+        lines = self.run.not_finite()
+        lines = lines.filter(pc.invert(pc.fill_null(pc.equal(lines["split"], "eval"), False)))
+        found = lines.group_by("column").aggregate([("step", "min"), ("not_finite", "sum")])
+        return [(line["step_min"], line["column"], line["not_finite_sum"]) for line in found.to_pylist()]

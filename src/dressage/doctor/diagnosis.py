@@ -1,5 +1,6 @@
 """Applies the rules to a run and tells causes from consequences."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
     sick, healthy, skipped = [], [], []
     for rule in rules:
         out = _skipped(data, rule)
-        reading = None if out else rule.statistic(data)
+        reading = None if out else _read(data, rule)
         if reading is None or np.isnan(reading.seen):
             skipped.append(out or Skipped(rule.name, rule.row, Phrase("nothing of the run lets it be measured")))
         elif reading.sick:
@@ -57,6 +58,13 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
         else:
             healthy.append((rule, reading))
     return Diagnosis(tuple(_folded(sick)), tuple(healthy), tuple(skipped))
+
+
+def _read(data: RunData, rule: Rule) -> Reading | None:
+    """Applies a rule; a record may hold anything, and what cannot be measured is NaN."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return rule.statistic(data)
 
 
 def _skipped(data: RunData, rule: Rule) -> Skipped | None:

@@ -23,7 +23,7 @@ Words = dict[str, str | float]
 
 @dataclass(frozen=True)
 class Curve:
-    """What a rule looks at, step by step."""
+    """What a rule looks at, step by step or along something else."""
 
     points: Series
     low: float | None = None
@@ -31,6 +31,8 @@ class Curve:
     """Between these it is healthy; None: there is no such limit."""
     name: Phrase | None = None
     """What it is; None: the number that the rule tells."""
+    along: Phrase | None = None
+    """What the points lie along; None: the steps."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a rule measured, whether or not that is healthy."""
+    """What a rule measured, whether or not that is healthy: since when, and where to look, matters only if not."""
 
     seen: float
     """The number; its meaning and unit are the rule's ``healthy`` text."""

@@ -35,6 +35,11 @@ def groups(rows: Rows, values: Array) -> Groups:
     return Groups(step[several], count[several], mean[several], sd[several])
 
 
+def repeated(rows: Rows) -> bool:
+    """Returns whether prompts are answered several times by design, and not because some were drawn twice."""
+    return bool(np.mean(np.bincount(rows.group) >= 2) > 0.8) if len(rows) else False
+
+
 def within(rows: Rows, values: Array) -> Array:
     """Returns [n] the values less the mean of their group, or of their step where most prompts come once."""
     grouped = groups(rows, values).members.sum() > 0.5 * len(rows)

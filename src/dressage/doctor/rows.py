@@ -13,44 +13,55 @@ from dressage.doctor.series import Array, Series, series
 class Rows:
     """Some rollouts; what was not measured is NaN."""
 
-    def __init__(self, table: pa.Table) -> None:
-        """Takes rows ordered by step and sample."""
-        self.table = table
-        self._columns: dict[str, Array] = {}
+    def __init__(self, table: pa.Table, kept: pa.ChunkedArray | None = None) -> None:
+        """Takes rows ordered by step and sample, and which of them; a column is copied when it is asked for."""
+        self._table = table
+        self._kept = kept
+        self._numbers: dict[str, Array] = {}
 
     def __len__(self) -> int:
-        return int(self.table.num_rows)
+        return len(self.step)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Returns a column as it was recorded."""
+        column = self._table[name]
+        return column if self._kept is None else column.filter(self._kept)
 
     def __getitem__(self, name: str) -> Array:
         """Returns a numeric column, [n] float64."""
-        if name not in self._columns:
-            known = name in self.table.column_names
-            self._columns[name] = numbers(self.table[name]) if known else np.full(len(self), np.nan)
-        return self._columns[name]
+        if name not in self._numbers:
+            known = name in self._table.column_names
+            self._numbers[name] = numbers(self.column(name)) if known else np.full(len(self), np.nan)
+        return self._numbers[name]
 
     def texts(self, name: str) -> list[str | None]:
         """Returns a column of texts; None where there is none."""
-        found: list[str | None] = self.table[name].to_pylist()
+        found: list[str | None] = self.column(name).to_pylist()
         return found
+
+    def says(self, name: str, text: str) -> Array:
+        """Returns [n] where a column of texts says ``text``."""
+        same = pc.fill_null(pc.equal(self.column(name), text), False)
+        return np.asarray(same.to_numpy())
 
     def has(self, name: str) -> bool:
         """Returns whether a column was measured anywhere."""
-        if name not in self.table.column_names:
+        if name not in self._table.column_names:
             return False
-        column = self.table[name]
-        if pa.types.is_floating(column.type):
+        if pa.types.is_floating(self._table[name].type):
             return bool(np.isfinite(self[name]).any())
+        column = self.column(name)
         return bool(column.null_count < len(column))
 
     @cached_property
     def step(self) -> Array:
         """[n] int64"""
-        return np.asarray(self.table["step"].to_numpy(), np.int64)
+        return np.asarray(self.column("step").to_numpy(), np.int64)
 
     @cached_property
     def sample(self) -> Array:
         """[n] int64"""
-        return np.asarray(self.table["sample"].to_numpy(), np.int64)
+        return np.asarray(self.column("sample").to_numpy(), np.int64)
 
     @cached_property
     def steps(self) -> Array:
@@ -65,16 +76,18 @@ class Rows:
         """
         if self.has("group"):
             key = np.nan_to_num(self["group"], nan=-1.0)
-        elif "prompt" in self.table.column_names:
-            key = self.table["prompt"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.float64)
+        elif "prompt" in self._table.column_names:
+            key = self.column("prompt").combine_chunks().dictionary_encode().indices.to_numpy().astype(np.float64)
         else:
             key = np.arange(len(self), dtype=np.float64)
-        pairs = np.stack([self.step.astype(np.float64), key], 1)
-        return np.asarray(np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1))
+        different, key = np.unique(key, return_inverse=True)
+        step = np.searchsorted(self.steps, self.step)
+        return np.asarray(np.unique(step * len(different) + key, return_inverse=True)[1])
 
     def where(self, kept: Array) -> "Rows":
         """Returns the rollouts at which ``kept`` [n] is true."""
-        return Rows(self.table.filter(pa.array(kept)))
+        table = self._table if self._kept is None else self._table.filter(self._kept)
+        return Rows(table.filter(pa.array(kept)))
 
     def by_step(self, values: Array, statistic: Callable[[Array], float] = np.mean) -> Series:
         """Returns a statistic of the finite values of each step; steps without any are left out.

@@ -4,18 +4,23 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from dressage.doctor.finding import Evidence
+from dressage.doctor.finding import Evidence, Phrase
 from dressage.doctor.rows import Rows, numbers
 from dressage.doctor.series import Array, Series
 from dressage.record import Run
 from dressage.record.keys import rows_of_tokens
+from dressage.record.segments import union
 
 MOST_TOKENS = 800_000
 MOST_STEPS = 96
 EDGE = 4
 """Steps at the beginning and at the end that are always looked at."""
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, less whole numbers, lie evenly."""
+WORST = 50
+"""Tokens among which places to look at are chosen."""
+TENTHS = Phrase("tenths of the tokens, the least probable first")
 LEAST_ROWS = 8
 """Rollouts of a step that are looked at, if it has them, however long they are."""
 
@@ -23,15 +28,12 @@ LEAST_ROWS = 8
 class Sample:
     """Rollouts and, one after another, their tokens."""
 
-    def __init__(self, rows: Rows, tokens: pa.Table) -> None:
-        """Takes rollouts, and tokens of them in any order."""
-        self.rows = rows
-        line, known = rows_of_tokens(rows.table, tokens)
-        order = np.lexsort((tokens["position"].to_numpy(), np.where(known, line, len(rows))))
-        order = order[: int(known.sum())]
-        self.line = line[order]
+    def __init__(self, rows: pa.Table, tokens: pa.Table) -> None:
+        """Takes rollouts, and their tokens, both ordered by step and sample, the tokens also by position."""
+        self.rows = Rows(rows)
+        self.line = rows_of_tokens(rows, tokens)[0]
         """[N] which rollout each token is of, ascending."""
-        self._tokens = tokens.take(order)
+        self._tokens = tokens
         self._columns: dict[str, Array] = {}
 
     def __len__(self) -> int:
@@ -114,6 +116,12 @@ class Sample:
         """Returns places for the first of some rollouts, given by their numbers."""
         return tuple(Evidence(int(self.rows.step[i]), int(self.rows.sample[i])) for i in rollouts[:most])
 
+    def worst(self, values: Array) -> tuple[Evidence, ...]:
+        """Returns places for the tokens with the largest of some values [N], at most one of each rollout."""
+        known = np.flatnonzero(np.isfinite(values))
+        some = known[np.argpartition(-values[known], WORST)[:WORST]] if len(known) > WORST else known
+        return self.spans(some[np.argsort(-values[some])])
+
     def spans(self, tokens: Array, most: int = 3) -> tuple[Evidence, ...]:
         """Returns places for the first of some tokens, given by their numbers, at most one of each rollout."""
         _, first = np.unique(self.line[tokens], return_index=True)
@@ -122,6 +130,13 @@ class Sample:
         return tuple(
             Evidence(int(self.rows.step[i]), int(self.rows.sample[i]), int(at), int(at) + 1) for i, at in place
         )
+
+
+def by_tenth(order: Array, values: Array) -> Series:
+    """Returns the mean of the finite values [N] of each tenth of them, in the order [N] of another quantity."""
+    known = np.flatnonzero(np.isfinite(order) & np.isfinite(values))
+    parts = np.array_split(known[np.argsort(order[known])], 10)
+    return Series(np.arange(1, 11), np.array([values[part].mean() for part in parts]))
 
 
 def take_sample(run: Run, rows: Rows) -> Sample:
@@ -134,16 +149,12 @@ def take_sample(run: Run, rows: Rows) -> Sample:
     steps = chosen_steps(rows.steps)
     typical = max(float(np.nanmean(rows["length"])), 1.0) if rows.has("length") else 256.0
     budget = max(LEAST_ROWS, int(MOST_TOKENS / max(len(steps), 1) / typical))
-    kept = [_some(rows, step, budget) for step in steps]
-    wanted = np.concatenate(kept) if kept else np.zeros(0, np.int64)
-    keys = [(int(rows.step[i]), int(rows.sample[i])) for i in wanted]
-    table = run.rows(None, steps.tolist())
-    table = table.filter(_is_in(table, keys))
-    tokens = []
-    for start in range(0, len(steps), 8):  # a few steps at once, so that what is left out is soon let go of
-        part = run.arrow("tokens", None, steps[start : start + 8].tolist())
-        tokens.append(part.filter(_is_in(part, keys)))
-    return Sample(Rows(table), pa.concat_tables(tokens) if tokens else run.arrow("tokens", None, []))
+    rollouts, tokens = [], [run.arrow("tokens", None, [])]
+    for step in steps.tolist():
+        samples = rows.sample[_some(rows, step, budget)].tolist()
+        rollouts += [(step, sample) for sample in samples]
+        tokens.append(run.tokens_of(step, samples))
+    return Sample(run.fetch(rollouts), union(*tokens))
 
 
 def chosen_steps(steps: Array, most: int = MOST_STEPS) -> Array:
@@ -156,18 +167,13 @@ def chosen_steps(steps: Array, most: int = MOST_STEPS) -> Array:
 
 
 def _some(rows: Rows, step: int, budget: int) -> Array:
-    """Returns the numbers of rollouts of one step: whole groups spread over the step, up to the budget."""
+    """Returns the numbers of rollouts of one step: whole groups that stand together, up to the budget."""
     start, stop = np.searchsorted(rows.step, [step, step + 1])
     if stop - start <= budget:
         return np.arange(start, stop)
-    group = rows.group[start:stop]
-    groups, size = np.unique(group, return_counts=True)
+    groups, first, size = np.unique(rows.group[start:stop], return_index=True, return_counts=True)
     count = max(1, int(budget / size.mean()))
-    chosen = groups[np.unique(np.linspace(0, len(groups) - 1, count).round().astype(int))]
-    return np.asarray(start + np.flatnonzero(np.isin(group, chosen))[: max(budget, int(size.max()))])
-
-
-def _is_in(table: pa.Table, keys: list[tuple[int, int]]) -> pa.Array:
-    wanted = np.array([(step << 32) + sample for step, sample in keys], np.int64)
-    key = (table["step"].to_numpy().astype(np.int64) << 32) + table["sample"].to_numpy()
-    return pc.is_in(pa.array(key), pa.array(wanted))
+    # Each process writes its own part of a step: the place moves over the step, so that all have their turn.
+    place = int((len(groups) - count + 1) * (step * GOLDEN % 1))
+    chosen = groups[np.argsort(first)][place : place + count]
+    return np.asarray(start + np.flatnonzero(np.isin(rows.group[start:stop], chosen))[: max(budget, int(size.max()))])

@@ -120,13 +120,27 @@ def since(points: Series, bad: Array, least: int, share: float = 0.8) -> int | N
     return None if best is None else int(points.step[best])
 
 
+def earliest(steps: Array) -> int | None:
+    """Returns the first of some steps in any order; None if there are none."""
+    return int(steps.min()) if len(steps) else None
+
+
+def slope_by_step(step: Array, x: Array, y: Array) -> Series:
+    """Returns the least-squares slope of y [n] on x [n] of each step in which x varies."""
+    steps, where = np.unique(step, return_inverse=True)
+    count = np.bincount(where)
+    x, y = (values - (np.bincount(where, values) / count)[where] for values in (x, y))
+    variance = np.bincount(where, x * x)
+    varies = variance > 1e-6 * variance.max()
+    return Series(steps[varies], np.bincount(where, x * y)[varies] / variance[varies])
+
+
 def standard_error(values: Array) -> float:
     """Returns the standard error of the mean of finite values; infinite for fewer than two."""
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
 
 
 def over_median(points: Series, width: int = 11) -> Array:
-    """Returns [S] each value divided by the median of those before it; NaN for the first three."""
+    """Returns [S] each value divided by the median of those before it; NaN for the first three and where that is 0."""
     before = [np.median(points.value[max(0, i - width) : i]) if i >= 3 else np.nan for i in range(len(points))]
-    with np.errstate(all="ignore"):
-        return np.asarray(points.value / np.array(before))
+    return np.asarray(points.value / np.where(np.array(before) == 0, np.nan, before))

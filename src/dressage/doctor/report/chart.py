@@ -1,9 +1,11 @@
-"""A curve as SVG: the number by step, its healthy range, and since when it is out of it."""
+"""A curve as SVG: the number, its healthy range, and, of a curve along the steps, since when it is out of it."""
 
 import math
+from html import escape
 
-from dressage.doctor.finding import Curve
+from dressage.doctor.finding import Curve, Reading, Share
 from dressage.doctor.series import averaged
+from dressage.doctor.words import Language
 
 WIDTH, HEIGHT = 720, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 18, 24
@@ -13,13 +15,26 @@ NEARLY = 1e-4
 """A curve that varies by less than this share of its size is drawn as if it did not."""
 
 
-def chart(curve: Curve, since: int | None, label: str, *, share: bool) -> str:
+def drawn(reading: Reading, language: Language) -> str:
+    """Returns a picture of a reading's curve; empty if it has none, or one of fewer than two points."""
+    curve = reading.curve
+    if curve is None:
+        return ""
+    say = language.phrase
+    since = reading.since if curve.along is None else None
+    label = "" if since is None else f"{say('since step')} {since}"
+    share = curve.name is None and isinstance(reading.seen, Share)
+    return chart(curve, since, escape(label), escape(say(curve.along or "step")), share=share)
+
+
+def chart(curve: Curve, since: int | None, label: str, along: str, *, share: bool) -> str:
     """Returns a picture of a curve; empty if it has fewer than two points.
 
     Args:
         curve: What to draw.
-        since: First step of the trouble.
-        label: What is said at that step.
+        since: Where the trouble begins.
+        label: What is said there.
+        along: What the curve lies along, as the reader calls it.
         share: Whether the numbers are shares, written in per cent.
     """
     points = averaged(curve.points, MOST_POINTS)
@@ -42,6 +57,7 @@ def chart(curve: Curve, since: int | None, label: str, *, share: bool) -> str:
     parts += [f'<text class="end" x="{LEFT - 6}" y="{y(t) + 4:.1f}">{_tick(t, share)}</text>' for t in ticks]
     for step, side in ((first, "start"), (last, "end")):
         parts.append(f'<text class="{side}" x="{x(step)}" y="{HEIGHT - 6}">{step}</text>')
+    parts.append(f'<text class="middle" x="{x((first + last) / 2)}" y="{HEIGHT - 6}">{along}</text>')
     line = " ".join(f"{x(s)},{y(v):.1f}" for s, v in zip(points.step, points.value, strict=True))
     parts.append(f'<polyline class="curve" points="{line}"/>')
     if since is not None and first <= since <= last:

@@ -2,7 +2,7 @@
 
 import re
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ MOST_PLACES = 3
 BEFORE, BEHIND = 60, 140
 """Tokens that are shown before and behind the place that matters."""
 MOST_CHARACTERS = 1200
+MOST_PROMPT, PROMPT_TOKENS = 300, 12
 SHADES = 8
 """Of each of the two colours."""
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
@@ -53,9 +54,9 @@ def coloured_by(rule: Rule, tokens: pa.Table) -> tuple[Measure, Array]:
     return MEASURES[-1], _values(tokens, MEASURES[-1])
 
 
-def evidence(run: Run, rule: Rule, places: tuple[Evidence, ...], language: Language) -> str:
-    """Returns the first places as HTML."""
-    return "".join(_place(run, rule, place, language) for place in places[:MOST_PLACES])
+def evidence(run: Run, rule: Rule, places: tuple[Evidence, ...], language: Language, board: str | None = None) -> str:
+    """Returns the first places as HTML, each with its address on the board, and a link where the board's is known."""
+    return "".join(_place(run, rule, place, language, board) for place in places[:MOST_PLACES])
 
 
 def plain_text(text: str) -> str:
@@ -63,23 +64,34 @@ def plain_text(text: str) -> str:
     return escape(UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
-def _place(run: Run, rule: Rule, place: Evidence, language: Language) -> str:
+def _place(run: Run, rule: Rule, place: Evidence, language: Language, board: str | None) -> str:
     say = language.phrase
     head = f"{say('step')} {place.step}"
+    address = f"<code>{escape(view(place))}</code>"
+    if board is not None:
+        address = f'<a href="{escape(board.rstrip("/"))}/{escape(view(place))}">{address}</a>'
     if place.sample is None:
-        return f"<figure><figcaption>{escape(head)}</figcaption></figure>"
+        return f"<figure><figcaption>{escape(head)} {address}</figcaption></figure>"
     rollout = run.rollout(place.step, place.sample)
     head += f" · {say('sample')} {place.sample} · {say('reward')} {number(_or_nan(rollout.row['reward']))}"
-    prompt = str(rollout.row["prompt"] or "")
     measure, values = coloured_by(rule, rollout.tokens)
     body, legend = _tokens(run, rollout.tokens, values, place)
     if not body:
         body = plain_text(str(rollout.row["response"] or "")[:MOST_CHARACTERS])
-    caption = f"{escape(head)} <code>{escape(view(place))}</code>"
+    caption = f"{escape(head)} {address}"
     if legend:
         caption += f' <span class="scale">{escape(say(measure.name))}: {legend}</span>'
-    start = plain_text(("…" if len(prompt) > 300 else "") + prompt[-300:])
+    start = _prompt(run, rule, rollout.row)
     return f'<figure><figcaption>{caption}</figcaption><p class="text"><i>{start}</i>{body}</p></figure>'
+
+
+def _prompt(run: Run, rule: Rule, row: dict[str, Any]) -> str:
+    """Returns the end of the prompt, or its first tokens where a rule looks at these."""
+    texts = run.token_texts((row["prompt_ids"] or [])[:PROMPT_TOKENS]) if "rows.prompt_ids" in rule.needs else []
+    if any(texts):
+        return "".join(f"<b>{plain_text(text)}</b> " for text in texts) + "… "
+    prompt = str(row["prompt"] or "")
+    return plain_text(("…" if len(prompt) > MOST_PROMPT else "") + prompt[-MOST_PROMPT:])
 
 
 def _or_nan(value: float | None) -> float:
@@ -114,7 +126,8 @@ def _texts(run: Run, tokens: pa.Table) -> list[str]:
 
 def _values(tokens: pa.Table, measure: Measure) -> Array:
     first, *others = (numbers(tokens[name]) for name in measure.columns)
-    return first - others[0] if others else first
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        return first - others[0] if others else first
 
 
 def _token(text: str, value: float, size: float, *, marked: bool) -> str:

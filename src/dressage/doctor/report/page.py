@@ -8,21 +8,21 @@ from importlib.resources import files
 
 from dressage.doctor.data import RunData
 from dressage.doctor.diagnosis import Diagnosis, Finding
-from dressage.doctor.finding import Reading, Share
-from dressage.doctor.report.chart import chart
+from dressage.doctor.finding import Reading
+from dressage.doctor.report.chart import drawn
 from dressage.doctor.report.evidence import SHADES, evidence, plain_text
 from dressage.doctor.words import Language, number
 
 
-def page(data: RunData, diagnosis: Diagnosis, language: Language) -> str:
-    """Returns the page."""
+def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | None = None) -> str:
+    """Returns the page; evidence is linked into the board where its address is given."""
     say = language.phrase
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     steps = data.rows.steps
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
     folded = {finding.rule.name: finding for finding in diagnosis.findings if not finding.cause}
-    causes = "".join(_cause(data, finding, folded, language) for finding in diagnosis.causes)
+    causes = "".join(_cause(data, finding, folded, language, board) for finding in diagnosis.causes)
     name = plain_text(data.run.folder.rstrip("/").rpartition("/")[2])
     healthy = ((rule.name, number(reading.seen), language.healthy(rule)) for rule, reading in diagnosis.healthy)
     skipped = ((one.rule, language.reason(one)) for one in diagnosis.skipped)
@@ -46,20 +46,20 @@ def _style() -> str:
     """Returns the style sheet, with a colour for every shade of a token."""
     shades = [
         f".{sign}{i} {{ background: color-mix(in srgb, var(--{colour}) {round(62 * i / SHADES)}%, transparent); }}"
-        for sign, colour in (("p", "more"), ("n", "less"))
+        for sign, colour in (("p", "positive"), ("n", "negative"))
         for i in range(1, SHADES + 1)
     ]
     return files("dressage.doctor").joinpath("report", "page.css").read_text("utf-8") + "\n".join(shades)
 
 
-def _cause(data: RunData, finding: Finding, folded: dict[str, Finding], language: Language) -> str:
+def _cause(data: RunData, finding: Finding, folded: dict[str, Finding], language: Language, board: str | None) -> str:
     title = language.said(finding.rule, finding.reading).title
     under = "".join(_consequence(data, folded[name], language) for name in finding.explains)
     consequences = language.phrase("explains")
     explains = f'<p class="muted">{escape(consequences)}</p>{under}' if under else ""
     head = f'<h2><span class="severity">{escape(language.phrase(finding.severity))}</span>{escape(title)}'
     head += f"<small>{escape(_since(finding, language))}</small></h2>"
-    shown = evidence(data.run, finding.rule, finding.reading.evidence, language)
+    shown = evidence(data.run, finding.rule, finding.reading.evidence, language, board)
     return f'<article class="{finding.severity}">{head}{_body(finding, language)}{shown}{explains}</article>'
 
 
@@ -78,22 +78,21 @@ def _since(finding: Finding, language: Language) -> str:
 def _body(finding: Finding, language: Language) -> str:
     rule, reading, say = finding.rule, finding.reading, language.phrase
     texts = language.said(rule, reading)
-    drawn = _drawn(reading, escape(_since(finding, language)), language) if reading.curve else ""
     facts = (
         ("", say("seen"), f"{number(reading.seen)} ({texts.healthy})"),
         ("fix", say("change"), texts.fix),
         ("", say("source"), rule.source),
     )
     lines = "".join(f'<dt>{escape(name)}</dt><dd class="{kind}">{plain_text(text)}</dd>' for kind, name, text in facts)
-    return f"<p>{plain_text(texts.cause)}</p>{drawn}<dl>{lines}</dl>"
+    return f"<p>{plain_text(texts.cause)}</p>{_drawn(reading, language)}<dl>{lines}</dl>"
 
 
-def _drawn(reading: Reading, label: str, language: Language) -> str:
-    assert reading.curve is not None
-    name = reading.curve.name
-    share = name is None and isinstance(reading.seen, Share)
-    caption = f"<figcaption>{escape(language.phrase(name))}</figcaption>" if name else ""
-    return f"<figure>{caption}{chart(reading.curve, reading.since, label, share=share)}</figure>"
+def _drawn(reading: Reading, language: Language) -> str:
+    curve = reading.curve
+    if curve is None:
+        return f'<p class="muted">{escape(language.phrase("One number for the whole run: there is no curve."))}</p>'
+    caption = f"<figcaption>{escape(language.phrase(curve.name))}</figcaption>" if curve.name else ""
+    return f"<figure>{caption}{drawn(reading, language)}</figure>"
 
 
 def _table(title: str, lines: Iterable[tuple[str, ...]]) -> str:

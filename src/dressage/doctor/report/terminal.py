@@ -1,5 +1,7 @@
 """A diagnosis in the terminal."""
 
+from dataclasses import replace
+
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -7,7 +9,7 @@ from rich.text import Text
 
 from dressage.doctor.data import RunData
 from dressage.doctor.diagnosis import Diagnosis, Finding
-from dressage.doctor.report.plain import view
+from dressage.doctor.finding import Evidence, Skipped
 from dressage.doctor.words import Language, number
 
 COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
@@ -18,17 +20,33 @@ def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Langua
     say = language.phrase
     steps = data.rows.steps
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
-    console.print(f"[bold]{data.run.folder}[/]  {where}{len(data.rows)} {say('rollouts')}", highlight=False)
+    console.print(Text.assemble((data.run.folder, "bold"), f"  {where}{len(data.rows)} {say('rollouts')}"))
     if not diagnosis.findings:
         console.print(Text(say("Nothing was found wrong."), "bold green"))
     folded = {finding.rule.name: finding for finding in diagnosis.findings if not finding.cause}
     for finding in diagnosis.causes:
         _show_cause(console, finding, folded, language)
-    _show_healthy(console, diagnosis, language)
-    if diagnosis.skipped:
-        console.print(f"\n[bold]{say('Not looked at')}[/]")
-        for one in diagnosis.skipped:
-            console.print(Text.assemble("  ", (one.rule, "dim"), f"  {language.reason(one)}"))
+    if any(finding.reading.evidence for finding in diagnosis.causes):
+        command = f"dressage show {data.run.folder} --step … --sample …"
+        console.print(Text(f"\n{say('One rollout token by token')}: {command}", "dim"))
+    _show_names(console, say("Healthy"), "", [rule.name for rule, _ in diagnosis.healthy])
+    for reason in dict.fromkeys(one.reason for one in diagnosis.skipped):
+        alike = [one for one in diagnosis.skipped if one.reason == reason]
+        why = language.reason(_together(alike))
+        _show_names(console, say("Not looked at"), f" – {why}", [one.rule for one in alike])
+
+
+def _show_names(console: Console, title: str, why: str, names: list[str]) -> None:
+    if names:
+        console.print(Text.assemble("\n", (title, "bold"), f" ({len(names)}){why}"))
+        console.print(Padding(Text(", ".join(names), "dim"), (0, 2)))
+
+
+def _together(skipped: list[Skipped]) -> Skipped:
+    """Returns rules that were skipped for one kind of reason as if they were one that lacks all that they lack."""
+    lines = [{name: number(w) if isinstance(w, float) else w for name, w in one.words.items()} for one in skipped]
+    parts = {name: dict.fromkeys(part for line in lines for part in str(line[name]).split(", ")) for name in lines[0]}
+    return replace(skipped[0], words={name: ", ".join(several) for name, several in parts.items()})
 
 
 def _show_cause(console: Console, finding: Finding, folded: dict[str, Finding], language: Language) -> None:
@@ -44,8 +62,8 @@ def _show_cause(console: Console, finding: Finding, folded: dict[str, Finding], 
     lines = [
         (say("seen"), f"{number(finding.reading.seen)}  ({texts.healthy})"),
         (say("change"), texts.fix),
-        (say("explains"), ", ".join(language.said(folded[n].rule, folded[n].reading).title for n in finding.explains)),
-        (say("look at"), "  ".join(view(place) for place in finding.reading.evidence)),
+        (say("explains"), "; ".join(language.said(folded[n].rule, folded[n].reading).title for n in finding.explains)),
+        (say("look at"), ", ".join(_place(place, language) for place in finding.reading.evidence)),
         (say("source"), finding.rule.source),
     ]
     for name, text in lines:
@@ -54,12 +72,6 @@ def _show_cause(console: Console, finding: Finding, folded: dict[str, Finding], 
     console.print(Padding(table, (0, 2)))
 
 
-def _show_healthy(console: Console, diagnosis: Diagnosis, language: Language) -> None:
-    if not diagnosis.healthy:
-        return
-    console.print(f"\n[bold]{language.phrase('Healthy')}[/]")
-    table = Table.grid(padding=(0, 2))
-    for rule, reading in diagnosis.healthy:
-        meaning = Text(language.healthy(rule), "dim")
-        table.add_row(Text(f"  {rule.name}", "green"), Text(number(reading.seen), justify="right"), meaning)
-    console.print(table)
+def _place(place: Evidence, language: Language) -> str:
+    parts = {"step": place.step, "sample": place.sample, "token": place.start}
+    return " ".join(f"{language.phrase(name)} {at}" for name, at in parts.items() if at is not None)

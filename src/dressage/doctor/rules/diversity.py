@@ -6,10 +6,11 @@ from itertools import pairwise
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Curve, Reading, Share, Words
+from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
 from dressage.doctor.groups import within
 from dressage.doctor.rows import Rows
 from dressage.doctor.rule import rule
+from dressage.doctor.rules.consequences import CRITIC
 from dressage.doctor.series import Array, Series, since, smoothed, together, trend
 
 BUDGET = 4000
@@ -69,13 +70,12 @@ def entropy_collapse(data: RunData) -> Reading | None:
     low = points.value < 0.1 * points.first()
     first = since(points, low, 5)
     sick = first is not None and not rising and not gained
-    words: Words = {"before": points.first()}
     return Reading(
         points.last(),
         sick,
-        first if sick else None,
-        data.step_evidence(points.step[-1:]) if sick else (),
-        words,
+        first,
+        data.step_evidence(points.step[-1:]),
+        {"before": points.first()},
         curve=Curve(points, low=0.1 * points.first()),
     )
 
@@ -87,9 +87,9 @@ def entropy_collapse(data: RunData) -> Reading | None:
     title="The entropy explodes",
     cause="The policy's entropy rose from {before} to {seen} nats per token: it is forgetting how to write.",
     healthy="entropy per token, in nats: below 1.5 times its start",
-    fix="lower optimizer.learning_rate, drop the entropy bonus, look for a sampler that disagrees",
+    fix="lower optimizer.learning_rate, ppo.entropy_coef = 0, look for a sampler that disagrees",
     source="2505.22617; prime-rl, docs/training.md",
-    explains=["reward-falls", "likelihood-displacement", "truncated", "kl-explosion"],
+    explains=["reward-falls", "likelihood-displacement", "truncated", "kl-explosion", *CRITIC],
 )
 def entropy_explosion(data: RunData) -> Reading | None:
     points = entropy(data)
@@ -98,9 +98,15 @@ def entropy_explosion(data: RunData) -> Reading | None:
     limit = max(1.5 * points.first(), points.first() + 0.5)
     first = since(smoothed(points), smoothed(points).value > limit, 4)
     sick = first is not None and trend(points).change > 0
-    return Reading(points.last(), sick, first if sick else None, data.step_evidence(points.step[-1:]) if sick else (), {
-        "before": points.first()
-    }, curve=Curve(points, high=limit))  # fmt: skip
+    began = since(smoothed(points), smoothed(points).value > (points.first() + limit) / 2, 4)
+    return Reading(
+        points.last(),
+        sick,
+        began,
+        data.step_evidence(points.step[-1:]),
+        {"before": points.first()},
+        curve=Curve(points, high=limit),
+    )
 
 
 @rule(
@@ -111,9 +117,9 @@ def entropy_explosion(data: RunData) -> Reading | None:
     cause="The share of different pairs of words falls from {before} to {seen}: the policy says the same things in the "
     "same words.",
     healthy="distinct-2 over a fixed number of words: above 0.7 of its start",
-    fix="raise kl.coef, sample at temperature 1, look at what the reward likes (a pattern, a length)",
+    fix="raise kl.coef, sampling.temperature = 1.0, look at what the reward likes (a pattern, a length)",
     source="LMFlow's RAFT (0.39 → 0.22); 2310.06452",
-    explains=["template-collapse"],
+    explains=["template-collapse", "kl-explosion", "truncated"],
 )
 def distinct_collapse(data: RunData) -> Reading | None:
     points = distinct(data.sample.rows)
@@ -121,12 +127,11 @@ def distinct_collapse(data: RunData) -> Reading | None:
         return None
     before = points.first()
     sick = points.last() < 0.7 * before and trend(points).p < 0.01
-    first = since(points, points.value < 0.8 * before, 3) if sick else None
     return Reading(
         points.last(),
         sick,
-        first,
-        data.step_evidence(points.step[-1:]) if sick else (),
+        since(points, points.value < 0.8 * before, 3),
+        data.step_evidence(points.step[-1:]),
         {"before": before},
         curve=Curve(points, low=0.7 * before),
     )
@@ -140,7 +145,7 @@ def distinct_collapse(data: RunData) -> Reading | None:
     cause="Two responses to different prompts are as alike ({other}) as two to the same prompt ({same}) in the last "
     "steps, which was not so at the start.",
     healthy="likeness within a prompt less likeness between prompts, late / early: above 0.2",
-    fix="drop prompts whose responses all earn the same; a reward that looks at the prompt",
+    fix="a reward that looks at the prompt; grpo.resample drops prompts whose responses all earn the same",
     source="2604.06268",
 )
 def template_collapse(data: RunData) -> Reading | None:
@@ -152,8 +157,23 @@ def template_collapse(data: RunData) -> Reading | None:
     left = max(0.0, after[0] - after[1]) / (before[0] - before[1])
     sick = left < 0.2 and after[1] > 1.5 * before[1]
     words: Words = {"same": after[0], "other": after[1]}
-    first = int(late.steps[0]) if sick else None
-    return Reading(left, sick, first, data.step_evidence(late.steps[-1:] if sick else []), words)
+    return Reading(
+        left,
+        sick,
+        int(late.steps[0]),
+        data.step_evidence(late.steps[-1:]),
+        words,
+        curve=Curve(_left_of(rows, before[0] - before[1]), low=0.2),
+    )
+
+
+def _left_of(rows: Rows, start: float, stretches: int = 8) -> Series:
+    """Returns for stretches of steps how much likeness within a prompt is left, as a share of what was at the start."""
+    several = np.array_split(rows.steps, min(stretches, len(rows.steps)))
+    parts = [rows.where(np.isin(rows.step, steps)) for steps in several]
+    found = [(int(part.steps[0]), _belonging(part)) for part in parts]
+    known = [(step, max(0.0, alike[0] - alike[1]) / start) for step, alike in found if alike is not None]
+    return Series(np.array([step for step, _ in known], np.int64), np.array([left for _, left in known]))
 
 
 def _third(rows: Rows, which: int) -> Array:
@@ -189,29 +209,32 @@ def _alike(words: list[set[str]], i: int, j: int) -> float:
     needs=["rows.repetition|rows.response"],
     least_steps=5,
     title="The responses repeat themselves",
-    cause="{seen} of the runs of four tokens in a response have been there before, {before} at the start: the policy "
-    "goes round in circles.",
-    healthy="share of repeated 4-grams in a response: below 30 %",
-    fix="a penalty for repetition in the reward, shorter max_new_tokens, a reward model that has seen loops",
+    cause="{seen} {what}, {before} at the start: the policy goes round in circles.",
+    healthy="share of repeated 4-grams in a response, or of what compression leaves out where no tokens were recorded: "
+    "below 30 %",
+    fix="a penalty for repetition in the reward, a smaller sampling.max_new_tokens, a reward model that has seen loops",
     source="StackLLaMA; rlprobe",
-    explains=["distinct-collapse", "truncated", "template-collapse"],
+    explains=["distinct-collapse", "truncated", "template-collapse", "kl-explosion", "pattern-spreading"],
 )
 def repetition_loops(data: RunData) -> Reading | None:
-    rows = data.rows if data.has("rows.repetition") else data.sample.rows
-    values = rows["repetition"] if data.has("rows.repetition") else _compressed(rows)
+    if data.has("rows.repetition"):
+        rows, what = data.rows, "of the runs of four tokens in a response have been there before"
+        values = rows["repetition"]
+    else:
+        rows, what = data.sample.rows, "of a response can be left out because it stands there already"
+        values = _compressed(rows)
     points = rows.by_step(values)
     if len(points) < 5:
         return None
     limit = max(0.3, 2 * points.first())
     first = since(smoothed(points), smoothed(points).value > limit, 4)
     worst = np.argsort(-np.nan_to_num(values))[:3]
-    evidence = data.rollout_evidence(worst, rows) if first is not None else ()
     return Reading(
         Share(points.last()),
         first is not None,
         first,
-        evidence,
-        {"before": points.first()},
+        data.rollout_evidence(worst, rows),
+        {"before": Share(points.first()), "what": Phrase(what)},
         curve=Curve(points, high=limit),
     )
 
@@ -227,10 +250,10 @@ def _compressed(rows: Rows) -> Array:
     needs=["rows.reward", "rows.group", "steps.optim/grad_norm"],
     least_steps=20,
     title="Echo trap: variety falls, then the gradient breaks out",
-    cause="The spread of the rewards within a prompt fell to {seen} of the start's, and gradient spikes follow from "
+    cause="The spread of the rewards within a prompt fell to {seen} of what it was, and gradient spikes follow from "
     "step {step} on.",
-    healthy="spread of the reward within a prompt / at the start: above 0.3 before any gradient spike",
-    fix="drop prompts with little spread, a wider upper clip, a fresh sample per step",
+    healthy="spread of the reward within a prompt, as a share of the start: above 30 % before any gradient spike",
+    fix="drop prompts with little spread, grpo.clip_high = 0.28 (a wider upper clip), update.epochs = 1",
     source="RAGEN 2504.20073",
     explains=["gradient-spike", "entropy-collapse"],
 )
@@ -242,17 +265,15 @@ def echo_trap(data: RunData) -> Reading | None:
     share = smoothed(spread).value / spread.first()
     narrow = since(spread, share < 0.3, 5)
     if narrow is None:
-        return Reading(float(share[-1]), False)
+        return Reading(Share(share[-1]), False)
     typical = float(np.median(norm.value[norm.step <= narrow]))
     spikes = norm.step[(norm.step > narrow) & (norm.value > 5 * typical)]
-    sick = len(spikes) >= 2
-    words: Words = {"step": int(spikes[0]) if sick else 0}
     return Reading(
-        float(share[-1]),
-        sick,
-        narrow if sick else None,
+        Share(share[-1]),
+        len(spikes) >= 2,
+        narrow,
         data.step_evidence(spikes[:3]),
-        words,
+        {"step": int(spikes[0]) if len(spikes) else 0},
         curve=Curve(Series(spread.step, share), low=0.3),
     )
 
@@ -278,6 +299,11 @@ def pattern_collapse(data: RunData) -> Reading | None:
     longer = rising[1].last() > 1.2 * rising[1].first()
     down = trend(surprise)
     sick = grew and longer and down.p < 0.01 and surprise.last() < 0.6 * surprise.first()
-    return Reading(surprise.last(), sick, int(rising[1].step[len(rising[1]) // 3]) if sick else None, words={
-        "before": surprise.first()
-    }, curve=Curve(surprise))  # fmt: skip
+    return Reading(
+        surprise.last(),
+        sick,
+        int(rising[1].step[len(rising[1]) // 3]),
+        data.step_evidence(rising[1].step[[0, -1]]),
+        {"before": surprise.first()},
+        curve=Curve(surprise),
+    )

@@ -8,12 +8,15 @@ from dressage.doctor.data import RunData
 from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
 from dressage.doctor.kl import penalty
 from dressage.doctor.rule import rule
+from dressage.doctor.rules.consequences import CRITIC, MISMATCH, RUNAWAY
 from dressage.doctor.sample import Sample
-from dressage.doctor.series import Array
+from dressage.doctor.series import Array, Series, earliest, slope_by_step
 
 EXACT = {"float32": 1e-3, "float64": 1e-3}
 ROUNDED = 0.05
 """How far log-probabilities of the same weights may lie apart, in nats: bfloat16 has 8 bits."""
+ROUNDED_MOST = 0.5
+"""The same of the token on which they lie furthest apart."""
 IMPROBABLE = 12.0
 """Nats of surprise: two independent samples agree on such a response once in e^12 = 160,000 times."""
 
@@ -31,25 +34,32 @@ def tolerance(data: RunData) -> float:
     cause="Before the first update of a step the policy that learns is the policy that was scored, so π/π_old is 1 for "
     "every token. Here it is off by up to {worst}: scoring and training do not compute the same thing (dropout, "
     "padding or position ids, a temperature in one of them, log-probabilities shifted by one).",
-    healthy="largest |π/π_old − 1| of a step's first mini-batch: below 0.001 in float32, 0.05 in bfloat16",
+    healthy="distance of π/π_old from 1 in a step's first mini-batch: in float32 at most 0.001 on any token; in "
+    "bfloat16 below 0.05 as a root mean square, or below 0.5 where only the largest is known",
     fix="score and train by the same code: dropout 0, the same attention mask and position ids, the same temperature",
     source="TRL's PPO page; trlX issue 107; Huang et al., The N implementation details of RLHF with PPO",
-    explains=["clip-fraction-high", "ratio-blow-up", "update-kl-large"],
-)
+    explains=["clip-fraction-high", "ratio-blow-up", "update-kl-large", "kl-at-start", "negative-kl", "penalty-wrong",
+              "reward-position", "reward-accounting", "kl-explosion", *MISMATCH, *RUNAWAY],
+)  # fmt: skip
 def ratio_not_one(data: RunData) -> Reading | None:
-    points = data.metric("policy/first_ratio_error")
+    points, limit = data.metric("policy/first_ratio_error"), tolerance(data)
     if not len(points):
         return None
-    # bfloat16 also has a tail over many tokens: what counts is what most steps show.
-    bad = points.value > tolerance(data)
+    worst = float(points.value.max())
+    if limit == ROUNDED:  # over many tokens rounding has a tail: the mean tells it from two different computations
+        squares = data.metric("policy/first_approx_kl")
+        points, limit = (
+            (Series(squares.step, np.sqrt(2 * squares.value)), limit) if len(squares) else (points, ROUNDED_MOST)
+        )
+    bad = points.value > limit
     sick = bool(np.mean(bad) > 0.5)
-    first = int(points.step[bad][0]) if sick else None
     return Reading(
         float(np.median(points.value)),
         sick,
-        first,
-        words={"worst": float(points.value.max())},
-        curve=Curve(points, high=tolerance(data)),
+        earliest(points.step[bad]),
+        data.step_evidence(points.step[bad][:3]),
+        {"worst": worst},
+        curve=Curve(points, high=limit),
     )
 
 
@@ -58,10 +68,11 @@ def ratio_not_one(data: RunData) -> Reading | None:
     needs=["tokens.ref_logprob", "tokens.logprob"],
     severity="error",
     title="The policy differs from its reference before any training",
-    cause="At the first step both are the same model, so every Δ = log π − log π_ref is 0. Here it is {size} nats per "
+    cause="At the first step both are the same model, so every Δ = log π − log π_ref is 0. Here it is {seen} nats per "
     "token: the reference has other weights, another precision, dropout, or is scored otherwise.",
     healthy="mean |Δ| of the first step: below 0.001 nats in float32, 0.05 in bfloat16",
-    fix="make the reference a copy of the policy as it starts: same checkpoint, same dtype, dropout off",
+    fix='make the reference a copy of the policy as it starts (reference.kind = "copy"): same checkpoint, same dtype, '
+    "dropout off",
     source="The N implementation details of RLHF with PPO; TRL issue 495",
     explains=["negative-kl", "kl-explosion", "kl-in-few-tokens"],
 )
@@ -74,16 +85,15 @@ def kl_at_start(data: RunData) -> Reading | None:
     mine = (sample.step == first) & sample.trained & np.isfinite(sample["log_ratio"])
     if not mine.any():
         return None
-    size = float(np.abs(sample["log_ratio"][mine]).mean())
-    where = np.flatnonzero(mine)[np.argsort(-np.abs(sample["log_ratio"][mine]))]
+    distance = np.abs(sample["log_ratio"])
+    size = float(distance[mine].mean())
     sick = size > tolerance(data)
     return Reading(
         size,
         sick,
-        first if sick else None,
-        sample.spans(where) if sick else (),
-        {"size": size},
-        curve=Curve(sample.mean_by_step(np.abs(sample["log_ratio"]))),
+        first,
+        sample.worst(np.where(mine, distance, np.nan)),
+        curve=Curve(sample.mean_by_step(distance)),
     )
 
 
@@ -93,11 +103,11 @@ def kl_at_start(data: RunData) -> Reading | None:
     severity="error",
     least_steps=5,
     title="The reference moves with the policy",
-    cause="The weights change with every step, yet log π − log π_ref stays 0 on {share} of the tokens: policy and "
+    cause="The weights change with every step, yet log π − log π_ref stays 0 on {seen} of the tokens: policy and "
     "reference share their weights, an adapter stays switched on in the reference's pass, or β = 0 and the reference "
     "is never computed.",
     healthy="share of tokens with |Δ| < 0.00001 after five updates: far below 99 %",
-    fix="give the reference weights of its own, or switch the adapter off while it scores",
+    fix='give the reference weights of its own (reference.kind = "copy"), or switch the adapter off while it scores',
     source="TRL issues 1340, 3194, 4040",
     explains=["kl-flat", "penalty-mis-scaled"],
 )
@@ -112,51 +122,45 @@ def reference_is_policy(data: RunData) -> Reading | None:
     same = np.abs(sample["log_ratio"]) < 1e-5
     share = float(same[later].mean())
     sick = share > 0.99
-    first = int(sample.rows.steps[0]) if sick else None
-    spans = sample.spans(np.flatnonzero(later & same)) if sick else ()
     return Reading(
         Share(share),
         sick,
-        first,
-        spans,
-        {"share": Share(share)},
+        int(sample.rows.steps[0]),
+        sample.spans(np.flatnonzero(later & same)),
         curve=Curve(sample.mean_by_step(same.astype(float)), high=0.99),
     )
 
 
 @rule(
     row=4,
-    needs=["rows.k1"],
+    needs=["tokens.logprob", "tokens.ref_logprob"],
     severity="error",
     least_steps=12,
     title="The reference was replaced during training",
-    cause="The KL to the reference falls by up to {drop} from one step to the next, {times} times, and climbs again "
-    "each time: the reference is synchronised with the policy, or was loaded from a checkpoint of the policy.",
-    healthy="largest relative fall of the mean KL from one step to the next: below 80 %",
+    cause="The distance |log π − log π_ref| falls by up to {drop} from one step to the next, {times} times, and grows "
+    "again each time: the reference is synchronised with the policy, or was loaded from a checkpoint of the policy.",
+    healthy="largest relative fall of the mean |log π − log π_ref| per token from one step to the next: below 80 %",
     fix="keep the reference frozen (or say in the recipe that it is meant to follow), and reload it from the initial "
     "checkpoint",
     source="TRL issue 1340; own threshold",
     explains=["kl-flat"],
 )
 def reference_replaced(data: RunData) -> Reading | None:
-    points = data.rows.mean("k1")
-    error = data.rows.by_step(data.rows["k1"], lambda values: float(values.std() / np.sqrt(len(values))))
+    points = data.sample.mean_by_step(np.abs(data.sample["log_ratio"]))
     before, after = points.value[:-1], points.value[1:]
-    worth = before > np.maximum(0.3, 4 * error.value[:-1])
-    drop = np.where(worth, 1 - after / np.where(worth, before, 1), 0.0)
-    # A policy that stumbles back shows in a large update; the reference can fall on it without one.
-    falls = np.flatnonzero((drop > 0.8) & (after < before - 4 * (error.value[1:] + error.value[:-1])))
-    sick = len(falls) >= 2
+    drop = np.where(before > 0.02, 1 - after / np.maximum(before, 0.02), 0.0)
+    falls = np.flatnonzero(drop > 0.8)
+    # A policy may stumble back once; that it is its reference to the last digit is no chance.
+    sick = len(falls) >= 2 or bool(np.any(after[falls] < 1e-5))
     steps = points.step[falls + 1]
-    evidence = tuple(data.step_evidence(steps[:3])) if sick else ()
     words: Words = {"drop": Share(drop.max(initial=0.0)), "times": float(len(falls))}
     return Reading(
         Share(drop.max(initial=0.0)),
         sick,
-        int(steps[0]) if sick else None,
-        evidence,
+        earliest(steps),
+        data.step_evidence(steps[:3]),
         words,
-        curve=Curve(points, name=Phrase("KL per response")),
+        curve=Curve(points, name=Phrase("mean |log π − log π_ref|")),
     )
 
 
@@ -170,7 +174,7 @@ def reference_replaced(data: RunData) -> Reading | None:
     healthy="β from the token rewards divided by the β of the run: 0.95 to 1.05",
     fix="compute the penalty as −β·(log π − log π_ref) on the response's own tokens; test it on two tokens by hand",
     source="OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences); Schulman, Approximating KL divergence",
-    explains=["kl-explosion", "reward-accounting", "reward-falls", "negative-kl", "kl-flat"],
+    explains=["kl-explosion", "reward-accounting", "negative-kl", "kl-flat", *RUNAWAY],
 )
 def penalty_wrong(data: RunData) -> Reading | None:
     sample = data.sample
@@ -184,10 +188,10 @@ def penalty_wrong(data: RunData) -> Reading | None:
     sick = abs(found - 1) > 0.05
     beta = float(np.median(coef[inner]))
     flipped = Phrase(": the sign is flipped, the policy is paid for leaving the reference" if found < 0 else "")
-    worst = np.flatnonzero(inner)[np.argsort(-np.abs(seen + expected))]
+    worst = sample.worst(np.where(inner, np.abs(sample["token_reward"] + coef * spent), np.nan))
     words: Words = {"found": found * beta, "beta": beta, "flipped": flipped}
-    first = int(sample.rows.steps[0]) if sick else None
-    return Reading(found, sick, first, sample.spans(worst) if sick else (), words)
+    curve = Curve(slope_by_step(sample.step[inner], expected, -seen), 0.95, 1.05)
+    return Reading(found, sick, int(sample.rows.steps[0]), worst, words, curve=curve)
 
 
 def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
@@ -207,43 +211,41 @@ def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
     severity="error",
     title="The reward stands on the wrong token",
     cause="What is left of the token rewards without the KL penalty is the score, and it belongs on the last token of "
-    "the response. In {share} of the responses it stands elsewhere: the score is put at the first padding or first end "
+    "the response. In {seen} of the responses it stands elsewhere: the score is put at the first padding or first end "
     "token, or an index is off by one.",
     healthy="share of responses whose score stands elsewhere than on the last token: 0",
     fix="put the score at the index of the last token that the mask keeps",
     source="The N implementation details of RLHF with PPO (the reward model's index)",
-    explains=["reward-accounting", "value-not-fitting", "value-constant"],
+    explains=["reward-accounting", "penalty-wrong", *CRITIC],
 )
 def reward_position(data: RunData) -> Reading | None:
     sample = data.sample
     if data.setting("config.ppo.whiten_rewards"):
         return None  # every token then carries a share of the mean
-    rest = np.abs(_without_penalty(data, sample))
-    # The recorder keeps eleven bits of a token reward: where the score is near 0, the penalty's last bits outweigh it.
-    threshold = 0.02 * np.maximum(np.abs(_score(sample)), 1e-3)[sample.line] + 2**-10 * np.abs(sample["token_reward"])
-    inside = sample.trained & np.isfinite(rest)
-    elsewhere = np.flatnonzero((rest > threshold) & ((inside & ~sample.last) | ~sample.trained) & np.isfinite(rest))
-    there = np.unique(sample.line[inside])
+    rest, score = _without_penalty(data, sample), _score(sample)[sample.line]
+    # A score near 0 cannot be found again: the recorder keeps eleven bits of a token reward.
+    clear = np.isfinite(rest) & (np.abs(score) > 0.05)
+    off = np.abs(rest - score) / np.maximum(np.abs(score), 1e-9)
+    lacking = np.unique(sample.line[clear & sample.last & (off > 0.5)])
+    whole = np.bincount(sample.line, np.where(np.isfinite(rest), np.abs(rest), 0.0))[sample.line]
+    alone = ~sample.last & (off < 0.1) & (np.abs(rest) > 0.5 * whole)
+    elsewhere = np.flatnonzero(clear & alone & np.isin(sample.line, lacking))
+    there = np.unique(sample.line[clear & sample.last])
     if not len(there):
         return None
     wrong = np.unique(sample.line[elsewhere])
-    # Where rewards are dense, all responses have them everywhere: that is a choice, not an error of an index.
-    dense = len(elsewhere) > 0.5 * max(1, int((inside & ~sample.last).sum()))
     share = len(wrong) / len(there)
-    sick = share > 0.01 and not dense
-    first = int(sample.rows.step[wrong].min()) if sick else None
     return Reading(
         Share(share),
-        sick,
-        first,
-        sample.spans(elsewhere) if sick else (),
-        {"share": Share(share)},
-        curve=Curve(sample.rows.by_step(np.isin(np.arange(len(sample.rows)), wrong).astype(float)), high=0.01),
+        share > 0.03,
+        earliest(sample.rows.step[wrong]),
+        sample.spans(elsewhere),
+        curve=Curve(sample.rows.by_step(np.isin(np.arange(len(sample.rows)), wrong).astype(float)), high=0.03),
     )
 
 
 def _without_penalty(data: RunData, sample: Sample) -> Array:
-    coef = np.nan_to_num(sample.rows["kl_coef"], nan=0.0)[sample.line]
+    coef = sample.rows["kl_coef"][sample.line]
     spent = np.where(coef == 0, 0.0, penalty(data, sample))
     return np.asarray(sample["token_reward"] + coef * np.where(sample.trained, spent, 0.0))
 
@@ -258,11 +260,12 @@ def _score(sample: Sample) -> Array:
     needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
     severity="error",
     title="The token rewards do not add up to the reward",
-    cause="The token rewards of a response should add up to its reward − β·KL. In {share} of the responses they miss "
+    cause="The token rewards of a response should add up to its reward − β·KL. In {seen} of the responses they miss "
     "it, by {size} in the median: something clips, scales, whitens or drops a part without being recorded.",
     healthy="share of responses whose token rewards miss reward − β·KL by more than 1 % of its size: below 2 %",
     fix="record what shapes the reward (`shaped_reward`), or take the hidden step out",
     source="own identity",
+    explains=CRITIC,
 )
 def reward_accounting(data: RunData) -> Reading | None:
     sample = data.sample
@@ -277,17 +280,13 @@ def reward_accounting(data: RunData) -> Reading | None:
     wrong = there & (miss > 0.01)
     share = float(wrong.sum() / there.sum())
     sick = share > 0.02
-    words: Words = {
-        "share": Share(share),
-        "size": float(np.median(np.abs(total - score)[wrong])) if wrong.any() else 0.0,
-    }
+    words: Words = {"size": float(np.median(np.abs(total - score)[wrong])) if wrong.any() else 0.0}
     worst = np.flatnonzero(wrong)[np.argsort(-miss[wrong])]
-    first = int(sample.rows.step[wrong].min()) if sick else None
     return Reading(
         Share(share),
         sick,
-        first,
-        sample.evidence(worst) if sick else (),
+        earliest(sample.rows.step[wrong]),
+        sample.evidence(worst),
         words,
         curve=Curve(sample.rows.by_step(wrong.astype(float)), high=0.02),
     )
@@ -298,7 +297,7 @@ def reward_accounting(data: RunData) -> Reading | None:
     needs=["rows.prompt_ids"],
     severity="error",
     title="Prompts begin with two start tokens",
-    cause="{share} of the prompts begin with the same token twice (id {token}): the template already writes the start "
+    cause="{seen} of the prompts begin with the same token twice (id {token}): the template already writes the start "
     "token and the tokenizer adds another. No model was trained on that.",
     healthy="share of prompts that begin with the start token twice: 0",
     fix="tokenise the templated text with add_special_tokens=False",
@@ -306,21 +305,27 @@ def reward_accounting(data: RunData) -> Reading | None:
     explains=["reward-is-noise", "kl-in-few-tokens"],
 )
 def double_start(data: RunData) -> Reading | None:
-    prompts = [ids[:3] for ids in data.sample.rows.texts("prompt_ids") if ids is not None and len(ids) >= 3]
-    different = {tuple(ids) for ids in prompts}
-    if len(prompts) < 4:
+    rows = data.sample.rows
+    prompts = [tuple(ids or ()) for ids in rows.texts("prompt_ids")]
+    different = {ids for ids in prompts if len(ids) >= 3}
+    if sum(ids in different for ids in prompts) < 4:
         return None
     known = data.setting("tokenizer.bos")
-    twice = [ids[0] == ids[1] and (known is None or ids[0] == known) for ids in different]
-    share = float(np.mean(twice))
+    twice = {ids for ids in different if ids[0] == ids[1] and (known is None or ids[0] == known)}
+    share = len(twice) / len(different)
     # Where nobody says which token begins a text, prompts that all begin alike may begin with a doubled word.
-    sick = share > 0.95 and (known is not None or len({ids[-1] for ids in different}) > 1)
+    follow = {next((one for one in ids if one != ids[0]), None) for ids in different}
+    sick = share > 0.95 and (known is not None or len(follow) > 1)
     token = float(next(iter(different))[0])
-    rows = np.arange(len(data.sample.rows))
-    evidence = data.sample.evidence(rows) if sick else ()
-    return Reading(Share(share), sick, int(data.sample.rows.steps[0]) if sick else None, evidence, {
-        "share": Share(share), "token": token
-    })  # fmt: skip
+    has = np.array([ids in twice for ids in prompts])
+    return Reading(
+        Share(share),
+        sick,
+        int(rows.steps[0]),
+        data.sample.evidence(np.flatnonzero(has)),
+        {"token": token},
+        curve=Curve(rows.by_step(has.astype(float)), 0.0, 0.0),
+    )
 
 
 @rule(
@@ -328,13 +333,14 @@ def double_start(data: RunData) -> Reading | None:
     needs=["tokens.token_id", "info.eos_token_ids", "tokens.logprob"],
     severity="error",
     title="Tokens after the end of the response are trained",
-    cause="{share} of the tokens that count stand after an end token: the mask keeps padding (which may be the end "
+    cause="{seen} of the tokens that count stand after an end token: the mask keeps padding (which may be the end "
     "token itself), or spans that the policy did not write.",
     healthy="share of trained tokens after the first end token: 0",
     fix="end the mask at the first end token, and give padding a token of its own",
     source="TRL issue 2708, miles issue 2476",
-    explains=["negative-kl", "padding-counted", "reward-position", "reward-accounting", "value-not-fitting"],
-)
+    explains=["negative-kl", "padding-counted", "reward-position", "reward-accounting", "value-not-fitting",
+              "filtered-sampling", "temperature-missing", "likelihood-displacement", *MISMATCH],
+)  # fmt: skip
 def trained_behind_end(data: RunData) -> Reading | None:
     sample = data.sample
     ends = np.isin(sample["token_id"], np.array(data.setting("eos_token_ids"), np.float64))
@@ -345,13 +351,11 @@ def trained_behind_end(data: RunData) -> Reading | None:
     wrong = np.flatnonzero(behind & sample.trained)
     share = len(wrong) / max(1, int(sample.trained.sum()))
     sick = len(wrong) > 0 and share > 1e-3
-    first = int(sample.step[wrong].min()) if sick else None
     return Reading(
         Share(share),
         sick,
-        first,
-        sample.spans(wrong) if sick else (),
-        {"share": Share(share)},
+        earliest(sample.step[wrong]),
+        sample.spans(wrong),
         curve=Curve(sample.mean_by_step(behind.astype(float)), high=1e-3),
     )
 
@@ -361,7 +365,7 @@ def trained_behind_end(data: RunData) -> Reading | None:
     needs=["rows.prompt", "rows.response", "tokens.logprob"],
     severity="error",
     title="Processes or siblings sample the same random numbers",
-    cause="{share} of the pairs of responses to the same prompt in the same step are equal, although such a response "
+    cause="{seen} of the pairs of responses to the same prompt in the same step are equal, although such a response "
     "comes up once in 160,000 samples: the same seed is used by every process or every sibling.",
     healthy="share of improbable responses that a sibling repeats word for word: below 5 %",
     fix="draw the seed from the rank and the sample's number as well",
@@ -370,7 +374,8 @@ def trained_behind_end(data: RunData) -> Reading | None:
 )
 def same_seed(data: RunData) -> Reading | None:
     sample = data.sample
-    surprise = -sample.total(sample["logprob"])
+    # What counts is how improbable the sampler found it: one that writes garbage may find that garbage certain.
+    surprise = -sample.total(sample["sampler_logprob" if sample.has("sampler_logprob") else "logprob"])
     prompts, responses = sample.rows.texts("prompt"), sample.rows.texts("response")
     asked: dict[tuple[int, str | None], list[int]] = {}
     for i in np.flatnonzero(surprise > IMPROBABLE).tolist():
@@ -381,6 +386,13 @@ def same_seed(data: RunData) -> Reading | None:
     same = [(i, j) for i, j in pairs if responses[i] == responses[j]]
     share = len(same) / len(pairs)
     sick = share > 0.05
-    rows = np.array([i for pair in same[:2] for i in pair], np.int64)
-    first = int(min(sample.rows.step[i] for i, _ in same)) if sick else None
-    return Reading(Share(share), sick, first, sample.evidence(rows, 4) if sick else (), {"share": Share(share)})
+    rows = np.array(list(dict.fromkeys(i for pair in same for i in pair)), np.int64)
+    steps, where = np.unique(sample.rows.step[[i for i, _ in pairs]], return_inverse=True)
+    equal = np.bincount(where, [responses[i] == responses[j] for i, j in pairs])
+    return Reading(
+        Share(share),
+        sick,
+        earliest(sample.rows.step[rows]),
+        sample.evidence(rows),
+        curve=Curve(Series(steps, equal / np.bincount(where)), high=0.05),
+    )

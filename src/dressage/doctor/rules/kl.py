@@ -6,8 +6,10 @@ from dressage.doctor.data import RunData
 from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
 from dressage.doctor.kl import estimates
 from dressage.doctor.rule import rule
+from dressage.doctor.rules.consequences import CRITIC
 from dressage.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
 
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "last")
 PERSISTENT = 5
 """Steps that a trouble must last."""
 
@@ -19,9 +21,9 @@ def objective(data: RunData) -> Series:
 
 def _noise(data: RunData, points: Series) -> Array:
     """Returns the standard error of each step's mean; from the neighbours' differences where only means are known."""
-    if data.has("rows.k1"):
-        errors = data.rows.by_step(data.rows["k1"], standard_error)
-        return np.asarray(np.interp(points.step, errors.step, np.where(np.isfinite(errors.value), errors.value, 0.0)))
+    errors = data.rows.by_step(data.rows["k1"], standard_error)
+    if len(errors):
+        return np.asarray(np.interp(points.step, *errors))
     return np.full(len(points), float(np.median(np.abs(np.diff(points.value)))) if len(points) > 1 else 0.0)
 
 
@@ -35,7 +37,7 @@ def _noise(data: RunData, points: Series) -> Array:
     "cannot be negative: the responses were not sampled from the distribution that is scored, and the penalty then "
     "pays the policy for leaving the reference.",
     healthy="mean of Σ(log π − log π_ref) per response: never clearly below 0; TRL warns below −1",
-    fix="sample with top_k = 0, top_p = 1 and no minimum length, score at the temperature of sampling, count no "
+    fix="sampling.top_k = 0, sampling.top_p = 1.0, sampling.min_new_tokens = 0, sampling.temperature = 1.0; count no "
     "padding",
     source="TRL 0.7.10 ppo_trainer.py; TRL issues 235, 351, 925, 1161; TRL's How-to-train FAQ",
     explains=["penalty-mis-scaled"],
@@ -47,12 +49,14 @@ def negative_kl(data: RunData) -> Reading | None:
     deep = points.step[points.value < -1 - 3 * noise]
     if first is None and len(deep) >= 3:
         first = int(deep[0])
-    sick = first is not None
     after = points.where(points.step >= first) if first is not None else points
-    worst = after.step[np.argsort(after.value)][: 3 * sick]
-    words: Words = {"share": Share(float(np.mean(after.value < 0)))}
     return Reading(
-        float(np.median(after.value)), sick, first, data.step_evidence(worst), words, curve=Curve(points, low=0.0)
+        float(np.median(after.value)),
+        first is not None,
+        first,
+        data.step_evidence(after.step[np.argsort(after.value)][:3]),
+        {"share": Share(float(np.mean(after.value < 0)))},
+        curve=Curve(points, low=0.0),
     )
 
 
@@ -65,7 +69,7 @@ def negative_kl(data: RunData) -> Reading | None:
     cause="Responses shrink from {before} to {after} tokens while the KL estimate falls to {seen} nats: an empty "
     "answer avoids the penalty, or is paid by a negative KL.",
     healthy="mean KL per response while responses shrink: not below 0",
-    fix='penalise empty or early-ended responses (cleaning.discard = "too_short"); keep the KL estimate above 0',
+    fix='cleaning.discard = "too_short" with a low cleaning.discard_reward; mend what makes the KL negative',
     source="MedicalGPT issue 374",
     explains=["negative-kl", "length-collapse"],
 )
@@ -73,11 +77,14 @@ def stops_generating(data: RunData) -> Reading | None:
     length, kl = together(data.rows.mean("length"), objective(data))
     before, after = length.first(), length.last()
     shrunk = after < 0.3 * before and after < 4
-    sick = shrunk and kl.last() < 0.0
-    first = since(length, length.value < 0.3 * before, 2) if sick else None
-    return Reading(kl.last(), sick, first, data.step_evidence(length.step[-1:] if sick else []), {
-        "before": before, "after": after
-    }, curve=Curve(kl, low=0.0))  # fmt: skip
+    return Reading(
+        kl.last(),
+        shrunk and kl.last() < 0.0,
+        since(length, length.value < 0.3 * before, 2),
+        data.step_evidence(length.step[-1:]),
+        {"before": before, "after": after},
+        curve=Curve(kl, low=0.0),
+    )
 
 
 @rule(
@@ -87,11 +94,14 @@ def stops_generating(data: RunData) -> Reading | None:
     title="The KL to the reference explodes",
     cause="The KL rises from {before} to {seen} nats per response: the policy leaves the reference faster than the "
     "penalty holds it.",
-    healthy="KL per response: 0 to 10 nats (more for long ones: 0.25 nats per token)",
+    healthy="KL per response: 0 to 10 nats (more for long ones: 0.25 nats per token); while it pays 3 times as much, "
+    "and any without a penalty",
     fix="raise kl.coef (or set kl.target), lower optimizer.learning_rate, stop at the last good checkpoint",
     source="TRL's How-to-train FAQ (0 to 10); Bai et al. 2204.05862; Gao et al. 2210.10760",
-    explains=["pattern-spreading", "over-optimised", "clip-fraction-high", "ratio-blow-up"],
-)
+    explains=["over-optimised", "clip-fraction-high", "ratio-blow-up", "distinct-collapse", "template-collapse",
+              "likelihood-displacement", "truncated", "gradient-spike", "zero-variance-groups", "zero-gradient",
+              *CRITIC],
+)  # fmt: skip
 def kl_explosion(data: RunData) -> Reading | None:
     points = objective(data)
     per_token = np.full(len(points), np.nan)
@@ -99,19 +109,38 @@ def kl_explosion(data: RunData) -> Reading | None:
         length = data.rows.mean("length")
         per_token = points.value / np.maximum(np.interp(points.step, length.step, length.value), 1)
     # Long responses may spend more than ten nats; short ones may not leave the reference on every token.
-    limit = np.where(np.isfinite(per_token), (points.value > 10) & (per_token > 0.25), points.value > 10)
-    bad = limit | (np.nan_to_num(per_token) > 0.75)
+    pays = _pays(data)
+    most = 30.0 if pays else 10.0
+    limit = np.where(np.isfinite(per_token), (points.value > most) & (per_token > most / 40), points.value > most)
+    bad = limit | (np.nan_to_num(per_token) > most * 3 / 40)
     first = since(smoothed(points), bad, 3)
-    sick = first is not None
-    worst = points.step[np.argsort(-points.value)][: 3 * sick]
+    # While it pays, an excursion from which the policy came back is none, nor is one that nothing was to hold.
+    sick = first is not None and not (pays and (not bad[-3:].any() or _free(data)))
+    worst = points.step[np.argsort(-points.value)][:3]
     return Reading(
         points.last(),
         sick,
         first,
         data.step_evidence(worst),
-        {"before": points.first()},
-        curve=Curve(points, 0.0, 10.0),
+        {"before": float(points.value[0])},
+        curve=Curve(points, 0.0, most),
     )
+
+
+def _free(data: RunData) -> bool:
+    """Returns whether the run has no penalty."""
+    return data.has("rows.kl_coef") and not np.any(data.rows["kl_coef"] > 0)
+
+
+def _pays(data: RunData) -> bool:
+    """Returns whether the reward is still about the best it ever was, well above its start."""
+    if not data.has("rows.reward"):
+        return False
+    reward = smoothed(data.rows.mean("reward"))
+    if len(reward) < 5:
+        return False
+    gain = reward.value.max() - reward.first()
+    return bool(reward.last() - reward.first() > 0.8 * gain and gain > 0.3 * np.nanstd(data.rows["reward"]))
 
 
 @rule(
@@ -124,6 +153,7 @@ def kl_explosion(data: RunData) -> Reading | None:
     healthy="largest |KL| per response after the first steps: above 0.0001 nats",
     fix="look at optim/learning_rate, optim/grad_norm and the spread of the rewards within a group",
     source="rldoctor's default",
+    explains=["value-constant"],
 )
 def kl_flat(data: RunData) -> Reading | None:
     points = objective(data)
@@ -131,9 +161,13 @@ def kl_flat(data: RunData) -> Reading | None:
     if not len(later):
         return None
     size = float(np.abs(later.value).max())
-    sick = size < 1e-4
     return Reading(
-        size, sick, int(points.step[0]) if sick else None, words={"steps": float(len(points))}, curve=Curve(points)
+        size,
+        size < 1e-4,
+        int(points.step[0]),
+        data.step_evidence(points.step[-1:]),
+        {"steps": float(len(points))},
+        curve=Curve(points, low=1e-4),
     )
 
 
@@ -142,33 +176,35 @@ def kl_flat(data: RunData) -> Reading | None:
     needs=["rows.k1", "rows.kl_coef", "rows.reward"],
     least_steps=5,
     title="The KL coefficient does not fit the reward's scale",
-    cause="β·KL is {seen} times the standard deviation of the reward{direction}.",
-    healthy="β·KL / standard deviation of the reward: 0.01 to 1 once the policy has moved",
+    cause="In standard deviations of the reward, {what} is {seen}{direction}.",
+    healthy="in standard deviations of the reward at the start: β, the price of one nat, below 1; β·KL above 0.01 once "
+    "the KL has risen",
     fix="run some steps with kl.coef = 0, look at KL and spread of the reward, and set β to spread / (10 · KL)",
     source="InstructGPT 2203.02155 (0.02), Bai et al. 2204.05862 (0.001), Secrets of RLHF 2307.04964 (0.05)",
-    explains=["kl-flat", "kl-explosion", "reward-falls"],
+    explains=["kl-flat", "kl-explosion", "reward-falls", *CRITIC],
 )
 def penalty_mis_scaled(data: RunData) -> Reading | None:
     rows = data.rows
-    spent = rows.by_step(np.abs(rows["kl_coef"] * rows["k1"]))
-    kl, spread = rows.mean("k1"), rows.by_step(rows["reward"], lambda values: float(np.std(values)))
-    spent, spread, kl = together(spent, spread, kl)
-    known = spread.value > 1e-6
-    if known.sum() < 5 or not np.any(rows["kl_coef"] > 0):
+    spread = rows.by_step(rows["reward"], lambda values: float(np.std(values)))
+    if len(spread) < 5 or spread.first() < 1e-6 or not np.any(rows["kl_coef"] > 0):
         return None
-    points = Series(spent.step[known], spent.value[known] / spread.value[known])
-    late = points.last(0.3)
-    rising = trend(kl).p < 0.01 and kl.last() > 5
-    sick = late > 1 or (late < 0.01 and rising)
-    direction = ": the penalty drowns the reward" if late > 1 else ", and the KL rises: it holds nothing"
-    bad = points.value > 1 if late > 1 else points.value < 0.01
-    return Reading(
-        late,
-        sick,
-        since(points, bad, 3) if sick else None,
-        words={"direction": Phrase(direction)},
-        curve=Curve(points, 0.01, 1.0),
-    )
+    # GRPO divides rewards by their spread, unless it is told not to.
+    scaled = data.algorithm == "grpo" and data.setting("config.grpo.scale") != "none"
+    unit = 1.0 if scaled else spread.first()
+    price, kl = rows.mean("kl_coef"), rows.mean("k1")
+    spent, kl = together(rows.by_step(np.abs(rows["kl_coef"] * rows["k1"]) / unit), kl)
+    # An exponent of reward / β is the best that a policy can reach: at one standard deviation, hardly anything.
+    drowned = price.last(0.3) / unit > 1
+    loose = spent.last(0.3) < 0.01 and kl.last() > 5 and trend(kl).p < 0.01
+    points = Series(price.step, price.value / unit) if drowned else spent
+    bad = points.value > 1 if drowned else points.value < 0.01
+    words: Words = {
+        "what": Phrase("the price of one nat of KL" if drowned else "the whole penalty β·KL"),
+        "direction": Phrase(": the penalty drowns the reward" if drowned else ", and the KL rises: it holds nothing"),
+    }
+    curve = Curve(points, high=1.0) if drowned else Curve(points, low=0.01)
+    first, evidence = since(points, bad, 3), data.step_evidence(points.step[-1:])
+    return Reading(points.last(0.3), drowned or loose, first, evidence, words, curve)
 
 
 @rule(
@@ -190,11 +226,11 @@ def coefficient_runaway(data: RunData) -> Reading | None:
     kl = objective(data)
     growth = coef.last() / coef.first()
     falls = trend(kl.where(kl.step >= np.median(kl.step))).change < -0.2 * abs(kl.last())
-    sick = growth >= 10 and not falls
     return Reading(
         growth,
-        sick,
-        since(coef, coef.value > 3 * coef.first(), 3) if sick else None,
+        growth >= 10 and not falls,
+        since(coef, coef.value > 3 * coef.first(), 3),
+        data.step_evidence(coef.step[-1:]),
         curve=Curve(Series(coef.step, coef.value / coef.first()), high=10.0),
     )
 
@@ -204,8 +240,8 @@ def coefficient_runaway(data: RunData) -> Reading | None:
     needs=["tokens.logprob", "tokens.ref_logprob"],
     least_steps=5,
     title="The KL comes from a few tokens or one place",
-    cause="{seen} of all |log π − log π_ref| lies {where}: not the answers change but one habit: a template that "
-    "does not fit, an ending, a format.",
+    cause="{seen} of all |log π − log π_ref| lies {where}: it is not the answers that change but one habit, such as a "
+    "template that does not fit, an ending, a format.",
     healthy="share of Σ|Δ| in the top 1 % of the tokens: below 50 %; in one tenth of the positions: below 45 %",
     fix="look at these tokens; compare the prompt template with the one the model was tuned with",
     source="rlprobe; Secrets of RLHF 2307.04964",
@@ -224,10 +260,23 @@ def kl_in_few_tokens(data: RunData) -> Reading | None:
     buckets = np.bincount(place, size, 10) / size.sum()
     bucket = float(buckets.max()) if np.median(sample.length) >= 20 else 0.0
     sick = top > 0.5 or bucket > 0.45
-    where = "on 1 % of the tokens" if top > 0.5 else f"in tenth {int(buckets.argmax()) + 1} of the response"
-    first = int(sample.step[mine].min()) if sick else None
+    where = "on 1 % of the tokens" if top > 0.5 else f"in the {ORDINALS[buckets.argmax()]} tenth of the response"
     seen = top if top > 0.5 or not sick else bucket
-    return Reading(Share(seen), sick, first, sample.spans(mine[order]) if sick else (), {"where": Phrase(where)})
+    first = int(sample.step[mine].min())
+    curve = Curve(
+        Series(np.arange(1, 11), buckets),
+        high=0.45,
+        name=Phrase("share of Σ|Δ| in each tenth of the response"),
+        along=Phrase("tenths of the response"),
+    )
+    if top > 0.5:
+        edges = np.ceil(np.arange(1, 101) * len(order) / 100).astype(int) - 1
+        curve = Curve(
+            Series(np.arange(1, 101), (np.cumsum(size[order]) / size.sum())[edges]),
+            name=Phrase("share of Σ|Δ| in so many per cent of the tokens"),
+            along=Phrase("per cent of the tokens, those that differ the most first"),
+        )
+    return Reading(Share(seen), sick, first, sample.spans(mine[order]), {"where": Phrase(where)}, curve=curve)
 
 
 @rule(
@@ -256,11 +305,11 @@ def unknown_estimate(data: RunData) -> Reading | None:
     if not found:
         return None
     distance, name = min(found)
-    sick = distance > 0.2
     return Reading(
         distance,
-        sick,
-        int(logged.step[0]) if sick else None,
-        words={"name": Phrase(name)},
+        distance > 0.2,
+        int(logged.step[0]),
+        sample.evidence(np.arange(len(sample.rows))),
+        {"name": Phrase(name)},
         curve=Curve(logged, name=Phrase("logged KL")),
     )

@@ -4,16 +4,17 @@ import numpy as np
 
 from dressage.doctor.data import RunData
 from dressage.doctor.finding import Curve, Reading, Share, Words
+from dressage.doctor.groups import within
 from dressage.doctor.rule import rule
-from dressage.doctor.series import Series, since, smoothed, trend
+from dressage.doctor.rules.consequences import CRITIC
+from dressage.doctor.series import Series, earliest, since, smoothed, trend
 
 
 def _cut(data: RunData) -> Series:
     """Returns by step the share of responses that were cut at the length limit."""
     rows = data.rows
     if data.has("rows.finish_reason"):
-        reasons = np.array([reason == "length" for reason in rows.texts("finish_reason")], np.float64)
-        return rows.by_step(reasons)
+        return rows.by_step(rows.says("finish_reason", "length").astype(float))
     return data.metric("finish/length")
 
 
@@ -24,7 +25,8 @@ def _cut(data: RunData) -> Series:
     title="Responses are cut off",
     cause="{share} of the responses end at the length limit without an end, {before} did at the start: the reward sees "
     "half answers, and nothing rewards coming to an end.",
-    healthy="share of responses cut at the length limit: below 50 %, and not growing by 25 %",
+    healthy="share of responses cut at the length limit: below 50 %, and not growing by 25 %; more, where they "
+    "earn more than the others",
     fix='a larger sampling.max_new_tokens, shaping.missing_eos_penalty, or grpo.overlong = "penalty"',
     source="DAPO 2503.14476; rldoctor; rlprobe; miles",
     explains=["length-bias"],
@@ -35,17 +37,27 @@ def truncated(data: RunData) -> Reading | None:
         return None
     before = points.first()
     # Where all are cut from the start, that is how the run was meant; growth is the trouble.
-    smooth = smoothed(points)
-    first = since(smooth, smooth.value > max(0.5, before + 0.25), 4)
-    words: Words = {"share": Share(points.last()), "before": Share(before)}
+    smooth, high = smoothed(points), max(0.5, before + 0.25)
+    first = None if _longer_pays(data) else since(smooth, smooth.value > high, 4)
     return Reading(
         Share(points.last()),
-        first is not None,
+        first is not None and points.last() > high,
         first,
-        data.step_evidence(points.step[-1:]) if first is not None else (),
-        words,
-        curve=Curve(points, high=max(0.5, before + 0.25)),
+        data.step_evidence(points.step[-1:]),
+        {"share": Share(points.last()), "before": Share(before)},
+        curve=Curve(points, high=high),
     )
+
+
+def _longer_pays(data: RunData) -> bool:
+    """Returns whether cut responses earn more than others to the same prompt: then they are not cut too soon."""
+    if not (data.has("rows.finish_reason") and data.has("rows.reward")):
+        return False
+    cut, reward = data.rows.says("finish_reason", "length"), within(data.rows, data.rows["reward"])
+    known = np.isfinite(reward)
+    if not (cut & known).any() or not (~cut & known).any():
+        return False
+    return bool(reward[cut & known].mean() - reward[~cut & known].mean() > 0.1 * np.std(reward[known]))
 
 
 @rule(
@@ -62,8 +74,7 @@ def truncated(data: RunData) -> Reading | None:
 )
 def false_truncation(data: RunData) -> Reading | None:
     sample = data.sample
-    cut = np.array([reason == "length" for reason in sample.rows.texts("finish_reason")])
-    cut &= sample.length > 0
+    cut = sample.rows.says("finish_reason", "length") & (sample.length > 0)
     if cut.sum() < 20:
         return None
     limit = float(data.setting("config.sampling.max_new_tokens") or sample.length[cut].max())
@@ -74,8 +85,14 @@ def false_truncation(data: RunData) -> Reading | None:
     share = float(count.max() / cut.sum()) if len(count) else 0.0
     sick = share > 0.1 and count.max() > 0.8 * short.sum() and count.max() >= 10
     words: Words = {"token": float(ids[np.argmax(count)]) if len(ids) else 0.0}
-    first = int(sample.rows.step[short].min()) if sick else None
-    return Reading(Share(share), sick, first, sample.evidence(np.flatnonzero(short)) if sick else (), words)
+    return Reading(
+        Share(share),
+        sick,
+        earliest(sample.rows.step[short]),
+        sample.evidence(np.flatnonzero(short)),
+        words,
+        curve=Curve(sample.rows.by_step(np.where(cut, short, np.nan)), 0.0, 0.0),
+    )
 
 
 @rule(
@@ -93,16 +110,20 @@ def false_truncation(data: RunData) -> Reading | None:
 )
 def end_not_trained(data: RunData) -> Reading | None:
     sample = data.sample
-    ended = np.array([reason == "eos" for reason in sample.rows.texts("finish_reason")])
+    ended = sample.rows.says("finish_reason", "eos")
     if ended.sum() < 10:
         return None
     ends = np.isin(sample["token_id"], np.array(data.setting("eos_token_ids"), np.float64)) & sample.trained
     has = np.bincount(sample.line[ends], minlength=len(sample.rows)) > 0
     without = np.flatnonzero(ended & ~has)
     share = len(without) / int(ended.sum())
-    sick = share > 0.05
-    first = int(sample.rows.step[without].min()) if sick else None
-    return Reading(Share(share), sick, first, sample.evidence(without) if sick else ())
+    return Reading(
+        Share(share),
+        share > 0.05,
+        earliest(sample.rows.step[without]),
+        sample.evidence(without),
+        curve=Curve(sample.rows.by_step(np.where(ended, ~has, np.nan)), 0.0, 0.0),
+    )
 
 
 @rule(
@@ -113,23 +134,22 @@ def end_not_trained(data: RunData) -> Reading | None:
     cause="The typical response shrinks from {before} to {seen} tokens: a penalty, a value bias or a negative KL makes "
     "short answers pay.",
     healthy="typical length, in tokens: above 0.4 of its start",
-    fix='penalise empty answers (cleaning.discard = "too_short"); lower kl.coef if the penalty decides',
+    fix='cleaning.discard = "too_short" with a low cleaning.discard_reward; a lower kl.coef if the penalty decides',
     source="VC-PPO 2503.01491; MedicalGPT issue 374",
-    explains=["distinct-collapse", "entropy-collapse", "template-collapse"],
-)
+    explains=["distinct-collapse", "entropy-collapse", "template-collapse", "zero-variance-groups", "zero-gradient",
+              "kl-explosion", "echo-trap", "reward-exhausted", *CRITIC],
+)  # fmt: skip
 def length_collapse(data: RunData) -> Reading | None:
     points = data.rows.by_step(data.rows["length"], lambda values: float(np.median(values)))
     if len(points) < 8:
         return None
     before = points.first()
     sick = points.last() < 0.4 * before and trend(points).p < 0.01
-    first = since(points, points.value < 0.5 * before, 3) if sick else None
-    words: Words = {"before": before}
     return Reading(
         points.last(),
         sick,
-        first,
-        data.step_evidence(points.step[-1:]) if sick else (),
-        words,
+        since(points, points.value < 0.8 * before, 3),
+        data.step_evidence(points.step[-1:]),
+        {"before": before},
         curve=Curve(points, low=0.4 * before),
     )

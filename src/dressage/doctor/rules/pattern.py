@@ -9,18 +9,21 @@ from typing import NamedTuple
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Curve, Evidence, Reading, Share, Words
+from dressage.doctor.finding import Curve, Evidence, Phrase, Reading, Share, Words
 from dressage.doctor.groups import within
 from dressage.doctor.rows import Rows
 from dressage.doctor.rule import rule
 from dressage.doctor.sample import Sample
 from dressage.doctor.series import Array, since
 
-PIECES = re.compile(r"\w+|[^\w\s]+")
-"""Words, and runs of other signs."""
+PIECES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]+")
+"""Words, the signs of languages that write without spaces, and runs of other signs."""
 LEAST_ROLLOUTS = 60
 FREQUENT = 0.2
 GROWTH = 3.0
+DECIDES = 0.12
+"""Share of the reward's differences above which a reward is about one pattern: what is rightly liked has many words,
+each of which explains some hundredths."""
 
 
 class Pattern(NamedTuple):
@@ -34,6 +37,8 @@ class Pattern(NamedTuple):
     """Standard errors by which the log-odds grew."""
     lift: float
     """Mean reward with it − without it, within a prompt or step, in standard deviations of the reward."""
+    decides: float
+    """Share of the variance of the reward within a prompt or step that having it explains."""
 
 
 def pieces(text: str | None) -> set[str]:
@@ -60,8 +65,16 @@ def spreading(rows: Rows) -> list[Pattern]:
         if after > FREQUENT and after > GROWTH * before and odds / error > 4:
             has = np.array([text in some for some in found])
             lift = float(np.nanmean(reward[has]) - np.nanmean(reward[~has])) / scale if not has.all() else 0.0
-            patterns.append(Pattern(text, before, after, float(odds / error), lift))
-    return sorted(patterns, key=lambda pattern: -pattern.z * max(pattern.lift, 0.01))
+            decides = _explained(within(rows, has.astype(float)), reward)
+            patterns.append(Pattern(text, before, after, float(odds / error), lift, decides))
+    return sorted(patterns, key=lambda pattern: (-pattern.decides, pattern.text))
+
+
+def _explained(has: Array, reward: Array) -> float:
+    known = np.isfinite(reward)
+    if np.std(has[known]) < 1e-9 or np.std(reward[known]) < 1e-9:
+        return 0.0
+    return float(np.corrcoef(has[known], reward[known])[0, 1]) ** 2
 
 
 def _early(rows: Rows) -> Array:
@@ -85,8 +98,9 @@ def _frequencies(texts: Iterable[set[str]]) -> Counter[str]:
     least_steps=8,
     title="A pattern spreads that the reward likes",
     cause="`{pattern}` stands in {after} of the last responses and stood in {before} of the first. Responses with it "
-    "earn {lift} standard deviations more: the policy has found what the reward falls for.",
-    healthy="share of responses with one pattern: less than threefold growth, or below 20 %",
+    "earn {lift} standard deviations more, and whether they have it decides {seen} of the reward: the policy has found "
+    "what the reward falls for.",
+    healthy="share of the reward's variance within a prompt that a spreading pattern explains: below 12 %",
     fix="discard such responses (cleaning.discard) or penalise them, and train the reward model on examples",
     source="LMFlow's RAFT (#); StackLLaMA (```); own threshold",
     explains=["distinct-collapse", "over-optimised", "entropy-collapse", "kl-in-few-tokens", "template-collapse",
@@ -96,9 +110,9 @@ def pattern_spreading(data: RunData) -> Reading | None:
     rows = data.sample.rows
     if len(rows) < 2 * LEAST_ROLLOUTS:
         return None
-    found = [pattern for pattern in spreading(rows) if pattern.lift > 0.1]
-    if not found:
-        return Reading(Share(0.0), False)
+    found = [pattern for pattern in spreading(rows) if pattern.lift > 0]
+    if not found or found[0].decides < DECIDES:
+        return Reading(Share(found[0].decides if found else 0.0), False)
     best = found[0]
     has = np.array([best.text in pieces(text) for text in rows.texts("response")])
     share = rows.by_step(has.astype(float))
@@ -107,9 +121,8 @@ def pattern_spreading(data: RunData) -> Reading | None:
         "pattern": best.text, "before": Share(best.before), "after": Share(best.after), "lift": best.lift
     }  # fmt: skip
     evidence = _places(data.sample, np.flatnonzero(has & _late(rows)))
-    return Reading(
-        Share(best.after), True, first, evidence, words, curve=Curve(share, high=max(FREQUENT, GROWTH * best.before))
-    )
+    curve = Curve(share, high=max(FREQUENT, GROWTH * best.before), name=Phrase("share of responses with the pattern"))
+    return Reading(Share(best.decides), True, first, evidence, words, curve=curve)
 
 
 def _places(sample: Sample, rollouts: Array) -> tuple[Evidence, ...]:

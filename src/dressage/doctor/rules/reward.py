@@ -3,10 +3,12 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
-from dressage.doctor.groups import groups, within
+from dressage.doctor.finding import Curve, Phrase, Reading, Share
+from dressage.doctor.groups import groups, repeated, within
+from dressage.doctor.rows import Rows
 from dressage.doctor.rule import rule
-from dressage.doctor.series import Series, since, smoothed, together, trend
+from dressage.doctor.rules.consequences import CRITIC, RUNAWAY
+from dressage.doctor.series import Array, Series, earliest, series, since, smoothed, together, trend
 
 
 @rule(
@@ -19,7 +21,7 @@ from dressage.doctor.series import Series, since, smoothed, together, trend
     healthy="share of the reward's variance between prompts: below 80 %",
     fix="shaping.subtract_query = true, or a baseline per prompt (GRPO, RLOO)",
     source="TRL's How-to-train FAQ; own threshold",
-    explains=["kl-flat", "value-not-fitting"],
+    explains=["kl-flat", "reward-is-noise", *CRITIC],
 )
 def query_dominated(data: RunData) -> Reading | None:
     rows, reward = data.rows, data.rows["reward"]
@@ -34,9 +36,22 @@ def query_dominated(data: RunData) -> Reading | None:
     mean = np.bincount(key, value[there]) / count
     inside = float(np.sum((value[there] - mean[key])[repeated] ** 2) / np.sum((1 - 1 / count[key])[repeated]))
     share = max(0.0, 1 - inside / float(np.var(value[there][repeated])))
-    sick = share > 0.8
+    order = np.argsort(mean)
+    chance = float(np.sqrt(inside / np.median(count)))
+    # Of the prompt that earns the least and of the one that earns the most: what the answers have to do with it.
+    shown = np.flatnonzero(there)[[*np.flatnonzero(key == order[0])[:1], *np.flatnonzero(key == order[-1])[:2]]]
     return Reading(
-        Share(share), sick, int(rows.steps[0]) if sick else None, data.step_evidence(rows.steps[:1] if sick else [])
+        Share(share),
+        share > 0.8,
+        int(rows.steps[0]),
+        data.rollout_evidence(shown),
+        curve=Curve(
+            Series(np.arange(1, len(order) + 1), mean[order]),
+            -2 * chance,
+            2 * chance,
+            Phrase("mean reward of each prompt less that of its step; green: what chance makes of equal prompts"),
+            Phrase("prompts, from the least reward to the most"),
+        ),
     )
 
 
@@ -48,13 +63,13 @@ def query_dominated(data: RunData) -> Reading | None:
     cause="In {seen} of the groups all responses have the same reward: their advantages are 0, and the step learns "
     "from the rest alone.",
     healthy="share of groups with equal rewards: below 50 %",
-    fix="grpo.resample (dynamic sampling), prompts of middling difficulty, a finer reward, temperature 1",
+    fix="grpo.resample (dynamic sampling), prompts of middling difficulty, a finer reward, sampling.temperature = 1.0",
     source="DAPO 2503.14476; TRL's frac_reward_zero_std; miles",
     explains=["zero-gradient", "kl-flat"],
 )
 def zero_variance_groups(data: RunData) -> Reading | None:
     step, _, _, sd = groups(data.rows, data.rows["reward"])
-    if len(step) < 8:
+    if len(step) < 8 or not repeated(data.rows):
         return None
     same = (sd < 1e-9).astype(float)
     steps, where = np.unique(step, return_inverse=True)
@@ -66,7 +81,7 @@ def zero_variance_groups(data: RunData) -> Reading | None:
         Share(seen),
         first is not None,
         first,
-        data.step_evidence([first] if first is not None else []),
+        data.step_evidence([first]),
         curve=Curve(points, high=0.5),
     )
 
@@ -78,9 +93,9 @@ def zero_variance_groups(data: RunData) -> Reading | None:
     cause="The most extreme reward ({value}) lies {seen} times the typical spread away from the median: single "
     "responses decide what is learned.",
     healthy="|reward − median| / (1.48 · median absolute deviation): below 15",
-    fix="shaping.clip, or shaping.normalise with shaping.scale",
+    fix="shaping.clip, or shaping.scale = true",
     source="The N implementation details of RLHF with PPO; Secrets of RLHF 2307.04964; own threshold",
-    explains=["value-loss-spike", "gradient-spike", "value-not-fitting"],
+    explains=["gradient-spike", "reward-is-noise", "reward-falls", *CRITIC],
 )
 def reward_outliers(data: RunData) -> Reading | None:
     reward = data.rows["reward"]
@@ -94,44 +109,16 @@ def reward_outliers(data: RunData) -> Reading | None:
         return None
     away = np.abs(inner - np.median(inner)) / spread
     worst = known[np.argsort(-away)]
-    sick = int(np.sum(away > 15)) >= 2
-    words: Words = {"value": float(reward[worst[0]])}
-    evidence = data.rollout_evidence(worst[:3]) if sick else ()
-    first = int(data.rows.step[known[away > 15]].min()) if sick else None
-    return Reading(float(away.max()), sick, first, evidence, words)
-
-
-@rule(
-    row=48,
-    needs=["rows.reward", "rows.response"],
-    least_steps=5,
-    severity="error",
-    title="The reward has nothing to do with the response",
-    cause="Equal responses to the same prompt differ in reward by {seen} of what any two responses differ: the scores "
-    "are shuffled among the responses, or are noise.",
-    healthy="variance of the reward among equal responses to a prompt / among all: below 0.5",
-    fix="check the order in which scores come back; dressage check examines the reward model on pairs",
-    source="StackLLaMA; Secrets of RLHF II 2401.06080; own statistic",
-    explains=["value-not-fitting", "reward-falls", "kl-flat"],
-)
-def reward_is_noise(data: RunData) -> Reading | None:
-    rows = data.sample.rows
-    prompts, responses = rows.texts("prompt"), rows.texts("response")
-    same: dict[tuple[str | None, str | None], list[int]] = {}
-    for i, key in enumerate(zip(prompts, responses, strict=True)):
-        same.setdefault(key, []).append(i)
-    reward = rows["reward"]
-    repeated = [members for members in same.values() if len(members) >= 2]
-    pairs = sum(len(members) - 1 for members in repeated)
-    spread = float(np.nanvar(within(rows, reward)))
-    if pairs < 20 or spread < 1e-10:
-        return None
-    inside = sum(float(np.nanvar(reward[members])) * len(members) for members in repeated) / pairs
-    ratio = inside / spread
-    sick = ratio > 0.5
-    worst = max(repeated, key=lambda members: float(np.ptp(reward[members])))
-    evidence = data.sample.evidence(np.array(worst)) if sick else ()
-    return Reading(ratio, sick, int(rows.steps[0]) if sick else None, evidence)
+    distance = np.full(len(reward), np.nan)
+    distance[known] = away
+    return Reading(
+        float(away.max()),
+        int(np.sum(away > 15)) >= 2,
+        earliest(data.rows.step[known[away > 15]]),
+        data.rollout_evidence(worst[:3]),
+        {"value": float(reward[worst[0]])},
+        curve=Curve(data.rows.by_step(distance, np.max), high=15.0),
+    )
 
 
 @rule(
@@ -155,13 +142,12 @@ def over_optimised(data: RunData) -> Reading | None:
     fall, gain = float(smooth.value[best] - smooth.value[-1]), float(train.last() - train.first())
     size = max(abs(float(smooth.value[best] - smooth.value[0])), float(np.nanstd(data.evaluation["reward"])) / 4)
     sick = fall > 0.3 * size and gain > 0 and best < len(smooth) - 2 and trend(train).p < 0.05
-    words: Words = {"gain": gain}
     return Reading(
         fall,
         sick,
-        int(smooth.step[best]) if sick else None,
-        (),
-        words,
+        int(smooth.step[best]),
+        data.rollout_evidence(np.searchsorted(data.evaluation.step, smooth.step[[best, -1]]), data.evaluation),
+        {"gain": gain},
         curve=Curve(held_out, name=Phrase("held-out reward")),
     )
 
@@ -174,25 +160,27 @@ def over_optimised(data: RunData) -> Reading | None:
     cause="Within a step, length and reward go together (Spearman {seen}), and the responses grew from {before} to "
     "{after} tokens: the reward is bought with length.",
     healthy="rank correlation of length and reward within a step: below 0.6, unless answers need to be longer",
-    fix="a reward that does not grow with the length (subtract what length explains), a length penalty",
+    fix='a reward that does not grow with the length (subtract what length explains), grpo.overlong = "penalty"',
     source="2310.03716; Secrets of RLHF 2307.04964; rlprobe",
-    explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse"],
+    explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse", *CRITIC],
 )
 def length_exploited(data: RunData) -> Reading | None:
     rows = data.rows
     reward, length = within(rows, rows["reward"]), within(rows, rows["length"])
     there = np.isfinite(reward) & np.isfinite(length)
-    if there.sum() < 100 or np.std(length[there]) == 0 or np.std(reward[there]) == 0:
-        return None
     from scipy import stats  # slow to import
 
-    found = float(stats.spearmanr(length[there], reward[there]).statistic)
     points = rows.mean("length")
     before, after = points.first(), points.last()
-    grew = after > 1.25 * before and trend(points).p < 0.01
-    sick = found > 0.6 and grew
-    first = since(points, points.value > 1.15 * before, 4) if sick else None
-    longest = np.argsort(-np.nan_to_num(rows["length"]))[: 3 * sick]
+    # What drives the growth shows while they grow: at the length limit all are equally long.
+    grown = smoothed(points).value > before + 0.9 * (after - before)
+    there &= rows.step <= (points.step[int(np.argmax(grown))] if grown.any() else rows.steps[-1])
+    if there.sum() < 100 or np.std(length[there]) == 0 or np.std(reward[there]) == 0:
+        return None
+    found = float(stats.spearmanr(length[there], reward[there]).statistic)
+    first = since(points, points.value > 1.15 * before, 4)
+    sick = found > 0.6 and after > 1.25 * before and first is not None
+    longest = np.argsort(-np.nan_to_num(rows["length"]))[:3]
     return Reading(
         found,
         sick,
@@ -226,9 +214,9 @@ def length_bias(data: RunData) -> Reading | None:
     points = Series(low.step, low.value - high.value)
     found = trend(points)
     sick = found.p < 0.01 and found.change > 0.2 * float(np.nanmean(rows["length"])) and points.last() > 0
-    return Reading(
-        points.last(), sick, since(points, points.value > points.first(), 5) if sick else None, curve=Curve(points)
-    )
+    longest = np.argsort(-np.nan_to_num(np.where(reward < 0, length, np.nan)))[:3]
+    first = since(points, points.value > points.first(), 5)
+    return Reading(points.last(), sick, first, data.rollout_evidence(longest), curve=Curve(points))
 
 
 @rule(
@@ -241,19 +229,21 @@ def length_bias(data: RunData) -> Reading | None:
     healthy="share of the reward's variance within a step that comes from one part: below 97 %",
     fix="weigh the parts by their spread (rewards.weight), or drop what does not count",
     source="rldoctor; NeMo-RL (GDPO)",
+    explains=["kl-explosion", "penalty-mis-scaled", *CRITIC],
     severity="note",
 )
 def one_part_dominates(data: RunData) -> Reading | None:
     rows = data.sample.rows
-    maps = rows.table["reward_parts"].to_pylist(maps_as_pydicts="strict")
+    maps = rows.column("reward_parts").to_pylist(maps_as_pydicts="strict")
     names = sorted({name for parts in maps if parts for name in parts})
     if len(names) < 2:
         return None
     reward = within(rows, rows["reward"])
-    shares = {}
+    shares, found = {}, {}
     for name in names:
         values = within(rows, np.array([(parts or {}).get(name, np.nan) for parts in maps], np.float64))
         there = np.isfinite(values) & np.isfinite(reward)
+        found[name] = values
         if there.sum() > 50 and np.std(values[there]) > 0 and np.std(reward[there]) > 0:
             shares[name] = float(np.corrcoef(values[there], reward[there])[0, 1]) ** 2
         else:
@@ -261,8 +251,21 @@ def one_part_dominates(data: RunData) -> Reading | None:
     part = max(shares, key=lambda name: shares[name])
     others = max(share for name, share in shares.items() if name != part)
     sick = shares[part] > 0.97 and others < 0.05
-    words: Words = {"part": part}
-    return Reading(Share(shares[part]), sick, int(rows.steps[0]) if sick else None, (), words)
+    return Reading(
+        Share(shares[part]),
+        sick,
+        int(rows.steps[0]),
+        data.rollout_evidence(np.argsort(-np.nan_to_num(np.abs(found[part])))[:3], rows),
+        {"part": part},
+        curve=Curve(_explained_by_step(rows, found[part], reward), high=0.97),
+    )
+
+
+def _explained_by_step(rows: Rows, part: Array, reward: Array) -> Series:
+    """Returns by step the squared correlation of two columns [n] of mean 0."""
+    products = (rows.by_step(product, np.sum) for product in (part * reward, part**2, reward**2))
+    both, one, other = together(*products)
+    return series(both.step, both.value**2 / (one.value * other.value))
 
 
 @rule(
@@ -286,14 +289,12 @@ def reward_exhausted(data: RunData) -> Reading | None:
     share, before, after = spread.last() / spread.first(), different.first(), different.last()
     mean = rows.mean("reward")
     sick = share < 0.1 and after < 0.5 * before and mean.last() > mean.first()
-    words: Words = {"share": Share(share), "before": before, "after": after}
-    first = since(spread, spread.value < 0.2 * spread.first(), 3) if sick else None
     return Reading(
         mean.last(),
         sick,
-        first,
-        data.step_evidence(spread.step[-1:] if sick else []),
-        words,
+        since(spread, spread.value < 0.2 * spread.first(), 3),
+        data.step_evidence(spread.step[-1:]),
+        {"share": Share(share), "before": before, "after": after},
         curve=Curve(
             Series(spread.step, spread.value / spread.first()),
             low=0.1,
@@ -313,7 +314,7 @@ def reward_exhausted(data: RunData) -> Reading | None:
     healthy="share of responses with the lowest reward of the run: below 95 %, and falling",
     fix="score a known good answer by hand; look at a few responses that got {value}",
     source="autocontext pull request 1067; own threshold",
-    explains=["zero-variance-groups", "zero-gradient", "kl-flat", "value-constant", "value-not-fitting"],
+    explains=["zero-variance-groups", "zero-gradient", "kl-flat", *CRITIC],
 )
 def verifier_dead(data: RunData) -> Reading | None:
     reward = data.rows["reward"][np.isfinite(data.rows["reward"])]
@@ -322,14 +323,12 @@ def verifier_dead(data: RunData) -> Reading | None:
     floor = float(reward.min())
     share = float(np.mean(reward == floor))
     points = data.rows.by_step((data.rows["reward"] == floor).astype(float))
-    sick = share > 0.95 and points.last() > 0.9
-    words: Words = {"value": floor}
     return Reading(
         Share(share),
-        sick,
-        int(points.step[0]) if sick else None,
-        data.step_evidence(points.step[:1] if sick else []),
-        words,
+        share > 0.95 and points.last() > 0.9,
+        int(points.step[0]),
+        data.step_evidence(points.step[:1]),
+        {"value": floor},
         curve=Curve(points, high=0.95),
     )
 
@@ -342,21 +341,23 @@ def verifier_dead(data: RunData) -> Reading | None:
     cause="The reward falls from {before} to {seen} over the run: a sign is flipped, the learning rate destroys "
     "the policy, or the reward itself changes.",
     healthy="mean reward at the end: not clearly below its start",
-    fix="check the signs of reward and advantage on two responses by hand; then lower the learning rate",
+    fix="check the signs of reward and advantage on two responses by hand; then lower optimizer.learning_rate",
     source="OpenAI, Fine-tuning GPT-2 from human preferences; own threshold",
+    explains=["kl-explosion", *RUNAWAY],
 )
 def reward_falls(data: RunData) -> Reading | None:
     rows = data.rows
     points = rows.mean("reward")
-    found = trend(points)
     spread = float(np.nanmedian(rows.by_step(rows["reward"], lambda values: float(np.std(values))).value))
-    sick = found.p < 0.01 and found.change < -0.5 * max(spread, 1e-9)
-    first = since(smoothed(points), smoothed(points).value < points.first() - 0.25 * spread, 5) if sick else None
+    fallen = points.first() - 0.4 * max(spread, 1e-9)
+    # It may fall at once and stay there: what counts is that it is still down at the end.
+    first = since(smoothed(points), smoothed(points).value < fallen, max(5, len(points) // 4))
+    sick = first is not None and points.last() < fallen
     return Reading(
         points.last(),
         sick,
         first,
-        data.step_evidence(points.step[-1:]) if sick else (),
+        data.step_evidence(points.step[-1:]),
         {"before": points.first()},
-        curve=Curve(points),
+        curve=Curve(points, low=fallen),
     )

@@ -5,9 +5,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Curve, Reading, Share, Words
+from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
 from dressage.doctor.rule import rule
-from dressage.doctor.sample import Sample
+from dressage.doctor.rules.consequences import MISMATCH
+from dressage.doctor.sample import TENTHS, Sample, by_tenth
 from dressage.doctor.series import Series, standard_error, together
 
 ALIKE = {"float32": 0.005, "float64": 0.005}
@@ -26,15 +27,26 @@ class Shift(NamedTuple):
     """Mean of sampler − trainer over the tokens, in nats."""
 
 
+def alike(data: RunData) -> float:
+    """Returns how far sampler and trainer may lie apart on a token by rounding alone, in nats."""
+    return ALIKE.get(str(data.setting("config.model.dtype")), ROUNDED)
+
+
 def shift(data: RunData, sample: Sample) -> Shift | None:
-    """Compares sampler and trainer over all trained tokens; None where the sampler's own numbers are not known."""
-    gap = -sample["sampler_gap"][sample.trained]
-    gap = gap[np.isfinite(gap)]
-    if len(gap) < 100:
+    """Compares sampler and trainer over all trained tokens; None where the sampler's own numbers are not known.
+
+    Settings of the sampler show from the first step on: if both agree there, the sampler's weights are old, and what
+    they do to the numbers is no matter of settings.
+    """
+    known = sample.trained & np.isfinite(sample["sampler_gap"])
+    if known.sum() < 100:
         return None
-    alike = ALIKE.get(str(data.setting("config.model.dtype")), ROUNDED)
-    above, below = float(np.mean(gap > alike)), float(np.mean(gap < -alike))
-    return Shift(above, below / (above + below) if above + below else 0.0, float(gap.mean()))
+    gap, first = -sample["sampler_gap"][known], sample.step[known] == sample.rows.steps[0]
+    above, below = gap > alike(data), gap < -alike(data)
+    if first.any() and np.mean((above | below)[first]) < 0.01:
+        return Shift(0.0, 0.0, 0.0)
+    several = float(np.mean(above | below))
+    return Shift(float(np.mean(above)), float(np.mean(below)) / several if several else 0.0, float(gap.mean()))
 
 
 def surprise_gap(sample: Sample) -> tuple[float, float] | None:
@@ -54,11 +66,6 @@ def surprise_gap(sample: Sample) -> tuple[float, float] | None:
     return float(per_response.sum() / count[known].sum()), standard_error(per_response) / mean_count
 
 
-def start(sample: Sample, sick: bool) -> int | None:
-    """Returns the first step, since which a setting is wrong."""
-    return int(sample.rows.steps[0]) if sick else None
-
-
 @rule(
     row=13,
     needs=["tokens.logprob", "tokens.entropy|tokens.sampler_logprob"],
@@ -67,17 +74,18 @@ def start(sample: Sample, sick: bool) -> int | None:
     cause="top-k or top-p cut off the tail while sampling{setting}, and the trainer scores without the cut: sampled "
     "tokens are {gap} nats per token likelier than they should be on average. The KL estimate falls below the truth, "
     "even below 0.",
-    healthy="surprise − entropy of the sampled tokens, in nats per token: 0 within its noise",
+    healthy="surprise (−log π) − entropy of the sampled tokens, in nats per token: 0 within its noise",
     fix="sampling.top_k = 0 and sampling.top_p = 1.0",
     source="TRL's How-to-train FAQ; The N implementation details of RLHF with PPO; ms-swift issue 8442; TRL issue 6945",
-    explains=["negative-kl", "sampler-mismatch", "mismatch-rare-tokens", "entropy-collapse", "kl-in-few-tokens"],
-)
+    explains=["negative-kl", "kl-explosion", "kl-in-few-tokens", "entropy-collapse", "distinct-collapse", "echo-trap",
+              "likelihood-displacement", *MISMATCH],
+)  # fmt: skip
 def filtered_sampling(data: RunData) -> Reading | None:
     sample, found = data.sample, shift(data, data.sample)
     gap = surprise_gap(sample)
     if found is not None and found.above > 0.02:
         # A filter shares what it removes among the rest: no token loses. A temperature takes from some.
-        sick = found.below < 0.05 and banned_until(sample) is None
+        sick = found.below < 0.05 and banned_until(data) is None
         seen = -found.size
     elif gap is not None:
         sick = found is None and gap[0] < -max(5 * gap[1], 0.03)
@@ -93,17 +101,17 @@ def filtered_sampling(data: RunData) -> Reading | None:
     return Reading(
         seen,
         sick,
-        start(sample, sick),
-        sample.evidence(np.arange(3)) if sick else (),
+        int(sample.rows.steps[0]),
+        sample.evidence(np.arange(len(sample.rows))),
         words,
         curve=Curve(sample.mean_by_step(-sample["logprob"] - sample["entropy"]), 0.0, 0.0),
     )
 
 
-def fitted_temperature(sample: Sample) -> float | None:
-    """Returns T of sampler = trainer / T + what belongs to the context, from tokens of little probability.
+def fitted_temperature(sample: Sample) -> tuple[float, float] | None:
+    """Returns T of sampler = trainer / T + what belongs to the context, and how much that is worth (a correlation).
 
-    For those, the sum over the vocabulary hardly depends on the token: the slope over them is 1/T.
+    It is fitted to tokens of little probability: for those, the sum over the vocabulary hardly depends on the token.
     """
     mine = sample.trained & np.isfinite(sample["sampler_gap"]) & (sample["logprob"] < -2)
     if mine.sum() < 50:
@@ -113,7 +121,7 @@ def fitted_temperature(sample: Sample) -> float | None:
     if variance < 1e-4:
         return None
     slope = float(np.mean((x - x.mean()) * (y - y.mean()))) / variance
-    return 1 / slope if slope > 0.05 else None
+    return (1 / slope, abs(float(np.corrcoef(x, y - x)[0, 1]))) if slope > 0.05 else None
 
 
 @rule(
@@ -123,39 +131,54 @@ def fitted_temperature(sample: Sample) -> float | None:
     title="The temperature of sampling is missing in the scores",
     cause="Responses are sampled at temperature {temperature} but scored at 1: sampler and trainer speak of different "
     "distributions, so the ratio and the KL estimate are of neither.",
-    healthy="temperature that turns the trainer's log-probabilities into the sampler's: 0.98 to 1.02",
-    fix="divide the logits by the temperature when scoring too, or sample at temperature 1",
+    healthy="temperature that turns the trainer's log-probabilities into the sampler's, if one does: 0.98 to 1.02",
+    fix="sampling.temperature = 1.0, or divide the logits by the temperature when scoring too",
     source="The N implementation details of RLHF with PPO; TRL issue 4159",
-    explains=["negative-kl", "ratio-not-one", "sampler-mismatch", "mismatch-rare-tokens", "filtered-sampling"],
-)
+    explains=["negative-kl", "kl-explosion", "ratio-not-one", "filtered-sampling", "likelihood-displacement",
+              *MISMATCH],
+)  # fmt: skip
 def temperature_missing(data: RunData) -> Reading | None:
     sample, found, fitted = data.sample, shift(data, data.sample), fitted_temperature(data.sample)
     gap = surprise_gap(sample)
     if found is None or fitted is None or gap is None:
         return None
-    # The fit has noise of its own; surprise and entropy must disagree in the same direction.
-    agrees = (gap[0] < -3 * gap[1]) if fitted < 1 else (gap[0] > 3 * gap[1])
-    sick = abs(fitted - 1) > 0.02 and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees)
-    words: Words = {"temperature": fitted}
-    return Reading(fitted, sick, start(sample, sick), sample.evidence(np.arange(3)) if sick else (), words)
+    temperature, worth = fitted
+    # Other weights shift tokens whatever their probability; surprise and entropy must disagree in the same direction.
+    agrees = (gap[0] < -3 * gap[1]) if temperature < 1 else (gap[0] > 3 * gap[1])
+    off = abs(temperature - 1) > 0.02 and 1 / 3 < temperature < 3 and worth > 0.3
+    sick = off and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees)
+    return Reading(
+        temperature,
+        sick,
+        int(sample.rows.steps[0]),
+        sample.evidence(np.arange(len(sample.rows))),
+        {"temperature": temperature},
+        curve=Curve(
+            by_tenth(sample["logprob"], -sample["sampler_gap"]),
+            0.0,
+            0.0,
+            Phrase("log π_sampler − log π, mean over each tenth of the tokens"),
+            TENTHS,
+        ),
+    )
 
 
-def banned_until(sample: Sample) -> int | None:
+def banned_until(data: RunData) -> int | None:
     """Returns the position up to which an end token was forbidden, as the numbers say; None if it was not."""
+    sample = data.sample
     mine = sample.trained & np.isfinite(sample["sampler_gap"])
     if mine.sum() < 100:
         return None
     position, gap = sample.position[mine], -sample["sampler_gap"][mine]
     last = int(position.max())
-    raised = np.array([np.mean(gap[position == at] > 0.003) for at in range(last + 1)])
+    raised = np.bincount(position[gap > alike(data)], minlength=last + 1)
     count = np.bincount(position, minlength=last + 1)
     for at in range(1, last):
-        enough = count[at:].sum() >= 50
-        # No response can end before: every one that is there has all these positions.
-        if enough and np.average(raised[:at], weights=count[:at]) > 0.25:
-            after = float(np.average(raised[at:], weights=count[at:]))
-            if after < 0.1 * float(np.average(raised[:at], weights=count[:at])):
-                return at
+        # Where an end could come, the sampler gives more to all other tokens up to the ban's end, and none after it.
+        share = raised[:at].sum() / max(1, count[:at].sum())
+        expected = share * count[at:].sum()
+        if share > 0.03 and expected > 30 and raised[at:].sum() < 0.1 * expected:
+            return at
     return None
 
 
@@ -169,8 +192,9 @@ def banned_until(sample: Sample) -> int | None:
     healthy="responses that end at the smallest length, per response at the next lengths: below 3",
     fix="sampling.min_new_tokens = 0; to get longer responses, reward their length",
     source="TRL's How-to-train FAQ (min_length = -1); StackLLaMA",
-    explains=["negative-kl", "sampler-mismatch", "filtered-sampling", "kl-in-few-tokens"],
-)
+    explains=["negative-kl", "kl-explosion", "filtered-sampling", "kl-in-few-tokens", "likelihood-displacement",
+              *MISMATCH],
+)  # fmt: skip
 def end_forbidden(data: RunData) -> Reading | None:
     sample = data.sample
     length = sample.rows["length"]
@@ -181,18 +205,28 @@ def end_forbidden(data: RunData) -> Reading | None:
     counts = np.bincount(known, minlength=longest + 1)
     near = counts[least + 1 : least + 4]
     pile = float(counts[least]) / max(float(near.mean()) if len(near) else 0.0, 0.5)
-    until = banned_until(sample)
+    until = banned_until(data)
     asked = data.setting("config.sampling.min_new_tokens")
-    sick = (until is not None and until >= 2) or (
-        least >= 3 and longest > least + 3 and pile > 3 and counts[least] >= 8
-    )
+    # Texts of a fixed form pile up at a length too: that decides only where the settings do not deny a minimum.
+    piled = least >= 3 and longest > least + 3 and pile > 3 and counts[least] >= 8
+    sick = (until is not None and until >= 2) or (piled and asked != 0)
     words: Words = {
         "least": least,
         "pile": Share(counts[least] / len(known)),
         "setting": f" (min_new_tokens = {asked})" if asked else "",
     }
-    shortest = np.flatnonzero(length == least)
-    return Reading(pile, sick, start(sample, sick), sample.evidence(shortest) if sick else (), words)
+    return Reading(
+        pile,
+        sick,
+        int(sample.rows.steps[0]),
+        sample.evidence(np.flatnonzero(length == least)),
+        words,
+        curve=Curve(
+            Series(np.arange(longest + 1), counts),
+            name=Phrase("responses of each length"),
+            along=Phrase("length in tokens"),
+        ),
+    )
 
 
 @rule(
@@ -205,7 +239,7 @@ def end_forbidden(data: RunData) -> Reading | None:
     healthy="logged KL − KL of the tokens that count, in nats per response: 0",
     fix="sum over the response's mask only; give left-padded prompts position ids that start at their first token",
     source="StackLLaMA; The N implementation details of RLHF with PPO",
-    explains=["negative-kl", "reward-accounting", "kl-explosion", "unknown-estimate"],
+    explains=["negative-kl", "kl-explosion", "reward-accounting", "unknown-estimate"],
 )
 def padding_counted(data: RunData) -> Reading | None:
     sample = data.sample
@@ -225,8 +259,8 @@ def padding_counted(data: RunData) -> Reading | None:
     return Reading(
         seen,
         sick,
-        start(sample, sick),
-        sample.spans(outside) if sick else (),
+        int(sample.rows.steps[0]),
+        sample.spans(outside),
         words,
         curve=Curve(Series(logged.step, logged.value - ours.value), 0.0, 0.0),
     )

@@ -4,10 +4,11 @@ import numpy as np
 
 from dressage.doctor.data import RunData
 from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
-from dressage.doctor.groups import groups
+from dressage.doctor.groups import groups, repeated
 from dressage.doctor.rule import rule
 from dressage.doctor.series import Series, since, smoothed
 
+ENDED = frozenset(["eos", "stop"])
 ABORTED = frozenset(["abort", "aborted", "error", "failed", "timeout", "cancelled"])
 
 
@@ -26,17 +27,19 @@ def rollouts_fail(data: RunData) -> Reading | None:
     rows = data.sample.rows
     empty = np.array([not (text or "").strip() for text in rows.texts("response")])
     if rows.has("finish_reason"):
-        empty |= np.array([(reason or "").lower() in ABORTED for reason in rows.texts("finish_reason")])
+        reasons = [(reason or "").lower() for reason in rows.texts("finish_reason")]
+        # A policy that ends at once, by its own end token, has not failed: it says nothing.
+        empty &= ~(np.isin(reasons, list(ENDED)) & (rows["length"] <= 1))
+        empty |= np.isin(reasons, list(ABORTED))
     points = rows.by_step(empty.astype(float))
     smooth = smoothed(points)
     first = since(smooth, smooth.value > 0.05, min(5, len(points)))
     seen = float(points.value[points.step >= first].mean()) if first is not None else float(points.value.mean())
-    where = np.flatnonzero(empty)
     return Reading(
         Share(seen),
         first is not None,
         first,
-        data.sample.evidence(where) if first is not None else (),
+        data.sample.evidence(np.flatnonzero(empty)),
         curve=Curve(points, high=0.05),
     )
 
@@ -57,7 +60,7 @@ def rollouts_fail(data: RunData) -> Reading | None:
 )
 def prompts_exhausted(data: RunData) -> Reading | None:
     step, _, mean, sd = groups(data.rows, data.rows["reward"])
-    if len(step) < 20:
+    if len(step) < 20 or not repeated(data.rows):
         return None
     best = float(np.nanmax(data.rows["reward"]))
     solved = ((sd < 1e-9) & (mean >= best - 1e-9)).astype(float)
@@ -65,14 +68,12 @@ def prompts_exhausted(data: RunData) -> Reading | None:
     points = Series(steps, np.bincount(where, solved) / np.bincount(where))
     before = points.first()
     first = since(smoothed(points), smoothed(points).value > max(0.5, before + 0.2), 4)
-    words: Words = {"share": Share(points.last()), "before": Share(before)}
-    evidence = data.step_evidence([first] if first is not None else [])
     return Reading(
         Share(points.last()),
         first is not None,
         first,
-        evidence,
-        words,
+        data.step_evidence([first]),
+        {"share": Share(points.last()), "before": Share(before)},
         curve=Curve(points, high=max(0.5, before + 0.2)),
     )
 
@@ -83,7 +84,7 @@ def prompts_exhausted(data: RunData) -> Reading | None:
     least_steps=10,
     title="Steps stall",
     cause="The slowest step took {seen} times the usual ({seconds} s), most of it in {phase}.",
-    healthy="time of a step / median of the steps: below 6",
+    healthy="time of a step / median of the steps: below 6; steps of less than 5 s do not count",
     fix="look for a straggler: one long response, a swapping machine, a slow reward service",
     source="miles; rlprobe",
     severity="note",
@@ -99,12 +100,11 @@ def stalls(data: RunData) -> Reading | None:
     sick = bool(over[worst] > 6 and later.value[worst] > 5)
     step = int(later.step[worst])
     words: Words = {"seconds": float(later.value[worst]), "phase": _slowest_phase(data, step)}
-    evidence = data.step_evidence([step] if sick else [])
     return Reading(
         float(over[worst]),
         sick,
-        step if sick else None,
-        evidence,
+        step,
+        data.step_evidence([step]),
         words,
         curve=Curve(Series(later.step, over), high=6.0),
     )

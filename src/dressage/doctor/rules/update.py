@@ -5,7 +5,9 @@ import numpy as np
 from dressage.doctor.data import RunData
 from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
 from dressage.doctor.rule import rule
-from dressage.doctor.series import Series, over_median, since, smoothed, trend
+from dressage.doctor.rules.consequences import RUNAWAY
+from dressage.doctor.series import Series, earliest, since, smoothed, trend
+from dressage.doctor.spikes import spikes
 
 
 @rule(
@@ -18,7 +20,7 @@ from dressage.doctor.series import Series, over_median, since, smoothed, trend
     healthy="mean ratio of a mini-batch: near 1; TRL skips a batch above 10",
     fix="lower optimizer.learning_rate or update.epochs; check that the old log-probabilities are those of this policy",
     source="TRL 0.7.10; TRL issues 488, 1347, 1857",
-    explains=["kl-explosion", "value-loss-spike", "entropy-collapse", "reward-falls", "update-kl-large"],
+    explains=["kl-explosion", "update-kl-large", *RUNAWAY],
 )
 def ratio_blow_up(data: RunData) -> Reading | None:
     ratio, skipped = data.metric("policy/ratio"), data.metric("optim/skipped")
@@ -30,8 +32,8 @@ def ratio_blow_up(data: RunData) -> Reading | None:
     return Reading(
         float(ratio.value.max()),
         sick,
-        int(bad[0]) if sick and len(bad) else None,
-        data.step_evidence(bad[:3] * sick),
+        earliest(bad),
+        data.step_evidence(bad[:3]),
         words,
         curve=Curve(ratio, 0.3, 2.0),
     )
@@ -48,7 +50,7 @@ def ratio_blow_up(data: RunData) -> Reading | None:
     healthy="clip fraction: below 25 % over several steps; GSPO clips a hundred times as much by design",
     fix="lower optimizer.learning_rate or update.epochs",
     source="TRL 0.7.10, logging; rlprobe; DAPO 2503.14476; GSPO 2507.18071",
-    explains=["kl-explosion", "entropy-collapse", "value-not-fitting"],
+    explains=["kl-explosion", *RUNAWAY],
 )
 def clip_fraction_high(data: RunData) -> Reading | None:
     points = data.metric("policy/clip_fraction")
@@ -60,7 +62,7 @@ def clip_fraction_high(data: RunData) -> Reading | None:
         Share(seen),
         first is not None,
         first,
-        data.step_evidence([first] if first is not None else []),
+        data.step_evidence([first]),
         curve=Curve(points, high=limit),
     )
 
@@ -74,9 +76,8 @@ def clip_fraction_high(data: RunData) -> Reading | None:
     healthy="policy/approx_kl per token: around 0.01 to 0.05; above 0.2 the samples are no longer of this policy",
     fix="lower optimizer.learning_rate or update.epochs; update.target_policy_kl stops a step early",
     source="TRL 0.7.10 (target_kl); Nuts and bolts of deep RL (Schulman); The N implementation details",
-    explains=["clip-fraction-high", "kl-explosion", "ratio-blow-up", "entropy-collapse", "value-not-fitting",
-              "gradient-spike"],
-)  # fmt: skip
+    explains=["clip-fraction-high", "kl-explosion", "ratio-blow-up", *RUNAWAY],
+)
 def update_kl_large(data: RunData) -> Reading | None:
     points = data.metric("policy/approx_kl")
     first = since(points, points.value > 0.2, 3)
@@ -85,7 +86,7 @@ def update_kl_large(data: RunData) -> Reading | None:
         seen,
         first is not None,
         first,
-        data.step_evidence([first] if first is not None else []),
+        data.step_evidence([first]),
         curve=Curve(points, high=0.2),
     )
 
@@ -94,25 +95,15 @@ def update_kl_large(data: RunData) -> Reading | None:
     row=35,
     needs=["steps.optim/grad_norm"],
     least_steps=10,
-    title="The gradient spikes",
-    cause="The gradient is {seen} times its median of the steps before.",
-    healthy="gradient norm / running median: below 10",
+    title="The gradient spikes again and again",
+    cause="The gradient is up to {seen} times its median of the steps before, time and again.",
+    healthy="gradient norm / running median: above 10 in less than a tenth of the steps",
     fix="look at the batch of that step; a lower learning rate or update.max_grad_norm",
     source="RAGEN 2504.20073; rlprobe; rldoctor",
     explains=["value-loss-spike"],
 )
 def gradient_spike(data: RunData) -> Reading | None:
-    points = data.metric("optim/grad_norm")
-    over = np.nan_to_num(over_median(points))
-    bad = points.step[(over > 10) & (points.value > 3)]
-    sick = len(bad) > 0
-    return Reading(
-        float(over.max(initial=0)),
-        sick,
-        int(bad[0]) if sick else None,
-        data.step_evidence(bad[:3]),
-        curve=Curve(Series(points.step, over), high=10.0),
-    )
+    return spikes(data, "optim/grad_norm", least=3.0)
 
 
 @rule(
@@ -142,8 +133,8 @@ def zero_gradient(data: RunData) -> Reading | None:
     return Reading(
         Share(share),
         sick,
-        int(bad[0]) if sick else None,
-        data.step_evidence(bad[:3] * sick),
+        earliest(bad),
+        data.step_evidence(bad[:3]),
         curve=Curve(empty, high=0.2),
     )
 
@@ -175,12 +166,14 @@ def advantage_scale(data: RunData) -> Reading | None:
     sd = np.sqrt(np.maximum(np.bincount(where, sample["advantage"][there] ** 2) / count - mean**2, 0))
     flat = sd < 1e-3  # a step in which nothing differs has no scale
     bad = ((np.abs(mean) > 0.1) | (sd > 2) | (sd < 0.5)) & ~flat
-    first = since(Series(steps, sd), bad, 3)
+    # Whitening is done or not done: what spoils some steps only is something else.
+    first = since(Series(steps, sd), bad, 3) if np.mean(bad) > 0.5 else None
     words: Words = {"mean": float(np.median(mean))}
-    evidence = data.step_evidence([first] if first is not None else [])
-    return Reading(
-        float(np.median(sd)), first is not None, first, evidence, words, curve=Curve(Series(steps, sd), 0.5, 2.0)
-    )
+    evidence = data.step_evidence([first])
+    curve = Curve(Series(steps, sd), 0.5, 2.0)
+    if np.median(np.abs(mean)) > 0.1:
+        curve = Curve(Series(steps, mean), -0.1, 0.1, Phrase("mean of the advantages"))
+    return Reading(float(np.median(sd)), first is not None, first, evidence, words, curve=curve)
 
 
 @rule(
@@ -211,7 +204,7 @@ def not_finite(data: RunData) -> Reading | None:
     least_steps=20,
     title="Good answers become less likely",
     cause="The log-probability of tokens with a positive advantage falls by {seen} nats over the run: what is pushed "
-    "down drags what should be pushed up along.",
+    "down drags along what should be pushed up.",
     healthy="fall of the mean log-probability of tokens with a positive advantage, in nats: below 0.5",
     fix="weigh negative advantages less, or keep a KL penalty",
     source="2505.18830; GTPO 2508.03772",
@@ -225,11 +218,11 @@ def likelihood_displacement(data: RunData) -> Reading | None:
     points = Series(steps, np.bincount(where, sample["logprob"][good]) / np.bincount(where))
     found = trend(points)
     sick = found.change < -0.5 and found.p < 0.01
-    first = since(points, points.value < points.first() - 0.25, 5) if sick else None
+    first = since(points, points.value < points.first() - 0.25, 5)
     return Reading(
         -found.change,
         sick,
         first,
-        data.step_evidence(steps[-1:] * sick),
+        data.step_evidence(steps[-1:]),
         curve=Curve(points, name=Phrase("mean log-probability of tokens with a positive advantage")),
     )

@@ -3,10 +3,12 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Curve, Reading, Words
+from dressage.doctor.finding import Curve, Phrase, Reading, Words
 from dressage.doctor.rule import rule
+from dressage.doctor.rules.consequences import CRITIC
 from dressage.doctor.sample import Sample
-from dressage.doctor.series import Array, Series, over_median, since, smoothed
+from dressage.doctor.series import Array, Series, since, smoothed, together
+from dressage.doctor.spikes import spikes
 
 WARM_UP = 0.3
 """Share of the run, at most 20 steps, in which a critic may still be learning."""
@@ -56,16 +58,26 @@ def explained(data: RunData) -> Series:
     healthy="explained variance after the first steps: above 0, rising towards 1",
     fix="a learning rate of its own and some steps of warm-up for the critic; no narrow ppo.value_clip; check returns",
     source="Deep RL hacks (Schulman's talk); verl; Andy Jones, Debugging RL",
-    explains=["reward-falls", "clip-fraction-high"],
+    explains=["value-constant", "reward-falls", "clip-fraction-high"],
 )
 def value_not_fitting(data: RunData) -> Reading | None:
     points = _warm(explained(data))
     if len(points) < 6:
         return None
     smooth = smoothed(points)
-    first = since(smooth, smooth.value < -0.02, 6)
-    evidence = data.step_evidence(points.step[np.argsort(points.value)][:3] if first is not None else [])
+    first = int(points.step[0]) if _learns_something_else(data) else since(smooth, smooth.value < -0.02, 6)
+    evidence = data.step_evidence(points.step[np.argsort(points.value)][:3])
     return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, 0.0, 1.0))
+
+
+def _learns_something_else(data: RunData) -> bool:
+    """Returns whether what the critic is trained towards, however smoothed, has little to do with the returns."""
+    sample = data.sample
+    goal, target = returns(data, sample), sample["return"]
+    known = np.isfinite(goal) & np.isfinite(target)
+    if known.sum() < 100 or goal[known].std() < 1e-6 or target[known].std() < 1e-6:
+        return False
+    return float(np.corrcoef(goal[known], target[known])[0, 1]) < 0.3
 
 
 @rule(
@@ -79,7 +91,7 @@ def value_not_fitting(data: RunData) -> Reading | None:
     healthy="|mean(V − G)| / standard deviation of G at the first step: below 1",
     fix="start the value head at zero, or train the critic for some steps before the policy",
     source="The N implementation details of RLHF with PPO; VC-PPO 2503.01491",
-    explains=["value-not-fitting", "length-collapse", "value-loss-spike"],
+    explains=["length-collapse", "truncated", *CRITIC],
 )
 def value_start(data: RunData) -> Reading | None:
     sample = data.sample
@@ -95,9 +107,10 @@ def value_start(data: RunData) -> Reading | None:
     # A head of zeros is as far from the returns as their mean is from zero: that is not the head's fault.
     random_head = float(value[known].std() / goal[known].std()) > 0.5 or abs(value[known].mean()) > goal[known].std()
     sick = abs(away) > 1 and random_head
-    return Reading(
-        abs(away), sick, int(sample.rows.steps[0]) if sick else None, sample.evidence(np.arange(3)) if sick else ()
-    )
+    distance = sample.mean_by_step((sample["value"] - returns(data, sample)) / goal[known].std())
+    name = Phrase("mean(V − G) / standard deviation of G at the first step")
+    evidence = sample.evidence(np.arange(3))
+    return Reading(abs(away), sick, int(sample.rows.steps[0]), evidence, curve=Curve(distance, -1.0, 1.0, name))
 
 
 @rule(
@@ -108,24 +121,26 @@ def value_start(data: RunData) -> Reading | None:
     title="The critic says the same everywhere",
     cause="After its warm-up the values vary {seen} times as much as the returns do: the head is dead or cut off from "
     "the gradient.",
-    healthy="standard deviation of V / of the returns: above 0.05",
+    healthy="standard deviation of V / of the returns, over these steps: above 0.05",
     fix="check that the value loss reaches the head (ppo.value_coef, requires_grad) and its learning rate",
     source="own threshold",
     explains=["value-not-fitting"],
 )
 def value_constant(data: RunData) -> Reading | None:
     sample = data.sample
-    goal = sample.variance_by_step(returns(data, sample))
-    value = sample.variance_by_step(sample["value"])
-    if len(goal) != len(value):
-        return None
-    known = goal.value > 1e-8
-    points = _warm(Series(goal.step[known], np.sqrt(value.value[known] / goal.value[known])))
+    goal, value = returns(data, sample), sample["value"]
+    points = _warm(sample.variance_by_step(goal))
     if len(points) < 6:
         return None
-    first = since(points, points.value < 0.05, 6)
-    evidence = data.step_evidence([first] if first is not None else [])
-    return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, low=0.05))
+    # Over all these steps: a critic that is slow follows the mean of the returns at least.
+    late = (sample.step >= points.step[0]) & sample.trained & np.isfinite(goal) & np.isfinite(value)
+    if not late.any() or goal[late].std() < 1e-4:
+        return None
+    found = float(value[late].std() / goal[late].std())
+    of_values, of_returns = together(sample.variance_by_step(value), points)
+    share = Series(of_values.step, np.sqrt(of_values.value / np.maximum(of_returns.value, 1e-8)))
+    evidence = data.step_evidence(points.step[:1])
+    return Reading(found, found < 0.05, int(points.step[0]), evidence, curve=Curve(share, low=0.05))
 
 
 @rule(
@@ -133,24 +148,14 @@ def value_constant(data: RunData) -> Reading | None:
     needs=["steps.loss/value"],
     least_steps=10,
     algorithms=["ppo"],
-    title="The value loss spikes",
-    cause="The value loss is {seen} times its median of the steps before.",
-    healthy="value loss / running median: below 10",
+    title="The value loss spikes again and again",
+    cause="The value loss is up to {seen} times its median of the steps before, time and again.",
+    healthy="value loss / running median: above 10 in less than a tenth of the steps",
     fix="normalise or clip the reward (shaping.scale, shaping.clip); do not widen ppo.value_clip",
     source="TRL 0.7.10, logging",
 )
 def value_loss_spike(data: RunData) -> Reading | None:
-    points = data.metric("loss/value")
-    over = np.nan_to_num(over_median(points))
-    bad = points.step[over > 10]
-    sick = len(bad) > 0
-    return Reading(
-        float(over.max(initial=0)),
-        sick,
-        int(bad[0]) if sick else None,
-        data.step_evidence(bad[:3]),
-        curve=Curve(Series(points.step, over), high=10.0),
-    )
+    return spikes(data, "loss/value")
 
 
 @rule(
@@ -169,4 +174,11 @@ def reward_fades(data: RunData) -> Reading | None:
     length = float(np.nanmedian(data.rows["length"]))
     left = decay**length
     words: Words = {"decay": decay, "length": length}
-    return Reading(left, left < 0.01, int(data.rows.steps[0]) if left < 0.01 else None, words=words)
+    before_end = np.arange(int(length) + 1)
+    reaches = Curve(
+        Series(before_end, decay**before_end),
+        low=0.01,
+        name=Phrase("share of the reward that reaches a token"),
+        along=Phrase("tokens before the end of the response"),
+    )
+    return Reading(left, left < 0.01, int(data.rows.steps[0]), words=words, curve=reaches)

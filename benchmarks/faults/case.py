@@ -1,0 +1,38 @@
+"""Which run is which."""
+
+from typing import NamedTuple
+
+CALIBRATION_SEEDS = range(3)
+"""Thresholds and rules were chosen on these; the others are reported on."""
+SIZES = {"other": "other size, seen", "large": "third size", "smol": "SmolLM2"}
+"""What the parts of the other sizes of model are called."""
+PARTS = ("calibration", "held out", *SIZES.values(), "two faults")
+
+
+class Case(NamedTuple):
+    """One run."""
+
+    name: str
+    """of the fault, of two joined by ``+``, or of a healthy kind of run"""
+    level: int
+    """0 to 2; −1 for a healthy one"""
+    algorithm: str
+    size: str
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder."""
+        return f"{self.name}--{self.level}--{self.algorithm}--{self.size}--{self.seed}"
+
+    @property
+    def faults(self) -> list[str]:
+        """The names of what is planted."""
+        return self.name.split("+") if self.level >= 0 else []
+
+    @property
+    def part(self) -> str:
+        """What the run is for, one of ``PARTS``."""
+        if len(self.faults) > 1:
+            return "two faults"
+        return SIZES.get(self.size, "calibration" if self.seed in CALIBRATION_SEEDS else "held out")

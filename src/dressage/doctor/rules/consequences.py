@@ -1,0 +1,14 @@
+"""What follows from a trouble that many rules have in common: what they find is folded under its cause."""
+
+CRITIC = ("value-not-fitting", "value-constant", "value-loss-spike")
+"""A critic learns what it is given: wrong rewards show in its numbers too."""
+RUNAWAY = (
+    "pattern-spreading", "zero-variance-groups", "zero-gradient", "rollouts-fail", "reward-falls", "distinct-collapse",
+    "repetition-loops", "template-collapse", "entropy-collapse", "entropy-explosion", "length-collapse", "truncated",
+    "likelihood-displacement", "gradient-spike", "echo-trap", "reward-exhausted", *CRITIC,
+)  # fmt: skip
+"""A policy that runs away shows all this in what it writes, and in the numbers of its updates."""
+MISMATCH = (
+    "sampler-mismatch", "mismatch-tail", "mismatch-growing", "mismatch-rare-tokens", "precision-noise", "retokenised"
+)  # fmt: skip
+"""Sampler and trainer disagree on log-probabilities wherever one of them is wrong."""

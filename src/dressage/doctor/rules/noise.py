@@ -1,0 +1,103 @@
+"""A reward that has nothing to do with the response."""
+
+from collections import Counter
+
+import numpy as np
+
+from dressage.doctor.data import RunData
+from dressage.doctor.finding import Phrase, Reading, Words
+from dressage.doctor.groups import within
+from dressage.doctor.rows import Rows
+from dressage.doctor.rule import rule
+from dressage.doctor.rules.consequences import CRITIC
+from dressage.doctor.rules.kl import objective
+from dressage.doctor.rules.pattern import PIECES
+from dressage.doctor.series import Array
+
+WORDS = 40
+"""The most frequent words, which are looked for in each response."""
+LEAST_ROLLOUTS = 400
+LEAST_VALUES = 20
+"""Different rewards: of a verifier, which knows two or three, words tell nothing anyway."""
+MOST_ROLLOUTS = 2000
+
+
+@rule(
+    row=48,
+    needs=["rows.reward", "rows.response"],
+    least_steps=5,
+    severity="error",
+    title="The reward has nothing to do with the response",
+    cause="{what}: the scores are shuffled among the responses, or are noise. The variance that is left is {seen} of "
+    "the whole.",
+    healthy="share of the reward's variance that is left among equal responses to a prompt: below 0.5; or, where the "
+    "policy moves and the reward does not rise, that length and words do not explain: below 0.98",
+    fix="check the order in which scores come back; dressage check examines the reward model on pairs",
+    source="StackLLaMA; Secrets of RLHF II 2401.06080; own statistic",
+    explains=["reward-falls", "kl-flat", "kl-explosion", *CRITIC],
+)
+def reward_is_noise(data: RunData) -> Reading | None:
+    rows = data.sample.rows
+    reward = _trimmed(within(rows, rows["reward"]))
+    left, places = _left_among_equals(rows, reward)
+    what, sick = "Equal responses to the same prompt differ in reward", left > 0.5
+    if np.isnan(left):
+        left, places = _left_by_words(rows, reward), np.arange(3)
+        what = "The policy moves and earns no more, and neither length nor words of a response tell its reward"
+        sick = left > 0.98 and _moves_in_vain(data)
+    if np.isnan(left):
+        return None
+    words: Words = {"what": Phrase(what)}
+    return Reading(left, sick, int(rows.steps[0]), data.sample.evidence(places), words)
+
+
+def _trimmed(reward: Array) -> Array:
+    """Returns rewards without the excess of outliers, each of which would decide a variance by itself."""
+    low, high = np.nanquantile(reward, [0.02, 0.98])
+    return np.asarray(np.clip(reward, low, high))
+
+
+def _left_among_equals(rows: Rows, reward: Array) -> tuple[float, Array]:
+    """Returns the variance among equal responses to a prompt as a share of all, and those that differ the most."""
+    same: dict[tuple[str | None, str | None], list[int]] = {}
+    for i, key in enumerate(zip(rows.texts("prompt"), rows.texts("response"), strict=True)):
+        same.setdefault(key, []).append(i)
+    repeated = [members for members in same.values() if len(members) >= 2]
+    pairs = sum(len(members) - 1 for members in repeated)
+    spread = float(np.nanvar(reward))
+    if pairs < 20 or spread < 1e-10:
+        return float("nan"), np.arange(0)
+    values = _trimmed(rows["reward"])
+    inside = sum(float(np.nanvar(values[members])) * len(members) for members in repeated) / pairs
+    return inside / spread, np.array(max(repeated, key=lambda members: float(np.ptp(values[members]))))
+
+
+def _left_by_words(rows: Rows, reward: Array) -> float:
+    """Returns the share of the variance that a linear fit on length and words leaves, on rollouts it was not fitted to.
+
+    Of the first half of the steps, in which responses still differ.
+    """
+    first = np.flatnonzero((rows.step <= np.median(rows.steps)) & np.isfinite(reward))
+    first = first[np.linspace(0, len(first) - 1, min(len(first), MOST_ROLLOUTS)).astype(int)]
+    different = len(np.unique(rows["reward"][first]))
+    if len(first) < LEAST_ROLLOUTS or different < LEAST_VALUES or np.var(reward[first]) < 1e-10:
+        return float("nan")
+    responses = rows.texts("response")
+    words = [PIECES.findall((responses[i] or "").lower()) for i in first]
+    common = [word for word, _ in Counter(word for some in words for word in dict.fromkeys(some)).most_common(WORDS)]
+    has = np.array([[*(word in some for word in common), np.log1p(len(some))] for some in map(list, words)], float)
+    has, goal = has - has.mean(0), reward[first]
+    left = 0.0
+    for part in (np.arange(len(goal)) % 2 == 0, np.arange(len(goal)) % 2 == 1):
+        ridge = has[part].T @ has[part] + 5 * np.eye(has.shape[1])
+        fitted = np.linalg.solve(ridge, has[part].T @ (goal[part] - goal[part].mean()))
+        left += float(np.sum((goal[~part] - goal[part].mean() - has[~part] @ fitted) ** 2))
+    return left / float(np.sum((goal - goal.mean()) ** 2))
+
+
+def _moves_in_vain(data: RunData) -> bool:
+    reward, kl = data.rows.mean("reward"), objective(data)
+    if len(reward) < 10 or not len(kl):
+        return False
+    spread = float(np.nanstd(within(data.rows, data.rows["reward"])))
+    return kl.last() > 0.3 and reward.last() - reward.first() < spread

@@ -1,0 +1,88 @@
+"""Which rules are applied, and how findings are told apart into causes and consequences."""
+
+import pytest
+from doctor_helpers import healthy
+
+from dressage.doctor.diagnosis import diagnose, worst
+from dressage.doctor.finding import Reading
+from dressage.doctor.rule import rule
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return healthy(steps=6).data(tmp_path_factory.mktemp("diagnosis") / "run")
+
+
+def made(name, reading=None, **changes):
+    """A rule that reads always the same."""
+
+    def statistic(data):
+        return reading
+
+    statistic.__name__ = name
+    texts = {"title": "", "cause": "", "healthy": "", "fix": "", "source": ""}
+    return rule(row=1, needs=[], **texts, **changes)(statistic)
+
+
+def sick(name, since=0, **changes):
+    return made(name, Reading(1.0, True, since), **changes)
+
+
+def folded(data, *rules):
+    """Returns the consequences of each cause."""
+    return {one.rule.name: one.explains for one in diagnose(data, rules).causes}
+
+
+def test_what_is_not_sick_is_healthy_and_what_says_nothing_is_skipped(data):
+    found = diagnose(
+        data, [sick("a"), made("b", Reading(1.0, False)), made("c"), made("d", Reading(float("nan"), True))]
+    )
+    assert [one.rule.name for one in found.findings] == ["a"]
+    assert [rule.name for rule, _ in found.healthy] == ["b"]
+    assert [one.rule for one in found.skipped] == ["c", "d"]
+
+
+def test_a_rule_is_applied_where_it_belongs_and_there_is_enough(data):
+    rules = [
+        sick("enough", least_steps=6),
+        sick("few", least_steps=7),
+        sick("ours", algorithms=["grpo", "ppo"]),
+        sick("theirs", algorithms=["grpo", "rloo"]),
+    ]
+    found = diagnose(data, rules)
+    assert [one.rule.name for one in found.findings] == ["enough", "ours"]
+    assert [(one.rule, one.words) for one in found.skipped] == [
+        ("few", {"least": 7.0, "steps": 6.0}),
+        ("theirs", {"algorithms": "grpo, rloo", "algorithm": "ppo"}),
+    ]
+
+
+def test_a_consequence_stands_under_the_first_cause_also_through_others(data):
+    first, second, third = sick("a", explains=["b"]), sick("b", explains=["c"]), sick("c")
+    assert folded(data, first, second, third) == {"a": ("b", "c")}
+    assert folded(data, sick("a", explains=["c"]), sick("b", explains=["c"]), third) == {"a": ("c",), "b": ()}
+
+
+def test_two_rules_that_explain_each_other_are_one_cause(data):
+    assert folded(data, sick("a", explains=["b"]), sick("b", explains=["a"])) == {"a": ("b",)}
+
+
+@pytest.mark.parametrize(("earlier", "is_explained"), [(4, True), (5, True), (6, False)])
+def test_what_began_more_than_five_steps_before_a_cause_is_none_of_its_consequences(data, earlier, is_explained):
+    causes = folded(data, sick("cause", since=10, explains=["other"]), sick("other", since=10 - earlier))
+    assert causes == ({"cause": ("other",)} if is_explained else {"cause": (), "other": ()})
+
+
+def test_causes_come_first_and_the_gravest_of_them(data):
+    rules = [
+        sick("note", severity="note", explains=["under"]),
+        sick("warning"),
+        sick("error", severity="error"),
+        sick("under", severity="error"),
+    ]
+    assert [one.rule.name for one in diagnose(data, rules).findings] == ["error", "warning", "note", "under"]
+
+
+def test_the_worst_severity(data):
+    assert worst(diagnose(data, [sick("a", severity="note"), sick("b")]).findings) == "warning"
+    assert worst(()) is None

@@ -1,0 +1,48 @@
+"""What a look at a run leaves in the findings' file."""
+
+import time
+
+import sick_invariants
+from doctor_helpers import healthy
+
+from dressage.doctor.diagnosis import diagnose
+from dressage.doctor.look import look
+from dressage.doctor.own import all_rules
+from dressage.doctor.words import LANGUAGES, language, number
+from dressage.index.findings import read_findings
+from dressage.record import write_run
+
+
+def test_the_file_says_what_the_diagnosis_says(tmp_path):
+    made = healthy()
+    for name in ("temperature-missing", "reward-position"):
+        sick, _ = sick_invariants.case[name]
+        sick(made)
+    data = made.data(tmp_path / "run")
+    file = tmp_path / "findings.json"
+    began = time.monotonic()
+    look(str(tmp_path / "run"), file, "v")
+    seen = read_findings(file)
+    assert seen.version == "v" and 0 < seen.seconds <= time.monotonic() - began
+    diagnosis = diagnose(data, all_rules())
+    assert any(cause.explains for cause in diagnosis.causes)
+    assert any(place.start is not None for cause in diagnosis.causes for place in cause.reading.evidence)
+    for name in LANGUAGES:
+        words = language(name)
+        titles = {one.rule.name: words.said(one.rule, one.reading).title for one in diagnosis.findings}
+        for one, cause in zip(seen.found[name], diagnosis.causes, strict=True):
+            said = words.said(cause.rule, cause.reading)
+            assert (one.id, one.severity) == (cause.rule.name, cause.severity)
+            assert (one.title, one.text, one.healthy, one.fix) == (said.title, said.cause, said.healthy, said.fix)
+            assert one.seen == number(cause.reading.seen)
+            assert one.steps == (None if cause.reading.since is None else (cause.reading.since, 23))
+            assert one.explains == tuple(titles[under] for under in cause.explains)
+            places = [(place.step, place.sample, place.token) for place in one.rollouts]
+            assert places == [(place.step, place.sample, place.start) for place in cause.reading.evidence]
+
+
+def test_of_no_steps_nothing_is_found(tmp_path):
+    file = tmp_path / "findings.json"
+    write_run(tmp_path / "run", {"algorithm": "ppo"})
+    look(str(tmp_path / "run"), file, "v")
+    assert read_findings(file).found == dict.fromkeys(LANGUAGES, ())

@@ -1,0 +1,46 @@
+"""When a KL that explodes is a trouble, and when it is not."""
+
+import numpy as np
+import pytest
+from doctor_helpers import healthy, reading
+
+from dressage.doctor.rules.kl import kl_explosion
+
+AWAY = np.linspace(0, 4, 24)
+"""Nats per token between policy and reference, by step."""
+
+
+def far(away, rises, penalty=True):
+    """Returns a run that leaves its reference by ``away`` while its reward rises, or stays as it was."""
+    made = healthy()
+    made.tokens["ref_logprob"] = made.tokens["ref_logprob"] - np.where(made.mask, away[:, None, None], 0)
+    noise = np.random.default_rng(0).normal(size=made.rows["reward"].shape)
+    made.rows["reward"] = noise + rises * np.arange(24)[:, None]
+    if not penalty:
+        made.rows["kl_coef"] = np.zeros_like(made.rows["kl_coef"])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("away", "rises", "penalty", "sick"),
+    [
+        (AWAY, True, True, True),
+        (AWAY, False, True, True),
+        (AWAY, True, False, False),
+        (AWAY, False, False, True),
+        (AWAY * (np.arange(24) < 20), True, True, False),
+        (AWAY * (np.arange(24) < 23), True, True, True),
+        (AWAY * (np.arange(24) < 20), False, True, True),
+    ],
+    ids=[
+        "it pays, and still goes on",
+        "it pays nothing",
+        "it pays and nothing was to hold it",
+        "nothing holds it and it pays nothing",
+        "it pays, and came back",
+        "it pays, and came back for one step",
+        "it paid nothing, and came back",
+    ],
+)
+def test_the_kl_explodes_where_it_is_not_meant_to(tmp_path, away, rises, penalty, sick):
+    assert reading(kl_explosion, far(away, rises, penalty), tmp_path / "run").sick == sick

@@ -1,0 +1,61 @@
+"""A diagnosis in the terminal: the findings, where to look, and the names of the rest."""
+
+import io
+
+import pytest
+from doctor_helpers import healthy
+from rich.console import Console
+
+from dressage.doctor.diagnosis import diagnose
+from dressage.doctor.report.terminal import show
+from dressage.doctor.rules import RULES
+from dressage.doctor.words import LANGUAGES, language
+
+
+@pytest.fixture(scope="module")
+def sick(tmp_path_factory):
+    made = healthy()
+    made.metrics["policy/clip_fraction"][10:] = 0.5
+    made.tokens["ref_logprob"][0] -= 0.1
+    del made.tokens["value"]
+    data = made.data(tmp_path_factory.mktemp("terminal") / "[red]")
+    return data, diagnose(data, RULES)
+
+
+def shown(sick, name="en", width=80):
+    out = io.StringIO()
+    show(Console(file=out, width=width), *sick, language(name))
+    return out.getvalue()
+
+
+def test_a_finding_says_since_when_what_to_change_and_where_to_look(sick):
+    text = shown(sick)
+    assert "error: The policy differs from its reference before any training  since step 0" in text
+    assert "lower optimizer.learning_rate or update.epochs" in text
+    place = next(one for one in sick[1].causes if one.rule.name == "kl-at-start").reading.evidence[0]
+    assert f"step {place.step} sample {place.sample} token {place.start}" in text
+    assert text.count("dressage show ") == 1
+
+
+def test_the_folder_is_named_as_it_is(sick):
+    assert shown(sick, width=1000).count("[red]") == 2
+
+
+def test_every_rule_is_named_once_as_healthy_or_not_looked_at_for_a_reason_said_once(sick):
+    _, _, rest = shown(sick, width=1000).partition("\nHealthy")
+    _, diagnosis = sick
+    names = [name for line in rest.splitlines() if line.startswith("  ") for name in line.strip().split(", ")]
+    assert names[: len(diagnosis.healthy)] == [rule.name for rule, _ in diagnosis.healthy]
+    assert sorted(names[len(diagnosis.healthy) :]) == sorted(one.rule for one in diagnosis.skipped)
+    lacking = {name for one in diagnosis.skipped for name in one.words.get("what", "").split(", ") if name}
+    (line,) = [line for line in rest.splitlines() if "not recorded: " in line]
+    assert sorted(line.partition("not recorded: ")[2].split(", ")) == sorted(lacking) != []
+    assert f"({len(diagnosis.healthy)})" in rest
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_it_fits_the_terminal(sick, name, width):
+    text = shown(sick, name, width)
+    console = Console(width=width)
+    assert max(console.measure(line).maximum for line in text.splitlines()) <= width

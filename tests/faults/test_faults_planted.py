@@ -1,0 +1,62 @@
+"""The doctor names faults planted in real training, and is silent on healthy runs: a part of benchmarks/faults."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.faults import generate, world
+from benchmarks.faults.case import Case
+from benchmarks.faults.generate import make
+from benchmarks.faults.planted import FAULTS
+from benchmarks.faults.results import result_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base model that speaks the grammar well enough."""
+    place = tmp_path_factory.mktemp("faults")
+    torch.set_num_threads(1)
+    size = world.SIZES["small"]
+    model = world.train_base(size, 0, steps=120)
+    model.save_pretrained(place / "base-small-0")
+    world.tokenizer().save_pretrained(place / "base-small-0")
+    world.train_critic(model, 0, steps=40).save_pretrained(place / "base-small-0" / "critic")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [("top-k", "grpo"), ("penalty-flipped", "ppo"), ("likes-hash", "rloo"), ("engine-stale", "grpo")],
+)
+def test_a_planted_fault_is_named(name: str, algorithm: str, folder: Path) -> None:
+    case = Case(name, 2, algorithm, "small", 0)
+    make(case, folder)
+    assert not (folder / case.folder / "failed.txt").exists()
+    found, _ = result_of(folder / case.folder)
+    assert found.named[0] in FAULTS[name].causes
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [("usual", "ppo"), ("evaluated", "grpo"), ("resumed", "rloo")])
+def test_a_healthy_run_has_no_finding(name: str, algorithm: str, folder: Path) -> None:
+    case = Case(name, -1, algorithm, "small", 0)
+    make(case, folder)
+    assert not (folder / case.folder / "failed.txt").exists()
+    found, _ = result_of(folder / case.folder)
+    assert found.named == ()
+
+
+def test_all_runs_are_different_and_every_fault_is_planted_at_three_levels() -> None:
+    cases = list(generate.cases(seeds=5))
+    assert len({case.folder for case in cases}) == len(cases)
+    one_each = {(case.name, case.level, case.seed) for case in cases if case.size == "small" and len(case.faults) == 1}
+    assert one_each == {(name, level, seed) for name in FAULTS for level in range(3) for seed in range(5)}
+
+
+def test_a_time_in_which_the_machine_stood_still_is_noticed() -> None:
+    """One call that lets no other thread run, as if the whole process had been frozen."""
+    with generate.still(most=0.3) as stills:
+        time.sleep(0.3)
+        sum(range(60_000_000))
+    assert stills
