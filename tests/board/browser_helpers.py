@@ -237,3 +237,16 @@ def saved(page: Any, act: Any, folder: Path) -> Path:
     path = folder / waiting.value.suggested_filename
     waiting.value.save_as(path)
     return path
+
+
+def settle(page: Any) -> None:
+    """Waits until the text of the page stays as it is, and the page shows no sign that it waits for an answer."""
+    page.wait_for_function(
+        """() => {
+            const text = document.body.innerText;
+            const same = text === window.before && !document.querySelector(".working");
+            window.before = text;
+            return same;
+        }""",
+        polling=250,
+    )

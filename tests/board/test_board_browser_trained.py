@@ -38,6 +38,7 @@ def test_a_run_of_the_trainer_is_shown_from_the_curves_to_the_tokens(browser, ru
         assert parsed(reward.inner_text()) == pytest.approx(rewards.mean(), rel=5e-4)
         for title, name in {"Gradient norm": "optim/grad_norm", "KL to the reference": "kl/objective"}.items():
             shown = page.locator(".card", has_text=title).first.locator(".key b").first
+            expect(shown).to_have_text(re.compile("[0-9]"))
             assert parsed(shown.inner_text()) == pytest.approx(metrics[name], rel=5e-4)
         page.get_by_role("link", name="Its responses").click()
         page.locator('.tr[aria-rowindex="1"] .td').first.dblclick()

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from browser_helpers import BATCH, EVALUATED, STEPS, BoardProcess, go, opened, parsed, record_run, saved
+from browser_helpers import BATCH, EVALUATED, STEPS, BoardProcess, go, opened, parsed, record_run, saved, settle
 from playwright.sync_api import Page, expect
 
 import dressage
@@ -95,19 +95,6 @@ def test_an_address_reproduces_its_view(browser, board_told, path):
                 seen.append(page.locator("body").inner_text())
                 page.reload()
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) > 200
-
-
-def settle(page: Page) -> None:
-    """Waits until the text of the page stays as it is, and the page shows no sign that it waits for an answer."""
-    page.wait_for_function(
-        """() => {
-            const text = document.body.innerText;
-            const same = text === window.before && !document.querySelector(".working");
-            window.before = text;
-            return same;
-        }""",
-        polling=250,
-    )
 
 
 def test_stars_and_notes_outlive_the_server(browser, tmp_path):

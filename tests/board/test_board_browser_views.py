@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browser_helpers import VIEWS, go, opened
+from browser_helpers import VIEWS, go, opened, settle
 from playwright.sync_api import Page, expect
 
 I18N = Path(__file__).parents[2] / "src" / "dressage" / "board" / "web" / "src" / "i18n"
@@ -108,7 +108,10 @@ FINDINGS = [
 
 def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
     with opened(browser, f"{board_told.address}/overview") as page:
-        plain = page.locator(".timeline canvas").evaluate("(c) => (c.width, c.toDataURL())")
+        picture = "document.querySelector('.timeline canvas').toDataURL()"
+        page.locator(".plot canvas").first.wait_for()
+        settle(page)
+        plain = page.evaluate(picture)
         found = {"en": FINDINGS, "zh": [finding("KL 失控")], "vi": []}
         page.route("**/api/runs/0/findings", lambda route: route.fulfill(json=found))
         page.reload()
@@ -124,16 +127,16 @@ def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
         ]
         expect(panel.locator(".severity.error")).to_have_attribute("aria-label", "error")
         page.locator(".plot canvas").first.wait_for()
-        assert page.locator(".timeline canvas").evaluate("(c) => (c.width, c.toDataURL())") != plain
+        page.wait_for_function(f"(plain) => {picture} !== plain", arg=plain)
         page.locator("select.language").select_option("zh")
         expect(panel.locator("li b")).to_have_text("KL 失控")
         page.locator("select.language").select_option("en")
         panel.get_by_role("button", name="Steps 4–6").click()
-        assert "step=4" in page.url
+        expect(page).to_have_url(re.compile("step=4"))
         expect(page.locator(".timeline output")).to_contain_text("KL runs away")
         panel.get_by_role("button", name="5.3").click()
         expect(page.locator("main h2")).to_have_text("Step 5 · sample 3")
-        assert "token=2" in page.url
+        expect(page).to_have_url(re.compile("token=2"))
 
 
 def test_every_view_can_be_reached_and_used_by_keyboard_alone(browser, board_told):
@@ -150,7 +153,7 @@ def test_every_view_can_be_reached_and_used_by_keyboard_alone(browser, board_tol
             page.keyboard.press("g")
             page.keyboard.press(key)
             page.locator(VIEWS[view]).first.wait_for()
-            assert f"/{view}" in page.url
+            expect(page).to_have_url(re.compile(f"/{view}"))
         page.keyboard.press("{")
         expect(page.locator(".timeline output b")).to_have_text("0")
         page.keyboard.press("]")
@@ -183,7 +186,7 @@ def test_a_rollout_is_found_opened_read_and_starred_by_keyboard(browser, board_t
         page.keyboard.press("ArrowRight")
         expect(page.locator(".token-card")).to_contain_text("token 1 of")
         page.keyboard.press("3")
-        assert "metric=ref_logprob" in page.url
+        expect(page).to_have_url(re.compile("metric=ref_logprob"))
         page.keyboard.press("j")
         expect(page.locator("main h2")).not_to_have_text(title)
         page.keyboard.press("k")
@@ -210,3 +213,42 @@ def test_a_system_prompt_is_folded(browser, board_told):
         expect(text).to_have_count(0)
         page.locator("details.system summary").click()
         expect(text).to_have_count(1)
+
+
+def test_the_curves_are_drawn_before_more_is_asked_for(browser, board_told):
+    with opened(browser, board_told.address) as page:
+        page.add_init_script(
+            """const stroke = CanvasRenderingContext2D.prototype.stroke;
+            CanvasRenderingContext2D.prototype.stroke = function (...path) {
+                window.drawn ??= performance.now();
+                return stroke.apply(this, path);
+            };"""
+        )
+        page.goto(board_told.address)
+        page.locator(".findings").wait_for()
+        asked = page.evaluate(
+            """performance.getEntriesByType("resource").filter((one) => one.name.includes("/api/"))
+                .map((one) => one.startTime).sort((a, b) => a - b)"""
+        )
+        first, second, *_ = asked
+        assert first < page.evaluate("drawn") < second
+
+
+def test_the_text_of_a_rollout_is_seen_before_its_pictures(browser, board_told):
+    with opened(browser, f"{board_told.address}/responses") as page:
+        page.locator('.tr[aria-rowindex="2"] .td').first.click()
+        page.locator(".detail .body").wait_for()
+        page.evaluate(
+            """() => {
+                window.frame = 0;
+                const next = () => { frame++; requestAnimationFrame(next); };
+                next();
+                new MutationObserver(() => {
+                    if (document.querySelector(".tok")) window.text ??= frame;
+                    if (document.querySelector(".strips canvas")) window.pictures ??= frame;
+                }).observe(document, { subtree: true, childList: true });
+            }"""
+        )
+        page.keyboard.press("Enter")
+        page.locator(".strips canvas").first.wait_for()
+        assert page.evaluate("text < pictures")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from threading import Event, Thread
 
 import pytest
 from board_helpers import board_of, client_of
@@ -11,8 +12,10 @@ from index_helpers import new_run, record
 from dressage.board.live import _position
 from dressage.doctor.look import look
 from dressage.doctor.words import LANGUAGES
+from dressage.index import watch
 from dressage.index.findings import findings_file, read_findings
 from dressage.index.watch import start
+from dressage.record import Recorder
 
 
 @pytest.fixture
@@ -40,8 +43,10 @@ def found(board):
     return answer.json()
 
 
-def test_before_the_first_look_there_is_nothing(board):
+def test_before_the_first_look_there_is_nothing_and_then_what_it_saw(run, board):
     assert found(board) is None
+    look(str(run), file_of(run), "v")
+    assert "double-start" in [finding["id"] for finding in found(board)["en"]]
 
 
 def test_a_finding_says_everything_in_every_language(run, board):
@@ -85,7 +90,7 @@ def test_the_server_does_not_know_the_doctor():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_process_that_indexes_has_the_doctor_look_at_the_run_and_again_when_it_has_grown(run):
+def test_the_process_that_indexes_has_the_doctor_look_at_the_run(run):
     process = start(str(run), run / "index")
     try:
         wait_for(file_of(run).exists)
@@ -95,3 +100,38 @@ def test_the_process_that_indexes_has_the_doctor_look_at_the_run_and_again_when_
     finally:
         process.terminate()
         process.join()
+
+
+def add_rollout(run):
+    with Recorder(run, attempt=0) as recorder:
+        recorder.rollouts(4, {"prompt": ["p"], "response": ["r"], "reward": [1.0]}, {"token_id": [[1]]})
+
+
+def add_metric(run):
+    with Recorder(run, attempt=0) as recorder:
+        recorder.metrics(5, {"loss": 1.0})
+
+
+def test_the_doctor_is_told_when_the_run_has_grown(run, monkeypatch):
+    states, is_parent = [], Event()
+
+    class Noting:
+        def __init__(self, path, file):
+            assert (path, file) == (str(run), file_of(run))
+
+        def tend(self, state):
+            states.append(state)
+
+    monkeypatch.setattr(watch, "Watch", Noting)
+    monkeypatch.setattr(watch, "PAUSE", 0.01)
+    monkeypatch.setattr(watch.os, "getppid", lambda: int(not is_parent.is_set()))
+    follower = Thread(target=watch._follow, args=(str(run), run / "index", 1))
+    follower.start()
+    try:
+        for count, add in enumerate([add_rollout, add_metric, None], 1):
+            wait_for(lambda count=count: len(dict.fromkeys(states)) == count)
+            if add:
+                add(run)
+    finally:
+        is_parent.set()
+        follower.join()

@@ -41,10 +41,14 @@ def keep(run, body=BODY):
     Opening([str(run)]).keep(QUERY, body)
 
 
+def is_kept(run):
+    return Opening([str(run)]).is_kept()
+
+
 def test_what_was_kept_is_answered_again(run):
-    assert kept(run) is None
+    assert kept(run) is None and not is_kept(run)
     keep(run)
-    assert kept(run) == BODY
+    assert kept(run) == BODY and is_kept(run)
     assert kept(run, query=b"of=other") is None and kept(run, run) is None
 
 
@@ -54,7 +58,7 @@ def test_a_change_of_the_run_ends_it(path, run):
     (run / path).write_text("{ }")
     assert kept(run) is None
     os.utime((run / path).parent if "/" in path else run / path, (time.time() - SETTLED - 1,) * 2)
-    assert kept(run) is None
+    assert kept(run) is None and not is_kept(run)
 
 
 def test_a_change_between_start_and_answer_is_not_kept(run):
@@ -63,6 +67,33 @@ def test_a_change_between_start_and_answer_is_not_kept(run):
     os.utime(run / "record", (time.time() - 1.5 * SETTLED,) * 2)
     opening.keep(QUERY, BODY)
     assert kept(run) is None
+
+
+def test_nothing_is_answered_once_the_run_has_changed_since_the_start(run):
+    keep(run)
+    opening = Opening([str(run)])
+    assert opening.is_kept()
+    (run / "record" / "b").write_text("")
+    os.utime(run / "record", (time.time() - 1.5 * SETTLED,) * 2)
+    assert opening.answer(QUERY) is None
+
+
+def test_another_page_asks_anew(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("dressage.board.opening.STATIC", tmp_path)
+    page = tmp_path / "board.js"
+    page.write_text("")
+    os.utime(page, (1, 1))
+    keep(run)
+    assert kept(run) == BODY
+    os.utime(page, (2, 2))
+    assert kept(run) is None
+
+
+def test_what_has_just_changed_may_change_again_unseen(run):
+    os.utime(run / "record", (time.time() - SETTLED / 2,) * 2)
+    keep(run)
+    os.utime(run / "record", (time.time() - 2 * SETTLED,) * 2)
+    assert not list(Opening([str(run)]).file.parent.glob("*"))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +116,7 @@ def test_a_file_that_is_broken_is_as_none(run, cache):
     keep(run)
     (file,) = (cache / "dressage" / "opening").iterdir()
     file.write_bytes(b"no json\n" + BODY)
-    assert kept(run) is None
+    assert kept(run) is None and not is_kept(run)
 
 
 def test_the_next_start_answers_what_was_kept(tmp_path, cache):

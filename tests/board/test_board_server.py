@@ -169,7 +169,7 @@ def test_events_tell_what_was_added(own):
     (missed,) = asyncio.run(first_events(board, "18.0.18.1.0", 1))
     assert missed["steps"] == [3, 4] and missed["cursor"] == event["cursor"]
     for cursor in ("nonsense", "1.2.3-4.5.6", "1.2", "-", "9.9.9.9.9"):
-        assert asyncio.run(first_events(board, cursor, 0)) is None or True
+        asyncio.run(first_events(board, cursor, 0))  # begins without an error
 
 
 def test_metrics_that_come_after_the_rollouts_of_their_step_are_an_event_too(own):

@@ -3,32 +3,26 @@
 import json
 
 import pytest
-from board_helpers import board_of, client_of
-from index_helpers import new_run, record
+
+from dressage.board import api
 
 ANSWERED = [
     "runs",
     "runs/0/rows?sort=-reward&offset=0&limit=5",
     "runs/0/histogram?column=reward&bins=7&steps=1-1",
     "runs/0/rollouts/1/2",
+    "runs/0/info?",
 ]
 REFUSED = {
     "runs/0/rollouts/1/999": 404,
     "runs/7/info": 404,
     "runs/0/rows?filter=reward+%3E": 400,
     "runs/0/rows?limit=many": 422,
+    "runs/0/rows?limit=": 422,
+    "runs/7/info?run=0": 404,
     "runs/0/nothing": 404,
 }
 OTHERS = ["events", "runs/0/rollouts/1/2/tokens", "answers?of=[]", "runs/0/export?format=csv", "../index.html"]
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    folder = new_run(tmp_path_factory.mktemp("several") / "run")
-    record(folder, range(3))
-    board = board_of(folder)
-    yield client_of(board)
-    board.scanner.stop()
 
 
 def several(client, asked):
@@ -43,6 +37,17 @@ def test_each_answer_is_the_one_it_has_alone(client):
         alone = client.get(f"/api/{asked}")
         said = {"answer": alone.json()} if alone.status_code == 200 else alone.json()
         assert got == {"status": REFUSED.get(asked, 200)} | said, asked
+
+
+def test_a_mistake_of_ours_is_said_and_printed_and_the_others_are_answered(client, monkeypatch, capsys):
+    def broken(*given):
+        raise ZeroDivisionError
+
+    (endpoint,) = [one for one in api.ENDPOINTS if one.path == "/api/runs/{run}/info"]
+    monkeypatch.setattr(api, "ENDPOINTS", (endpoint._replace(answer=broken), *api.ENDPOINTS))
+    bad, good = several(client, ["runs/0/info", "runs"])
+    assert (bad["status"], good["status"]) == (500, 200) and "terminal" in bad["error"]
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_what_is_no_json_is_not_among_several(client):

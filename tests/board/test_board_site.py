@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Future
+from threading import Event
 
 import pytest
 from starlette.responses import PlainTextResponse
@@ -25,7 +26,8 @@ async def answered(app: ASGIApp, path: str, method: str = "GET") -> tuple[int, s
     async def send(message):
         sent.append(message)
 
-    await app({"type": "http", "method": method, "path": path, "headers": []}, None, send)
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}
+    await app(scope, None, send)
     headers = dict(sent[0]["headers"])
     return sent[0]["status"], headers[b"content-type"].decode(), b"".join(part["body"] for part in sent[1:])
 
@@ -47,6 +49,25 @@ def test_the_page_does_not_wait_for_the_runs_and_the_data_does(static):
     page, data, later = asyncio.run(visit())
     assert page == (200, "text/html; charset=utf-8", b"this is index.html")
     assert data[2] == later[2] == b"the runs"
+
+
+def test_it_says_when_the_runs_are_needed(static):
+    class Kept:
+        def answer(self, query):
+            return b"kept"
+
+    async def visit():
+        opening, asked = Future(), Event()
+        app = Site(opening, Kept(), asked)
+        first = (await answered(app, "/"), await answered(app, "/api/answers"))
+        assert first[1][2] == b"kept" and not asked.is_set()
+        data = asyncio.ensure_future(answered(app, "/api/answers"))
+        await asyncio.sleep(0.01)
+        assert asked.is_set() and not data.done()
+        opening.set_result(PlainTextResponse("the runs"))
+        return await data
+
+    assert asyncio.run(visit())[2] == b"the runs"
 
 
 def test_every_address_that_is_no_file_is_a_view_of_the_page(static):

@@ -4,9 +4,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dressage.index import maps
-from dressage.index.maps import mapped, mapped_table, relieve
+from dressage.index.maps import NEAR, ask_for, mapped, mapped_table, read_ranges, relieve
 
 
 def test_numbers_and_tables_are_those_of_the_file(tmp_path):
@@ -49,3 +51,18 @@ def test_pages_that_were_looked_at_are_given_back_and_come_again(tmp_path, monke
     relieve()
     assert mapped_bytes() < full - size * 3 // 4
     assert int(values.sum()) == total
+
+
+@given(gaps=st.lists(st.tuples(st.sampled_from([0, 1, NEAR, NEAR + 1]), st.integers(0, 300)), max_size=9))
+def test_ranges_near_and_far_are_read(tmp_path_factory, gaps):
+    whole = np.random.default_rng(0).integers(0, 256, 10 * (NEAR + 400), dtype=np.uint8).tobytes()
+    path = tmp_path_factory.mktemp("maps") / "file"
+    path.write_bytes(whole)
+    starts, stops = np.cumsum(np.array(gaps, np.int64).reshape(-1, 2)).reshape(-1, 2).T
+    ranges = zip(starts.tolist(), stops.tolist(), strict=True)
+    assert read_ranges(path, starts, stops) == [whole[start:stop] for start, stop in ranges]
+
+
+def test_a_file_that_is_gone_is_not_asked_for(tmp_path):
+    (tmp_path / "there").write_bytes(b"1")
+    ask_for([tmp_path / "gone", tmp_path / "there"])

@@ -35,6 +35,13 @@ class Opening:
         self.file = cache / f"{hashlib.sha256(names).hexdigest()[:16]}.json"
         self.stamp = self._stamp()
 
+    def is_kept(self) -> bool:
+        """Returns whether an answer is kept that still holds, so that the page needs nothing else at first."""
+        with suppress(OSError, ValueError), self.file.open("rb") as file:
+            head = json.loads(file.readline())
+            return self.stamp is not None and isinstance(head, list) and head[1:] == [self.stamp]
+        return False
+
     def answer(self, query: bytes) -> bytes | None:
         """Returns the answer to a request, if it is the one that is kept and still holds."""
         with suppress(OSError, ValueError):

@@ -18,6 +18,7 @@ from dressage.board.stars import Stars
 from dressage.errors import UserError
 from dressage.index.columns import Array
 from dressage.index.folder import PROBLEM, fingerprint, index_folder, local_folder
+from dressage.index.maps import ask_for
 from dressage.index.patterns import read_counts
 from dressage.index.search import dictionary
 from dressage.index.snapshot import Snapshot, snapshot
@@ -166,7 +167,10 @@ class OpenRun:
     def warm(self) -> None:
         """Reads beforehand what every page needs."""
         self.token_texts([])
-        dictionary(self.folder, self.snapshot().state.pieces)
+        state = self.snapshot().state
+        names = [*(column.file for column in state.columns.values()), *state.orders.values()]
+        ask_for(self.folder / name for name in names)
+        dictionary(self.folder, state.pieces)
 
 
 def _measured(record: Run) -> list[str]:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 GRACE = 1
 """Seconds that answers which are being made get when the board is told to stop."""
+UNASKED = 1.0
+"""Seconds that the runs wait to be opened where the page has its first answer: drawing it needs the cores."""
 WARM_AFTER = 1.0
 """Seconds from the start after which the board reads what will be needed: not while the page is opening."""
 
@@ -52,22 +54,36 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     address = _address(host, listener.getsockname()[1], token)
-    closing = Event()
-
-    def open_runs() -> "ASGIApp":
-        board = _opened(paths, closing)
-        _announce(board, address, host if token and not is_loopback(host) else None)
-        if browser:
-            _later(0, partial(webbrowser.open, address))
-        return _made_ready(board)
-
+    closing, asked = Event(), Event()
+    kept = Opening(paths)
+    show = partial(_show, address, host if token and not is_loopback(host) else None, browser)
     with ThreadPoolExecutor(1, "opening") as pool:
-        opening = pool.submit(open_runs)
-        server = _Server(Guard(Site(opening, Opening(paths)), token), closing)
+        opening = pool.submit(_open_runs, paths, closing, show, asked if kept.is_kept() else None)
+        server = _Server(Guard(Site(opening, kept, asked), token), closing)
         opening.add_done_callback(server.stop_without)
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
         opening.result()
+
+
+def _show(address: str, open_to: str | None, browser: bool) -> None:
+    print(f"board    {address}")
+    if open_to:
+        print(f"open     to everybody who reaches {open_to}: each request needs the token in that address")
+    if browser:
+        _later(0, partial(webbrowser.open, address))
+
+
+def _open_runs(paths: Sequence[str], closing: Event, show: Callable[[], None], asked: Event | None) -> "ASGIApp":
+    """Opens the runs; ``asked``, where the page can be shown before, tells when it needs them."""
+    if asked:
+        show()
+        asked.wait(UNASKED)
+    board = _opened(paths, closing)
+    if not asked:
+        show()
+    _note(board)
+    return _made_ready(board)
 
 
 def _opened(paths: Sequence[str], closing: Event) -> "Board":
@@ -79,10 +95,7 @@ def _opened(paths: Sequence[str], closing: Event) -> "Board":
     return Board([open_run(path) for path in paths], closing)
 
 
-def _announce(board: "Board", address: str, open_to: str | None) -> None:
-    print(f"board    {address}")
-    if open_to:
-        print(f"open     to everybody who reaches {open_to}: each request needs the token in that address")
+def _note(board: "Board") -> None:
     for run in board.runs:
         if not run.record.info:
             print(f"note     {run.record.folder} is no run yet; it appears once it begins")

@@ -54,7 +54,7 @@ def _answer(endpoints: Sequence["Endpoint"], board: Board, asked: str) -> dict[s
     for endpoint in endpoints:
         if found := _pattern(endpoint.path).match(f"/api/{path}"):
             try:
-                given = dict(parse_qsl(query)) | found.groupdict()
+                given = dict(parse_qsl(query, keep_blank_values=True)) | found.groupdict()
                 return {"status": 200, "answer": endpoint.answer(board, endpoint.query.model_validate(given))}
             except Exception as error:
                 status, reason = explain(error)

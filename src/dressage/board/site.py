@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Future
+from threading import Event
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,11 +22,13 @@ class Site:
     Args:
         api: What answers requests for data, once it is there.
         opening: What was answered first the last time, if it is kept.
+        asked: Is set once something is asked for that only the open runs can answer.
     """
 
-    def __init__(self, api: "Future[ASGIApp]", opening: Opening | None = None) -> None:
+    def __init__(self, api: "Future[ASGIApp]", opening: Opening | None = None, asked: Event | None = None) -> None:
         self.api = api
         self.opening = opening
+        self.asked = asked or Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not scope["path"].startswith("/api/"):
@@ -38,6 +41,7 @@ class Site:
                 await Response(kept, media_type="application/json")(scope, receive, send)
                 return
             send = _keeping(opening, scope["query_string"], send)
+        self.asked.set()
         # A request that is given up must not take the others' answer with it.
         api = self.api.result() if self.api.done() else await asyncio.shield(asyncio.wrap_future(self.api))
         await api(scope, receive, send)

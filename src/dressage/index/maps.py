@@ -6,7 +6,10 @@ file. Given back, they cost next to nothing to get again.
 
 import ctypes
 import mmap
+import os
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet
 
@@ -17,6 +20,8 @@ from dressage.index.columns import Array
 
 MUCH = 300 << 20
 """Bytes of memory."""
+NEAR = 1 << 16
+"""Bytes between two places of a file that cost less to read than to ask for twice."""
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 _maps: "WeakSet[mmap.mmap]" = WeakSet()
 
@@ -31,6 +36,30 @@ def mapped_table(path: Path) -> tuple[pa.Table, mmap.mmap]:
     """Returns the table in an Arrow file, and the file in memory."""
     whole = _map(path, 0)
     return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(whole))).read_all(), whole
+
+
+def ask_for(paths: Iterable[Path]) -> None:
+    """Lets the disk bring files that will soon be mapped, without waiting for them."""
+    for path in paths if sys.platform == "linux" else ():
+        with suppress(FileNotFoundError), path.open("rb") as file:  # another has taken its place meanwhile
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def read_ranges(path: Path, starts: Array, stops: Array) -> list[bytes]:
+    """Returns the bytes of a file from each start to its stop; both rise.
+
+    All are asked for before any is read, so that a disk brings them together; of a file in memory it would bring one
+    after another, each with megabytes around it. And they cost no more memory than they are, not whole pages.
+    """
+    with path.open("rb", buffering=0) as file:
+        number = file.fileno()
+        if sys.platform == "linux" and len(starts):
+            far = np.flatnonzero(starts[1:] - stops[:-1] > NEAR)
+            first, last = np.append(starts[0], starts[far + 1]), np.append(stops[far], stops[-1])
+            for start, size in zip(first.tolist(), (last - first).tolist(), strict=True):
+                os.posix_fadvise(number, start, size, os.POSIX_FADV_WILLNEED)
+        ranges = zip(starts.tolist(), (stops - starts).tolist(), strict=True)
+        return [os.pread(number, size, start) for start, size in ranges]
 
 
 def relieve() -> None:

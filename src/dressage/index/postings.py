@@ -4,7 +4,6 @@ Rows are counted in blocks of 65,536, so that two bytes name one. A feature of m
 Every feature has a number, given once for the whole index in the order of first appearance.
 """
 
-import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ import pyarrow as pa
 from dressage.index.columns import Array
 from dressage.index.features import slices
 from dressage.index.folder import BLOCK, Piece
-from dressage.index.maps import mapped_table
+from dressage.index.maps import mapped_table, read_ranges
 from dressage.index.sets import distinct
 from dressage.record.files import replacing
 
@@ -121,17 +120,10 @@ class PieceReader:
             block |= np.unpackbits(found)[: len(block)].view(np.bool_)
 
     def _read(self, places: Array) -> list[bytes]:
-        """Returns the packed rows of the features at some places.
-
-        Read from the file, they are there as fast the first time as later, and cost no more memory than they are:
-        of the file in memory whole pages would be counted as that of the process.
-        """
+        """Returns the packed rows of the features at some places."""
         offsets, data = self._packed
         begin = data.ctypes.data - np.frombuffer(self._map, np.uint8).ctypes.data
-        ends = zip((begin + offsets[places]).tolist(), (begin + offsets[places + 1]).tolist(), strict=True)
-        with self._path.open("rb", buffering=0) as file:
-            number = file.fileno()
-            return [os.pread(number, stop - start, start) for start, stop in ends]
+        return read_ranges(self._path, begin + offsets[places], begin + offsets[places + 1])
 
 
 def merged(parts: list[Postings]) -> Postings:

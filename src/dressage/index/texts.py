@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from dressage.index.columns import Array, write_at
 from dressage.index.folder import TEXT_ROWS as ROWS
 from dressage.index.folder import State
-from dressage.index.maps import mapped
+from dressage.index.maps import mapped, read_ranges
 from dressage.index.snapshot import Snapshot
 from dressage.record import Run
 
@@ -62,6 +62,8 @@ def store_texts(folder: Path, state: State, run: Run) -> State:
 
 def read_texts(run: Run, snapshot: Snapshot, rows: Array) -> Texts:
     """Returns the beginnings of the texts of some rows, at most ``LENGTH`` characters of each."""
+    if not len(rows):
+        return Texts([], [])
     stored = rows < snapshot.state.texts
     if stored.all():
         return Texts(*(column.to_pylist() for column in _stored(snapshot, rows)))
@@ -103,11 +105,10 @@ def _stored(snapshot: Snapshot, rows: Array) -> _Columns:
     """Returns the stored texts of some rows."""
     blocks, of = np.unique(rows // ROWS, return_inverse=True)
     places = _places(snapshot.folder, snapshot.state.texts)
-    packed = mapped(snapshot.folder / "texts", "u1", int(places[blocks[-1] + 1, 0]) if len(blocks) else 0)
     data, lengths = [], np.empty((len(blocks), 2 * ROWS), np.int64)
-    for i, block in enumerate(blocks.tolist()):
-        (start, _), (end, size) = places[block : block + 2].tolist()
-        data.append(memoryview(CODEC.decompress(packed[start:end], size)))
+    packed = read_ranges(snapshot.folder / "texts", places[blocks, 0], places[blocks + 1, 0])
+    for i, (block, size) in enumerate(zip(packed, places[blocks + 1, 1].tolist(), strict=True)):
+        data.append(memoryview(CODEC.decompress(block, size)))
         lengths[i] = np.frombuffer(data[i], "<i4", 2 * ROWS)
     middles = (8 * ROWS + lengths[:, :ROWS].sum(axis=1)).tolist()
     prompts = b"".join(block[8 * ROWS : middle] for block, middle in zip(data, middles, strict=True))

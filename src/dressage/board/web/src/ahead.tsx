@@ -1,13 +1,11 @@
 /** Asks in advance for what a view needs. */
 
-import { render } from "preact";
+import { type JSX, render } from "preact";
 import { inAdvance } from "./api/client";
 import { Ahead, type Route } from "./state/router";
-import { PAGES } from "./views/pages";
 
 /** Draws a view where nobody sees it, so that it asks for its answers, and throws it away. */
-export function lookAhead(to: Route): void {
-  const Page = PAGES[to.view];
+export function lookAhead(Page: () => JSX.Element, to: Route): void {
   const nowhere = document.createElement("div");
   inAdvance(() =>
     render(

@@ -1,6 +1,6 @@
 /** The frame around every view: runs, tabs, the run's strip, language and colours, keys. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 import { lookAhead } from "./ahead";
 import { Failure } from "./parts/failure";
 import { Help } from "./parts/help";
@@ -11,7 +11,7 @@ import { language, useText } from "./i18n";
 import { boardError, moveStep, runs, selectStep, useRun } from "./state/board";
 import { useKeys } from "./state/keys";
 import { theme } from "./state/preferences";
-import { go, tabRoute, useRoute, type View, VIEWS } from "./state/router";
+import { go, type Route, tabRoute, useRoute, type View, VIEWS } from "./state/router";
 import { useStore } from "./state/store";
 import { PAGES } from "./views/pages";
 
@@ -23,6 +23,8 @@ const LETTERS: Record<View, string> = {
   patterns: "p",
   compare: "c",
 };
+
+const ahead = (to: Route): void => lookAhead(PAGES[to.view], to);
 
 export function App() {
   const all = useStore(runs);
@@ -41,9 +43,8 @@ function Board() {
   const { view, query } = useRoute();
   const run = useRun();
   const [help, setHelp] = useState(false);
-  useEffect(() => {
-    document.title = `${run.name} · ${t(view)} · Dressage`;
-  }, [run.name, view, t]);
+  const title = `${run.name} · ${t(view)} · Dressage`;
+  useLayoutEffect(() => void (document.title = title), [title]);
   const views = VIEWS.map((name) => [`g ${LETTERS[name]}`, () => show(name)] as const);
   useKeys({
     ...Object.fromEntries(views),
@@ -58,10 +59,10 @@ function Board() {
   const Page = PAGES[view];
   return (
     <div class="shell">
-      <TopBar onHelp={() => setHelp(true)} onPoint={lookAhead} />
+      <TopBar onHelp={() => setHelp(true)} onPoint={ahead} />
       <div>
         {inSnapshot && <div class="banner">{t("exportedPage")}</div>}
-        <Scrubber onPoint={(at) => lookAhead({ view, query: { ...query, step: String(at) } })} />
+        <Scrubber onPoint={(at) => ahead({ view, query: { ...query, step: String(at) } })} />
       </div>
       {run.columns.rows.length > 0 || view === "overview" ? (
         <Page key={run.run} />

@@ -1,5 +1,6 @@
 import { render } from "preact";
 import { App } from "./app";
+import { painted } from "./api/client";
 import { follow } from "./api/live";
 import { inSnapshot, snapshotRoute } from "./api/snapshot";
 import { loadRuns } from "./state/board";
@@ -19,7 +20,6 @@ if (inSnapshot && location.hash === "") {
   const { view, query } = parseRoute(snapshotRoute());
   go(view, query, true);
 }
-void loadRuns();
+void loadRuns().then(painted).then(follow);
 askEarly(Number(currentRoute().query["run"] ?? 0));
-follow();
 render(<App />, document.getElementById("app")!);

@@ -73,6 +73,8 @@ function remembered(url: string, ask: () => Promise<unknown>): Promise<unknown> 
   const answer = inSnapshot ? snapshotAnswer(url) : ask();
   answers.set(url, answer);
   answer.catch(() => answers.delete(url));
+  // Not the response: it is drawn when it has been read.
+  if (!asked) void answer.then(painted, painted).then(showFirst);
   if (answers.size > KEPT) answers.delete(answers.keys().next().value!);
   return answer;
 }
@@ -146,7 +148,26 @@ function count(change: 1 | -1): void {
   }
 }
 
+/** A window that nobody sees paints no frames. */
+const UNSEEN_MS = 300;
+
+/** Comes after the frame that shows what is in the document by now. */
+export function painted(): Promise<void> {
+  return new Promise((resolve) => {
+    requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(resolve)));
+    setTimeout(resolve, UNSEEN_MS);
+  });
+}
+
+let asked = false;
+let showFirst = (): void => undefined;
+
+/** The first answer is on the screen: until then drawing it needs the cores, and nothing else is asked for. */
+const firstShown = new Promise<void>((resolve) => (showFirst = resolve));
+
 async function request(url: string, init: RequestInit = {}): Promise<Response> {
+  if (asked) await firstShown;
+  asked = true;
   let response: Response;
   count(1);
   try {

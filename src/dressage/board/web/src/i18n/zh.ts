@@ -222,7 +222,7 @@ export const zh: Dictionary = {
   findingSource: "来源",
   severity_error: "错误",
   severity_warning: "警告",
-  severity_note: "提示",
+  severity_note: "注意",
   stepsNumber: "第 {steps} 步",
   bandQuantiles: "分位数",
   bandSpread: "± 标准差",

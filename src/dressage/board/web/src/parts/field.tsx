@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { patchRoute, useRoute } from "../state/router";
 
 /** Typing is answered after this pause. */
-const PAUSE_MS = 180;
+const PAUSE_MS = 120;
 
 interface Props {
   /** key of the query; another text begins at the first page again */

@@ -3,7 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { address, onRest } from "../api/client";
 import { useResource } from "../api/resource";
-import { loadTokens, rolloutAddress } from "../api/tokens";
+import { rolloutAddress } from "../api/tokens";
 import type { Place, Rollout, Row } from "../api/types";
 import { useText } from "../i18n";
 import { number, percent } from "../maths/format";
@@ -23,13 +23,15 @@ interface Props {
   place: Place;
   search: string;
   onMove: (by: number) => void;
+  /** once the text is there and the hand rests */
+  onRead: () => void;
 }
 
-export function RolloutDetail({ run, place, search, onMove }: Props) {
+export function RolloutDetail({ run, place, search, onMove, onRead }: Props) {
   const t = useText();
   const stars = useStars();
   const { data, error } = useResource<Rollout>(rolloutAddress(run, place));
-  useEffect(() => onRest(() => loadTokens(`runs/${run}/rollouts/${place.step}/${place.sample}`)), [data]);
+  useEffect(() => onRest(onRead), [data]);
   // Until the answer comes, the body shows the rollout before: its star must not stand under this one's name.
   const here = data?.step === place.step && data.sample === place.sample;
   return (

@@ -2,8 +2,8 @@
 
 import { number } from "../maths/format";
 import { gist } from "../maths/prompt";
-import { oneLine } from "../maths/text";
-import { go, tabRoute } from "../state/router";
+import { beginning, oneLine } from "../maths/text";
+import { go, type Route, tabRoute } from "../state/router";
 
 interface Props {
   run: number;
@@ -15,14 +15,19 @@ interface Props {
   chosen?: boolean;
 }
 
-/** The response has to be seen too. */
-const beginning = (text: string): string => (text.length > 60 ? `${text.slice(0, 58)}…` : text);
+/** Characters of a prompt: the response has to be seen too. */
+const PROMPT = 60;
 
 /** The choice of metrics stays from one rollout to the next. */
-export function openTokens(run: number, step: number, sample: number, token: number | null = null): void {
+export function tokensRoute(run: number, step: number, sample: number, token: number | null = null): Route {
   const { token: _, ...kept } = tabRoute("tokens").query;
   const place = { run: String(run), step: String(step), sample: String(sample) };
-  go("tokens", { ...kept, ...place, ...(token === null ? {} : { token: String(token) }) });
+  return { view: "tokens", query: { ...kept, ...place, ...(token === null ? {} : { token: String(token) }) } };
+}
+
+export function openTokens(run: number, step: number, sample: number, token: number | null = null): void {
+  const { view, query } = tokensRoute(run, step, sample, token);
+  go(view, query);
 }
 
 export function RolloutLine({ run, step, sample, reward, prompt, response, chosen = false }: Props) {
@@ -30,7 +35,7 @@ export function RolloutLine({ run, step, sample, reward, prompt, response, chose
     <button type="button" class={`rollout ${chosen ? "chosen" : ""}`} onClick={() => openTokens(run, step, sample)}>
       <b class="number">{number(reward, 3)}</b>
       <span class="line">
-        {prompt !== undefined && <span class="muted">{oneLine(beginning(gist(prompt)))} ▸ </span>}
+        {prompt !== undefined && <span class="muted">{oneLine(beginning(gist(prompt), PROMPT))} ▸ </span>}
         {oneLine(response)}
       </span>
     </button>

@@ -1,6 +1,6 @@
 /** Keyboard: single keys, and "g" followed by a letter for the views. */
 
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 
 export type Keys = Record<string, () => void>;
 
@@ -25,7 +25,8 @@ addEventListener(
 export function useKeys(keys: Keys): void {
   const latest = useRef(keys);
   latest.current = keys;
-  useEffect(() => {
+  // With what is shown, not after it is painted: a quick hand presses the next key before.
+  useLayoutEffect(() => {
     const pressed = (event: KeyboardEvent): void => {
       if (event.ctrlKey || event.metaKey || event.altKey || isField(event.target)) return;
       const handler = latest.current[prefix + event.key];

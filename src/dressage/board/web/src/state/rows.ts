@@ -1,7 +1,7 @@
 /** The table's rows, page by page: only what is looked at is asked for, one look at a time. */
 
 import { useLayoutEffect, useMemo } from "preact/hooks";
-import { forgetMatching, getJson } from "../api/client";
+import { forgetMatching, getJson, painted } from "../api/client";
 import { messageOf } from "../api/resource";
 import type { Row, Rows } from "../api/types";
 import { PAGE, rowsAddress, type Selection } from "./selection";
@@ -79,18 +79,20 @@ class RowLoader {
   private url: (page: number) => string = () => "";
   private view: [first: number, last: number] = [0, 0];
   private busy = false;
+  /** until the rows in view are on the screen */
+  private resting: Promise<void> | undefined;
   private again: ReturnType<typeof setTimeout> | undefined;
 
   select(key: string, shown: string, url: (page: number) => string): void {
     // Another selection is read from its beginning.
     if (shown !== this.shown) this.view = [0, this.view[1] - this.view[0]];
     [this.key, this.shown, this.url] = [key, shown, url];
-    void this.load();
+    this.load();
   }
 
   readonly look = (first: number, last: number): void => {
     this.view = [first, last];
-    void this.load();
+    this.load();
   };
 
   stop(): void {
@@ -98,9 +100,22 @@ class RowLoader {
     this.key = "";
   }
 
-  private async load(): Promise<void> {
-    const wanted = this.busy || this.key === "" ? [] : this.missing();
-    if (wanted.length === 0) return;
+  /** Loads what is missing in view; once that is on the screen, what lies beside it. */
+  private load(): void {
+    if (this.busy || this.key === "") return;
+    const wanted = this.missing();
+    if (wanted.length > 0) void this.take(wanted);
+    else if (this.beside().length > 0) this.resting ??= painted().then(() => this.loadBeside());
+  }
+
+  private loadBeside(): void {
+    this.resting = undefined;
+    if (this.busy || this.missing().length > 0) return;
+    const wanted = this.beside();
+    if (wanted.length > 0) void this.take(wanted);
+  }
+
+  private async take(wanted: number[]): Promise<void> {
     this.busy = true;
     const { key, shown } = this;
     const next = await Promise.all(wanted.map((page) => getJson<Rows>(this.url(page)))).then(
@@ -120,10 +135,10 @@ class RowLoader {
       this.held.set(next);
       this.verify(wanted[0]!);
     }
-    void this.load();
+    this.load();
   }
 
-  /** The pages in view that are not there; else those beside them, once somebody scrolls. */
+  /** The pages in view that are not there. */
   private missing(): number[] {
     const { key, total, error } = this.held.get();
     const [first, last] = this.view;
@@ -131,9 +146,15 @@ class RowLoader {
     if (error !== null) return [];
     // Where nothing is found yet, the first page is asked for again as well.
     const end = Math.max(0, total - 1);
-    const inView = this.absent(Math.min(first, end), Math.min(last, end));
-    if (inView.length > 0 || first === 0) return inView;
-    return this.absent(Math.max(0, first - NEAR), Math.min(last + NEAR, end));
+    return this.absent(Math.min(first, end), Math.min(last, end));
+  }
+
+  /** The pages near those in view, once somebody scrolls. */
+  private beside(): number[] {
+    const { key, total, error } = this.held.get();
+    const [first, last] = this.view;
+    if (key !== this.key || error !== null || first === 0) return [];
+    return this.absent(Math.max(0, first - NEAR), Math.min(last + NEAR, Math.max(0, total - 1)));
   }
 
   private absent(first: number, last: number): number[] {
@@ -154,7 +175,7 @@ class RowLoader {
       const { pages, ...rest } = this.held.get();
       forgetMatching((url) => url === this.url(page));
       this.held.set({ ...rest, pages: new Map([...pages].filter(([known]) => known !== page)) });
-      void this.load();
+      this.load();
     }, VERIFYING_MS);
   }
 }

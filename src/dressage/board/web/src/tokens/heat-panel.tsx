@@ -17,7 +17,7 @@ const BUCKETS = 100;
 interface Props {
   run: number;
   metric: string;
-  /** asked for beforehand, it comes with the text */
+  /** asked for at once, it is drawn after the text */
   shown: boolean;
 }
 

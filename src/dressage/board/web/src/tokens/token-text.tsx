@@ -39,7 +39,7 @@ export function TokenText({ loaded, chosen, stripes, looked }: Props) {
   const [seen] = useState(() => createStore<Seen>([0, 0]));
   const width = useWidth(box);
   const lineHeight = TEXT_HEIGHT + (stripes.length > 0 ? stripes.length * STRIPE + 3 : 0);
-  const whole = useAfterPaint(loaded.units.length > 2 * FIRST);
+  const whole = useAfterPaint(true, loaded.units.length > 2 * FIRST);
   const measure = useMemo(() => measurer(colours.sans), [colours.sans]);
   const lines = useMemo(() => {
     const units = whole ? loaded.units : loaded.units.slice(0, FIRST);

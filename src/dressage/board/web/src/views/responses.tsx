@@ -2,9 +2,10 @@
 
 import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { lookAhead } from "../ahead";
 import { Problem } from "../parts/failure";
 import { RolloutDetail } from "../parts/rollout-detail";
-import { openTokens } from "../parts/rollout-line";
+import { openTokens, tokensRoute } from "../parts/rollout-line";
 import { SelectionBar } from "../parts/selection-bar";
 import { Star } from "../parts/star";
 import { type ListHandle, VirtualList } from "../parts/virtual-list";
@@ -17,9 +18,10 @@ import { useSeries } from "../state/series";
 import { useKeys } from "../state/keys";
 import { patchRoute, useRoute } from "../state/router";
 import { type RowPages, useRowPages } from "../state/rows";
-import { rowsAddress, type Selection, selection } from "../state/selection";
+import { PAGE, rowsAddress, type Selection, selection } from "../state/selection";
 import { toggleStar, useStars } from "../state/stars";
 import { type Column, column, fewColumns, statistic, usualColumns } from "./response-columns";
+import { Tokens } from "./tokens";
 
 const ROW = 27;
 const HEAD = 30;
@@ -81,7 +83,13 @@ export function Responses() {
           list={list}
         />
         {place && (
-          <RolloutDetail run={run.run} place={place} search={query["regex"] ? "" : (query["q"] ?? "")} onMove={move} />
+          <RolloutDetail
+            run={run.run}
+            place={place}
+            search={query["regex"] ? "" : (query["q"] ?? "")}
+            onMove={move}
+            onRead={() => lookAhead(Tokens, tokensRoute(run.run, place.step, place.sample))}
+          />
         )}
       </div>
     </main>
@@ -111,7 +119,9 @@ function ResponseTable({ run, pages, names, sort, shown, place, onChoose, list }
   const rows = useRef(new WeakMap<Row, VNode>());
   const looks = JSON.stringify([names, sort, place]);
   useMemo(() => (rows.current = new WeakMap()), [looks, stars, bar === null]);
-  const ahead = (next: string) => getJson(rowsAddress(run.run, { ...shown, sort: next }, 0));
+  // A window shows more rows than the first page has.
+  const ahead = (next: string) =>
+    Promise.all([0, PAGE].map((offset) => getJson(rowsAddress(run.run, { ...shown, sort: next }, offset))));
   const draw = (index: number) => {
     const row = pages.row(index);
     const known = row && rows.current.get(row);
@@ -210,8 +220,7 @@ function Head({ columns, sort, ahead }: HeadProps) {
                 onClick={() => turn(key)}
                 onMouseEnter={() => onRest(() => ahead(turned(key)))}
               >
-                {name}
-                {arrow}
+                {name + arrow}
               </button>
             ) : (
               name

@@ -49,6 +49,7 @@ export function Tokens() {
     const next = data?.rollout.next;
     if (next) onRest(() => loadTokens(`runs/${run.run}/rollouts/${next.step}/${next.sample}`));
   }, [data]);
+  const seen = useAfterPaint(data !== null);
   const metric = query["metric"] ?? available(run.columns.tokens)[0]?.key ?? "logprob";
   return (
     <main class="view">
@@ -59,10 +60,11 @@ export function Tokens() {
           run={run.run}
           loaded={data}
           gamma={gamma}
+          seen={seen}
         />
       )}
       {data?.count === 0 && <p class="empty">{t("noTokens")}</p>}
-      <HeatPanel run={run.run} metric={metric} shown={data !== null} />
+      <HeatPanel run={run.run} metric={metric} shown={seen} />
     </main>
   );
 }
@@ -76,7 +78,7 @@ function useGamma(run: number): number {
   return typeof gamma === "number" ? gamma : 1;
 }
 
-function Opened({ run, loaded, gamma }: { run: number; loaded: Loaded; gamma: number }) {
+function Opened({ run, loaded, gamma, seen }: { run: number; loaded: Loaded; gamma: number; seen: boolean }) {
   const t = useText();
   const { query } = useRoute();
   const measured = useMemo(() => measure(loaded, gamma), [loaded, gamma]);
@@ -84,7 +86,7 @@ function Opened({ run, loaded, gamma }: { run: number; loaded: Loaded; gamma: nu
   const chosen = measured.find(({ metric }) => metric.key === query["metric"]) ?? measured[0];
   const strips = stripsOf(measured, query["strips"]);
   const { rollout } = loaded;
-  const painted = useAfterPaint(loaded.count > LONG);
+  const painted = useAfterPaint(true, loaded.count > LONG);
   useTokenKeys(run, loaded, measured, looked);
   return (
     <>
@@ -104,8 +106,8 @@ function Opened({ run, loaded, gamma }: { run: number; loaded: Loaded; gamma: nu
                 stripes={query["stripes"] === "1" ? strips : []}
                 looked={looked}
               />
-              {painted && <Strips loaded={loaded} strips={strips} looked={looked} />}
-              {painted && <ValueChart loaded={loaded} measured={measured} looked={looked} />}
+              {seen && painted && <Strips loaded={loaded} strips={strips} looked={looked} />}
+              {seen && painted && <ValueChart loaded={loaded} measured={measured} looked={looked} />}
             </div>
             <TokenCard loaded={loaded} measured={measured} looked={looked} />
           </div>
