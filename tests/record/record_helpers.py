@@ -1,4 +1,5 @@
 import math
+import sys
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -33,10 +34,13 @@ def kept(name: str, values: np.ndarray) -> np.ndarray:
     flat = [float(value) for value in values.ravel()]
     with np.errstate(over="ignore"):
         narrow = [float(np.float32(value)) for value in flat]
+    end = sys.float_info.max
     if not any(math.isinf(new) and math.isfinite(old) for new, old in zip(narrow, flat, strict=True)):
-        flat = narrow
+        flat, end = narrow, (2 - 2**-23) * 2.0**127
     one = _on_the_grid if name.endswith("logprob") else _as_float16
-    return np.array([one(value) if math.isfinite(value) else value for value in flat]).reshape(values.shape)
+    found = [one(value) if math.isfinite(value) else value for value in flat]
+    # What rounding would lead past the end of the column's numbers stays as it is.
+    return np.array([new if abs(new) <= end else old for new, old in zip(found, flat, strict=True)]).reshape(values.shape)
 
 
 def _on_the_grid(value: float) -> float:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from compaction_helpers import record
 from record_helpers import rollouts
-from test_compaction import record
 
 import dressage
 from dressage.record import Recorder, begin_attempt, compact, write_rollouts

@@ -9,6 +9,8 @@ from record_helpers import kept
 from dressage.record.precision import Grid, Mantissa, rounded
 from dressage.record.schema import TOKEN_COLUMNS
 
+# From here to the end of float32 eleven bits would round up to 2^128, which float32 does not have.
+LAST_STEP = (2 - 2**-11) * 2.0**127
 FLOATS_32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
@@ -20,11 +22,19 @@ def test_a_grid_is_the_nearest_multiple_by_exact_fractions(value):
 
 
 @settings(deadline=None)
-@given(FLOATS_32.filter(lambda value: value == 0 or abs(value) >= 2**-126))
+@given(FLOATS_32.filter(lambda value: value == 0 or 2**-126 <= abs(value) < LAST_STEP))
 def test_ten_bits_are_float16_scaled_by_a_power_of_two(value):
     mantissa, exponent = math.frexp(value)
     expected = math.ldexp(float(np.float16(mantissa)), exponent)
     assert rounded(np.array([value]), Mantissa(10))[0] == expected
+
+
+def test_rounding_does_not_lead_out_of_float32():
+    last, below = np.float32(LAST_STEP), np.nextafter(np.float32(LAST_STEP), np.float32(0))
+    values = np.array([np.finfo(np.float32).max, -last, below])
+    assert rounded(values, Mantissa(10)).tolist() == [values[0], values[1], (2 - 2**-10) * 2.0**127]
+    # In a column that needs float64 because of another number, they round like any other.
+    assert rounded(np.append(values, 1e300), Mantissa(10))[:2].tolist() == [2.0**128, -(2.0**128)]
 
 
 @settings(deadline=None)

@@ -7,7 +7,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,6 +177,45 @@ def test_several_ranks_are_one_step(folder):
     assert run.tokens(0)["sample"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert run.tokens(0, 2)["sample"].to_pylist() == [2, 2]
     assert run.rollout(0, 3).row["rank"] == 0
+
+
+@pytest.mark.parametrize("state", ["as written", "compacted", "places unknown", "places of another file"])
+def test_the_tokens_of_some_rollouts_are_those_of_the_step_that_are_theirs(state, folder):
+    chance = np.random.default_rng(3)
+    for rank in (0, 1):
+        with Recorder(folder, attempt=0, rank=rank) as recorder:
+            for step in range(3):
+                rows, _ = rollouts(8, sample=2 * np.arange(8) + rank)
+                mask = np.arange(9) < chance.integers(0, 10, 8)[:, None]
+                recorder.rollouts(step, rows, {"mask": mask, "value": chance.normal(size=(8, 9)).astype(np.float32)})
+    if state == "compacted":
+        compact(folder)
+    for file in folder.glob("record/rows-*") if state.startswith("places") else ():
+        table = pq.read_table(file)
+        table = table.drop_columns("token_start")
+        if state == "places of another file":
+            table = table.append_column("token_start", pa.array(chance.permutation(table.num_rows), pa.int64()))
+        pq.write_table(table, file)
+    run = dressage.open(folder)
+    for samples in ([], [4], [15, 3, 4], [0, 99], range(16)):
+        whole = run.tokens(1)
+        assert run.tokens_of(1, samples).equals(whole.filter(pa.array(np.isin(whole["sample"], list(samples)))))
+
+
+def test_steps_of_a_rank_that_is_compacted_and_of_one_that_is_not_are_in_order(folder):
+    for rank in (0, 1):
+        for step in range(4):
+            rows, tokens = (
+                pa.table({"step": [step] * 2, "sample": [rank, rank + 2], **columns})
+                for columns in ({"prompt": ["", ""], "response": ["", ""], "reward": [0.0, 0.0]}, {"position": [0, 0]})
+            )
+            write_segment(folder, step, 0, rank, rows, tokens)
+        if rank == 0:
+            compact(folder)
+    run = dressage.open(folder)
+    assert len(run.segments()) == 5
+    expected = [(step, sample) for step in range(4) for sample in range(4)]
+    assert [(row["step"], row["sample"]) for row in run.rows(["step", "sample"]).to_pylist()] == expected
 
 
 def test_columns_and_steps_can_be_chosen(folder):

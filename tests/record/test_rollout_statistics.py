@@ -106,12 +106,14 @@ def test_different_pairs_are_told_apart_whatever_their_hashes():
 @given(
     st.lists(st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(0, 2), max_size=12), min_size=1, max_size=6),
     st.integers(1, 3),
+    st.randoms(use_true_random=False),
 )
-def test_any_ids_are_counted_as_sets_of_them_are(responses, times):
+def test_any_ids_are_counted_as_sets_of_them_are(responses, times, chance):
     responses = [response * times for response in responses]
-    index = np.repeat(np.arange(len(responses)), [len(response) for response in responses])
+    order = chance.sample(range(len(responses)), len(responses))  # the rollouts' tokens may come in any
+    index = np.repeat(np.array(order), [len(responses[i]) for i in order])
     found = rollout_statistics(
-        index, len(responses), {"token_id": np.array([t for r in responses for t in r], np.int64)}
+        index, len(responses), {"token_id": np.array([t for i in order for t in responses[i]], np.int64)}
     )
     assert found["distinct_2"].to_pylist() == [different(response, 2) for response in responses]
     fours = [different(response, 4) for response in responses]

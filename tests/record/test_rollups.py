@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from record_helpers import rollouts
 
 import dressage
-from dressage.record import Recorder, write_run
+from dressage.record import Recorder, begin_attempt, compact, write_run
 from dressage.record.rollups import edges, quantiles, rollups_of, sketch
 
 FLOATS = st.floats(width=32)
@@ -184,3 +184,17 @@ def test_a_record_without_roll_ups_has_them_all_the_same(folder):
     assert run.rollups().to_pylist() == before
     assert run.rollups(["reward"], [1]).to_pylist() == [r for r in before if r["column"] == "reward" and r["step"] == 1]
     assert run.sql("SELECT sum(count) FROM rollups WHERE \"column\" = 'reward'").fetchall() == [(9,)]
+
+
+@pytest.mark.parametrize("state", ["as written", "compacted", "without roll-ups"])
+def test_values_that_are_not_finite_count_but_those_of_an_attempt_that_was_left(state, folder):
+    for start, reward in ((0, math.nan), (1, 0.0)):
+        with Recorder(folder, attempt=begin_attempt(folder, start)) as recorder:
+            for step in range(start, 3 - start):
+                recorder.rollouts(step, *rollouts(3, reward=[reward, 1.0, math.inf]))
+        if state == "compacted" and start == 0:
+            compact(folder)
+    for path in folder.glob("record/rollups-*") if state == "without roll-ups" else ():
+        path.unlink()
+    found = dressage.open(folder).not_finite().to_pylist()
+    assert [(row["step"], row["column"], row["not_finite"]) for row in found] == [(0, "reward", 2), (1, "reward", 1)]

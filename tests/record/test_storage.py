@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_compaction import WRITER, answers, check_whole, record
+from compaction_helpers import answers, record
+from test_compaction_processes import WRITER, check_whole
 
 import dressage
 from dressage.errors import UserError

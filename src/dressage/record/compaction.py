@@ -24,7 +24,6 @@ FILE_LINES = 100_000
 """Rollouts, or steps, after which the next file begins."""
 ABANDONED = 3600
 """Seconds after which nobody is still writing a file that no manifest names."""
-_OWN = re.compile(r"\.?\w+-c-.*-(\d{4,}|all)-[0-9a-f]+\.parquet")
 
 
 def compact(

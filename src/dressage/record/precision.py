@@ -43,7 +43,7 @@ def rounded(values: Array, precision: Precision) -> Array:
     exact = np.asarray(values, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = exact.astype(np.float32).astype(np.float64)
-        kept = exact if np.any(np.isinf(narrow) & np.isfinite(exact)) else narrow
+        kept, kind = (exact, np.float64) if np.any(np.isinf(narrow) & np.isfinite(exact)) else (narrow, np.float32)
         found = precision.round(kept)
-    # Close to the end of float64's range the arithmetic overflows; there a number is kept as it is.
-    return np.where(np.isfinite(found), found, kept)
+    # Close to the end of the range rounding may lead past it; there a number is kept as it is.
+    return np.where(np.abs(found) <= np.finfo(kind).max, found, kept)

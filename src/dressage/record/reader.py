@@ -1,7 +1,7 @@
 """Reads a run; what it returns is consistent while the run is still being written and compacted."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -13,9 +13,10 @@ from dressage.errors import UserError
 from dressage.record.changes import Changes, changes
 from dressage.record.keys import rollout_keys
 from dressage.record.lines import lines_at, lines_of_keys, lines_of_steps
+from dressage.record.precision import Array
 from dressage.record.rollups import ROLLUP_SCHEMA, merged
 from dressage.record.schema import PLACE_COLUMNS, ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
-from dressage.record.segments import TOKEN_ORDER, Kind, Segment, Snapshot, rollups_in, snapshot, union
+from dressage.record.segments import TOKEN_KEYS, Kind, Segment, Snapshot, rollups_in, snapshot, union
 from dressage.record.storage import Place, Storage, storage
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import polars
 
 T = TypeVar("T")
+_PLACES = [column.name for column in PLACE_COLUMNS]
+_NOT_FINITE = ["step", "split", "column", "not_finite"]
 
 
 class Rollout(NamedTuple):
@@ -86,8 +89,16 @@ class Run:
     def tokens(self, step: int, sample: int | None = None) -> pa.Table:
         """Returns all columns of the tokens of one step, or of one rollout, ordered by sample and position."""
         if sample is None:
-            return self._table("tokens", TOKEN_COLUMNS, None, [step], ("step", "sample", "position"))
-        return self._consistent(lambda found: self._tokens_of(found, step, sample))
+            return self._table("tokens", TOKEN_COLUMNS, None, [step], TOKEN_KEYS)
+        return self.tokens_of(step, [sample])
+
+    def tokens_of(self, step: int, samples: Iterable[int]) -> pa.Table:
+        """Returns all columns of the tokens of some rollouts of one step, ordered by sample and position.
+
+        Of the files little more is read than what lies between the first and the last of them.
+        """
+        keys = np.unique(np.array([(step << 32) + sample for sample in samples], np.int64))
+        return _sorted(self._consistent(lambda found: self._tokens_of(found, step, keys)), TOKEN_KEYS)
 
     def steps(self) -> pa.Table:
         """Returns the metrics, one row per step and one column per metric, ordered by step."""
@@ -121,6 +132,22 @@ class Run:
                     there = pc.and_(there, pc.is_in(table["step"], pa.array(steps, pa.int32())))
                 tables.append(table.filter(there))
             return merged(pa.concat_tables(tables))
+
+        return self._consistent(read)
+
+    def not_finite(self) -> pa.Table:
+        """Returns where values are NaN or infinite: ``step``, ``split``, ``column`` and ``not_finite``, their number.
+
+        There is a line for each process and level that has such values, in no order.
+        """
+
+        def read(found: Snapshot) -> pa.Table:
+            parts = [ROLLUP_SCHEMA.empty_table().select(_NOT_FINITE)]
+            for segment in found.rows:
+                table = rollups_in(self.storage, segment, _NOT_FINITE)
+                there = pc.and_(pc.less(table["step"], segment.stop), pc.greater(table["not_finite"], 0))
+                parts.append(table.filter(there))
+            return pa.concat_tables(parts)
 
         return self._consistent(read)
 
@@ -187,7 +214,7 @@ class Run:
         if name == "rows":
             return self.rows(columns, steps)
         if name == "tokens":
-            return self._table("tokens", TOKEN_COLUMNS, columns, steps, ("step", "sample", "position"))
+            return self._table("tokens", TOKEN_COLUMNS, columns, steps, TOKEN_KEYS)
         if name not in ("steps", "rollups"):
             raise ValueError(f"there is no table {name!r}; there are rows, tokens, steps and rollups")
         table = self.steps() if name == "steps" else self.rollups()
@@ -267,16 +294,20 @@ class Run:
         wanted = None if steps is None else set(steps)
         read = list(dict.fromkeys([*names, *order]))
 
-        def tables(found: Snapshot) -> pa.Table:
-            parts = [
-                lines_of_steps(self.storage, segment, kind, read, wanted) for segment in _with_steps(found.rows, wanted)
-            ]
-            return union(arrow_schema([c for c in declared if c.name in read]).empty_table(), *parts)
+        empty = arrow_schema([c for c in declared if c.name in read]).empty_table()
 
-        return _sorted(self._consistent(tables), order).select(names)
+        def table(found: Snapshot) -> pa.Table:
+            parts = [empty]
+            for segments in _overlapping(_with_steps(found.rows, wanted)):
+                lines = (lines_of_steps(self.storage, segment, kind, read, wanted) for segment in segments)
+                parts.append(_sorted(union(empty, *lines), order))
+            return union(*parts)
+
+        return self._consistent(table).select(names)
 
     def _fetch(self, found: Snapshot, keys: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
-        wanted, place = np.unique([(step << 32) + sample for step, sample in keys], return_inverse=True)
+        asked = np.array([(step << 32) + sample for step, sample in keys], np.int64)
+        wanted, place = np.unique(asked, return_inverse=True)
         fields = [column for column in (*ROW_COLUMNS, *PLACE_COLUMNS) if column.name in columns]
         tables, which = [arrow_schema(fields).empty_table()], [np.array([], np.int64)]
         for segment in _with_steps(found.rows, {step for step, _ in keys}):
@@ -290,23 +321,29 @@ class Run:
             raise UserError(f"{self.folder} has no sample {sample} in step {step}, which has {count} rollouts")
         return union(*tables).take(np.argsort(there)[place])
 
-    def _tokens_of(self, found: Snapshot, step: int, sample: int) -> pa.Table:
-        declared = arrow_schema(TOKEN_COLUMNS).empty_table()
-        places = [column.name for column in PLACE_COLUMNS]
-        key = np.array([(step << 32) + sample])
+    def _tokens_of(self, found: Snapshot, step: int, keys: Array) -> pa.Table:
+        parts = [arrow_schema(TOKEN_COLUMNS).empty_table()]
         for segment in _with_steps(found.rows, {step}):
-            tables, _ = lines_of_keys(self.storage, segment, places, key)
-            if not tables:
-                continue
-            start, count = (tables[0][name][0].as_py() if name in tables[0].column_names else None for name in places)
-            if start is not None:
-                tokens = lines_at(self.storage, segment, "tokens", None, start, count)
-                if np.all(rollout_keys(tokens) == key):
-                    return union(declared, tokens)
-            # An older record does not say where the tokens are, or more has just been added to the step.
-            tokens = lines_of_steps(self.storage, segment, "tokens", None, {step})
-            return union(declared, tokens.filter(pc.equal(tokens["sample"], sample))).sort_by(TOKEN_ORDER)
-        return declared
+            tables, _ = lines_of_keys(self.storage, segment, _PLACES, keys)
+            if tables:
+                parts.append(self._tokens_in(segment, step, keys, union(*tables)))
+        return union(*parts)
+
+    def _tokens_in(self, segment: Segment, step: int, keys: Array, places: pa.Table) -> pa.Table:
+        """Returns the tokens in one segment of rollouts, whose places it tells."""
+
+        def wanted(tokens: pa.Table) -> pa.Table:
+            return tokens.filter(pa.array(np.isin(rollout_keys(tokens), keys)))
+
+        if set(places.column_names) == set(_PLACES) and not any(column.null_count for column in places.columns):
+            start, count = (places[name].to_numpy() for name in _PLACES)
+            first = int(start.min())
+            between = int((start + count).max()) - first
+            tokens = wanted(lines_at(self.storage, segment, "tokens", None, first, between))
+            if tokens.num_rows == count.sum():
+                return tokens
+        # An older record does not say where the tokens are, or more has just been added to the step.
+        return wanted(lines_of_steps(self.storage, segment, "tokens", None, {step}))
 
 
 def _names(declared: Sequence[Column], columns: Sequence[str] | None) -> list[str]:
@@ -322,6 +359,18 @@ def _with_steps(segments: Iterable[Segment], steps: Collection[int] | None) -> l
     if steps is None:
         return list(segments)
     return [s for s in segments if any(s.first <= step < min(s.stop, s.last + 1) for step in steps)]
+
+
+def _overlapping(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
+    """Yields the segments, ordered by their steps, together with those whose steps overlap with theirs."""
+    some: list[Segment] = []
+    for segment in segments:
+        if some and segment.first > max(one.last for one in some):
+            yield some
+            some = []
+        some.append(segment)
+    if some:
+        yield some
 
 
 def _sorted(table: pa.Table, order: Sequence[str]) -> pa.Table:

@@ -79,17 +79,13 @@ class _Bins:
         return self.groups.reduced(np.maximum, self.at.astype(np.int64) + 1, 0)
 
     @cached_property
-    def place(self) -> Array:
+    def each(self) -> _Groups:
         """Which bin each line belongs to, of all groups' bins one after another."""
-        return np.asarray((np.cumsum(self.width) - self.width)[self.groups.group] + self.at)
-
-    @cached_property
-    def counts(self) -> Array:
-        """How many lines belong to each bin."""
-        return np.bincount(self.place, minlength=self.width.sum())
+        before = np.cumsum(self.width) - self.width
+        return _Groups(before[self.groups.group] + self.at, int(self.width.sum()))
 
     def sums(self, values: Array) -> Array:
-        return np.bincount(self.place, values, minlength=self.width.sum())
+        return self.each.reduced(np.add, values, 0)
 
     def chosen(self, there: Array) -> "_Bins":
         return self if there.all() else _Bins(self.groups.chosen(there), self.at[there])
@@ -136,7 +132,7 @@ def _token_lines(
         there = known & valid
         shown = there & np.isfinite(numbers)
         finite, values = bins.chosen(shown), _chosen(numbers, shown)
-        lists = finite.lists(finite.counts, finite.sums(values))
+        lists = finite.lists(finite.each.counts(), finite.sums(values))
         yield _lines(where, "token", name, finite.groups, values, groups.chosen(there).counts(), lists)
 
 

@@ -261,9 +261,10 @@ def by_step(place: Storage, segment: Segment, kind: Kind) -> Iterator[tuple[int,
         yield pending["step"][0].as_py(), pending
 
 
-def rollups_in(place: Storage, segment: Segment) -> pa.Table:
-    """Returns a segment's roll-ups; those of a record that has none yet are computed."""
+def rollups_in(place: Storage, segment: Segment, columns: list[str] | None = None) -> pa.Table:
+    """Returns a segment's roll-ups, all columns or some; those of a record that has none yet are computed."""
     try:
-        return place.parquet(segment.name("rollups")).read()
+        return place.parquet(segment.name("rollups")).read(columns)
     except FileNotFoundError:
-        return rollups_of(place.parquet(segment.name("rows")).read(), place.parquet(segment.name("tokens")).read())
+        found = rollups_of(place.parquet(segment.name("rows")).read(), place.parquet(segment.name("tokens")).read())
+        return found if columns is None else found.select(columns)
