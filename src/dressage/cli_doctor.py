@@ -21,6 +21,14 @@ class FailOn(StrEnum):
     never = "never"
 
 
+class LanguageName(StrEnum):
+    """What a diagnosis is written in."""
+
+    en = "en"
+    zh = "zh"
+    vi = "vi"
+
+
 @doctor_app.command()
 def doctor(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a URL such as s3://bucket/run.")],
@@ -28,7 +36,10 @@ def doctor(
     html: Annotated[
         Path | None, typer.Option(help="Write a page with charts and coloured tokens to this file.")
     ] = None,
-    language: Annotated[str | None, typer.Option(help="en, zh or vi; by LANG where not given.")] = None,
+    board: Annotated[
+        str | None, typer.Option(help="Link the page into the board at this address: http://127.0.0.1:6006.")
+    ] = None,
+    language: Annotated[LanguageName | None, typer.Option(help="By LANG where not given.")] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 from this severity on.")] = FailOn.never,
     rules: Annotated[list[Path] | None, typer.Option(help="A Python file with rules of your own.")] = None,
 ) -> None:
@@ -41,12 +52,14 @@ def doctor(
     from dressage.doctor.report.plain import plain
     from dressage.doctor.report.terminal import show
     from dressage.doctor.words import language as language_named
+    from dressage.index.process import small_process
 
+    small_process()
     data = RunData(dressage.open(run))
     diagnosis = diagnose(data, all_rules(rules or []))
     words = language_named(language)
     if html is not None:
-        html.write_text(page(data, diagnosis, words), encoding="utf-8")
+        html.write_text(page(data, diagnosis, words, board), encoding="utf-8")
     if as_json:
         print(json.dumps(plain(data, diagnosis, words), ensure_ascii=False, indent=1))
     else:

@@ -4,13 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 from typer.testing import CliRunner
 
 from dressage.check.finding import Finding
 from dressage.check.recipe import planned
 from dressage.check.run import _too_long
+from dressage.check.said import read_said, unlearned
 from dressage.cli import app
+from dressage.data.view import AnyDataSettings
 from dressage.errors import UserError
+from dressage.record import write_run
+from dressage.rewards.settings import RewardSettings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -58,6 +63,27 @@ def test_a_reward_alone(tmp_path: Path) -> None:
     swap = {"chosen": "rejected", "rejected": "chosen", "prompt": "prompt"}
     backwards.write_text("\n".join(json.dumps({swap[name]: text for name, text in row.items()}) for row in rows))
     assert checked("--reward", "lowercase", "--pairs", str(backwards))[0] == 1
+
+
+def test_a_reward_model_is_examined_with_what_it_held_out(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    run = tmp_path / "run"
+    write_run(run, {"algorithm": "reward-model", "config": {"data": {"path": "pairs.jsonl", "validation": 0.25}}})
+    rewards = [RewardSettings(use="classifier", options={"path": str(run)})]
+    for given in (AnyDataSettings(), AnyDataSettings(path="pairs.jsonl")):
+        assert unlearned(given, rewards).validation == 0.25
+    other = AnyDataSettings(path="others.jsonl")
+    assert unlearned(other, rewards) is other
+    assert unlearned(other, [RewardSettings(use="lowercase")]) is other
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("\n".join(f'{{"prompt": "p", "chosen": "{n} yes", "rejected": "no"}}' for n in range(8)))
+    assert [one.good for one in read_said(AnyDataSettings(path=str(pairs)), tokenizer, 4)[0]] == [
+        "0 yes",
+        "2 yes",
+        "4 yes",
+        "6 yes",
+    ]
+    held_out = read_said(AnyDataSettings(path=str(pairs), validation=0.25), tokenizer, 4)[0]
+    assert [one.good for one in held_out] == ["6 yes", "7 yes"]
 
 
 @pytest.mark.parametrize("name", ["sft", "reward-model", "dpo", "ppo", "grpo", "rloo", "raft"])

@@ -6,14 +6,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from check_helpers import found, run_of
 
-from dressage.check.short_run import First, Suggestion, judge, short_run, short_settings, suggested_coefficient
+from dressage.algorithms.grpo import GRPO
+from dressage.check.short_run import (
+    First,
+    Suggestion,
+    _suggestion,
+    correlation,
+    judge,
+    short_run,
+    short_settings,
+    suggested_coefficient,
+)
+from dressage.models.policy import Scores
+from dressage.types import Batch
 
 
 def test_the_coefficient_ends_at_its_target_where_rewards_are_normal() -> None:
     """Tilting N(0, σ²) by exp(r/β) shifts it by σ²/β; the KL of the two normals is then σ²/(2β²)."""
-    beta = suggested_coefficient(0.7, 0.0, 0.0, 6.0)
+    beta = suggested_coefficient(0.7, 1.0, 6.0)
     assert 0.7**2 / (2 * beta**2) == pytest.approx(6.0)
     # The same by numbers: weights exp(r/β) on a fine grid of r.
     reward = np.linspace(-12, 12, 100_001) * 0.7
@@ -26,13 +39,91 @@ def test_the_coefficient_ends_at_its_target_where_rewards_are_normal() -> None:
     assert float((after * np.log(after / before)).sum()) == pytest.approx(6.0, rel=1e-3)
 
 
-def test_a_kl_of_wider_spread_asks_for_a_smaller_coefficient() -> None:
-    # σ_Δ = 10 at 2 nats is 10·√(8/2) = 20 at 8 nats, over the normal √16 = 4.
-    assert suggested_coefficient(1.0, 2.0, 10.0, 8.0) == pytest.approx(1 / 20)
-    # A narrower one than normal counts as normal, and so does a run that has not moved.
-    assert suggested_coefficient(1.0, 2.0, 0.1, 8.0) == pytest.approx(1 / 4)
-    assert suggested_coefficient(1.0, 0.0, 5.0, 8.0) == pytest.approx(1 / 4)
-    assert suggested_coefficient(3.0, 2.0, 10.0, 8.0) == pytest.approx(3 / 20)
+def test_a_log_ratio_that_follows_the_reward_less_asks_for_a_smaller_coefficient() -> None:
+    """By numbers: of r and a log-ratio Δ with correlation 0.2, the best multiple of Δ ends at the target."""
+    draws = np.random.default_rng(0).standard_normal((2, 400_000))
+    reward, log_ratio = 3.0 * draws[0], 0.2 * draws[0] + math.sqrt(1 - 0.2**2) * draws[1]
+    beta = suggested_coefficient(3.0, 0.2, 0.5)
+
+    def gain_and_kl(s: float) -> tuple[float, float]:
+        weights = np.exp(s * log_ratio)
+        weights /= weights.sum()
+        return float(weights @ reward), float(weights @ np.log(weights * len(weights)))
+
+    steps = np.linspace(0.5, 1.5, 41)
+    best = max(steps, key=lambda s: gain_and_kl(s)[0] - beta * gain_and_kl(s)[1])
+    assert gain_and_kl(best)[1] == pytest.approx(0.5, rel=0.06)
+
+
+def test_in_grpo_advantages_and_penalty_balance_at_the_target() -> None:
+    """Two tokens, each worth about a normal reward: π ∝ π_ref·exp(A/β) has the target's KL and GRPO's loss is flat."""
+    grid = torch.linspace(-5, 5, 61, dtype=torch.float64)
+    normal = -(grid**2) / 2
+    first, second = (pair.flatten() for pair in torch.meshgrid(torch.arange(61), torch.arange(61), indexing="ij"))
+    worth = torch.stack([0.6 * grid, 0.8 * grid])  # 0.36 + 0.64: the advantage has a spread of 1
+    beta = suggested_coefficient(1.0, 1.0, 3.0)
+    logits = (normal + worth / beta).requires_grad_()
+    reference, policy = normal.log_softmax(0), logits.log_softmax(1)
+    assert (policy.exp() * (policy - reference)).sum().item() == pytest.approx(3.0, rel=0.01)
+
+    logprob = torch.stack([policy[0, first], policy[1, second]], dim=1)
+    chances = logprob.detach().sum(1).exp()
+    earned = worth[0, first] + worth[1, second]
+    advantage = earned - chances @ earned
+    batch = Batch(
+        {
+            "logprob": logprob.detach(),
+            "ref_logprob": torch.stack([reference[first], reference[second]], dim=1),
+            "advantage": advantage[:, None].expand(-1, 2),
+            "mask": torch.ones_like(logprob),
+            "kl_coef": torch.full_like(chances, beta),
+        }
+    )
+
+    def slope(batch: Batch) -> float:
+        loss = GRPO(kl_estimator="k2").loss(Scores(logprob, torch.zeros_like(logprob), None), batch).loss
+        return float(torch.autograd.grad((chances @ loss).sum(), logits, retain_graph=True)[0].abs().max())
+
+    assert slope(batch) < 1e-9
+    assert slope(batch.with_columns(kl_coef=batch["kl_coef"] * 1.1)) > 1e-3
+
+
+def test_the_correlation_is_within_groups_and_at_least_that_of_chance() -> None:
+    # Deviations (−1, 1) and (−2, 2) from the groups' means, beside (−1, 1) and (1, −1): (2 − 4) / √(10·4) < 0.
+    assert correlation([[0, 2], [10, 14]], [[5, 7], [9, 7]]) == pytest.approx(1 / math.sqrt(4))
+    # (2 + 4) / √(10·4) = 0.949
+    assert correlation([[0, 2], [10, 14]], [[5, 7], [7, 9]]) == pytest.approx(6 / math.sqrt(40))
+    assert correlation([[0, 2], [10, 14]], [[0, 0], [0, 0]]) == 0.5  # a run that has not moved
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "spread"),
+    [
+        ("grpo", {}, 1.0),  # GRPO divides by it
+        ("grpo", {"grpo__scale": "none"}, math.sqrt(2.5)),
+        ("grpo", {"grpo__kl_in": "reward", "kl__coef": 0.1}, math.sqrt(2.5)),  # the penalty is divided as well
+        ("rloo", {}, math.sqrt(2.5)),
+        ("ppo", {"samples_per_prompt": 1, "batch_size": 4}, math.sqrt(131 / 4)),
+    ],
+)
+def test_what_the_penalty_is_weighed_against(
+    command: str, changes: dict[str, Any], spread: float, tmp_path: Path
+) -> None:
+    """Rewards (0, 2) and (10, 14): variances 1 and 4 within groups, and 131/4 of all four, which have the mean 6.5."""
+    rewards, kls = [0.0, 2.0, 10.0, 14.0], [5.0, 7.0, 7.0, 9.0]
+    rows = [
+        {"step": step, "sample": i, "shaped_reward": reward, "k1": step * kl}
+        for step in (0, 1)
+        for i, (reward, kl) in enumerate(zip(rewards, kls, strict=True))
+    ]
+    run = run_of(command, tmp_path, **({"samples_per_prompt": 2, "batch_size": 4} | changes))
+    suggestion = _suggestion(run, rows)
+    assert suggestion.reward_std == pytest.approx(spread)
+    if command != "ppo":
+        assert suggestion.follows == pytest.approx(6 / math.sqrt(40))
+    assert (suggestion.kl, suggestion.target) == (7.0, 6.0)
+    assert suggestion.coef == pytest.approx(spread * suggestion.follows / math.sqrt(12))
+    assert _suggestion(run, [row | {"shaped_reward": 1.0} for row in rows]).coef == 0.0
 
 
 def test_short_settings_measure_the_kl_and_do_not_penalise_it(tmp_path: Path) -> None:
@@ -53,15 +144,13 @@ def test_a_short_run_of_a_healthy_recipe(tmp_path: Path) -> None:
     assert first.responses == 8
     assert 1 <= first.lengths[0] <= first.lengths[1] <= first.lengths[2] <= 8
     assert first.equal_groups is None
-    assert suggestion.coef == pytest.approx(
-        suggested_coefficient(suggestion.reward_std, suggestion.kl, suggestion.kl_std, 6.0)
-    )
+    assert suggestion.coef == pytest.approx(suggested_coefficient(suggestion.reward_std, suggestion.follows, 6.0))
     assert not (tmp_path / "run").exists()
 
 
 def verdicts(folder: Path, first: dict[str, Any] | None = None, coef: float = 0.05) -> dict[str, str]:
     seen = {"responses": 8, "ended": 0.9, "lengths": (1, 2, 3), "reward": 0.0, "reward_std": 1.0, "equal_groups": 0.1}
-    suggestion = Suggestion(0.05, 6.0, 1.0, 1.0, math.sqrt(2))
+    suggestion = Suggestion(0.05, 6.0, 1.0, 1.0, 1.0, math.sqrt(2))
     run = run_of("ppo", folder, kl__coef=coef)
     return found(judge(First(**(seen | (first or {})), samples=()), suggestion, run))  # type: ignore[arg-type]
 

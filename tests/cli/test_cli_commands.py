@@ -80,7 +80,8 @@ def test_run_json_holds_what_a_run_needs_to_be_understood(folder: Path) -> None:
     info = open_run(folder / "run").info
     assert PPORun.model_validate(info["config"]).steps == 2
     assert info["algorithm"] == "ppo" and info["inputs"] == [] and info["processes"] == 1
-    assert info["eos_token_ids"] == [0] and info["tokenizer"]["pad"] == 1
+    assert info["eos_token_ids"] == [0]
+    assert (info["tokenizer"]["pad"], info["tokenizer"]["bos"]) == (1, None)
     assert set(info["versions"]) >= {"torch", "transformers", "peft", "python"}
     assert len(info["model"]["fingerprint"]) == 64
 

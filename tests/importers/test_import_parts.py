@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -195,7 +196,10 @@ def a_slow_import(tmp_path: Path) -> subprocess.Popen[bytes]:
     slow += "p.os.cpu_count = lambda: 2; import time; read = p.Batch.read; "
     slow += "p.Batch.read = lambda batch, portion: (time.sleep(0.02), read(batch, portion))[1]; "
     slow += "from dressage.importers import import_run; import_run(sys.argv[1], sys.argv[2], 'rl-logging-board')"
-    process = subprocess.Popen([sys.executable, "-c", slow, str(tmp_path / "in"), str(tmp_path / "run")])
+    # Whoever was started in the background ignores Ctrl-C, and so would its children.
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [sys.executable, "-c", slow, str(tmp_path / "in"), str(tmp_path / "run")]
+    process = subprocess.Popen(command, preexec_fn=listens, start_new_session=True, stderr=subprocess.PIPE)
     hidden = tmp_path / f".run.{process.pid}" / "record"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (hidden.exists() and any(hidden.iterdir())):
@@ -205,8 +209,10 @@ def a_slow_import(tmp_path: Path) -> subprocess.Popen[bytes]:
 
 def test_ctrl_c_ends_an_import_and_leaves_nothing(tmp_path):
     process = a_slow_import(tmp_path)
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(timeout=60) != 0
+    os.killpg(process.pid, signal.SIGINT)  # a terminal tells all of them
+    _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert said.decode().count("KeyboardInterrupt") == 1, said.decode()
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

@@ -194,8 +194,8 @@ def expected_lines(own_run, names, calls) -> list[str]:
 
 
 def test_numbers_that_float32_cannot_hold_are_kept(tmp_path):
-    exact = [0.1, 1e300, 5e-324, -math.pi, 2.0**53 - 1]
-    line = {"prompt": "", "response": "", "reward": 0.1, "step": 0, "logprobs": exact, "values": [0.5] * 5}
+    exact = [0.1, 1e300, 5e-324, -math.pi, 2.0**53 - 1, 0.5]
+    line = {"prompt": "", "response": "", "reward": 0.1, "step": 0, "logprobs": exact, "values": [0.5] * 6}
     write_lines(tmp_path / "source" / "a.jsonl", [line])
     assert there_and_back(tmp_path, tmp_path / "source") == [comparable(line)]
     schema = dressage.open(tmp_path / "run").tokens(0).schema
@@ -205,6 +205,7 @@ def test_numbers_that_float32_cannot_hold_are_kept(tmp_path):
 def test_whole_numbers_keep_their_value(tmp_path):
     line = {"prompt": "", "response": "", "reward": 3, "step": 0, "logprobs": [0, -1], "values": [2**53 + 1]}
     line |= {"ref_logprobs": [True, 0.5], "token_rewards": [0.5, None, 1.0]}
+    line |= {"mine": {"large": [2**64 + 1, -(2**63) - 1, 2**63, 0.5]}}
     write_lines(tmp_path / "source" / "a.jsonl", [line])
     assert json.loads(there_and_back(tmp_path, tmp_path / "source")[0]) == line
 

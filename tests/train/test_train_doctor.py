@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import dressage
 from dressage.config import check
 from dressage.errors import StoppedError, UserError
 from dressage.index.findings import findings_file, read_findings
+from dressage.record import Recorder, begin_attempt, write_run
+from dressage.train import doctor
 from dressage.train.checkpoint import latest
-from dressage.train.doctor import verdict
+from dressage.train.doctor import Attendance, verdict
 from dressage.train.run import Training
 from dressage.train.settings import DoctorSettings
 
@@ -53,6 +56,82 @@ def test_a_stop_leaves_a_checkpoint_that_a_resumed_run_continues_from_to_the_end
     Training(settings(folder, **values), prompts=PROMPTS, rewards=uneven, resume=True).run(patient(folder))
     assert latest(folder).step == WATCHED["steps"]
     assert findings_file(folder / "index").exists()
+
+
+@pytest.fixture
+def sick(tmp_path):
+    """A run of 40 rollouts whose prompts begin with two start tokens."""
+    folder = tmp_path / "run"
+    write_run(folder, {"algorithm": "ppo", "tokenizer": {"bos": 1}})
+    with Recorder(folder, attempt=begin_attempt(folder, 0)) as recorder:
+        for step in range(5):
+            rows = {"prompt": ["p"] * 8, "response": ["r"] * 8, "reward": [1.0] * 8}
+            rows["prompt_ids"] = [[1, 1, 5 + i] for i in range(8)]
+            recorder.rollouts(step, rows, {"token_id": [[2]] * 8})
+            recorder.metrics(step, {"loss/value": float("nan")})
+    return folder
+
+
+def attended(folder, told, **settings):
+    """Looks twice at a run that grows; returns what was said to be a reason to stop."""
+    attendance, reasons = Attendance(DoctorSettings(share=1.0, **settings), folder, told), []
+    for step in (5, 6):
+        attendance.watch._next = 0
+        reasons.append(attendance.reason_to_stop(step))
+        attendance.watch._process.wait()
+        reasons.append(attendance.reason_to_stop(step))
+    return reasons
+
+
+def test_a_finding_is_told_once_however_often_it_is_seen(sick, capfd):
+    told = set()
+    assert attended(sick, told) == [None] * 4
+    found = read_findings(findings_file(sick / "index")).found["en"]
+    assert told == {finding.id for finding in found} > {"double-start", "not-finite"}
+    said = capfd.readouterr().err
+    assert [said.count(f"doctor: {finding.severity} {finding.id} ") for finding in found] == [1] * len(found)
+    findings_file(sick / "index").unlink()
+    assert attended(sick, told - {"double-start"}, on_finding="stop", rules={"not-finite": "warn"}) == [
+        None,
+        "error double-start since step 0: {0.title}. {0.text} Change: {0.fix}".format(
+            next(finding for finding in found if finding.id == "double-start")
+        ),
+        None,
+        None,
+    ]
+
+
+def test_the_end_names_a_few_findings_in_the_users_language_and_counts_all(sick, monkeypatch):
+    monkeypatch.setattr(doctor, "MOST_LINES", 1)
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    line, last = verdict(DoctorSettings(), sick)
+    found = read_findings(findings_file(sick / "index")).found["zh"]
+    assert len(found) >= 2
+    assert line.startswith(f"doctor   error {found[0].id} since step 0: {found[0].title}; change: ")
+    assert last.split(":")[0].strip() == f"{len(found)} found in all"
+    spoken = {found[0].id: "ignore"}
+    assert found[1].title in verdict(DoctorSettings(rules=spoken), sick)[0]
+
+
+def test_where_nothing_is_left_to_say_that_is_said(sick):
+    assert verdict(DoctorSettings(on_finding="ignore", rules={"stalls": "warn"}), sick) == [
+        "doctor   found nothing wrong"
+    ]
+
+
+def test_a_record_that_cannot_be_read_is_said_at_the_end(sick, capfd):
+    (rows, *_) = (sick / "record").glob("rows-*.parquet")
+    rows.write_bytes(rows.read_bytes()[:-10])
+    (line,) = verdict(DoctorSettings(), sick)
+    assert "could not look" in line and str(sick) in line
+    assert capfd.readouterr().err
+
+
+def test_the_first_look_takes_no_larger_share_of_the_time_than_later_ones(sick):
+    began = time.time()
+    attendance = Attendance(DoctorSettings(share=0.25), sick, set())
+    assert attendance.watch.share == 0.25
+    assert began + 4 <= attendance.watch._next <= time.time() + 4
 
 
 def test_where_all_is_ignored_nobody_looks(tmp_path, capfd):

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from dressage.check.finding import Finding, Fine, Results, Skipped
+from dressage.check.largest import sequences_of
 from dressage.data.duplicates import duplicates
 from dressage.data.examples import Examples
 from dressage.data.load import load
 from dressage.data.prompts import PromptSet
-from dressage.data.tokens import Tokens
 from dressage.data.types import Demonstration, Pair, Prompt
 from dressage.train.settings import ExampleRun, RolloutRun
 
@@ -46,7 +46,7 @@ def check_examples(settings: ExampleRun, examples: Examples[Any], kind: type[Dem
         yield Skipped("data", "it is read while training (data.stream)")
         return
     limit = getattr(settings.data, "max_length", 0)
-    lengths = _lengths(examples.train.take(0, examples.train.size or 0))
+    lengths = [len(part.ids) for part in sequences_of(examples.train.take(0, examples.train.size or 0))]
     share = sum(length >= limit for length in lengths) / len(lengths)
     healthy = f"share of examples cut at data.max_length; at most {_MOST_CUT:g}"
     if share > _MOST_CUT and settings.data.overlong == "truncate":  # type: ignore[attr-defined]
@@ -73,11 +73,6 @@ def check_examples(settings: ExampleRun, examples: Examples[Any], kind: type[Dem
         )
     yield from _duplicates(settings, kind)
     yield from _notes(examples.notes())
-
-
-def _lengths(examples: Sequence[Any]) -> list[int]:
-    parts = (part for e in examples for part in ((e,) if isinstance(e, Tokens) else (e.chosen, e.rejected)))
-    return [len(part.ids) for part in parts]
 
 
 def _duplicates(settings: RolloutRun | ExampleRun, kind: Any) -> Results:

@@ -1,7 +1,7 @@
 """The largest batch that a run will hold, found in its data and settings."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from dressage.data.examples import Examples, size_of
@@ -102,13 +102,18 @@ def largest_sequences(settings: ExampleRun, examples: Examples[Any]) -> Sequence
     return max(found, key=lambda one: (one.rows * one.width, one.learned))
 
 
+def sequences_of(examples: Iterable[Tokens | PairTokens]) -> list[Tokens]:
+    """The sequences that examples are made of: itself, or both of a pair."""
+    return [part for e in examples for part in ((e,) if isinstance(e, Tokens) else (e.chosen, e.rejected))]
+
+
 def _split(batch: Sequence[Any], at_once: int, layout: str) -> list[Sequence[Any]]:
     rows = sorted(batch, key=size_of) if layout == "grouped" else batch
     return [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
 
 
 def _sequences(examples: Sequence[Tokens | PairTokens], layout: str, passes: int) -> Sequences:
-    parts = [t for e in examples for t in ((e,) if isinstance(e, Tokens) else (e.chosen, e.rejected))]
+    parts = sequences_of(examples)
     lengths = [len(part.ids) for part in parts]
     rows = len(pack(lengths, max(lengths))) if layout == "packed" else len(lengths)
     return Sequences(rows, max(lengths), rows < len(lengths), sum(sum(part.learn) for part in parts), passes)

@@ -97,7 +97,8 @@ def _show_first(console: Console, report: Report) -> None:
         console.print(line, overflow="ellipsis", no_wrap=True)
     console.print(
         f"[bold]KL penalty[/] β = {suggestion.coef:.2g} ends near {suggestion.target:g} nats per response: the reward "
-        f"varies by {number(suggestion.reward_std)}; without penalty the KL came to {number(suggestion.kl)} ± "
+        f"varies by {number(suggestion.reward_std)}, and the log-ratio follows it with a correlation of "
+        f"{number(suggestion.follows)}; without penalty the KL came to {number(suggestion.kl)} ± "
         f"{number(suggestion.kl_std)}. Or kl.target = {suggestion.target:g}",
         highlight=False,
     )

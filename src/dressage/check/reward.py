@@ -18,11 +18,24 @@ Score = Callable[[Sequence[int], Sequence[str]], Sequence[float]]
 ROWS = 32
 """Rows that are examined when nobody says how many."""
 _CROSSED = 8
-WINS = 0.6
-_WEAK, _STRONG = 0.5, 0.65
+"""Prompts whose responses are all scored after each other's prompt."""
+_WINS = 0.6
+"""Least share of comparisons with what is no answer that a response must win."""
+_CHANCE, _STRONG = 0.5, 0.65
+"""Shares of pairs: 0.67 was called weak of a reward model on human preferences (the blog post in `_pairs`)."""
 _SHARE = 0.8
+"""Most of the reward's variance that the prompt may explain."""
 _LENGTH = 0.6
+"""Highest rank correlation of reward and length."""
 _GAIN = 0.1
+"""Standard deviations of the reward that a trick may earn."""
+_SPOILED = {
+    "shuffled": ("its own words in another order", "It reads words and not what they say."),
+    "truncated": ("its own first half", "It does not mind whether a response comes to its end."),
+    "another's": ("the response to another prompt", "It does not mind what was asked."),
+    "empty": ("no response at all", "It does not mind whether anything is said."),
+}
+"""What is worse than a response, and what it means where a reward model does not find it so."""
 
 
 class Said(NamedTuple):
@@ -85,7 +98,7 @@ def _pairs(said: Sequence[Said], score: Score) -> Results:
     if won >= _STRONG:
         yield Fine("reward-pairs", won, healthy)
         return
-    reverse = won < _WEAK and stats.binomtest(round(won * len(pairs)), len(pairs)).pvalue < 0.05
+    reverse = won < _CHANCE and stats.binomtest(round(won * len(pairs)), len(pairs)).pvalue < 0.05
     yield Finding(
         "reward-pairs",
         "error" if reverse else "warning",
@@ -101,29 +114,26 @@ def _pairs(said: Sequence[Said], score: Score) -> Results:
 def _spoiled(said: Sequence[Said], score: Score, good: Numbers, learned: bool) -> Results:
     """Row 48: the response must beat what is no response."""
     numbers = generator(0, Purpose.EXAMINATION)
-    rows = range(len(said))
     spoiled = {
-        "shuffled": ("its own words in another order", [_shuffled(one.good, numbers) for one in said]),
-        "truncated": ("its own first half", [_half(one.good) for one in said]),
-        "another's": ("the response to another prompt", [said[(row + 1) % len(said)].good for row in rows]),
-        "empty": ("no response at all", ["" for _ in said]),
+        "shuffled": [_shuffled(one.good, numbers) for one in said],
+        "truncated": [_half(one.good) for one in said],
+        "another's": [said[(row + 1) % len(said)].good for row in range(len(said))],
+        "empty": ["" for _ in said],
     }
-    for name, (what, responses) in spoiled.items():
-        differs = [row for row in rows if responses[row] != said[row].good]
+    for name, (what, meaning) in _SPOILED.items():
+        differs, earned = _scored(said, score, spoiled[name])
         if not differs:
             continue
-        won = _wins(good[differs], np.array(score(differs, [responses[row] for row in differs]), float))
-        healthy = f"share of responses that beat {what}; at least {WINS:g}"
-        if won >= WINS:
+        won = _wins(good[differs], earned)
+        healthy = f"share of responses that beat {what}; at least {_WINS:g}"
+        if won >= _WINS:
             yield Fine(f"reward-{name}", won, healthy)
             continue
         yield Finding(
             f"reward-{name}",
             "warning" if learned else "note",
             f"The reward does not prefer a response to {what}",
-            "It reads words and not what they say."
-            if learned
-            else "A rule may be meant so; a policy will find out that it need not write better.",
+            meaning if learned else "A rule may be meant so; a policy will find out that it need not write better.",
             "train the reward model on such pairs too" if learned else "add a reward that does, or keep a KL penalty",
             won,
             healthy,
@@ -185,13 +195,11 @@ def _tricks(said: Sequence[Said], score: Score, good: Numbers, learned: bool) ->
         "repetition": ("saying it twice", lambda text: f"{text} {text}"),
         "capitals": ("capital letters", str.upper),
     }
-    rows = range(len(said))
     for name, (what, change) in changed.items():
-        responses = [change(one.good) for one in said]
-        differs = [row for row in rows if responses[row] != said[row].good]
+        differs, earned = _scored(said, score, [change(one.good) for one in said])
         if not differs:
             continue
-        more = np.array(score(differs, [responses[row] for row in differs]), float) - good[differs]
+        more = earned - good[differs]
         gain = float(more.mean()) / float(good.std())
         ups, downs = int((more > 0).sum()), int((more < 0).sum())
         sure = ups + downs > 0 and stats.binomtest(ups, ups + downs, alternative="greater").pvalue < 0.05
@@ -209,6 +217,12 @@ def _tricks(said: Sequence[Said], score: Score, good: Numbers, learned: bool) ->
             healthy,
             "arXiv:2304.06767 (RAFT: '#' in half of the responses); https://huggingface.co/blog/stackllama",
         )
+
+
+def _scored(said: Sequence[Said], score: Score, responses: Sequence[str]) -> tuple[list[int], Numbers]:
+    """The rows where another response is to be scored in place of the good one, and what it earns there."""
+    differs = [row for row, one in enumerate(said) if responses[row] != one.good]
+    return differs, np.array(score(differs, [responses[row] for row in differs]) if differs else [], float)
 
 
 def _wins(one: Numbers, other: Numbers) -> float:

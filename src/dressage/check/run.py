@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
@@ -16,20 +17,22 @@ from dressage.check.finding import Finding, Fine, Result, Results, Skipped
 from dressage.check.largest import Rollouts, largest_rollouts, largest_sequences
 from dressage.check.recipe import Planned, planned
 from dressage.check.reward import ROWS, examine
-from dressage.check.said import read_said
+from dressage.check.said import read_said, unlearned
 from dressage.check.settings import check_settings
 from dressage.check.short_run import First, Suggestion, judge, short_run
 from dressage.check.skeleton import bytes_of, skeleton
 from dressage.check.tokens import check_tokens
+from dressage.config import Settings, load
 from dressage.data.prompts import PromptSet, load_prompts
 from dressage.data.types import Demonstration, Pair
 from dressage.data.view import AnyDataSettings
 from dressage.errors import UserError
 from dressage.integrations.trackers import require
-from dressage.models.load import DTYPES, load_tokenizer, with_pad_token
+from dressage.models.load import DTYPES, load_tokenizer, model_folder, with_pad_token
 from dressage.models.policy import trunk
 from dressage.models.settings import ModelSettings
 from dressage.rewards import Reward, build_rewards, score
+from dressage.rewards.settings import RewardSettings
 from dressage.tools.scorers import ScorerSettings
 from dressage.train.processes import Processes
 from dressage.train.settings import RolloutRun, RunSettings
@@ -56,6 +59,13 @@ class Options:
     """examine nothing but this reward"""
     pairs: str | None = None
     """a file to examine the reward with"""
+
+
+class RewardData(Settings):
+    """What a reward is examined with."""
+
+    data: AnyDataSettings = AnyDataSettings()
+    device: str | None = None
 
 
 @dataclass
@@ -101,24 +111,19 @@ def check_reward(flags: Sequence[str], options: Options) -> Report:
     Raises:
         UserError: there is no such reward, or no data.
     """
-    from dressage.config import Settings, load
-
-    class RewardData(Settings):
-        """What a reward is examined with."""
-
-        data: AnyDataSettings = AnyDataSettings()
-        device: str | None = None
-
     given = load(RewardData, None, flags)
     rewards = ScorerSettings.model_validate({"rewards": options.reward}).rewards
-    data = given.data if options.pairs is None else AnyDataSettings(path=options.pairs)
+    data = given.data
+    if options.pairs is not None:
+        data = AnyDataSettings.model_validate({**data.model_dump(exclude_unset=True), "path": options.pairs})
+    data = unlearned(data, rewards)
     if data.path is None and not data.mix:
         raise UserError("a reward is examined with responses: give --pairs FILE or --data.path FILE")
     path = rewards[0].options.get("path")
-    tokenizer = load_tokenizer(str(path) if path and Path(str(path)).exists() else "tiny")
+    tokenizer = load_tokenizer("tiny" if path is None else model_folder(str(path)))
     report = Report(options.reward or "reward", "reward")
     made = build_rewards(rewards, Processes(given.device).device)
-    report.results += _examined(made, data, tokenizer, any("path" in r.options for r in rewards))
+    report.results += _examined(made, data, tokenizer, rewards)
     return report
 
 
@@ -203,6 +208,7 @@ class _Check:
 
     def _memory(self) -> Results:
         settings, device = self.settings, self.device
+        pa.array([0])  # imports pandas where there is one, as writing the record will
         self.seen.libraries = resident() if device.type == "cpu" else 0
         # Imported now, since what computes without numbers is some 50 MB that no run imports.
         from dressage.check.memory import example_memory, rollout_memory
@@ -250,8 +256,7 @@ class _Check:
         data = AnyDataSettings.model_validate(self.settings.data.model_dump())
         if self.options.pairs is not None:
             data = AnyDataSettings(path=self.options.pairs)
-        learned = any("path" in reward.options for reward in self.plan.rewards)
-        yield from _examined(self.rewards, data, self.tokenizer, learned)
+        yield from _examined(self.rewards, unlearned(data, self.plan.rewards), self.tokenizer, self.plan.rewards)
 
     def _short_run(self) -> Results:
         options, settings = self.options, self.settings
@@ -275,7 +280,7 @@ def short_cost(weights: int, largest: Rollouts, options: Options) -> float:
 
 
 def _examined(
-    rewards: Sequence[Reward], data: AnyDataSettings, tokenizer: PreTrainedTokenizerBase, learned: bool
+    rewards: Sequence[Reward], data: AnyDataSettings, tokenizer: PreTrainedTokenizerBase, of: Sequence[RewardSettings]
 ) -> Results:
     said, columns = read_said(data, tokenizer, ROWS)
     if not said:
@@ -286,7 +291,7 @@ def _examined(
         of_rows = {name: [values[row] for row in rows] for name, values in columns.items()}
         return score(rewards, [said[row].prompt for row in rows], responses, of_rows).total
 
-    yield from examine(said, scored, learned)
+    yield from examine(said, scored, learned=any("path" in reward.options for reward in of))
 
 
 def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: int, has: int) -> Results:

@@ -1,10 +1,12 @@
 """Responses to examine a reward with: of the recipe's data, or of a file of pairs."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+import dressage
 from dressage.check.reward import Said, spread_out
 from dressage.data.chat import Chat
 from dressage.data.load import load
@@ -12,6 +14,7 @@ from dressage.data.types import Demonstration, Pair, Prompt, Turn
 from dressage.data.types import Said as Text
 from dressage.data.view import AnyDataSettings
 from dressage.errors import UserError
+from dressage.rewards.settings import RewardSettings
 
 
 def read_said(
@@ -19,13 +22,14 @@ def read_said(
 ) -> tuple[list[Said], dict[str, list[Any]]]:
     """Responses with their prompts, and the columns a reward may ask for; none where the data has prompts only.
 
-    Beside prompts, the right answer (`ground_truth`) is a response too.
+    Where rows are held out, it is these. Beside prompts, the right answer (`ground_truth`) is a response too.
 
     Raises:
         UserError: the data cannot be read.
     """
     kind = _kind(settings)
-    rows: Sequence[Any] = load(settings, kind or Prompt).train
+    loaded = load(settings, kind or Prompt)
+    rows: Sequence[Any] = loaded.held_out or loaded.train
     if kind is None:
         rows = [row for row in rows if row.columns.get("ground_truth")]
     chosen = [rows[i] for i in spread_out(len(rows), wanted)]
@@ -33,6 +37,19 @@ def read_said(
     if not chosen:
         return [], {}
     return [_said(row, chat) for row in chosen], _columns(settings, chosen)
+
+
+def unlearned(data: AnyDataSettings, rewards: Sequence[RewardSettings]) -> AnyDataSettings:
+    """The data; where a reward model is a run that learned from it, or none is given, as that run read it.
+
+    What the run held out is then held out again: pairs that a reward model has learned say nothing about it.
+    """
+    for path in (Path(str(reward.options["path"])) for reward in rewards if "path" in reward.options):
+        if (path / "run.json").exists():
+            own = AnyDataSettings.model_validate(dressage.open(path).info["config"]["data"])
+            if data.path in (None, own.path) and not data.mix:
+                return own
+    return data
 
 
 def _kind(settings: AnyDataSettings) -> Any:

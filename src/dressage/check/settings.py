@@ -137,11 +137,8 @@ def _learning_rate(settings: RolloutRun | ExampleRun, weights: int, random: bool
     about ten times the rate of full training ("LoRA Without Regret", thinkingmachines.ai, 2025).
     """
     rate, adapters = settings.optimizer.learning_rate, settings.model.lora is not None
-    factor = _LORA_FACTOR if adapters else 1.0
-    highest = 3 * factor * highest_rate(weights)
     is_rl = isinstance(settings, RolloutRun) and not random and weights >= _LARGE_MODEL
-    if is_rl:
-        highest = factor * _RL_RATE
+    highest = (_LORA_FACTOR if adapters else 1.0) * (_RL_RATE if is_rl else 3 * highest_rate(weights))
     healthy = f"learning rate; at most about {highest:.1g} for {'adapters on ' if adapters else ''}{weights:,} weights"
     steps = settings.steps or 1000
     if rate > highest:

@@ -55,31 +55,37 @@ class Suggestion:
     coef: float
     target: float
     reward_std: float
+    follows: float
+    """correlation of the log-ratio with the reward, over responses"""
     kl: float
     """of the last step, nats per response"""
     kl_std: float
 
 
-def suggested_coefficient(reward_std: float, kl: float, kl_std: float, target: float) -> float:
-    """The β at which reward and penalty pull alike when the KL is at its target.
+def suggested_coefficient(reward_std: float, follows: float, target: float) -> float:
+    """The β at which the last nat up to the target earns what it costs.
 
-    Training maximises E[r] − β·KL, whose optimum is π ∝ π_ref·exp(r/β) (arXiv:2205.11275). Of rewards that are normal
-    with standard deviation σ under the reference, such a tilt raises the mean by σ²/β and costs a KL of σ²/(2β²)
-    nats, so β = σ/√(2·KL*) ends at KL*. As the log-ratio Δ then has variance 2·KL, this is β = σ_reward / σ_Δ: the
-    spread of the reward against that of the KL. What a short run measures of σ_Δ is used in its place, scaled from the
-    KL it was measured at to the target by √(target / KL); a run that has not moved says nothing, and the normal case
-    stands.
+    Training maximises E[r] − β·KL. Where it multiplies a log-ratio Δ by s, the mean reward changes by s·Cov(r, Δ) and
+    the KL comes to s²·Var(Δ)/2, to the lowest order. With the correlation ρ of r and Δ the best s ends at a KL of
+    ρ²σ²/(2β²) nats: the reward grows with the root of the KL, as has been measured (arXiv:2204.05862, section 4.3;
+    arXiv:2210.10760), and β = ρσ/√(2·KL*) ends at KL*. With ρ = 1 this is the optimum π ∝ π_ref·exp(r/β) of normal
+    rewards (arXiv:2205.11275); no policy can follow its reward like that, so real ones end far below it.
+
+    KL in the loss of every token is balanced alike: advantage and KL of a response are summed over the same tokens.
 
     Args:
         reward_std: σ of what the algorithm maximises, over responses to the same prompt where it compares those.
-        kl: mean of Δ over responses, nats.
-        kl_std: its standard deviation over responses.
+        follows: ρ, over the same responses.
         target: the KL to end at, nats per response.
     """
-    normal = math.sqrt(2 * target)
-    moved = kl > 1e-3 and kl_std > 0
-    spread = max(normal, kl_std * math.sqrt(target / kl)) if moved else normal
-    return reward_std / spread
+    return follows * reward_std / math.sqrt(2 * target)
+
+
+def correlation(rewards: Sequence[Sequence[float]], log_ratios: Sequence[Sequence[float]]) -> float:
+    """Correlation within groups; at least what chance brings about, one standard error of none at all: 1/√n."""
+    reward, ratio = (np.concatenate([np.array(g) - np.mean(g) for g in groups]) for groups in (rewards, log_ratios))
+    norm = math.sqrt(float(reward @ reward) * float(ratio @ ratio))
+    return max(1 / math.sqrt(len(reward)), float(reward @ ratio) / norm if norm else 0.0)
 
 
 def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path) -> RolloutRun:
@@ -177,11 +183,12 @@ def _coefficient(suggestion: Suggestion, settings: RolloutRun) -> Results:
         "kl-coefficient-measured",
         "warning",
         "The penalty is much weaker than the reward" if low else "The penalty is much stronger than the reward",
-        f"Without penalty the reward varies by {suggestion.reward_std:.3g} and the KL by {suggestion.kl_std:.3g} nats.",
+        f"The reward varies by {suggestion.reward_std:.3g}; without penalty the log-ratio follows it with a "
+        f"correlation of {suggestion.follows:.2f}.",
         f"kl.coef = {suggestion.coef:.2g}, or kl.target = {suggestion.target:g}",
         given,
         healthy,
-        "arXiv:2205.11275; arXiv:1909.08593",
+        "arXiv:2205.11275; arXiv:2204.05862, section 4.3",
     )
 
 
@@ -204,23 +211,29 @@ def _first(rows: Sequence[Row], samples_per_prompt: int) -> First:
 
 
 def _suggestion(settings: RolloutRun, rows: Sequence[Row]) -> Suggestion:
-    """GRPO divides by the spread of the group or the batch, after which it is 1."""
-    groups = _groups(rows, "shaped_reward", settings.samples_per_prompt)
-    if settings.samples_per_prompt == 1:
-        groups = [[reward for group in groups for reward in group]]
-    spread = math.sqrt(float(np.mean([np.var(group) for group in groups])))
-    if isinstance(settings, GRPORun) and settings.grpo.scale != "none" and spread:
-        spread = 1.0
     last = max(row["step"] for row in rows)
+    moved = [row for row in rows if row["step"] > 0] or rows
+    # Alone, the response to a prompt is compared with those of its step.
+    together = settings.samples_per_prompt if settings.samples_per_prompt > 1 else settings.batch_size
+    rewards, log_ratios = (_groups(moved, name, together) for name in ("shaped_reward", "k1"))
+    spread = math.sqrt(float(np.mean([np.var(group) for group in rewards])))
+    if spread and _divides(settings):
+        spread = 1.0
     spent = [row["k1"] for row in rows if row["step"] == last]
-    kl, kl_std = float(np.mean(spent)), float(np.std(spent))
+    follows = correlation(rewards, log_ratios)
     target = settings.kl.target or TARGET
-    return Suggestion(suggested_coefficient(spread, kl, kl_std, target), target, spread, kl, kl_std)
+    coef = suggested_coefficient(spread, follows, target)
+    return Suggestion(coef, target, spread, follows, float(np.mean(spent)), float(np.std(spent)))
 
 
-def _groups(rows: Sequence[Row], name: str, samples_per_prompt: int) -> list[list[float]]:
-    """What the responses to the same prompt in the same step have of a column."""
+def _divides(settings: RolloutRun) -> bool:
+    """Whether the reward is divided by its spread before the penalty meets it."""
+    return isinstance(settings, GRPORun) and settings.grpo.scale != "none" and settings.grpo.kl_in == "loss"
+
+
+def _groups(rows: Sequence[Row], name: str, together: int) -> list[list[float]]:
+    """What so many responses of the same step, one after the other, have of a column."""
     found: dict[tuple[int, int], list[float]] = {}
     for row in rows:
-        found.setdefault((row["step"], row["sample"] // samples_per_prompt), []).append(row[name])
+        found.setdefault((row["step"], row["sample"] // together), []).append(row[name])
     return list(found.values())

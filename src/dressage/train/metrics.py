@@ -73,6 +73,7 @@ def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, f
         found["value/explained_variance"] = 1 - metrics["value/error"] / metrics["return/rollout_var"]
     if "policy/ratio_error_max" in updates[0]:
         found["policy/first_ratio_error"] = updates[0]["policy/ratio_error_max"]
+        found["policy/first_approx_kl"] = updates[0]["policy/approx_kl"]
     return found
 
 

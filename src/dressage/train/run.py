@@ -188,7 +188,11 @@ def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[s
         "config": settings.model_dump(mode="json"),
         "inputs": inputs.given,
         "model": {"name": settings.model.path, "fingerprint": fingerprint(causal(trainer.model))},
-        "tokenizer": {"fingerprint": _hash(sorted(tokenizer.get_vocab().items())), "pad": tokenizer.pad_token_id},
+        "tokenizer": {
+            "fingerprint": _hash(sorted(tokenizer.get_vocab().items())),
+            "pad": tokenizer.pad_token_id,
+            "bos": tokenizer.bos_token_id,
+        },
         **trainer.describe(),
         "steps": trainer.steps,
         "processes": trainer.learner.processes.count,
