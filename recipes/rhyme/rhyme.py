@@ -8,8 +8,11 @@ from typing import Any
 from pypinyin import Style, pinyin
 
 _LINE = re.compile(r"[\u3400-\u9fff]+")
-_SAME = {"uei": "ei", "ui": "ei", "iou": "ou", "iu": "ou", "uen": "en", "un": "en", "in": "en", "ing": "eng", "ong": "eng",
-         "iong": "eng", "ueng": "eng", "üe": "e", "ie": "e", "ve": "e", "uo": "o", "ün": "en", "vn": "en"}  # fmt: skip
+_FINALS = """
+uei:ei ui:ei iou:ou iu:ou uen:en un:en in:en ing:eng ong:eng
+iong:eng ueng:eng üe:e ie:e ve:e uo:o ün:en vn:en
+"""
+_SAME = dict(pair.split(":") for pair in _FINALS.split())
 
 
 @cache

@@ -1,4 +1,6 @@
-"""Make rows that ask for the rhyme word alone: python recipes/rhyme/words.py data/tang-couplets.jsonl data/tang-words.jsonl
+"""Make rows that ask for the rhyme word alone.
+
+python recipes/rhyme/words.py data/tang-couplets.jsonl data/tang-words.jsonl
 
 The prompt is a couplet and the next one up to its last character; the response is that character and the full stop.
 """

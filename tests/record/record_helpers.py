@@ -40,7 +40,8 @@ def kept(name: str, values: np.ndarray) -> np.ndarray:
     one = _on_the_grid if name.endswith("logprob") else _as_float16
     found = [one(value) if math.isfinite(value) else value for value in flat]
     # What rounding would lead past the end of the column's numbers stays as it is.
-    return np.array([new if abs(new) <= end else old for new, old in zip(found, flat, strict=True)]).reshape(values.shape)
+    kept = [new if abs(new) <= end else old for new, old in zip(found, flat, strict=True)]
+    return np.array(kept).reshape(values.shape)
 
 
 def _on_the_grid(value: float) -> float:
