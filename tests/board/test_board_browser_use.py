@@ -97,6 +97,24 @@ def test_an_address_reproduces_its_view(browser, board_told, path):
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) > 200
 
 
+def test_what_is_turned_on_is_in_the_address(browser, board_told):
+    with opened(browser, f"{board_told.address}/step?step=6") as page:
+        page.get_by_role("button", name="as heat map").click()
+        page.get_by_role("button", name="Lowest mean").click()
+        page.reload()
+        page.get_by_role("button", name="as ridges").wait_for()
+        expect(page.get_by_role("button", name="Lowest mean")).to_have_attribute("aria-pressed", "true")
+        page.goto(f"{board_told.address}/responses?at=2.5")
+        page.get_by_role("button", name="difference to the reference").click()
+        page.reload()
+        page.locator(".detail").locator("ins, del").first.wait_for()
+        page.goto(f"{board_told.address}/overview")
+        page.get_by_text("All metrics").click()
+        page.get_by_placeholder("Find a metric").fill("odd")
+        page.reload()
+        expect(page.locator(".charts.small .card h3")).to_have_text(["odd/{name}"])
+
+
 def test_stars_and_notes_outlive_the_server(browser, tmp_path):
     folder = record_run(tmp_path / "starred", steps=2)
     note = "look: <img src=x onerror=window.hacked=1> 好"
@@ -120,6 +138,37 @@ def test_stars_and_notes_outlive_the_server(browser, tmp_path):
         stars = saved(page, page.get_by_role("link", name="Stars and notes").click, tmp_path)
     (line,) = [json.loads(line) for line in stars.read_text().splitlines()]
     assert (line["step"], line["sample"]) == (0, 4)
+
+
+def test_a_note_comes_back_with_its_star(browser, tmp_path):
+    folder = record_run(tmp_path / "noted", steps=2)
+    with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses?at=0.3") as page:
+        star, note = page.locator(".detail button.star"), page.get_by_role("textbox", name="Note", exact=True)
+        star.click()
+        note.fill("why does it pay?")
+        with page.expect_response(lambda answer: answer.request.method == "PUT"):
+            note.press("Escape")
+        page.keyboard.press("s")
+        expect(note).to_have_count(0)
+        page.keyboard.press("s")
+        expect(note).to_have_value("why does it pay?")
+
+
+def test_a_star_that_cannot_be_kept_says_so(browser, board_told):
+    with opened(browser, f"{board_told.address}/responses", forgiven="status of 409") as page:
+        star = page.locator('.tr[aria-rowindex="3"] .star')
+        star.wait_for()
+        page.route(
+            "**/stars/**", lambda route: route.fulfill(status=409, json={"error": "stars.json cannot be written"})
+        )
+        star.click()
+        expect(page.get_by_role("alert")).to_have_text("stars.json cannot be written")
+        expect(star).to_have_attribute("aria-pressed", "false")
+        page.unroute("**/stars/**")
+        for state in ("true", "false"):
+            star.click()
+            expect(star).to_have_attribute("aria-pressed", state)
+            expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def export(page: Page) -> None:

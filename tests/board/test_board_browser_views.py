@@ -193,6 +193,46 @@ def test_a_rollout_is_found_opened_read_and_starred_by_keyboard(browser, board_t
         expect(page.locator("main h2")).to_have_text(title)
 
 
+def test_enter_presses_the_button_that_has_the_focus(browser, board_told):
+    with opened(browser, f"{board_told.address}/responses?at=0.1") as page:
+        page.locator(".detail .body").wait_for()
+        page.get_by_role("columnheader").get_by_role("button", name="reward").focus()
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(re.compile("sort=-reward"))
+        expect(page.locator(".bar output")).to_have_text("200 rollouts")
+        page.keyboard.press("j")  # takes the focus to the rows, which Enter then opens
+        expect(page.locator(".tr.chosen")).to_have_attribute("aria-rowindex", "1")
+        page.locator(".detail").get_by_role("button", name="Close").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator(".detail")).to_have_count(0)
+        page.keyboard.press("j")
+        page.locator(".detail").wait_for()
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(re.compile("/tokens"))
+
+
+def test_the_focus_stays_in_what_is_open_and_returns_from_it(browser, board_told):
+    with opened(browser, f"{board_told.address}/responses?at=0.1") as page:
+        page.locator(".detail .body").wait_for()
+        columns = page.get_by_role("button", name="Columns")
+        for _ in range(2):  # the second time as the first
+            columns.focus()
+            page.keyboard.press("?")
+            expect(page.get_by_role("dialog").get_by_role("button", name="Close")).to_be_focused()
+            for _ in range(3):
+                page.keyboard.press("Tab")
+                expect(page.locator(":focus:not(dialog *)")).to_have_count(0)
+            page.keyboard.press("Escape")
+            expect(columns).to_be_focused()
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        expect(page.locator(".menu .list input").first).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(page.locator(".menu .list")).to_have_count(0)
+        expect(columns).to_be_focused()
+        expect(page.locator(".detail")).to_have_count(1)
+
+
 def test_a_view_that_is_left_comes_back_as_it_was(browser, board_told):
     with opened(browser, f"{board_told.address}/responses?sort=-length&filter=reward+%3E+1") as page:
         page.locator(VIEWS["responses"]).first.wait_for()

@@ -1,6 +1,6 @@
 import json
 import string
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import pytest
 from board_helpers import HOST, ORIGIN, client_of
@@ -109,9 +109,16 @@ def test_a_token_is_needed_for_everything_and_stays_out_of_addresses(guarded):
 
 def test_a_redirect_stays_on_the_board(board):
     client = client_of(board, token="s3cret", follow_redirects=False)
-    for path in ("//evil.com/?token=s3cret", "/\\evil.com?token=s3cret", "//evil.com/%2f..?token=s3cret"):
-        location = client.get(f"http://{HOST}{path}").headers.get("location", "")
+    for path in ("//evil.com/", "/\\evil.com", "///evil.com", "//evil.com/%2f..", "/%2f/evil.com"):
+        location = client.get(f"http://{HOST}{path}?token=s3cret").headers.get("location", "")
         assert not location.startswith(("//", "/\\", "http")), location
+
+
+def test_a_redirect_stays_under_the_path_that_a_proxy_gave_the_board(board):
+    client = client_of(board, token="s3cret", follow_redirects=False)
+    for path, seen in {"/": "/lab/proxy/6008/", "/tokens": "/lab/proxy/6008/tokens"}.items():
+        location = client.get(f"{path}?token=s3cret").headers["location"]
+        assert urljoin(f"https://hub.example{seen}?token=s3cret", location) == f"https://hub.example{seen}"
 
 
 def test_with_a_token_any_host_may_be_asked(guarded):

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from board_helpers import board_of, client_of
@@ -31,6 +33,33 @@ def test_the_list_of_runs(client, folder, table):
     assert "value" not in run["columns"]["tokens"] and "reward" in run["columns"]["rows"]
     assert get(client, "runs/0/info") == dressage.record.open(folder).info
     assert client.get("/api/runs/0/findings").json() is None
+
+
+def test_how_much_of_a_run_is_indexed(tmp_path):
+    logged, recorded = new_run(tmp_path / "logged"), new_run(tmp_path / "recorded")
+    with Recorder(logged) as recorder:
+        recorder.metrics(0, {"loss": 1.0})
+    record(recorded, [0])
+    board = Board([dressage.record.open(folder) for folder in (logged, recorded)])
+    # Without rollouts there is nothing to do; those of the other run wait.
+    assert [run["indexed"] for run in get(client_of(board), "runs")] == [1, 0]
+    board.scanner.stop()
+
+
+def test_token_columns_without_a_number_are_not_offered(tmp_path):
+    folder, tokens = new_run(tmp_path / "run"), tokens_of(0, 2)
+    rows = {name: values[:2] for name, values in rows_of(0, 2).items()}
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rows, tokens | {"value": np.full(tokens["mask"].shape, np.nan, np.float32)})
+    board = board_of(folder)
+    (run,) = get(client_of(board), "runs")
+    assert "logprob" in run["columns"]["tokens"] and "value" not in run["columns"]["tokens"]
+    board.scanner.stop()
+
+
+def test_a_mistake_in_an_address_is_told_in_plain_words(client):
+    answer = client.get("/api/runs/0/rows", params={"steps": "foo"})
+    assert answer.json() == {"error": "steps: steps are written as 12 or as 10-20"}
 
 
 def test_series_of_every_step(client, table):
@@ -82,17 +111,30 @@ def test_a_ridge_holds_every_rollout_of_its_steps(client, table):
         assert np.abs(np.cumsum(counts) - np.cumsum(wanted)).max() <= 2, "only what is next to an edge may move"
 
 
-def test_a_heat_map_has_the_means_of_its_cells(client, folder):
-    got = get(client, "runs/0/heat", column="log_ratio", buckets=4, positions=1)
+HEAT = {
+    "log_ratio": lambda policy, reference: policy - reference,
+    "prob": lambda policy, _: math.exp(policy),
+    "ref_prob": lambda _, reference: math.exp(reference),
+    "kl": lambda policy, reference: math.exp(reference) / math.exp(policy) - 1 - (reference - policy),
+    "logprob": lambda policy, _: policy,
+}
+
+
+@pytest.mark.parametrize("column", HEAT)
+def test_a_heat_map_has_the_means_of_its_cells(client, folder, column):
+    got = get(client, "runs/0/heat", column=column, buckets=4, positions=1)
     assert got["steps"] == [[0, 2], [3, 5], [6, 8], [9, 11]] and got["positions"] == [[0, 15]]
     run = dressage.record.open(folder)
     for (first, last), mean, count in zip(got["steps"], got["mean"], got["count"], strict=True):
-        ratios = [
-            a - b
+        values = [
+            HEAT[column](a, b)
             for step in range(first, last + 1)
             for a, b in zip(*(run.tokens(step)[n].to_pylist() for n in ("logprob", "ref_logprob")), strict=True)
         ]
-        assert count == [len(ratios)] and mean[0] == pytest.approx(np.mean(ratios), abs=1e-4)
+        assert count == [len(values)] and mean[0] == pytest.approx(np.mean(values), abs=1e-4)
+
+
+def test_a_heat_map_of_what_nobody_recorded_is_refused(client):
     answer = client.get("/api/runs/0/heat", params={"column": "nothing"})
     assert answer.status_code == 400
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import dressage.record
 from dressage.board.expressions import compiled
@@ -150,7 +151,9 @@ class OpenRun:
     def indexed(self) -> float:
         """Returns which share of the rollouts can be searched, from 0 to 1."""
         state = self.snapshot().state
-        return state.text_rows / state.rows if state.rows else 0.0
+        if state.rows:
+            return state.text_rows / state.rows
+        return 0.0 if self.record.segments() else 1.0
 
     def token_columns(self) -> list[str]:
         """Returns the token columns that the first tokens of the run have numbers for."""
@@ -181,8 +184,12 @@ def _measured(record: Run) -> list[str]:
         except (OSError, pa.ArrowException, UserError):
             continue  # merged with others meanwhile, which come later; or broken, which is told when it is shown
         if tokens.num_rows:
-            return [name for name in tokens.column_names if tokens[name].null_count < tokens.num_rows]
+            return [name for name in tokens.column_names if not _is_empty(tokens[name])]
     return []
+
+
+def _is_empty(column: pa.ChunkedArray) -> bool:
+    return bool(pc.all(pc.is_null(column, nan_is_null=True)).as_py())
 
 
 class Board:

@@ -82,7 +82,8 @@ class Guard:
         if scope["method"] == "GET" and given is not None and self._is_token(given):
             # The address bar, and what is copied from it, shall not hold the token.
             rest = urlencode([(name, value) for name, value in query if name != "token"])
-            answer = RedirectResponse(f"?{rest}" if rest else scope["path"].replace("//", "/"), 303)
+            # Relative, as a proxy may have put the board under a path that only it knows.
+            answer = RedirectResponse(f"?{rest}" if rest else f"./{scope['path'].rpartition('/')[2]}", 303)
             answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
             return answer
         bearer = headers.get("authorization", "").removeprefix("Bearer ")

@@ -71,7 +71,8 @@ def explain(error: Exception) -> Failure:
     """Returns what the page is told about an error; what is no mistake of its user is printed in the terminal."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
-        return Failure(422, f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+        place, reason = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
+        return Failure(422, f"{place}: {reason}")
     if isinstance(error, UserError):
         status = 404 if isinstance(error, NotFoundError) else 409 if isinstance(error, UnreadableError) else 400
         return Failure(status, " ".join(str(error).split("\n")))

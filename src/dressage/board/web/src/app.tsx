@@ -7,6 +7,7 @@ import { Help } from "./parts/help";
 import { Scrubber } from "./parts/scrubber";
 import { TopBar } from "./parts/top-bar";
 import { inSnapshot } from "./api/snapshot";
+import type { RunSummary } from "./api/types";
 import { language, useText } from "./i18n";
 import { boardError, moveStep, runs, selectStep, useRun } from "./state/board";
 import { useKeys } from "./state/keys";
@@ -42,6 +43,8 @@ function Board() {
   const t = useText();
   const { view, query } = useRoute();
   const run = useRun();
+  const missing = useMissing(run);
+  const error = useStore(boardError);
   const [help, setHelp] = useState(false);
   const title = `${run.name} · ${t(view)} · Dressage`;
   useLayoutEffect(() => void (document.title = title), [title]);
@@ -49,7 +52,6 @@ function Board() {
   useKeys({
     ...Object.fromEntries(views),
     "?": () => setHelp(!help),
-    Escape: () => setHelp(false),
     "[": () => moveStep(-1),
     "]": () => moveStep(1),
     "{": () => moveStep(-Infinity),
@@ -62,18 +64,37 @@ function Board() {
       <TopBar onHelp={() => setHelp(true)} onPoint={ahead} />
       <div>
         {inSnapshot && <div class="banner">{t("exportedPage")}</div>}
+        {error !== null && (
+          <div class="banner error" role="alert">
+            {error}
+          </div>
+        )}
         <Scrubber onPoint={(at) => ahead({ view, query: { ...query, step: String(at) } })} />
       </div>
-      {run.columns.rows.length > 0 || view === "overview" ? (
+      {missing === null ? (
         <Page key={run.run} />
       ) : (
         <main class="view">
-          <p class="empty">{t("nothingYet")}</p>
+          <p class="empty">{missing}</p>
         </main>
       )}
       {help && <Help onClose={() => setHelp(false)} />}
     </div>
   );
+}
+
+/** Why there is nothing to see at an address; null if there is. */
+function useMissing(run: RunSummary): string | null {
+  const t = useText();
+  const { view, query } = useRoute();
+  const [asked, step] = [query["run"], query["step"]];
+  if (view === "compare") return null;
+  if (asked !== undefined && Number(asked) !== run.run) return t("noRun", { run: asked });
+  const steps = run.steps;
+  if (steps && step !== undefined && !(Number(step) >= steps[0] && Number(step) <= steps[1]))
+    return t("noStep", { step, first: steps[0], last: steps[1] });
+  if (run.columns.rows.length > 0 || view === "overview") return null;
+  return t(steps && run.indexed === 1 ? "noRollouts" : "nothingYet");
 }
 
 function show(view: View): void {

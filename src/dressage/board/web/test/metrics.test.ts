@@ -40,6 +40,12 @@ test("return to go sums what comes, discounted", () => {
   near(values("value_error"), [-1.25, -0.75, -1, NaN]);
 });
 
+test("a reward that was not measured is not zero", () => {
+  near(Array.from(returnToGo({ token_reward: [NaN, NaN] }, 1)), [NaN, NaN]);
+  near(Array.from(returnToGo({ token_reward: [1, NaN, 2, 4] }, 0.5)), [NaN, NaN, 4, 4]);
+  near(Array.from(returnToGo({ token_reward: [1, 2, NaN] }, 1)), [3, 2, NaN]); // recorded without its padding
+});
+
 test("only metrics whose columns were recorded are offered", () => {
   const keys = available(["logprob", "ref_logprob"]).map((metric) => metric.key);
   assert.deepEqual(keys, ["log_ratio", "logprob", "ref_logprob", "prob", "ref_prob", "kl"]);

@@ -14,6 +14,10 @@ export interface Frame {
 
 export type Place = (value: number) => number;
 
+/** Pixels of a digit, and those that every frame leaves free on its right. */
+const DIGIT = 6;
+const MARGIN = 10;
+
 export function horizontal(frame: Frame, low: number, high: number): Place {
   return (value) => frame.left + ((value - low) / (high - low || 1)) * (frame.right - frame.left);
 }
@@ -40,7 +44,9 @@ export function bottomAxis(pen: Pen, frame: Frame, low: number, high: number, co
       ],
       { colour: colours.line },
     );
-    pen.text(x, frame.bottom + 15, number(tick), { colour: colours.muted, size: 10.5, align: "center" });
+    const label = number(tick);
+    const middle = Math.min(x, frame.right + MARGIN - (label.length * DIGIT) / 2);
+    pen.text(middle, frame.bottom + 15, label, { colour: colours.muted, size: 10.5, align: "center" });
   }
 }
 

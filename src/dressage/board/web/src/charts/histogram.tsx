@@ -2,6 +2,7 @@
 
 import { useCallback } from "preact/hooks";
 import { Card } from "../parts/card";
+import { useText } from "../i18n";
 import { percent } from "../maths/format";
 import { bottomAxis, type Frame, horizontal, leftAxis, vertical } from "./axes";
 import { type Palette, usePalette } from "./palette";
@@ -20,6 +21,8 @@ interface Props {
   hint?: string | undefined;
   edges: number[];
   distributions: Distribution[];
+  /** whether it is known that there are no numbers */
+  empty?: boolean;
   /** a line at this value, such as zero in a distribution of differences */
   rule?: number | undefined;
   height?: number;
@@ -27,7 +30,8 @@ interface Props {
 }
 
 export function HistogramChart(props: Props) {
-  const { title, hint, distributions, height = 190, edges, onRange } = props;
+  const { title, hint, distributions, height = 190, edges, empty, onRange } = props;
+  const t = useText();
   const colours = usePalette();
   const draw = useCallback(
     (pen: Pen, width: number, tall: number): void => drawHistogram(pen, width, tall, props, colours),
@@ -41,6 +45,7 @@ export function HistogramChart(props: Props) {
   return (
     <Card title={title} hint={hint} save={() => svg(props, colours)}>
       <div class="legend">
+        {empty && t("noNumbers")}
         {distributions.map((one) => (
           <span key={one.name} class="key">
             <i style={{ background: one.colour }} />

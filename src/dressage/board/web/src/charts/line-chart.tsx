@@ -35,6 +35,9 @@ interface Props {
   children?: ComponentChildren;
 }
 
+/** Pixels of a digit on the axes. */
+const DIGIT = 6.4;
+
 export function LineChart(props: Props) {
   const { spec, hint, height = 150, step, zoom } = props;
   const colours = usePalette();
@@ -163,7 +166,7 @@ function options(
       },
       {
         ...axis,
-        size: 46,
+        size: (_, values) => axisWidth(values),
         space: 28,
         values: (_, values) => values.map((value) => (value === null ? "" : number(value))),
       },
@@ -184,6 +187,11 @@ function options(
       draw: [(chart) => drawMarks(chart, latest.current, colours), (chart) => placeNeedle(chart, latest.current.step)],
     },
   };
+}
+
+/** As wide as the longest number, so that no digit and no sign is cut off. */
+function axisWidth(values: string[] | null): number {
+  return Math.max(46, 8 + DIGIT * Math.max(0, ...(values ?? []).map((text) => text.length)));
 }
 
 /** The measured range and a little room; a constant gets room around it. */

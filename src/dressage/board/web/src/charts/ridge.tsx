@@ -1,6 +1,6 @@
 /** A distribution over the run: one ridge per stretch of steps, the first at the top. */
 
-import { useCallback, useState } from "preact/hooks";
+import { useCallback } from "preact/hooks";
 import { Card } from "../parts/card";
 import { useText } from "../i18n";
 import type { Ridge } from "../api/types";
@@ -15,6 +15,9 @@ interface Props {
   ridge: Ridge;
   height: number;
   step: number;
+  /** as a heat map instead of ridges */
+  heat: boolean;
+  onHeat: (heat: boolean) => void;
   onStep: (step: number) => void;
 }
 
@@ -22,10 +25,9 @@ interface Props {
 const REACH = 2.4;
 
 export function RidgeChart(props: Props) {
-  const { title, hint, ridge, height, step, onStep } = props;
+  const { title, hint, ridge, height, step, heat, onHeat, onStep } = props;
   const t = useText();
   const colours = usePalette();
-  const [heat, setHeat] = useState(false);
   const render = heat ? drawHeat : drawRidges;
   const chosen = ridge.steps.findIndex(([first, last]) => step >= first && step <= last);
   const draw = useCallback(
@@ -45,13 +47,17 @@ export function RidgeChart(props: Props) {
     return [pen.svg(640, 560, colours.surface), 640, 560];
   };
   const toggle = (
-    <button type="button" class="quiet" onClick={() => setHeat(!heat)}>
+    <button type="button" class="quiet" onClick={() => onHeat(!heat)}>
       {heat ? t("asRidges") : t("asHeat")}
     </button>
   );
   return (
     <Card title={title} hint={hint} save={save} actions={toggle}>
-      <Picture draw={draw} height={height} label={title} onClick={pick} />
+      {ridge.counts.flat().some((count) => count > 0) ? (
+        <Picture draw={draw} height={height} label={title} onClick={pick} />
+      ) : (
+        <p class="empty">{t("noNumbers")}</p>
+      )}
     </Card>
   );
 }

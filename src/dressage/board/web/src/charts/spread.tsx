@@ -71,7 +71,13 @@ const frameOf = (width: number, height: number, top = 8): Frame => ({
   bottom: height - 22,
 });
 
-const label = (text: string): string => visible(text).replace(/\n/g, "↵").replace(/^ | $/g, "·").slice(0, 24);
+function label(text: string, most = 24): string {
+  const shown = visible(text).replace(/\n/g, "↵").replace(/^ | $/g, "·");
+  return shown.length > most ? `${shown.slice(0, most - 1)}…` : shown;
+}
+
+/** Beside the curves there is room for so many letters. */
+const AT_END = 9;
 
 function draw(
   pen: Pen,
@@ -110,7 +116,7 @@ function draw(
       return share === null || !place ? [] : [[x((place[0] + place[1]) / 2), y(share)]];
     });
     pen.line(points, { colour, width: 1.8 });
-    pen.text(frame.right + 8, places[i]! + 4, `${label(pattern.text)} ${percent(lastOf(pattern.share))}`, {
+    pen.text(frame.right + 8, places[i]! + 4, `${label(pattern.text, AT_END)} ${percent(lastOf(pattern.share))}`, {
       colour,
       size: 11.5,
       bold: true,

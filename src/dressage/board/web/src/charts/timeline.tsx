@@ -41,7 +41,9 @@ export function Timeline({ series, step, findings, hits, onStep, onPoint }: Prop
   );
   const place = (at: number) => ({ left: `${(100 * (at - start)) / (end - start || 1)}%` });
   const shown = hover ?? step;
-  const reward = series.rollups["reward"]?.mean[placeOf(steps, shown)];
+  const at = placeOf(steps, shown);
+  const recorded = points[at] && shown >= points[at][0] && shown <= points[at][1];
+  const reward = recorded && series.rollups["reward"]?.mean[at];
   const searched = hits?.step.indexOf(shown) ?? -1;
   const found = findings.filter((finding) => finding.steps && shown >= finding.steps[0] && shown <= finding.steps[1]);
   return (
@@ -59,7 +61,7 @@ export function Timeline({ series, step, findings, hits, onStep, onPoint }: Prop
       />
       <div class="needles" style={{ left: `${EDGE}px`, right: `${EDGE}px` }}>
         {hover !== null && <i class="pointed" style={place(hover)} />}
-        <i class="chosen" style={place(step)} />
+        {step >= start && step <= end && <i class="chosen" style={place(step)} />}
       </div>
       <output class={hover === null ? "" : "hovered"}>
         {t("step")} <b>{shown}</b>

@@ -64,16 +64,18 @@ export const TOKEN_METRICS: readonly TokenMetric[] = [
   derived("sampler_gap", "signed", ["logprob", "sampler_logprob"], (a, b) => a - b),
 ];
 
-/** Σ γ^k · token_reward from each token to the last one that counts (mask), the critic's true target. */
+/**
+ * Σ γ^k · token_reward from each token to the last one that counts (mask), the critic's true target; NaN behind the
+ * last reward that was measured, and before one that was not.
+ */
 export function returnToGo(columns: TokenColumns, gamma: number): Float32Array {
   const rewards = columns["token_reward"]!;
   const mask = columns["mask"];
   const result = new Float32Array(rewards.length).fill(NaN);
-  let sum = 0;
+  let sum: number | null = null;
   for (let i = rewards.length - 1; i >= 0; i--) {
-    if (mask && !mask[i]) continue;
-    const reward = rewards[i]!;
-    sum = (Number.isNaN(reward) ? 0 : reward) + gamma * sum;
+    if ((mask && !mask[i]) || (sum === null && Number.isNaN(rewards[i]))) continue;
+    sum = rewards[i]! + gamma * (sum ?? 0);
     result[i] = sum;
   }
   return result;

@@ -1,6 +1,6 @@
 /** The responses to each prompt of the step side by side; groups of equal rewards teach nothing and are marked. */
 
-import { useMemo, useState } from "preact/hooks";
+import { useMemo } from "preact/hooks";
 import { address } from "../api/client";
 import { useResource } from "../api/resource";
 import type { Group } from "../api/types";
@@ -9,12 +9,14 @@ import { number, whole } from "../maths/format";
 import { gist } from "../maths/prompt";
 import { oneLine, visible } from "../maths/text";
 import { useRun, useVersion } from "../state/board";
+import { patchRoute, useRoute } from "../state/router";
 import { Problem } from "./failure";
 import { Pages } from "./pages";
 import { openTokens } from "./rollout-line";
 import { Segments } from "./segments";
 
 const PAGE = 10;
+const ORDERS = ["-sd", "sd", "-mean", "mean"] as const;
 
 interface Answer {
   total: number;
@@ -24,8 +26,9 @@ interface Answer {
 export function Groups({ step }: { step: number }) {
   const t = useText();
   const run = useRun();
-  const [order, setOrder] = useState<"-sd" | "sd" | "-mean" | "mean">("-sd");
-  const [offset, setOffset] = useState(0);
+  const { query } = useRoute();
+  const order = ORDERS.find((one) => one === query["groups"]) ?? "-sd";
+  const offset = Number(query["from"] ?? 0);
   const url = address(`runs/${run.run}/groups`, { step, sort: order, offset, limit: PAGE });
   const { data, error } = useResource<Answer>(url, useVersion(run.run));
   const siblings = data?.groups.some((group) => group.n > 1);
@@ -47,14 +50,16 @@ export function Groups({ step }: { step: number }) {
         <Segments
           options={names}
           chosen={order}
-          onChoose={(key) => {
-            setOrder(key);
-            setOffset(0);
-          }}
+          onChoose={(key) => patchRoute({ groups: key, from: undefined }, true)}
         />
       </div>
       {shown}
-      <Pages offset={offset} size={PAGE} total={data.total} onTurn={setOffset} />
+      <Pages
+        offset={offset}
+        size={PAGE}
+        total={data.total}
+        onTurn={(next) => patchRoute({ from: next || undefined }, true)}
+      />
     </section>
   );
 }

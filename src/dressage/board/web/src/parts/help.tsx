@@ -1,3 +1,4 @@
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { type Key, useText } from "../i18n";
 
 const KEYS: [string[], Key][] = [
@@ -19,20 +20,27 @@ const KEYS: [string[], Key][] = [
   [["?"], "keyHelp"],
 ];
 
+/** The browser keeps the focus inside while it is open, and gives it back afterwards. */
 export function Help({ onClose }: { onClose: () => void }) {
   const t = useText();
+  const box = useRef<HTMLDialogElement>(null);
+  useLayoutEffect(() => {
+    const dialog = box.current!;
+    dialog.showModal();
+    return () => dialog.close();
+  }, []);
   return (
-    <div class="cover" onClick={onClose}>
-      <div
-        class="dialog"
-        role="dialog"
-        aria-modal="true"
-        aria-label={t("keys")}
-        onClick={(event) => event.stopPropagation()}
-      >
+    <dialog
+      ref={box}
+      class="dialog"
+      aria-label={t("keys")}
+      onCancel={onClose}
+      onClick={(event) => event.target === box.current && onClose()}
+    >
+      <div>
         <header>
           <h2>{t("keys")}</h2>
-          <button type="button" onClick={onClose} autofocus>
+          <button type="button" onClick={onClose}>
             {t("close")}
           </button>
         </header>
@@ -49,6 +57,6 @@ export function Help({ onClose }: { onClose: () => void }) {
           ])}
         </dl>
       </div>
-    </div>
+    </dialog>
   );
 }

@@ -1,7 +1,7 @@
 /** A button that opens a list; a click elsewhere or Escape closes it. */
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 interface Props {
   label: ComponentChildren;
@@ -14,17 +14,26 @@ interface Props {
 export function Menu({ label, title, class: kind = "", stays = false, children }: Props) {
   const [open, setOpen] = useState(false);
   const box = useRef<HTMLDivElement>(null);
-  useEffect(() => {
+  // The focus must not be lost with the list.
+  const leave = (): void => {
+    box.current!.querySelector("button")!.focus();
+    setOpen(false);
+  };
+  useLayoutEffect(() => {
     if (!open) return;
     const close = (event: Event): void => {
-      const outside = !box.current!.contains(event.target as Node);
-      if (event instanceof KeyboardEvent ? event.key === "Escape" : outside) setOpen(false);
+      if (!(event instanceof KeyboardEvent)) {
+        if (!box.current!.contains(event.target as Node)) setOpen(false);
+      } else if (event.key === "Escape") {
+        event.stopPropagation(); // what lies below stays open
+        leave();
+      }
     };
     addEventListener("pointerdown", close);
-    addEventListener("keydown", close);
+    addEventListener("keydown", close, true);
     return () => {
       removeEventListener("pointerdown", close);
-      removeEventListener("keydown", close);
+      removeEventListener("keydown", close, true);
     };
   }, [open]);
   return (
@@ -40,7 +49,7 @@ export function Menu({ label, title, class: kind = "", stays = false, children }
         {label}
       </button>
       {open && (
-        <div class="list" onClick={() => stays || setOpen(false)}>
+        <div class="list" onClick={() => stays || leave()}>
           {children}
         </div>
       )}

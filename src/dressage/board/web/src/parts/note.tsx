@@ -26,6 +26,7 @@ export function Note({ run, row }: { run: number; row: Rollout }) {
       readOnly={inSnapshot}
       onInput={(event) => setText(event.currentTarget.value)}
       onBlur={keep}
+      onKeyDown={(event) => event.key === "Escape" && event.currentTarget.blur()}
     />
   );
 }

@@ -7,7 +7,7 @@ import { rolloutAddress } from "../api/tokens";
 import type { Place, Rollout, Row } from "../api/types";
 import { useText } from "../i18n";
 import { number, percent } from "../maths/format";
-import { patchRoute } from "../state/router";
+import { patchRoute, useRoute } from "../state/router";
 import { useStars } from "../state/stars";
 import { Facts } from "./facts";
 import { Problem } from "./failure";
@@ -63,7 +63,7 @@ export function RolloutDetail({ run, place, search, onMove, onRead }: Props) {
 
 function Body({ run, rollout, search }: { run: number; rollout: Rollout; search: string }) {
   const t = useText();
-  const [compared, setCompared] = useState(false);
+  const compared = useRoute().query["diff"] === "1";
   const { ref_response: reference } = rollout;
   return (
     <div class="body">
@@ -78,7 +78,7 @@ function Body({ run, rollout, search }: { run: number; rollout: Rollout; search:
             type="button"
             class={`quiet ${compared ? "on" : ""}`}
             aria-pressed={compared}
-            onClick={() => setCompared(!compared)}
+            onClick={() => patchRoute({ diff: compared ? undefined : 1 }, true)}
           >
             {t("difference")}
           </button>

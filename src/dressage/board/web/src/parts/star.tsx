@@ -1,6 +1,6 @@
 import type { Place } from "../api/types";
 import { inSnapshot } from "../api/snapshot";
-import { noteStar, setStar, starOf, type Stars } from "../state/stars";
+import { noteStar, starOf, type Stars, toggleStar } from "../state/stars";
 
 interface Props {
   run: number;
@@ -15,7 +15,7 @@ export function Star({ run, row, stars, label }: Props) {
   noteStar(run, row);
   const toggle = (event: MouseEvent): void => {
     event.stopPropagation();
-    if (!inSnapshot) void setStar(run, row, note === null ? "" : null);
+    if (!inSnapshot) void toggleStar(run, row);
   };
   return (
     <button

@@ -22,17 +22,17 @@ interface Edges {
   bins: number;
 }
 
-function useHistogram(column: string | null, step: number, edges: Edges | null): Histogram | null {
+function useHistogram(column: string | null, step: number, edges: Edges | null | undefined): Histogram | null {
   const run = useRun();
   const url =
-    column === null || edges === null
+    column === null || !edges
       ? null
       : address(`runs/${run.run}/histogram`, { column, steps: `${step}-${step}`, ...edges });
   return useResource<Histogram>(url, useVersion(run.run)).data;
 }
 
-/** Edges that hold all of the distributions that are to be compared. */
-function useEdges(columns: string[], steps: number[]): Edges | null {
+/** Edges that hold all of the distributions that are to be compared; undefined if there are no numbers. */
+function useEdges(columns: string[], steps: number[]): Edges | null | undefined {
   const series = useSeries(useRun().run, columns);
   const bounds = columns
     .flatMap((column) => {
@@ -45,7 +45,7 @@ function useEdges(columns: string[], steps: number[]): Edges | null {
         : [];
     })
     .filter((bound): bound is number => typeof bound === "number");
-  if (bounds.length === 0) return null;
+  if (bounds.length === 0) return series?.rollups[columns[0]!] ? undefined : null;
   const [lo, hi] = [Math.min(...bounds), Math.max(...bounds)];
   const count = Math.max(...steps.map((step) => series!.rollups[columns[0]!]?.count[placeOf(series!.step, step)] ?? 0));
   return hi > lo ? { lo, hi, bins: bins(count) } : { lo: lo - 0.5, hi: hi + 0.5, bins: bins(count) };
@@ -54,6 +54,8 @@ function useEdges(columns: string[], steps: number[]): Edges | null {
 interface Drawn {
   edges: number[];
   distributions: Distribution[];
+  /** whether no numbers are recorded */
+  empty: boolean;
 }
 
 /** The column at the step now, at the first step, and the reference's at the step now. */
@@ -74,8 +76,8 @@ function useDistributions(column: string, withReference: boolean): Drawn {
       { of: reference, name: names[2], colour: colours.reference },
     ];
     const distributions = all.flatMap(({ of, ...look }) => (of ? [{ ...look, counts: of.counts }] : []));
-    return { edges: now?.edges ?? [], distributions };
-  }, [now, then, reference, colours, names.join()]);
+    return { edges: now?.edges ?? [], distributions, empty: edges === undefined };
+  }, [now, then, reference, edges === undefined, colours, names.join()]);
 }
 
 export function RewardHistogram({ column }: { column: string }) {

@@ -12,6 +12,7 @@ export interface ListHandle {
   jump: (row: number) => void;
   /** The first row in view, as a fraction. */
   top: () => number;
+  focus: () => void;
 }
 
 interface Props {
@@ -71,6 +72,7 @@ export function VirtualList(props: Props) {
   useLayoutEffect(() => props.onRange?.(from, to), [from, to]);
   useImperativeHandle(props.handle ?? null, () => ({
     top: () => top() / rowHeight,
+    focus: () => box.current!.focus({ preventScroll: true }),
     jump: (row) => jump(row * rowHeight),
     reveal: (row) => jump(revealed(row * rowHeight, top(), view - headHeight - rowHeight)),
   }));

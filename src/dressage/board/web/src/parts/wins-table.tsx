@@ -27,7 +27,7 @@ export function WinsTable({ sides, comparison }: Props) {
             <th class="number">{t("rollouts")}</th>
             <th class="number">{t("meanReward")}</th>
             {sides.map((side, i) => (
-              <th key={i} class="number">
+              <th key={i} class="number" title={name(side)}>
                 {t("beats", { name: name(side) })}
               </th>
             ))}
@@ -36,7 +36,7 @@ export function WinsTable({ sides, comparison }: Props) {
         <tbody>
           {sides.map((side, i) => (
             <tr key={i}>
-              <td>
+              <td title={name(side)}>
                 <span class="side">
                   <i style={{ background: curveColour(colours, i) }} />
                   {name(side)}

@@ -48,7 +48,7 @@ export function useStep(): number {
 }
 
 export function selectStep(step: number | undefined): void {
-  patchRoute({ step, sample: undefined }, true);
+  patchRoute({ step, sample: undefined, from: undefined }, true);
 }
 
 /** Moves to the next or previous recorded step. */

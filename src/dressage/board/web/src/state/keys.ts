@@ -29,6 +29,9 @@ export function useKeys(keys: Keys): void {
   useLayoutEffect(() => {
     const pressed = (event: KeyboardEvent): void => {
       if (event.ctrlKey || event.metaKey || event.altKey || isField(event.target)) return;
+      if (event.key === "Enter" && isPressed(event.target)) return;
+      // Closes the dialog, and what lies below stays open.
+      if (event.key === "Escape" && document.querySelector("dialog[open]")) return;
       const handler = latest.current[prefix + event.key];
       if (handler) {
         event.preventDefault();
@@ -38,6 +41,11 @@ export function useKeys(keys: Keys): void {
     addEventListener("keydown", pressed);
     return () => removeEventListener("keydown", pressed);
   }, []);
+}
+
+/** Enter presses what has the focus. */
+function isPressed(target: EventTarget | null): boolean {
+  return target instanceof Element && target.closest("a, button, summary") !== null;
 }
 
 function isField(target: EventTarget | null): boolean {

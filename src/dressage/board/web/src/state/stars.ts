@@ -38,6 +38,7 @@ export async function setStar(run: number, place: Place, note: string | null): P
   const url = `api/runs/${run}/stars/${place.step}/${place.sample}`;
   try {
     await (note === null ? send("DELETE", url) : send("PUT", url, { note }));
+    boardError.set(null);
     forgetMatching((known) => known.startsWith(`api/runs/${run}/`) && /starred=|\/stars/.test(known));
   } catch (error) {
     changed.set(before);
@@ -52,7 +53,12 @@ export function noteStar(run: number, row: Starred): void {
   last[starKey(run, row)] = row;
 }
 
+/** Notes whose stars were taken away on this page: with the star they come back. */
+const taken: Record<string, string> = {};
+
 export function toggleStar(run: number, place: Place): Promise<void> {
-  const row = last[starKey(run, place)] ?? place;
-  return setStar(run, place, starOf(changed.get(), run, row) === null ? "" : null);
+  const key = starKey(run, place);
+  const note = starOf(changed.get(), run, last[key] ?? place);
+  if (note !== null) taken[key] = note;
+  return setStar(run, place, note === null ? (taken[key] ?? "") : null);
 }

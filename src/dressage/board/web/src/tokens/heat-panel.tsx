@@ -7,12 +7,14 @@ import type { Heat } from "../api/types";
 import { HeatChart } from "../charts/heat";
 import { useText } from "../i18n";
 import { type Scale, scaleOf } from "../maths/colour";
-import { TOKEN_METRICS } from "../maths/metrics";
+import { available, TOKEN_METRICS } from "../maths/metrics";
 import { Problem } from "../parts/failure";
 import { selectStep, useRun, useStep, useVersion } from "../state/board";
 import { patchRoute, useRoute } from "../state/router";
 
 const BUCKETS = 100;
+/** Follow from whole responses and γ; the roll-ups are of single tokens. */
+const WHOLE = ["return_to_go", "value_error"];
 
 interface Props {
   run: number;
@@ -26,10 +28,9 @@ export function HeatPanel({ run, metric, shown }: Props) {
   const step = useStep();
   const { query } = useRoute();
   const measured = useRun().columns.tokens;
-  const columns = [
-    ...(measured.includes("logprob") && measured.includes("ref_logprob") ? ["log_ratio"] : []),
-    ...measured,
-  ].filter((name) => TOKEN_METRICS.some(({ key }) => key === name));
+  const columns = available(measured)
+    .map(({ key }) => key)
+    .filter((name) => !WHOLE.includes(name));
   const wanted = query["heat"] ?? metric;
   const column = columns.includes(wanted) ? wanted : columns[0];
   const url = column === undefined ? null : address(`runs/${run}/heat`, { column, buckets: BUCKETS });

@@ -1,6 +1,6 @@
 /** The run's curves, and under them the step they were clicked at. */
 
-import { useMemo, useState } from "preact/hooks";
+import { useMemo } from "preact/hooks";
 import { LineChart, type Mark } from "../charts/line-chart";
 import { type Palette, usePalette } from "../charts/palette";
 import type { Finding } from "../api/types";
@@ -19,13 +19,13 @@ export function Overview() {
   const t = useText();
   const run = useRun();
   const step = useStep();
-  const [find, setFind] = useState<string | null>(null);
+  const { query } = useRoute();
+  const find = query["all"] === "1" ? (query["find"] ?? "") : null;
   const known = useSeries(run.run);
   const more = find === null ? [] : metricNames(known);
   const whole = useSeries(run.run, more);
   const colours = usePalette();
   const findings = useFindings(run.run);
-  const { query } = useRoute();
   const shaping: Shaping = {
     smooth: Number(query["smooth"] ?? 0),
     zero: query["zero"] === "1",
@@ -67,7 +67,12 @@ export function Overview() {
       <ShapingBar shaping={shaping} zoomed={zoom !== null} />
       <div class="charts">{charts.map((chart) => drawn(chart))}</div>
       {run.columns.rows.length > 0 && <StepBrief step={step} />}
-      <AllMetrics groups={others} find={find} onFind={setFind} drawn={(chart) => drawn(chart, 90)} />
+      <AllMetrics
+        groups={others}
+        find={find}
+        onFind={(text) => patchRoute({ all: text === null ? undefined : 1, find: text ?? undefined }, true)}
+        drawn={(chart) => drawn(chart, 90)}
+      />
     </main>
   );
 }

@@ -45,7 +45,7 @@ export function Patterns() {
       {data && (data.indexed ?? 1) < 1 && (
         <p class="warning">{t("indexing", { share: Math.floor((data.indexed ?? 0) * 100) })}</p>
       )}
-      {data && found.length === 0 && <p class="empty">{t("noPatterns")}</p>}
+      {data && found.length === 0 && (data.indexed ?? 1) === 1 && <p class="empty">{t("noPatterns")}</p>}
       {data && found.length > 0 && (
         <>
           <SpreadChart title={t("spreadTitle")} hint={t("spreadHint")} steps={data.steps} {...drawn} />

@@ -90,7 +90,8 @@ export function column(key: string): Column {
   if (key === "finish_reason" || key === "split") {
     return { key, label: key, width: 84, sortable: false, cell: (row) => visible(String(row[key] ?? "–")) };
   }
-  const width = Math.round(Math.max(76, 24 + key.length * 6.2));
+  // In Vietnamese the reward has the longest name.
+  const width = Math.round(Math.max(key === "reward" ? 108 : 76, 24 + key.length * 6.2));
   return { key, label: key, width, sortable: true, cell: (row) => numeric(key, statistic(row, key)) };
 }
 

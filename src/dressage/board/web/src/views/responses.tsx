@@ -52,9 +52,13 @@ export function Responses() {
     const from = index ?? Math.floor(list.current?.top() ?? 0) - (by > 0 ? 1 : 0);
     choose(Math.min(pages.total - 1, Math.max(0, from + by)));
   };
+  const walk = (by: number): void => {
+    list.current?.focus();
+    move(by);
+  };
   useKeys({
-    j: () => move(1),
-    k: () => move(-1),
+    j: () => walk(1),
+    k: () => walk(-1),
     Enter: () => place && openTokens(run.run, place.step, place.sample),
     s: () => place && void toggleStar(run.run, place),
     Escape: () => patchRoute({ at: undefined }, true),

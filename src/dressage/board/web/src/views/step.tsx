@@ -65,6 +65,8 @@ export function StepView() {
             ridge={ridge.data}
             height={TALL}
             step={step}
+            heat={query["ridge"] === "heat"}
+            onHeat={(heat) => patchRoute({ ridge: heat ? "heat" : undefined }, true)}
             onStep={selectStep}
           />
         )}
