@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 import dressage
 from benchmarks.faults.case import Case
 from benchmarks.faults.planted import FAULTS
-from dressage.doctor.data import KINDS, RunData
+from dressage.doctor.data import RunData
 from dressage.doctor.diagnosis import Diagnosis, diagnose
+from dressage.doctor.rule import KINDS
 from dressage.doctor.rules import RULES
 from dressage.record import Run
 

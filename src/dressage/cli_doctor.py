@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dressage.cli_flags import console
+from dressage.errors import UserError
 
 doctor_app = typer.Typer()
 
@@ -54,12 +55,17 @@ def doctor(
     from dressage.doctor.words import language as language_named
     from dressage.index.process import small_process
 
+    if board is not None and html is None:
+        raise UserError("--board links the page into the board: give --html FILE, too")
     small_process()
     data = RunData(dressage.open(run))
     diagnosis = diagnose(data, all_rules(rules or []))
     words = language_named(language)
     if html is not None:
-        html.write_text(page(data, diagnosis, words, board), encoding="utf-8")
+        try:
+            html.write_text(page(data, diagnosis, words, board), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--html {html} cannot be written: {error.strerror}") from error
     if as_json:
         print(json.dumps(plain(data, diagnosis, words), ensure_ascii=False, indent=1))
     else:

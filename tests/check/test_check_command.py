@@ -1,6 +1,7 @@
 """`dressage check`: exit codes, JSON, which command a recipe is for, and a reward alone."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,31 @@ def test_a_reward_alone(tmp_path: Path) -> None:
     swap = {"chosen": "rejected", "rejected": "chosen", "prompt": "prompt"}
     backwards.write_text("\n".join(json.dumps({swap[name]: text for name, text in row.items()}) for row in rows))
     assert checked("--reward", "lowercase", "--pairs", str(backwards))[0] == 1
+
+
+def test_a_reward_that_stops_at_some_responses_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def mine(prompts, responses, **_):\n    return [1 / len(r) for r in responses]\n"
+    )
+    rows = [{"prompt": f"{n}?", "chosen": "here", "rejected": "no"} for n in range(8)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    given = ("--reward", f"{tmp_path}/mine.py:mine", "--pairs", f"{tmp_path}/pairs.jsonl")
+    done = CliRunner().invoke(app, ["check", *given])
+    assert isinstance(done.exception, UserError)
+    assert re.fullmatch(r"the reward stops with ZeroDivisionError: .* \(.*mine\.py, line 2\)", str(done.exception))
+
+
+def test_a_reward_that_stops_in_the_short_run_is_a_finding_beside_the_others(tmp_path: Path) -> None:
+    code = "def mine(prompts, responses): return [1 / (len(one) < 6) for one in responses]"
+    (tmp_path / "mine.py").write_text(code)
+    recipe = tmp_path / "grpo.toml"
+    recipe.write_text((RECIPES / "tiny-grpo.toml").read_text().replace("lowercase", f"{tmp_path}/mine.py:mine"))
+    given = ("--run", str(tmp_path / "run"), "--kl.coef", "5", "--short-run", "--rollouts", "8")
+    code, (report,) = checked(str(recipe), *given)
+    found = {one["rule"]: one["cause"] for one in report["findings"]}  # type: ignore[attr-defined]
+    assert code == 1 and "kl-coefficient" in found
+    assert found["short-run"].startswith("the short run stops with ZeroDivisionError: ")
+    assert "mine.py, line 1" in found["short-run"]
 
 
 def test_a_reward_model_is_examined_with_what_it_held_out(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:

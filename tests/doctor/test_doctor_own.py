@@ -1,6 +1,7 @@
 """Rules of the user's own, as docs/doctor.md shows them."""
 
 import re
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,63 @@ def test_a_file_without_a_rule_is_one_line(code, tmp_path):
         file.write_text(code)
     with pytest.raises(UserError, match=r"rules\.py"):
         rules_in(file)
+
+
+OWN = """from dressage.doctor import Reading, rule
+
+@rule(row=0, needs=["rows.response"], title="T", cause="Seen {{seen}}{cause}.", healthy="h", fix="f", source="s")
+def mine(data):
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "cause", "said"),
+    [
+        ("raise ValueError('a mistake')", "", r"mine stops with ValueError: a mistake \(.*rules\.py, line 5\)"),
+        ("return {}['nothing']", "", r"mine stops with KeyError: 'nothing' \(.*rules\.py, line 5\)"),
+        ("import json; json.loads('')", "", r"mine stops with JSONDecodeError.*rules\.py, line 5\)"),
+        ("return 0.5", "", "mine returns 0.5; it must return a Reading"),
+        ("return Reading(1.0, sick=True)", " of {all}", "mine: .*placeholder.*'all'"),
+        ("return Reading(1.0, sick=True)", " {of", "mine: .*placeholder"),
+    ],
+)
+def test_a_mistake_in_a_rule_is_a_line_that_names_its_place(body, cause, said, tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text(OWN.format(body=body, cause=cause))
+    data = RunData(dressage.open(healthy(steps=2, batch=4).write(tmp_path / "run")))
+    with pytest.raises(UserError, match=said):
+        diagnose(data, rules_in(file))
+
+
+def test_the_words_of_a_rule_are_needed_where_it_finds_something(tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text(OWN.format(body="return Reading(1.0, sick=False)", cause=" of {all}"))
+    data = RunData(dressage.open(healthy(steps=2, batch=4).write(tmp_path / "run")))
+    assert [rule.name for rule, _ in diagnose(data, rules_in(file)).healthy] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('needs=["response"]', "'response' is none of rows.NAME"),
+        ('needs=["rows.response|reward"]', "'reward' is none of rows.NAME"),
+        ('needs=["rows.response"], severity="fatal"', "'fatal' is none of error, warning, note"),
+    ],
+)
+def test_what_a_rule_needs_and_how_grave_it_is_have_known_names(change, said, tmp_path):
+    file = tmp_path / "rules.py"
+    file.write_text(OWN.format(body="return None", cause="").replace('needs=["rows.response"]', change))
+    with pytest.raises(UserError, match=said):
+        rules_in(file)
+
+
+@pytest.mark.parametrize(("value", "said"), [("nowhere:rule", "nowhere.*cannot be loaded"), ("json:loads", "is none")])
+def test_a_package_whose_rule_is_none_is_one_line(value, said, monkeypatch):
+    entry = EntryPoint("theirs", value, "dressage.rules")
+    monkeypatch.setattr("dressage.doctor.own.entry_points", lambda group: [entry])
+    with pytest.raises(UserError, match=said):
+        all_rules()
 
 
 def test_two_rules_of_one_name_are_refused(file, tmp_path):

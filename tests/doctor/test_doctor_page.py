@@ -23,6 +23,7 @@ from dressage.doctor.report.page import page
 from dressage.doctor.rules import RULES
 from dressage.doctor.series import Series
 from dressage.doctor.words import LANGUAGES, language
+from dressage.errors import UserError
 from dressage.record import write_vocabulary
 
 DOCTOR = Path(dressage.doctor.__file__).parent
@@ -270,6 +271,18 @@ def test_evidence_is_linked_into_the_board_where_its_address_is_known(tmp_path):
         views = [text.strip() for _, text in found.named("code")]
         assert len(views) >= 3 and all(re.fullmatch(r"tokens\?step=\d+&sample=\d+(&token=\d+)?", one) for one in views)
         assert [a["href"] for a, _ in found.named("a")] == ([] if start is None else [start + one for one in views])
+
+
+@pytest.mark.parametrize("place", ["nowhere/page.html", "."])
+def test_a_page_that_cannot_be_written_is_one_line(place, tmp_path):
+    data_of(sick(), tmp_path / "run")
+    done = CliRunner().invoke(doctor_app, [str(tmp_path / "run"), "--html", str(tmp_path / place)])
+    assert isinstance(done.exception, UserError) and "cannot be written" in str(done.exception)
+
+
+def test_a_board_without_a_page_to_link_is_refused(tmp_path):
+    done = CliRunner().invoke(doctor_app, [str(tmp_path), "--board", "http://127.0.0.1:6006/"])
+    assert isinstance(done.exception, UserError) and "--html" in str(done.exception)
 
 
 def test_a_finding_without_a_curve_says_so(tmp_path):

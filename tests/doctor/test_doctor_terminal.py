@@ -3,13 +3,18 @@
 import io
 
 import pytest
+import sick_reward
 from doctor_helpers import healthy
 from rich.console import Console
 
+import dressage
+from dressage.doctor.data import RunData
 from dressage.doctor.diagnosis import diagnose
+from dressage.doctor.report.page import page
 from dressage.doctor.report.terminal import show
 from dressage.doctor.rules import RULES
 from dressage.doctor.words import LANGUAGES, language
+from dressage.record import write_run
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,26 @@ def test_a_finding_says_since_when_what_to_change_and_where_to_look(sick):
     place = next(one for one in sick[1].causes if one.rule.name == "kl-at-start").reading.evidence[0]
     assert f"step {place.step} sample {place.sample} token {place.start}" in text
     assert text.count("dressage show ") == 1
+
+
+def test_where_nothing_could_be_measured_nothing_is_said_to_be_right(tmp_path):
+    write_run(tmp_path, {})
+    data = RunData(dressage.open(tmp_path))
+    empty = data, diagnose(data, RULES)
+    assert not empty[1].healthy
+    for name, said in ("en", "Nothing could be looked at."), ("zh", "没有可以检查的内容。"):
+        for text in shown(empty, name), page(*empty, language(name)):
+            assert said in text and language(name).phrase("Nothing was found wrong.") not in text
+
+
+def test_what_was_recorded_commands_no_terminal(tmp_path):
+    made = healthy()
+    sick_reward.case["one-part-dominates"][0](made)
+    for parts in made.rows["reward_parts"].flat:
+        parts["a\x1b[31mb\u202e"] = parts.pop("one")
+    data = made.data(tmp_path / "run")
+    text = shown((data, diagnose(data, RULES)))
+    assert "a\ufffd[31mb\ufffd accounts for" in text and "\x1b" not in text
 
 
 def test_the_folder_is_named_as_it_is(sick):

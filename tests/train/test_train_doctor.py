@@ -170,9 +170,28 @@ def test_a_rule_that_does_not_exist_is_a_mistake_that_names_the_nearest(tmp_path
 def test_notes_stop_nothing_unless_they_are_named(severity, settings, answer):
     class Seen:
         id = "stalls"
+        consequences = ()
 
     Seen.severity = severity
     assert DoctorSettings(**settings).answer(Seen) == answer
+
+
+def test_a_consequence_that_is_to_stop_the_run_does_so_under_its_cause(tmp_path):
+    """All rewards are equal, which explains that no step has a gradient."""
+    folder, told = tmp_path / "run", set()
+    write_run(folder, {"algorithm": "ppo"})
+    with Recorder(folder, attempt=begin_attempt(folder, 0)) as recorder:
+        for step in range(6):
+            rows = {"prompt": ["p"] * 8, "response": ["r"] * 8, "reward": [1.0] * 8}
+            recorder.rollouts(step, rows, {"token_id": [[2]] * 8})
+            recorder.metrics(step, {"optim/grad_norm": 0.0})
+    assert attended(folder, told) == [None] * 4
+    assert told == {"verifier-dead"}  # told, and it stops the run all the same once what follows from it must
+    findings_file(folder / "index").unlink()
+    before, reason, *after = attended(folder, told, rules={"zero-gradient": "stop"})
+    assert reason.startswith("error verifier-dead since step 0: ") and " Explains: zero-gradient. Change: " in reason
+    assert before is None and after == [None, None]
+    assert told == {"verifier-dead", "zero-gradient"}
 
 
 def test_the_command_says_so_with_its_exit_code(tmp_path):

@@ -13,7 +13,7 @@ from dressage.check.finding import Finding, Fine, Skipped
 from dressage.check.run import Report, parts_of
 from dressage.doctor.diagnosis import SEVERITIES
 from dressage.doctor.report.terminal import COLOURS
-from dressage.doctor.words import number
+from dressage.doctor.words import number, visible
 
 
 def plain(report: Report) -> dict[str, Any]:
@@ -38,27 +38,25 @@ def show(console: Console, report: Report) -> None:
     console.print(Text.assemble((report.name, "bold"), f"  checked as dressage {report.command}"))
     for finding in _sorted(report):
         _show_finding(console, finding)
-    if not report.findings:
+    fine = [one for one in report.results if isinstance(one, Fine)]
+    if fine and not report.findings:
         console.print(Text("Nothing was found wrong.", "bold green"))
     _show_expected(console, report)
     _show_first(console, report)
-    fine = [one for one in report.results if isinstance(one, Fine)]
     if fine:
         console.print("\n[bold]Healthy[/]")
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        taken = max(len(one.check) for one in fine) + max(len(_seen(one.seen)) for one in fine) + 6
         for one in fine:
-            meaning = Text(one.healthy, "dim")
-            meaning.truncate(max(20, console.width - taken), overflow="ellipsis")
-            table.add_row(Text(f"  {one.check}", "green"), Text(_seen(one.seen)), meaning)
-        console.print(table)
+            table.add_row(Text(one.check, "green"), Text(_seen(one.seen)), Text(one.healthy, "dim"))
+        console.print(Padding(table, (0, 2)))
     skipped = [one for one in report.results if isinstance(one, Skipped)]
     if skipped:
         console.print("\n[bold]Not looked at[/]")
+        table = Table.grid(padding=(0, 2))
         for left in skipped:
-            console.print(Text.assemble("  ", (left.check, "dim"), f"  {left.reason}"))
+            table.add_row(Text(left.check, "dim"), Text(left.reason))
+        console.print(Padding(table, (0, 2)))
     console.print()
 
 
@@ -117,5 +115,5 @@ def _seen(value: float | str) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
+    line = visible(" ".join(text.split()))
     return line if len(line) <= 60 else f"{line[:59]}…"

@@ -2,7 +2,9 @@
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -246,12 +248,7 @@ class _Check:
         self.rewards = build_rewards(self.plan.rewards, self.device)
         columns = {name: list(values[:2]) for name, values in self.prompts.columns.items()}
         prompts = list(self.prompts.texts[:2])
-        try:
-            score(self.rewards, prompts, ["", "Yes."][: len(prompts)], columns)
-        except UserError:
-            raise
-        except Exception as error:  # a user's function may raise anything
-            raise UserError(f"the reward stops with {type(error).__name__}: {error}") from error
+        _scored(self.rewards, prompts, ["", "Yes."][: len(prompts)], columns)
         yield Fine("reward-scores", "yes", "whether the reward scores an empty and a short response")
         data = AnyDataSettings.model_validate(self.settings.data.model_dump())
         if self.options.pairs is not None:
@@ -266,7 +263,8 @@ class _Check:
         if not options.short_run and (options.short_run is False or cost > TINY_COST):
             yield Skipped("short-run", f"it trains {options.steps} steps without KL penalty; ask with --short-run")
             return
-        self.seen.first, self.seen.suggestion, errors = short_run(settings, options.rollouts, options.steps)
+        with _told("the short run"):
+            self.seen.first, self.seen.suggestion, errors = short_run(settings, options.rollouts, options.steps)
         yield from errors
         yield from judge(self.seen.first, self.seen.suggestion, settings)
 
@@ -289,9 +287,29 @@ def _examined(
 
     def scored(rows: Sequence[int], responses: Sequence[str]) -> list[float]:
         of_rows = {name: [values[row] for row in rows] for name, values in columns.items()}
-        return score(rewards, [said[row].prompt for row in rows], responses, of_rows).total
+        return _scored(rewards, [said[row].prompt for row in rows], responses, of_rows)
 
     yield from examine(said, scored, learned=any("path" in reward.options for reward in of))
+
+
+def _scored(
+    rewards: Sequence[Reward], prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Any]
+) -> list[float]:
+    with _told("the reward"):
+        return score(rewards, prompts, responses, columns).total
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turn what a user's function raises, which may be anything, into a line that names its place."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raised = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+        raise UserError(f"{what} stops with {raised}") from error
 
 
 def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: int, has: int) -> Results:

@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 from dressage.doctor.finding import Evidence
 from dressage.doctor.names import ALIASES
 from dressage.doctor.rows import Rows, numbers
+from dressage.doctor.rule import KINDS
 from dressage.doctor.sample import Sample, take_sample
 from dressage.doctor.series import Series, series
 from dressage.record import Run
 from dressage.record.schema import ROW_COLUMNS
 
-KINDS = frozenset(["info", "steps", "rows", "tokens"])
 HEAVY = frozenset(["prompt", "response", "prompt_ids", "ref_response", "ground_truth", "extra", "reward_parts"])
 """Columns that are read of the sample only."""
 

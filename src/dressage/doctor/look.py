@@ -66,6 +66,7 @@ def _cause(finding: Finding, titles: dict[str, str], last_step: int, words: Lang
         fix=texts.fix,
         source=rule.source,
         explains=tuple(titles[name] for name in finding.explains),
+        consequences=finding.explains,
     )
 
 

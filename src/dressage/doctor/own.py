@@ -1,12 +1,17 @@
 """Rules of the user's own: from a file, or from an installed package's entry point ``dressage.rules``."""
 
 import importlib.util
+import traceback
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from dressage.doctor.data import RunData
+from dressage.doctor.finding import Reading
 from dressage.doctor.rule import Rule
 from dressage.doctor.rules import RULES
+from dressage.doctor.words import language
 from dressage.errors import UserError
 
 
@@ -14,9 +19,10 @@ def all_rules(files: Sequence[Path] = ()) -> tuple[Rule, ...]:
     """Returns our rules, those of installed packages, and those of some files.
 
     Raises:
-        UserError: A file is not there, is no Python, or has no rule; or two rules have the same name.
+        UserError: A file is not there, is no Python, or has no rule; a package offers something else; or two rules
+            have the same name.
     """
-    installed = [entry.load() for entry in entry_points(group="dressage.rules")]
+    installed = [_installed(entry) for entry in entry_points(group="dressage.rules")]
     rules = (*RULES, *installed, *(rule for path in files for rule in rules_in(path)))
     names = [rule.name for rule in rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -37,4 +43,43 @@ def rules_in(path: Path) -> list[Rule]:
     found = [value for value in vars(module).values() if isinstance(value, Rule)]
     if not found:
         raise UserError(f"{path} makes no rule; decorate a function with @dressage.doctor.rule(...)")
-    return found
+    return [_guarded(rule) for rule in found]
+
+
+def _installed(entry: EntryPoint) -> Rule:
+    try:
+        found = entry.load()
+    except Exception as error:
+        raise UserError(f"the rule {entry.value} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Rule):
+        raise UserError(f"the rule {entry.value} is none; decorate a function with @dressage.doctor.rule(...)")
+    return _guarded(found)
+
+
+def _guarded(rule: Rule) -> Rule:
+    """Returns a rule of which a mistake is told in a line that names its place."""
+
+    def statistic(data: RunData) -> Reading | None:
+        try:
+            reading = rule.statistic(data)
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the first is here, the second its own
+            what = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+            raise UserError(f"the rule {rule.name} stops with {what}") from error
+        if reading is not None and not isinstance(reading, Reading):
+            raise UserError(f"the rule {rule.name} returns {reading!r}; it must return a Reading, or None")
+        if reading is not None and reading.sick:
+            _fill(rule, reading)
+        return reading
+
+    return replace(rule, statistic=statistic)
+
+
+def _fill(rule: Rule, reading: Reading) -> None:
+    try:
+        language("en").said(rule, reading)
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(
+            f"the rule {rule.name}: its cause or fix has a placeholder that the words of its reading do not fill: "
+            f"{error}; {{{{ and }}}} stand for braces"
+        ) from error

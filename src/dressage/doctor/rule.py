@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from dressage.doctor.finding import Reading, Severity
 
 if TYPE_CHECKING:
     from dressage.doctor.data import RunData
 
+KINDS = ("info", "steps", "rows", "tokens")
+"""What a rule may need."""
 Statistic = Callable[["RunData"], Reading | None]
 """Returns None where the run gives it nothing to measure."""
 
@@ -60,14 +62,24 @@ def rule(
     least_steps: int = 1,
     algorithms: Iterable[str] = (),
 ) -> Callable[[Statistic], Rule]:
-    """Makes a rule of a function; its name is the function's, with hyphens. Arguments as in ``Rule`` and ``Texts``."""
+    """Makes a rule of a function; its name is the function's, with hyphens. Arguments as in ``Rule`` and ``Texts``.
+
+    Raises:
+        ValueError: There is no such severity, or something that is needed has no such name.
+    """
+    needs = tuple(needs)
+    unknown = [one for need in needs for one in need.split("|") if one.partition(".")[0] not in KINDS]
+    if unknown:
+        raise ValueError(f"needs: {unknown[0]!r} is none of rows.NAME, tokens.NAME, steps.METRIC and info.PATH")
+    if severity not in get_args(Severity):
+        raise ValueError(f"severity: {severity!r} is none of {', '.join(get_args(Severity))}")
 
     def made(statistic: Statistic) -> Rule:
         return Rule(
             name=statistic.__name__.replace("_", "-"),
             row=row,
             statistic=statistic,
-            needs=tuple(needs),
+            needs=needs,
             texts=Texts(title, cause, healthy, fix),
             source=source,
             explains=tuple(explains),

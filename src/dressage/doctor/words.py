@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +12,12 @@ from dressage.doctor.finding import Phrase, Reading, Share, Skipped, Words
 from dressage.doctor.rule import Rule, Texts
 
 LANGUAGES = ("en", "zh", "vi")
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Returns recorded text without signs that one cannot see, that turn text around, or that command a terminal."""
+    return UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def number(value: float) -> str:
@@ -42,7 +49,7 @@ class Language:
         return self.phrases.get(text, text)
 
     def _word(self, word: str) -> str:
-        return self.phrase(word) if isinstance(word, Phrase) else word
+        return self.phrase(word) if isinstance(word, Phrase) else visible(word)
 
     def healthy(self, rule: Rule) -> str:
         """Returns what the number of a rule means and where it is healthy."""

@@ -36,6 +36,8 @@ class Finding(BaseModel):
     source: str
     explains: tuple[str, ...]
     """Titles of its consequences."""
+    consequences: tuple[str, ...] = ()
+    """Names of their rules."""
 
 
 class Findings(BaseModel):

@@ -1,6 +1,7 @@
 """The doctor beside the training: what it finds is said, or ends the run."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,13 +37,17 @@ class Attendance:
         """Returns what must end the run before `step`, if anything; other findings are printed."""
         if not self.watch.tend(str(step)):
             return None
-        new = [finding for finding in _found(self.watch, self.settings) if finding.id not in self.told]
-        self.told.update(finding.id for finding in new)
+        new = [finding for finding in _found(self.watch, self.settings) if self._names(finding) - self.told]
+        self.told.update(*map(self._names, new))
         grave = [finding for finding in new if self.settings.answer(finding) == "stop"]
         for finding in new:
             if finding not in grave:
                 print(f"doctor: {_described(finding)}", file=sys.stderr)
-        return "\n".join(_described(finding) for finding in grave) or None
+        return "\n".join(_described(finding, self.settings.stopping(finding)) for finding in grave) or None
+
+    def _names(self, finding: Finding) -> set[str]:
+        """What is told with a finding: its own rule, and those of consequences that are to end the run."""
+        return {finding.id, *self.settings.stopping(finding)}
 
 
 def verdict(settings: DoctorSettings, folder: Path) -> list[str]:
@@ -70,8 +75,9 @@ def _found(watch: Watch, settings: DoctorSettings) -> list[Finding]:
     return [finding for finding in found if settings.answer(finding) != "ignore"]
 
 
-def _described(finding: Finding) -> str:
-    return f"{_title(finding)}. {finding.text} Change: {finding.fix}"
+def _described(finding: Finding, explains: Sequence[str] = ()) -> str:
+    follows = f" Explains: {', '.join(explains)}." if explains else ""
+    return f"{_title(finding)}. {finding.text}{follows} Change: {finding.fix}"
 
 
 def _title(finding: Finding) -> str:

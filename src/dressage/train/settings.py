@@ -123,7 +123,8 @@ class DoctorSettings(Settings):
     """what happens at a finding. "warn": it is said; "stop": the run ends and leaves a checkpoint, except at notes,
     which are only worth a look; "ignore": the doctor does not look"""
     rules: dict[str, Answer] = Field(default={})
-    """another answer for the findings of some rules, such as {"length-exploited" = "stop", "stalls" = "ignore"}"""
+    """another answer for the findings of some rules, such as {"length-exploited" = "stop", "stalls" = "ignore"}; "stop"
+    also where another finding explains them"""
     share: float = Field(0.01, gt=0, le=1)
     """of the time that looking may take: after a look of a second the doctor rests for 1 / share seconds"""
 
@@ -139,10 +140,16 @@ class DoctorSettings(Settings):
 
     def answer(self, finding: Finding) -> Answer:
         """What is done about a finding."""
+        if self.stopping(finding):
+            return "stop"
         named = self.rules.get(finding.id)
         if named is None and finding.severity == "note" and self.on_finding == "stop":
             return "warn"
         return named or self.on_finding
+
+    def stopping(self, finding: Finding) -> list[str]:
+        """The consequences of a finding that are to end the run whatever they come from."""
+        return [name for name in finding.consequences if self.rules.get(name) == "stop"]
 
     @field_validator("rules")
     @classmethod

@@ -1,6 +1,5 @@
 """Rollouts that show a finding, token by token, coloured by what its rule looks at."""
 
-import re
 from html import escape
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from dressage.doctor.report.plain import view
 from dressage.doctor.rows import numbers
 from dressage.doctor.rule import Rule
 from dressage.doctor.series import Array
-from dressage.doctor.words import Language, number
+from dressage.doctor.words import Language, number, visible
 from dressage.record import Run
 
 MOST_PLACES = 3
@@ -22,7 +21,6 @@ MOST_CHARACTERS = 1200
 MOST_PROMPT, PROMPT_TOKENS = 300, 12
 SHADES = 8
 """Of each of the two colours."""
-UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
 class Measure(NamedTuple):
@@ -60,8 +58,8 @@ def evidence(run: Run, rule: Rule, places: tuple[Evidence, ...], language: Langu
 
 
 def plain_text(text: str) -> str:
-    """Returns recorded text as HTML shows it: signs that one cannot see, or that turn text around, become visible."""
-    return escape(UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text))
+    """Returns recorded text as HTML shows it: signs that one cannot see become visible."""
+    return escape(visible(text))
 
 
 def _place(run: Run, rule: Rule, place: Evidence, language: Language, board: str | None) -> str:

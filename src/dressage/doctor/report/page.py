@@ -24,6 +24,7 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
     folded = {finding.rule.name: finding for finding in diagnosis.findings if not finding.cause}
     causes = "".join(_cause(data, finding, folded, language, board) for finding in diagnosis.causes)
     name = plain_text(data.run.folder.rstrip("/").rpartition("/")[2])
+    nothing = say("Nothing was found wrong.") if diagnosis.healthy else say("Nothing could be looked at.")
     healthy = ((rule.name, number(reading.seen), language.healthy(rule)) for rule, reading in diagnosis.healthy)
     skipped = ((one.rule, language.reason(one)) for one in diagnosis.skipped)
     return f"""<!doctype html>
@@ -35,7 +36,7 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
 <style>{style}</style>
 <header><h1>{name}</h1>
 <p>{plain_text(data.algorithm or "")} {escape(where)}{len(data.rows)} {escape(say("rollouts"))}</p></header>
-{causes or f"<article>{escape(say('Nothing was found wrong.'))}</article>"}
+{causes or f"<article>{escape(nothing)}</article>"}
 {_table(say("Healthy"), healthy)}
 {_table(say("Not looked at"), skipped)}
 </html>

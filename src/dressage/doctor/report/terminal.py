@@ -21,8 +21,10 @@ def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Langua
     steps = data.rows.steps
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
     console.print(Text.assemble((data.run.folder, "bold"), f"  {where}{len(data.rows)} {say('rollouts')}"))
-    if not diagnosis.findings:
+    if diagnosis.healthy and not diagnosis.findings:
         console.print(Text(say("Nothing was found wrong."), "bold green"))
+    elif not diagnosis.findings:
+        console.print(Text(say("Nothing could be looked at."), "bold yellow"))
     folded = {finding.rule.name: finding for finding in diagnosis.findings if not finding.cause}
     for finding in diagnosis.causes:
         _show_cause(console, finding, folded, language)

@@ -86,7 +86,7 @@ def entropy_collapse(data: RunData) -> Reading | None:
     least_steps=10,
     title="The entropy explodes",
     cause="The policy's entropy rose from {before} to {seen} nats per token: it is forgetting how to write.",
-    healthy="entropy per token, in nats: below 1.5 times its start",
+    healthy="entropy per token, in nats: below 1.5 times its start, or less than 0.5 above it",
     fix="lower optimizer.learning_rate, ppo.entropy_coef = 0, look for a sampler that disagrees",
     source="2505.22617; prime-rl, docs/training.md",
     explains=["reward-falls", "likelihood-displacement", "truncated", "kl-explosion", *CRITIC],
@@ -211,7 +211,7 @@ def _alike(words: list[set[str]], i: int, j: int) -> float:
     title="The responses repeat themselves",
     cause="{seen} {what}, {before} at the start: the policy goes round in circles.",
     healthy="share of repeated 4-grams in a response, or of what compression leaves out where no tokens were recorded: "
-    "below 30 %",
+    "below 30 %, or below twice its start",
     fix="a penalty for repetition in the reward, a smaller sampling.max_new_tokens, a reward model that has seen loops",
     source="StackLLaMA; rlprobe",
     explains=["distinct-collapse", "truncated", "template-collapse", "kl-explosion", "pattern-spreading"],

@@ -94,8 +94,8 @@ def stops_generating(data: RunData) -> Reading | None:
     title="The KL to the reference explodes",
     cause="The KL rises from {before} to {seen} nats per response: the policy leaves the reference faster than the "
     "penalty holds it.",
-    healthy="KL per response: 0 to 10 nats (more for long ones: 0.25 nats per token); while it pays 3 times as much, "
-    "and any without a penalty",
+    healthy="KL per response: 0 to 10 nats (more for long ones: 0.25 nats per token; less for short ones: 0.75); while "
+    "it pays 3 times as much, and any without a penalty",
     fix="raise kl.coef (or set kl.target), lower optimizer.learning_rate, stop at the last good checkpoint",
     source="TRL's How-to-train FAQ (0 to 10); Bai et al. 2204.05862; Gao et al. 2210.10760",
     explains=["over-optimised", "clip-fraction-high", "ratio-blow-up", "distinct-collapse", "template-collapse",

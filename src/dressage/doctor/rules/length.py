@@ -67,7 +67,7 @@ def _longer_pays(data: RunData) -> bool:
     title="Ended responses count as cut off",
     cause="{seen} of the responses that are said to be cut end in the same token (id {token}), long before the limit "
     "or at different lengths: it is an end token that the trainer does not know.",
-    healthy="share of cut responses that are shorter than the length limit: 0",
+    healthy="share of cut responses that end in the same token before the length limit: 0, at most 10 %",
     fix="sampling.eos_token_ids: name all end tokens of the model's generation config",
     source="TRL pull request 7039",
     explains=["truncated", "reward-falls"],
@@ -103,7 +103,7 @@ def false_truncation(data: RunData) -> Reading | None:
     title="The end token is not trained",
     cause="In {seen} of the responses that ended, the end token does not count: the mask drops it with the padding, "
     "and the policy never learns to stop.",
-    healthy="share of ended responses whose end token is masked or missing: 0",
+    healthy="share of ended responses whose end token is masked or missing: 0, at most 5 %",
     fix="a padding token of its own, or a mask that keeps the first end token",
     source="TRL issue 2708; TRL's PPO page",
     explains=["truncated", "length-exploited", "reward-position", "reward-accounting"],

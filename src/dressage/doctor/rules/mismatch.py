@@ -51,7 +51,7 @@ def sampler_mismatch(data: RunData) -> Reading | None:
     title="The disagreement of sampler and trainer grows",
     cause="Their log-probabilities differ by {before} nats per token at the start and by {seen} at the end: learning "
     "from slightly wrong samples makes the next ones more wrong.",
-    healthy="mean difference |δ| per token at the end, in nats: below 3 times that of the start",
+    healthy="mean difference |δ| per token at the end, in nats: below 3 times that of the start, or below 0.02",
     fix="lower optimizer.learning_rate, synchronise the sampler every step, correct by importance sampling "
     "(grpo.importance = 2.0)",
     source="prime-rl, docs/training.md; 2512.23087",

@@ -92,7 +92,7 @@ def zero_variance_groups(data: RunData) -> Reading | None:
     title="The reward has outliers",
     cause="The most extreme reward ({value}) lies {seen} times the typical spread away from the median: single "
     "responses decide what is learned.",
-    healthy="|reward − median| / (1.48 · median absolute deviation): below 15",
+    healthy="|reward − median| / (1.48 · median absolute deviation): below 15, but for a single response",
     fix="shaping.clip, or shaping.scale = true",
     source="The N implementation details of RLHF with PPO; Secrets of RLHF 2307.04964; own threshold",
     explains=["gradient-spike", "reward-is-noise", "reward-falls", *CRITIC],
@@ -159,7 +159,8 @@ def over_optimised(data: RunData) -> Reading | None:
     title="The reward pays for length",
     cause="Within a step, length and reward go together (Spearman {seen}), and the responses grew from {before} to "
     "{after} tokens: the reward is bought with length.",
-    healthy="rank correlation of length and reward within a step: below 0.6, unless answers need to be longer",
+    healthy="rank correlation of length and reward within a step: below 0.6, or responses that grow by less than 25 %; "
+    "more, where answers need to be longer",
     fix='a reward that does not grow with the length (subtract what length explains), grpo.overlong = "penalty"',
     source="2310.03716; Secrets of RLHF 2307.04964; rlprobe",
     explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse", *CRITIC],
@@ -226,7 +227,8 @@ def length_bias(data: RunData) -> Reading | None:
     title="One part of the reward decides alone",
     cause="{part} accounts for {seen} of the variance of the reward: the other parts are saturated, or their weights "
     "too small to count.",
-    healthy="share of the reward's variance within a step that comes from one part: below 97 %",
+    healthy="share of the reward's variance within a step that comes from one part: below 97 %, or another part that "
+    "has 5 % of it, too",
     fix="weigh the parts by their spread (rewards.weight), or drop what does not count",
     source="rldoctor; NeMo-RL (GDPO)",
     explains=["kl-explosion", "penalty-mis-scaled", *CRITIC],
@@ -311,7 +313,7 @@ def reward_exhausted(data: RunData) -> Reading | None:
     title="The reward is the same for nearly every response",
     cause="{seen} of all responses get exactly {value}: the verifier fails on them (an extraction pattern, a template, "
     "a time limit), or nothing ever passes.",
-    healthy="share of responses with the lowest reward of the run: below 95 %, and falling",
+    healthy="share of responses with the lowest reward of the run: below 95 %, or below 90 % at the end",
     fix="score a known good answer by hand; look at a few responses that got {value}",
     source="autocontext pull request 1067; own threshold",
     explains=["zero-variance-groups", "zero-gradient", "kl-flat", *CRITIC],

@@ -74,7 +74,8 @@ def surprise_gap(sample: Sample) -> tuple[float, float] | None:
     cause="top-k or top-p cut off the tail while sampling{setting}, and the trainer scores without the cut: sampled "
     "tokens are {gap} nats per token likelier than they should be on average. The KL estimate falls below the truth, "
     "even below 0.",
-    healthy="surprise (−log π) − entropy of the sampled tokens, in nats per token: 0 within its noise",
+    healthy="log π − log π_sampler of the sampled tokens, or surprise (−log π) − entropy where the sampler's is not "
+    "recorded, in nats per token: 0 within its noise",
     fix="sampling.top_k = 0 and sampling.top_p = 1.0",
     source="TRL's How-to-train FAQ; The N implementation details of RLHF with PPO; ms-swift issue 8442; TRL issue 6945",
     explains=["negative-kl", "kl-explosion", "kl-in-few-tokens", "entropy-collapse", "distinct-collapse", "echo-trap",
@@ -104,7 +105,12 @@ def filtered_sampling(data: RunData) -> Reading | None:
         int(sample.rows.steps[0]),
         sample.evidence(np.arange(len(sample.rows))),
         words,
-        curve=Curve(sample.mean_by_step(-sample["logprob"] - sample["entropy"]), 0.0, 0.0),
+        curve=Curve(
+            sample.mean_by_step(-sample["logprob"] - sample["entropy"]),
+            0.0,
+            0.0,
+            Phrase("surprise (−log π) − entropy, in nats per token"),
+        ),
     )
 
 
@@ -189,7 +195,8 @@ def banned_until(data: RunData) -> int | None:
     title="Responses are not allowed to end early",
     cause="No response is shorter than {least} tokens, {pile} of them end exactly there{setting}: the end token is "
     "forbidden while sampling but scored as if it were allowed. Each forbidden end makes the KL estimate too low.",
-    healthy="responses that end at the smallest length, per response at the next lengths: below 3",
+    healthy="responses that end at the smallest length, per response at the next lengths: below 3; more, where the "
+    "settings forbid no end",
     fix="sampling.min_new_tokens = 0; to get longer responses, reward their length",
     source="TRL's How-to-train FAQ (min_length = -1); StackLLaMA",
     explains=["negative-kl", "kl-explosion", "filtered-sampling", "kl-in-few-tokens", "likelihood-displacement",

@@ -52,7 +52,8 @@ def rollouts_fail(data: RunData) -> Reading | None:
     title="The prompts are exhausted",
     cause="In {share} of the groups every response now gets the best reward, {before} at the start: the prompts have "
     "nothing left to teach.",
-    healthy="share of groups in which all responses get the highest reward: below 50 %",
+    healthy="share of groups in which all responses get the highest reward: below 50 %, or less than 20 % above its "
+    "start",
     fix="fresh or harder prompts; grpo.resample leaves such groups out",
     source="DAPO 2503.14476",
     explains=["zero-variance-groups", "zero-gradient", "kl-flat"],

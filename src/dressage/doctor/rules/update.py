@@ -17,7 +17,7 @@ from dressage.doctor.spikes import spikes
     title="The probability ratio blows up",
     cause="The mean ratio π/π_old reaches {seen}{skipped}: single updates move the policy so far that clipping cannot "
     "hold it.",
-    healthy="mean ratio of a mini-batch: near 1; TRL skips a batch above 10",
+    healthy="mean ratio of a mini-batch: near 1, outside 0.3 to 2 once at most; TRL skips a batch above 10",
     fix="lower optimizer.learning_rate or update.epochs; check that the old log-probabilities are those of this policy",
     source="TRL 0.7.10; TRL issues 488, 1347, 1857",
     explains=["kl-explosion", "update-kl-large", *RUNAWAY],
@@ -97,7 +97,8 @@ def update_kl_large(data: RunData) -> Reading | None:
     least_steps=10,
     title="The gradient spikes again and again",
     cause="The gradient is up to {seen} times its median of the steps before, time and again.",
-    healthy="gradient norm / running median: above 10 in less than a tenth of the steps",
+    healthy="gradient norm / running median: above 10 in fewer than 4 steps, or less than a tenth of them; norms up to "
+    "3 do not count",
     fix="look at the batch of that step; a lower learning rate or update.max_grad_norm",
     source="RAGEN 2504.20073; rlprobe; rldoctor",
     explains=["value-loss-spike"],

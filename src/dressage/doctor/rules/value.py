@@ -88,7 +88,7 @@ def _learns_something_else(data: RunData) -> bool:
     title="The critic starts far from the returns",
     cause="At the first step the values are {seen} standard deviations of the returns away from them: a random head, "
     "or one copied from a reward model with an offset.",
-    healthy="|mean(V − G)| / standard deviation of G at the first step: below 1",
+    healthy="|mean(V − G)| / standard deviation of G at the first step: below 1; more, where all values are near 0",
     fix="start the value head at zero, or train the critic for some steps before the policy",
     source="The N implementation details of RLHF with PPO; VC-PPO 2503.01491",
     explains=["length-collapse", "truncated", *CRITIC],
@@ -150,7 +150,7 @@ def value_constant(data: RunData) -> Reading | None:
     algorithms=["ppo"],
     title="The value loss spikes again and again",
     cause="The value loss is up to {seen} times its median of the steps before, time and again.",
-    healthy="value loss / running median: above 10 in less than a tenth of the steps",
+    healthy="value loss / running median: above 10 in fewer than 4 steps, or less than a tenth of them",
     fix="normalise or clip the reward (shaping.scale, shaping.clip); do not widen ppo.value_clip",
     source="TRL 0.7.10, logging",
 )
