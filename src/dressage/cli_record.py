@@ -33,19 +33,12 @@ def sql(
     limit: Annotated[int, typer.Option(help="How many lines to print at most.", min=1)] = 1000,
 ) -> None:
     """Ask a run by SQL, read-only: dressage sql RUN "select step, avg(reward) from rows group by step"."""
-    from rich.table import Table
-
     import dressage
     from dressage.record.query import query as run_query
-    from dressage.record.show import shown
+    from dressage.record.show import show_answer
 
     answer = run_query(dressage.open(run), query, seconds=seconds, memory=memory << 20, limit=limit)
-    table = Table()
-    for name in answer.columns:
-        table.add_column(shown(name), overflow="fold")
-    for row in answer.rows:
-        table.add_row(*(shown(value) for value in row))
     terminal = console()
-    terminal.print(table)
+    show_answer(answer.columns, answer.rows, terminal)
     more = f", of more: --limit {2 * limit} shows twice as many" if answer.truncated else ""
     terminal.print(f"{len(answer.rows)} lines{more}", highlight=False)

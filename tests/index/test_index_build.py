@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record, rows_of, text_of, tokens_of
 
 import dressage.record
+from dressage.errors import UserError
 from dressage.index import postings as postings_module
 from dressage.index import text as text_module
 from dressage.index.build import Builder
@@ -14,7 +15,7 @@ from dressage.index.folder import read_state
 from dressage.index.orders import _packed_order, order, places
 from dressage.index.search import candidates
 from dressage.index.snapshot import Snapshot, snapshot
-from dressage.record import Recorder, begin_attempt
+from dressage.record import Recorder, begin_attempt, compact
 
 
 def alive_rows(shot: Snapshot) -> list[tuple[int, int, float]]:
@@ -271,3 +272,14 @@ def test_a_second_writer_is_kept_out(folder):
     with only_writer(folder / "index") as first, only_writer(folder / "index") as second:
         assert first and not second
     assert snapshot(folder / "index").rows == 0
+
+
+def test_a_file_that_is_missing_is_said_instead_of_waited_for(folder):
+    for step in range(3):
+        record(folder, [step], attempt=None if not step else 0)
+    compact(folder)
+    (path,) = folder.glob("record/rows-c-*")
+    path.unlink()
+    builder = Builder(dressage.record.open(folder), folder / "index")
+    with pytest.raises(UserError, match=path.name):
+        builder.update()

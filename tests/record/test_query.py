@@ -117,6 +117,24 @@ def test_the_command_line_compacts_and_asks(folder):
     assert done.returncode == 2 and "no run folder" in done.stderr
 
 
+def test_every_kind_of_value_and_any_number_of_columns_is_shown(run):
+    done = command("sql", run.folder, "SELECT * FROM rows ORDER BY step, sample")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    # 27 columns have no room beside each other on 100 characters.
+    assert [line[1] for line in lines if line[:1] == ["line"]] == [str(n) for n in range(1, 7)]
+    assert [float(line[1]) for line in lines if line[:1] == ["reward"]] == [0, 1, 1, 2, 2, 3]
+    assert ["response", "response", "1"] in lines
+    # DuckDB's own words: 'nested' is a struct with a list inside.
+    values = {
+        "{'nested': [1, 2]}": "nested [1, 2]", "{'text': 'x'}": "text x", "1234567.25::double": "1234567", "null": "",
+        "date '2020-01-31'": "2020-01-31", "interval 3 days": "days=3", "'a'::blob": "b'a'", "true": "True",
+        "map {'k': 1}": "[('k', 1)]", "'nan'::double": "nan", "2::hugeint ** 100": "1.267651e+30",
+    }  # fmt: skip
+    for text, expected in values.items():
+        done = command("sql", run.folder, f"SELECT {text} AS x")
+        assert done.returncode == 0 and expected in done.stdout, (text, done)
+
+
 def test_the_record_is_not_changed_by_questions(run):
     before = {path: path.read_bytes() for path in Path(run.folder).rglob("*") if path.is_file()}
     query(run, "SELECT count(*) FROM rows, tokens, steps, rollups, vocabulary")

@@ -70,6 +70,27 @@ def test_bins_of_eight_positions_by_hand(folder):
     assert (ratio["bin_counts"], ratio["bin_sums"]) == ([11, 2], [-5.5, -1.0])
 
 
+def test_what_follows_from_the_columns_of_a_token(folder):
+    """Worked by hand: the policy gives 1/2, 1/4 and 0, the reference 1/4, 1/2 and 1/2, the sampler 1, 1/4 and 1."""
+    policy, reference, sampler = (np.log([numbers]) for numbers in ([0.5, 0.25, 1], [0.25, 0.5, 0.5], [1, 0.25, 1]))
+    policy[0, 2] = -math.inf
+    tokens = {"mask": np.ones((1, 3), np.bool_), "logprob": policy, "ref_logprob": reference}
+    tokens["sampler_logprob"] = sampler
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, rollouts(1)[0], tokens)
+    run = dressage.open(folder)
+    # k3 = q/p − 1 − ln(q/p): of the first 1/2 − 1 + ln 2, of the second 2 − 1 − ln 2; of the third it is infinite.
+    sums = {"log_ratio": 0.0, "kl": 0.5, "sampler_gap": -math.log(2), "prob": 0.5 + 0.25, "ref_prob": 0.25 + 0.5 + 0.5}
+    counts = {"log_ratio": 2, "kl": 2, "sampler_gap": 2, "prob": 3, "ref_prob": 3}
+    for name, total in sums.items():
+        found = line(run, name, "token")
+        # Recorded log-probabilities are exact to 2^-18.
+        assert found["bin_sums"] == [pytest.approx(total, abs=1e-4)], name
+        assert (found["count"], found["not_finite"]) == (counts[name], 0)
+    of_tokens = run.rollups().filter(pa.compute.field("level") == "token").to_pylist()
+    assert {one["column"]: one["not_finite"] for one in of_tokens if one["not_finite"]} == {"logprob": 1}
+
+
 def test_padding_that_a_source_kept_counts_nowhere():
     rows = pa.table({"step": [0], "sample": [0], "reward": [1.0]})
     tokens = pa.table({"step": [0] * 3, "sample": [0] * 3, "position": [0, 1, 2], "mask": [True, True, False]})

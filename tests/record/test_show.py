@@ -1,5 +1,6 @@
 import io
 import statistics
+import time
 
 import numpy as np
 import pytest
@@ -46,6 +47,16 @@ def run(folder):
             recorder.rollouts(step, rows, tokens)
             recorder.metrics(step, {"kl/coef": 0.1 * (step + 1)})
     return folder
+
+
+def test_a_text_of_ten_million_characters_is_cut_and_says_by_how_many(folder):
+    with Recorder(folder) as recorder:
+        recorder.rollouts(0, *rollouts(1, response=["жж  " * 2_500_000]))
+    began = time.perf_counter()
+    text = shown(folder, step=0, sample=0)
+    assert time.perf_counter() - began < 20  # all of it takes minutes
+    assert text.count("ж") == 50_000
+    assert "… and 9,900,000 characters more" in " ".join(text.split())
 
 
 def test_the_extremes_are_the_extremes(run):

@@ -101,6 +101,23 @@ def test_what_cannot_be_opened_is_said(server, place, message):
         dressage.open(place)
 
 
+def test_a_server_that_is_not_there_or_refuses_is_one_line(server, monkeypatch):
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        nobody = found.getsockname()[1]
+        with pytest.raises(UserError, match=f"http://127.0.0.1:{nobody}/run cannot be reached: .*onnect"):
+            dressage.open(f"http://127.0.0.1:{nobody}/run")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(UserError, match="s3://bucket/other cannot be reached: Unable to locate credentials"):
+        dressage.open("s3://bucket/other")
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
 def test_the_module_is_not_imported_for_a_folder(tmp_path: Path):
     write_run(tmp_path, {})
     code = f"import sys, dressage; dressage.open({str(tmp_path)!r}).rows(); print('fsspec' in sys.modules)"

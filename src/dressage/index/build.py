@@ -19,6 +19,7 @@ from dressage.index.snapshot import Snapshot
 from dressage.index.text import TextBuilder
 from dressage.record import Run
 from dressage.record.changes import Changes
+from dressage.record.segments import snapshot
 
 BATCH = 100_000
 """Rollouts that are read and added together."""
@@ -54,6 +55,7 @@ class Builder:
         as dead. So whoever reads the index sees one moment of it, however long that takes.
         """
         while True:
+            found = snapshot(self.run.storage)
             changes = self.run.changes(self.state.cursor)
             try:
                 state = add_metrics(self.folder, self.state, self.run)
@@ -62,7 +64,9 @@ class Builder:
                 self._commit(state)
                 if changes.first_step is not None:
                     self._add(changes, changes.first_step)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if snapshot(self.run.storage) == found:
+                    raise UserError(f"the record in {self.run.folder} lacks a file: {error}") from error
                 continue  # a compaction replaced files meanwhile: what they held is in others now
             return True
 

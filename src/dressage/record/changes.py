@@ -1,10 +1,10 @@
 """What is new in a record since a reader last looked."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from dressage.record.segments import Segment, Snapshot, listing
+from dressage.record.segments import Segment, Snapshot, growing, listing
 from dressage.record.storage import Storage
 
 
@@ -30,19 +30,13 @@ def changes(files: Storage, now: Snapshot, cursor: str | None) -> Changes:
         FileNotFoundError: A compaction has just removed what ``now`` names.
     """
     attempts = [list(attempt) for attempt in now.attempts]
-    sizes = {segment.stem: files.size(segment.name("rows")) for segment in _growing(now.rows)}
+    sizes = {segment.stem: files.size(segment.name("rows")) for segment in growing(now.rows)}
     segments = {segment.stem: sizes.get(segment.stem) for segment in now.rows}
     known: dict[str, Any] = json.loads(cursor) if cursor else {"attempts": attempts, "segments": {}}
     new = [start for attempt, start in attempts if [attempt, start] not in known["attempts"]]
     new += _new_steps(files, now.rows, known["segments"])
     cursor = json.dumps({"attempts": attempts, "segments": segments})
     return Changes(cursor, min(new, default=None), now.rows)
-
-
-def _growing(segments: Sequence[Segment]) -> list[Segment]:
-    """Returns the newest segment of each process of the last attempt, the only one that rollouts may be added to."""
-    attempt = max((segment.attempt for segment in segments), default=0)
-    return list({s.rank: s for s in segments if s.attempt == attempt and not s.compacted}.values())
 
 
 def _new_steps(files: Storage, segments: Iterable[Segment], known: Mapping[str, int | None]) -> list[int]:

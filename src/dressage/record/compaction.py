@@ -15,7 +15,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from dressage.record.merging import in_order, merge_rollouts, merge_steps, write_large
-from dressage.record.segments import MANIFESTS, Kind, Listing, Segment, file_name, listing, write_manifest
+from dressage.record.segments import MANIFESTS, Kind, Listing, Segment, file_name, growing, listing, write_manifest
 from dressage.record.storage import Place, Storage, storage
 
 WAITING = 256
@@ -63,15 +63,8 @@ def may_be_written(place: Place) -> bool:
     """Whether somebody may still be writing a run: there is a small segment that is less than an hour old."""
     files = storage(place)
     found = listing(files)
-    small = [s.name(kind) for kind, segments in _by_kind(found) for s in _newest(segments)]
+    small = [s.name(kind) for kind, segments in _by_kind(found) for s in growing(segments)]
     return any(time.time() - files.modified(name) < ABANDONED for name in small)
-
-
-def _newest(segments: list[Segment]) -> set[Segment]:
-    """Returns the last segment of each process in the last attempt, which alone may still grow."""
-    attempt = max((segment.attempt for segment in segments), default=0)
-    small = [s for s in segments if s.attempt == attempt and not s.compacted]
-    return set({s.rank: s for s in sorted(small, key=lambda segment: segment.first)}.values())
 
 
 class _Choice(NamedTuple):
@@ -83,8 +76,8 @@ class _Choice(NamedTuple):
 
     def closed(self, segments: list[Segment]) -> list[Segment]:
         """Returns the small segments that nothing is added to."""
-        growing = set() if self.ended else _newest(segments)
-        closed = [segment for segment in segments if not segment.compacted and segment not in growing]
+        open_ones = set() if self.ended else growing(segments)
+        closed = [segment for segment in segments if not segment.compacted and segment not in open_ones]
         return [s for s in closed if self.before is None or (s.attempt, s.first) < self.before]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dressage.record.keys import rows_of_tokens
 from dressage.record.precision import Array
 from dressage.record.segments import Kind, Segment
 from dressage.record.storage import Storage
@@ -34,6 +35,22 @@ def lines_of_steps(
         there = step < segment.stop if steps is None else (step < segment.stop) & np.isin(step, np.array(list(steps)))
         table = table.filter(pa.array(there))
     return table if columns is None or "step" in columns else table.drop_columns("step")
+
+
+def tokens_of_rows(
+    files: Storage, segment: Segment, rows: pa.Table, columns: Sequence[str] | None, steps: Collection[int] | None
+) -> pa.Table:
+    """As ``lines_of_steps``, of a segment that may grow: its tokens are written first, and count with their rows.
+
+    Args:
+        files: The run.
+        segment: One of it.
+        rows: Its rows, read before.
+        columns: ``step`` and ``sample`` among them; all for None.
+        steps: All for None.
+    """
+    tokens = lines_of_steps(files, segment, "tokens", columns, steps)
+    return tokens.filter(pa.array(rows_of_tokens(rows, tokens)[1]))
 
 
 def lines_at(

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dressage.errors import UserError
 from dressage.record.reader import Run, open
-from dressage.record.segments import Kind, Segment, snapshot
+from dressage.record.segments import Kind, Segment, Snapshot
 from dressage.record.views import connect
 
 START = 20.0
@@ -76,7 +76,11 @@ def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, 
 def _answer(task: dict[str, Any]) -> pa.Table:
     """Returns at most one line more than the limit, in this very process."""
     run = open(task["run"])
-    found = snapshot(run.storage)
+    return run.consistent(lambda found: _answered(run, found, task))
+
+
+def _answered(run: Run, found: Snapshot, task: dict[str, Any]) -> pa.Table:
+    """Answers from what a snapshot names; FileNotFoundError if a compaction has just removed some of it."""
     memory = f"{task['memory'] // 2**20}MiB"
     connection = connect(run, found, task["text"], memory_limit=memory, temp_directory="", threads="2")
     segments: list[tuple[Kind, Segment]] = [(kind, s) for kind in ROLLOUT_KINDS for s in found.rows]
@@ -91,7 +95,13 @@ def _answer(task: dict[str, Any]) -> pa.Table:
     timer = Timer(task["seconds"], connection.interrupt)
     timer.daemon = True
     timer.start()
-    return _small(connection.sql(task["text"]).limit(task["limit"] + 1).to_arrow_reader(256))
+    try:
+        return _small(connection.sql(task["text"]).limit(task["limit"] + 1).to_arrow_reader(256))
+    except duckdb.IOException as error:
+        raise FileNotFoundError(str(error)) from error
+    finally:
+        timer.cancel()
+        timer.join()  # a thread that still runs when the process ends would take it down
 
 
 def _small(batches: pa.RecordBatchReader) -> pa.Table:
@@ -118,7 +128,8 @@ def _limit_memory(size: int) -> None:
         import resource
 
         most = int(pages.read_text().split()[0]) * resource.getpagesize() + size
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        # The process itself may raise it again: a query that is begun anew.
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _main() -> None:

@@ -1,7 +1,7 @@
 """Reads a run; what it returns is consistent while the run is still being written and compacted."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -12,11 +12,22 @@ import pyarrow.compute as pc
 from dressage.errors import UserError
 from dressage.record.changes import Changes, changes
 from dressage.record.keys import rollout_keys
-from dressage.record.lines import lines_at, lines_of_keys, lines_of_steps
+from dressage.record.lines import lines_at, lines_of_keys, lines_of_steps, tokens_of_rows
 from dressage.record.precision import Array
 from dressage.record.rollups import ROLLUP_SCHEMA, merged
 from dressage.record.schema import PLACE_COLUMNS, ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
-from dressage.record.segments import TOKEN_KEYS, Kind, Segment, Snapshot, rollups_in, snapshot, union
+from dressage.record.segments import (
+    TOKEN_KEYS,
+    Kind,
+    Segment,
+    Snapshot,
+    growing,
+    overlapping,
+    rollups_in,
+    snapshot,
+    union,
+    with_steps,
+)
 from dressage.record.storage import Place, Storage, storage
 
 if TYPE_CHECKING:
@@ -43,18 +54,27 @@ def open(run: Place) -> "Run":
         run: A run folder, or a URL that fsspec reaches, such as ``s3://bucket/run``.
 
     Raises:
-        UserError: There is no readable ``run.json``.
+        UserError: There is no readable ``run.json``, or the place cannot be reached.
     """
     files = storage(run)
     try:
-        info = json.loads(files.read("run.json"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{files.root} is no run folder: it has no run.json") from None
+        info = json.loads(_read_first(files, "run.json"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{files.path('run.json')} is no JSON: {error}") from error
     if not isinstance(info, dict):
         raise UserError(f"{files.path('run.json')} is no JSON object")
     return Run(files, info)
+
+
+def _read_first(files: Storage, name: str) -> bytes:
+    """Reads a file, the first of a place."""
+    try:
+        return files.read(name)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{files.root} is no run folder: it has no {name}") from None
+    except Exception as error:
+        # What is raised for a wrong key or a server that is down, every file system of fsspec decides for itself.
+        raise UserError(f"{files.root} cannot be reached: {str(error).strip() or type(error).__name__}") from error
 
 
 class Run:
@@ -75,7 +95,7 @@ class Run:
 
     def changes(self, cursor: str | None) -> Changes:
         """Returns what is new since a cursor that an earlier call returned; None = since the beginning."""
-        return self._consistent(lambda found: changes(self.storage, found, cursor))
+        return self.consistent(lambda found: changes(self.storage, found, cursor))
 
     def rows(self, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
         """Returns rollouts without their tokens, ordered by step and sample.
@@ -98,7 +118,7 @@ class Run:
         Of the files little more is read than what lies between the first and the last of them.
         """
         keys = np.unique(np.array([(step << 32) + sample for sample in samples], np.int64))
-        return _sorted(self._consistent(lambda found: self._tokens_of(found, step, keys)), TOKEN_KEYS)
+        return _sorted(self.consistent(lambda found: self._tokens_of(found, step, keys)), TOKEN_KEYS)
 
     def steps(self) -> pa.Table:
         """Returns the metrics, one row per step and one column per metric, ordered by step."""
@@ -111,7 +131,7 @@ class Run:
             lacking = [name for name in table.column_names if table[name].null_count == table.num_rows]
             return table.drop_columns([name for name in lacking if name not in declared.column_names])
 
-        return self._consistent(read)
+        return self.consistent(read)
 
     def rollups(self, columns: Collection[str] | None = None, steps: Collection[int] | None = None) -> pa.Table:
         """Returns the roll-ups, one line per level, column, split and step; docs/record.md says what is in them.
@@ -123,7 +143,7 @@ class Run:
 
         def read(found: Snapshot) -> pa.Table:
             tables = [ROLLUP_SCHEMA.empty_table()]
-            for segment in _with_steps(found.rows, steps):
+            for segment in with_steps(found.rows, steps):
                 table = rollups_in(self.storage, segment)
                 there = pc.less(table["step"], segment.stop)
                 if columns is not None:
@@ -133,7 +153,7 @@ class Run:
                 tables.append(table.filter(there))
             return merged(pa.concat_tables(tables))
 
-        return self._consistent(read)
+        return self.consistent(read)
 
     def not_finite(self) -> pa.Table:
         """Returns where values are NaN or infinite: ``step``, ``split``, ``column`` and ``not_finite``, their number.
@@ -149,7 +169,7 @@ class Run:
                 parts.append(table.filter(there))
             return pa.concat_tables(parts)
 
-        return self._consistent(read)
+        return self.consistent(read)
 
     def rollout(self, step: int, sample: int) -> Rollout:
         """Returns one rollout.
@@ -170,7 +190,7 @@ class Run:
         Raises:
             UserError: The record has no such rollout.
         """
-        found = self._consistent(lambda found: self._fetch(found, keys, _names(ROW_COLUMNS, columns)))
+        found = self.consistent(lambda found: self._fetch(found, keys, _names(ROW_COLUMNS, columns)))
         return found.select(_names(ROW_COLUMNS, columns))
 
     def read(
@@ -242,7 +262,7 @@ class Run:
         """Runs a query over ``rows``, ``tokens``, ``steps``, ``rollups`` and ``vocabulary``, as they are now."""
         from dressage.record.views import connect
 
-        return self._consistent(lambda found: connect(self, found, query).sql(query))
+        return self.consistent(lambda found: connect(self, found, query).sql(query))
 
     def token_texts(self, ids: Iterable[int | None]) -> list[str]:
         """Returns the text of each id; an id without a text is written as its number, as in ``<17>``."""
@@ -269,15 +289,20 @@ class Run:
     def _vocabularies(self) -> dict[str, dict[int | None, str]]:
         return {name: dict(enumerate(self.vocabulary[name].to_pylist())) for name in ("token", "text")}
 
-    def _consistent(self, read: Callable[[Snapshot], T]) -> T:
-        """Reads what a snapshot names, and starts again if a compaction removed some of it meanwhile."""
+    def consistent(self, read: Callable[[Snapshot], T]) -> T:
+        """Reads what a snapshot names, and starts again if a compaction removed some of it meanwhile.
+
+        Raises:
+            UserError: A file is broken, or is missing though nobody has merged it.
+        """
         while True:
             try:
                 found = snapshot(self.storage)
-                return read(found)
-            except FileNotFoundError:
-                if found == snapshot(self.storage):
-                    raise
+                try:
+                    return read(found)
+                except FileNotFoundError:
+                    if found == snapshot(self.storage):
+                        raise
             except (ValueError, OSError) as error:
                 reason = str(error).splitlines()[0]
                 raise UserError(f"the record in {self.folder} cannot be read: {reason}") from error
@@ -297,20 +322,28 @@ class Run:
         empty = arrow_schema([c for c in declared if c.name in read]).empty_table()
 
         def table(found: Snapshot) -> pa.Table:
-            parts = [empty]
-            for segments in _overlapping(_with_steps(found.rows, wanted)):
-                lines = (lines_of_steps(self.storage, segment, kind, read, wanted) for segment in segments)
+            parts, open_ones = [empty], growing(found.rows)
+            for segments in overlapping(with_steps(found.rows, wanted)):
+                lines = (self._lines(kind, segment, segment in open_ones, read, wanted) for segment in segments)
                 parts.append(_sorted(union(empty, *lines), order))
             return union(*parts)
 
-        return self._consistent(table).select(names)
+        return self.consistent(table).select(names)
+
+    def _lines(
+        self, kind: Kind, segment: Segment, growing: bool, columns: list[str], steps: set[int] | None
+    ) -> pa.Table:
+        if kind != "tokens" or not growing:
+            return lines_of_steps(self.storage, segment, kind, columns, steps)
+        rows = lines_of_steps(self.storage, segment, "rows", ["step", "sample"], steps)
+        return tokens_of_rows(self.storage, segment, rows, columns, steps)
 
     def _fetch(self, found: Snapshot, keys: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
         asked = np.array([(step << 32) + sample for step, sample in keys], np.int64)
         wanted, place = np.unique(asked, return_inverse=True)
         fields = [column for column in (*ROW_COLUMNS, *PLACE_COLUMNS) if column.name in columns]
         tables, which = [arrow_schema(fields).empty_table()], [np.array([], np.int64)]
-        for segment in _with_steps(found.rows, {step for step, _ in keys}):
+        for segment in with_steps(found.rows, {step for step, _ in keys}):
             some, at = lines_of_keys(self.storage, segment, columns, wanted)
             tables, which = tables + some, which + at
         there = np.concatenate(which)
@@ -323,7 +356,7 @@ class Run:
 
     def _tokens_of(self, found: Snapshot, step: int, keys: Array) -> pa.Table:
         parts = [arrow_schema(TOKEN_COLUMNS).empty_table()]
-        for segment in _with_steps(found.rows, {step}):
+        for segment in with_steps(found.rows, {step}):
             tables, _ = lines_of_keys(self.storage, segment, _PLACES, keys)
             if tables:
                 parts.append(self._tokens_in(segment, step, keys, union(*tables)))
@@ -353,24 +386,6 @@ def _names(declared: Sequence[Column], columns: Sequence[str] | None) -> list[st
     if unknown := set(columns).difference(known):
         raise ValueError(f"there is no column {min(unknown)!r}; known: {', '.join(known)}")
     return list(columns)
-
-
-def _with_steps(segments: Iterable[Segment], steps: Collection[int] | None) -> list[Segment]:
-    if steps is None:
-        return list(segments)
-    return [s for s in segments if any(s.first <= step < min(s.stop, s.last + 1) for step in steps)]
-
-
-def _overlapping(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
-    """Yields the segments, ordered by their steps, together with those whose steps overlap with theirs."""
-    some: list[Segment] = []
-    for segment in segments:
-        if some and segment.first > max(one.last for one in some):
-            yield some
-            some = []
-        some.append(segment)
-    if some:
-        yield some
 
 
 def _sorted(table: pa.Table, order: Sequence[str]) -> pa.Table:

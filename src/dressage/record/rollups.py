@@ -5,7 +5,7 @@ and the leading bits of the float32: exponent and six bits after the leading one
 as its values are large, and its middle at most 0.8 % away from any of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,6 +34,15 @@ _NUMERIC = [
     c.name for c in ROW_COLUMNS if c.name not in _KEYS and (pa.types.is_integer(c.type) or pa.types.is_floating(c.type))
 ]
 _SIGNALS = [column.name for column in TOKEN_COLUMNS if pa.types.is_floating(column.type)]
+_DERIVED: list[tuple[str, Sequence[str], Callable[..., Array]]] = [
+    ("log_ratio", ["logprob", "ref_logprob"], lambda policy, reference: policy - reference),
+    ("prob", ["logprob"], np.exp),
+    ("ref_prob", ["ref_logprob"], np.exp),
+    # k3 of Schulman's "Approximating KL divergence" (2020)
+    ("kl", ["logprob", "ref_logprob"], lambda policy, reference: np.expm1(reference - policy) + policy - reference),
+    ("sampler_gap", ["logprob", "sampler_logprob"], lambda policy, sampler: policy - sampler),
+]
+"""What follows from the columns of a token: name, columns, formula."""
 _DROPPED = 17
 """Bits of a float32 that a key lacks."""
 
@@ -240,10 +249,13 @@ def _token_values(tokens: pa.Table) -> Iterator[tuple[str, Array, Array]]:
     found = {name: _numbers(tokens[name]) for name in _SIGNALS if name in tokens.column_names}
     for name, (numbers, there) in found.items():
         yield name, numbers, there
-    if {"logprob", "ref_logprob"} <= found.keys():
-        (policy, there), (reference, also) = found["logprob"], found["ref_logprob"]
-        with np.errstate(invalid="ignore"):
-            yield "log_ratio", policy - reference, there & also
+    for name, needs, formula in _DERIVED:
+        if not found.keys() >= set(needs):
+            continue
+        with np.errstate(invalid="ignore", over="ignore"):
+            numbers = formula(*(found[need][0] for need in needs))
+        # That a recorded number is not finite is counted once, with the column that it stands in.
+        yield name, numbers, np.logical_and.reduce([found[need][1] for need in needs]) & np.isfinite(numbers)
 
 
 def _numbers(values: pa.Array | pa.ChunkedArray) -> tuple[Array, Array]:

@@ -47,8 +47,15 @@ def begin_attempt(place: Place, start_step: int) -> int:
 def attempts(place: Storage) -> list[tuple[int, int]]:
     """Returns (attempt, start step) of every attempt, in order."""
     names = [name for name in place.names("attempts") if name[0].isdigit() and name.endswith(".json")]
-    contents = [json.loads(place.read(f"attempts/{name}")) for name in names]
-    return sorted((content["attempt"], content["start_step"]) for content in contents)
+    return sorted(_attempt(place, f"attempts/{name}") for name in names)
+
+
+def _attempt(place: Storage, name: str) -> tuple[int, int]:
+    try:
+        content = json.loads(place.read(name))
+        return int(content["attempt"]), int(content["start_step"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{place.path(name)} does not say where an attempt starts") from error
 
 
 def _write_json(place: Storage, name: str, content: Mapping[str, Any]) -> None:

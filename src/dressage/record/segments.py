@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -85,6 +85,32 @@ class Snapshot(NamedTuple):
     rows: list[Segment]
     steps: list[Segment]
     attempts: list[tuple[int, int]]
+
+
+def growing(segments: Iterable[Segment]) -> set[Segment]:
+    """Returns the last segment of each process in the last attempt, which alone may still grow."""
+    some = sorted(segments, key=lambda segment: segment.first)
+    attempt = max((segment.attempt for segment in some), default=0)
+    return set({s.rank: s for s in some if s.attempt == attempt and not s.compacted}.values())
+
+
+def with_steps(segments: Iterable[Segment], steps: Collection[int] | None) -> list[Segment]:
+    """Returns the segments that can have lines of these steps; all for None."""
+    if steps is None:
+        return list(segments)
+    return [s for s in segments if any(s.first <= step < min(s.stop, s.last + 1) for step in steps)]
+
+
+def overlapping(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
+    """Yields the segments, ordered by their steps, together with those whose steps overlap with theirs."""
+    some: list[Segment] = []
+    for segment in segments:
+        if some and segment.first > max(one.last for one in some):
+            yield some
+            some = []
+        some.append(segment)
+    if some:
+        yield some
 
 
 def file_name(kind: Kind, stem: str) -> str:
@@ -176,9 +202,13 @@ def _small(names: Iterable[str]) -> dict[Kind, list[Segment]]:
 @lru_cache(maxsize=4096)
 def _manifest(place: Storage, name: str) -> Manifest:
     """Reads a manifest, which never changes."""
-    content = json.loads(place.read(f"{MANIFESTS}/{name}"))
-    outputs = {kind: [Segment(**fields) for fields in content[kind]] for kind in KINDS}
-    return Manifest(name, content["replaces"], outputs)
+    content = place.read(f"{MANIFESTS}/{name}")
+    try:
+        found = json.loads(content)
+        outputs = {kind: [Segment(**fields) for fields in found[kind]] for kind in KINDS}
+        return Manifest(name, found["replaces"], outputs)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{place.path(f'{MANIFESTS}/{name}')} does not say what was merged") from error
 
 
 def write_manifest(

@@ -40,6 +40,10 @@ HEADLINES = {
 }
 """What a run is trained for: the first of these that it has."""
 TEXTS = ("prompt", "response")
+LONGEST = 100_000
+"""Characters of one text; to lay out ten million in lines takes the terminal minutes."""
+NARROW = 8
+"""Characters that a column of an answer has at least, if it has so many."""
 TOKEN_NUMBERS = {
     "logprob": "logprob",
     "ref_logprob": "ref logprob",
@@ -179,6 +183,26 @@ def _show_rollout(run: Run, console: Console, step: int, sample: int) -> None:
         console.print(_table("tokens", lines))
 
 
+def show_answer(columns: Sequence[str], rows: Sequence[Sequence[Any]], console: Console) -> None:
+    """Prints lines and columns; where the columns have no room beside each other, each line as a block of its own."""
+    cells = [[shown(f"{v:.7g}" if isinstance(v, float) else v) for v in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(map(shown, columns), *cells, strict=True)]
+    if sum(min(width, NARROW) + 3 for width in widths) + 1 > console.width:
+        for number, row in enumerate(cells, start=1):
+            console.print(Text(f"line {number}", "bold"))
+            grid = Table.grid(padding=(0, 2))
+            for name, value in zip(columns, row, strict=True):
+                grid.add_row(shown(name), value)
+            console.print(grid)
+        return
+    table = Table()
+    for name in columns:
+        table.add_column(shown(name), overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
+
+
 def _facts(facts: Mapping[str, Any]) -> Table:
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():
@@ -207,6 +231,8 @@ def shown(value: Any, newline: str = "↵") -> Text:
     if isinstance(value, dict):
         value = ", ".join(f"{name} {_number(part)}" for name, part in value.items())
     text = _number(value) if isinstance(value, float) else str(value)
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]}… and {len(text) - LONGEST:,} characters more"
     return Text(text.translate(VISIBLE).replace("↵", newline))
 
 
@@ -215,5 +241,5 @@ def _shorten(text: str, longest: int = 300) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
-def _number(value: float) -> str:
-    return f"{value:.4g}"
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
