@@ -200,8 +200,8 @@ def metrics_of(plan: Plan, step: int, batch: Batch) -> dict[str, float]:
         "value/explained_variance": 0.8 * progress + 0.05 * noise[1],
         "policy/clip_fraction": 0.1 + 0.02 * noise[2],
         "policy/ratio": 1 + 0.01 * noise[3],
-        "optim/gradient_norm": float(np.exp(0.3 * noise[4])),
-        "time/tokens_per_second": 1000 + 50 * noise[5],
+        "optim/grad_norm": float(np.exp(0.3 * noise[4])),
+        "tokens_per_second": 1000 + 50 * noise[5],
     }
 
 

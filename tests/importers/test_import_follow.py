@@ -55,6 +55,7 @@ def test_lines_are_read_once_they_have_their_end_and_new_files_too(tmp_path):
             out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
     assert "3 rollouts of rl-logging-board read" in out and "1 broken records" in out
+    assert "what 1 files end with was not read" in out
     table = open_run(run).rows(["step", "sample", "rank", "prompt"]).to_pylist()
     assert [tuple(row.values()) for row in table] == [(0, 0, 0, "p"), (0, 1, 1, "other"), (1, 0, 0, "late")]
     assert json.loads((run / "rejected.jsonl").read_text())["text"] == "broken"
@@ -86,9 +87,64 @@ def test_a_file_that_was_written_anew_is_said(tmp_path):
     def rewrite(rollouts: int, rejected: int) -> None:
         path.write_bytes(line(0))
 
-    with pytest.raises(UserError, match=r"1\.jsonl became shorter while it was followed"):
+    with pytest.raises(UserError, match=r"1\.jsonl was written anew .* into another folder"):
         follow_run(path, tmp_path / "run", until_idle=30, progress=rewrite)
     assert open_run(tmp_path / "run").rows(["step"]).num_rows == 3
+
+
+def test_a_file_that_was_written_anew_and_is_longer_is_said_too(tmp_path):
+    """As a logger that rotates its files does, or a trainer that starts again; it is not read from the middle."""
+    path = tmp_path / "1.jsonl"
+    path.write_bytes(line(0) * 3)
+    counts = []
+
+    def rewrite(rollouts: int, rejected: int) -> None:
+        counts.append((rollouts, rejected))
+        (tmp_path / "new").write_bytes(line(0, "another prompt") * 5)
+        (tmp_path / "new").replace(path)
+
+    with pytest.raises(UserError, match=r"1\.jsonl was written anew"):
+        follow_run(path, tmp_path / "run", until_idle=30, progress=rewrite)
+    assert counts == [(3, 0)]
+
+
+def test_a_file_that_is_copied_again_and_again_is_followed(tmp_path):
+    """As rsync does: each copy is a new file that begins as the one before."""
+    path = tmp_path / "1.jsonl"
+    path.write_bytes(line(0))
+
+    def copy(rollouts: int, rejected: int) -> None:
+        (tmp_path / "new").write_bytes(b"".join(line(0, f"p{i}") for i in range(1, min(rollouts + 2, 5))))
+        (tmp_path / "new").replace(path)
+
+    path.write_bytes(line(0, "p1"))
+    report = follow_run(path, tmp_path / "run", until_idle=3, progress=copy)
+    assert (report.rollouts, report.rejected) == (4, 0)
+
+
+def test_what_is_not_whole_when_nothing_comes_any_more_is_read_as_it_is(tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "1.jsonl").write_bytes(line(0) + line(1).rstrip())  # as "\n".join writes it
+    (source / "2.jsonl").write_bytes(line(0) + line(1)[:20])
+    report = follow_run(source, tmp_path / "run", until_idle=1)
+    assert (report.rollouts, report.rejected) == (3, 1)
+    assert "2.jsonl, line 2" in report.quotes[0]
+    table = pa.table({"step": [1], "prompt": ["p"], "completion": ["c"], "f": [1.0], "advantage": [0.0]})
+    (tmp_path / "trl").mkdir()
+    pq.write_table(table, tmp_path / "trl" / "completions_1.parquet")
+    whole = (tmp_path / "trl" / "completions_1.parquet").read_bytes()
+    (tmp_path / "trl" / "completions_2.parquet").write_bytes(whole[:100])
+    report = follow_run(tmp_path / "trl", tmp_path / "run2", until_idle=1)
+    assert (report.rollouts, report.rejected) == (1, 1) and "completions_2.parquet" in report.quotes[0]
+
+
+def test_a_record_is_not_its_own_source(tmp_path):
+    (tmp_path / "sub").mkdir()
+    pq.write_table(pa.table({"prompt": ["p"], "response": ["r"], "reward": [1.0]}), tmp_path / "sub" / "a.parquet")
+    with pytest.raises(UserError, match=r"where it would be read as well: name a folder somewhere else"):
+        follow_run(tmp_path, tmp_path / "run", until_idle=3)
+    assert [path.name for path in tmp_path.iterdir()] == ["sub"]
 
 
 def test_a_table_that_grows_by_being_written_anew_is_not_followed(tmp_path):

@@ -257,3 +257,56 @@ def test_every_format_is_described():
     text = (Path(__file__).parents[2] / "docs" / "import.md").read_text(encoding="utf-8")
     for name in FORMATS:
         assert f"`{name}`" in text
+
+
+OWN = {"step": 1, "prompt": "p", "response": "r", "reward": 0.5}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        ({}, "rl-logging-board"),
+        ({"token_id": [1, 2], "logprob": [-1.0, -2.0]}, "plain"),
+        ({"value": [0.5, 0.5], "advantage": 0.25}, "plain"),
+        ({"split": "eval", "reward_parts": {"a": 0.5}}, "plain"),
+        ({"value": 0.5, "advantage": 0.25}, "rl-logging-board"),  # no tokens
+        ({"response_tokens": ["a", "b"], "token_id": [1, 2], "group": 3}, "rl-logging-board"),
+    ],
+)
+def test_columns_called_as_in_the_record_are_plain(tmp_path, kind, columns, name):
+    """Their tokens would be text in ``extra`` otherwise."""
+    path = tmp_path / f"in.{kind}"
+    record = OWN | columns
+    if kind == "jsonl":
+        lines(path, record)
+    else:
+        pq.write_table(pa.Table.from_pylist([record]), path)
+    assert import_run(path, tmp_path / "run").format == name
+    run = dressage.open(tmp_path / "run")
+    tokens = run.arrow("tokens").to_pydict()
+    for column in columns.keys() & {"token_id", "logprob", "value"} if name == "plain" else ():
+        assert tokens[column] == columns[column]
+    for column in columns.keys() & {"split", "reward_parts"}:
+        assert rows(tmp_path / "run", column) == [(columns[column],)]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b'[{"step": 1},\n {"step": 2}]', "{}".encode("utf-16")])
+def test_a_file_without_any_record_is_said(tmp_path, content):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.jsonl begins with no JSON object on a line of its own"):
+        import_run(tmp_path, tmp_path / "run")
+
+
+def test_maps_and_columns_with_a_name_twice_lose_nothing(tmp_path, recwarn):
+    pairs = pa.array([[("a", 1.0)], [("a", 1.0), ("a", 2.0)]], pa.map_(pa.string(), pa.float64()))
+    table = pa.table({"prompt": ["p", "p"], "response": ["r", "r"], "reward": [1.0, 2.0], "more": pairs})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert import_run(tmp_path / "a.parquet", tmp_path / "run").rollouts == 2
+    kept = [json.loads(text) for (text,) in rows(tmp_path / "run", "extra")]
+    assert kept[1] == {"more": [["a", 1.0], ["a", 2.0]]} and not recwarn.list
+    columns = [*table.columns[:3], table["reward"]]
+    twice = pa.Table.from_arrays(columns, names=["prompt", "response", "reward", "reward"])
+    pq.write_table(twice, tmp_path / "b.parquet")
+    with pytest.raises(UserError, match="two columns are called 'reward'"):
+        import_run(tmp_path / "b.parquet", tmp_path / "other", "plain")

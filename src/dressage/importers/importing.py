@@ -132,6 +132,8 @@ def follow(
     """Reads what is there and what comes, until Ctrl-C or until nothing came for ``until_idle`` seconds."""
     if run.exists() and any(run.iterdir()):
         raise UserError(f"{run} exists and is not an empty folder: name a new one, or remove it first")
+    if source.resolve() in run.resolve().parents and _finds_runs(format):
+        raise UserError(f"{run} lies in {source}, where it would be read as well: name a folder somewhere else")
     files: dict[Path, File] = {}
     work = Import(run, format)
     _describe(run, source, format, [])
@@ -141,7 +143,11 @@ def follow(
             work.write()
             progress(work.count, work.rejected.count)
         if ended.is_set():
-            work.notes.append("ended by Ctrl-C")
+            work.notes += ["ended by Ctrl-C", *_unread(files.values())]
+        for file in files.values():
+            if file.grown() and not ended.is_set():
+                work.read(file, last=True, ended=ended)
+        work.write()
     _describe(run, source, format, list(files.values()))
     return _report(work, format, len(files))
 
@@ -160,13 +166,28 @@ def _ctrl_c() -> Iterator[Event]:
         signal.signal(signal.SIGINT, before)
 
 
+def _finds_runs(format: Format) -> bool:
+    """Whether files of a run folder somewhere in the source would be taken for files of the format."""
+    own = (Path("run/record/rows.parquet"), Path("run/rejected.jsonl"))
+    return any("**" in pattern and path.match(pattern) for pattern in format.patterns for path in own)
+
+
+def _unread(files: Iterable[File]) -> list[str]:
+    """What was there and not whole yet, or not reached."""
+    names = [str(file.path) for file in files if file.grown()]
+    return [f"what {len(names)} files end with was not read, such as {names[0]}"] if names else []
+
+
 def _look(source: Path, format: Format, files: dict[Path, File], work: Import, ended: Event) -> None:
     for file in files_of(source, format, missing_ok=True):
         if file.path.name.endswith(WANDB_TABLE):
             raise UserError(f"{file.path} is written anew with every step: import it without --follow")
         known = files.setdefault(file.path, file)
-        if known.shrunk():
-            raise UserError(f"{file.path} became shorter while it was followed: it was written anew; import it again")
+        if known.rewritten():
+            raise UserError(
+                f"{file.path} was written anew while it was followed, and what was read of it stays in the record: "
+                "import it again into another folder"
+            )
         if known.grown() and not ended.is_set():
             work.read(known, last=False, ended=ended)
 

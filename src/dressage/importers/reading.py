@@ -13,6 +13,8 @@ BUFFER = 1 << 20
 """Bytes that are read at once."""
 LONGEST = 256 << 20
 """Bytes of the longest line that is read."""
+REMEMBERED = 1024
+"""Bytes before the place from which a file is read on; where they are others, the file was written anew."""
 WANDB_TABLE = ".table.json"
 
 
@@ -43,6 +45,7 @@ class File:
         self._stop = stop
         self._line = 0
         self._done = False
+        self._before = b""
 
     @property
     def lines(self) -> int:
@@ -68,9 +71,22 @@ class File:
         """Whether there may be something new."""
         return not self._done and self._end() > self._offset
 
-    def shrunk(self) -> bool:
+    def rewritten(self) -> bool:
         """Whether it was written anew since it was read."""
-        return not self._done and self._end() < self._offset
+        if self._done or self._end() == self._offset:
+            return False
+        if self._end() < self._offset:
+            return True
+        try:
+            with self.path.open("rb") as file:
+                return self._bytes_before(file) != self._before
+        except FileNotFoundError:
+            return False
+
+    def _bytes_before(self, file: BinaryIO) -> bytes:
+        start = max(self._offset - REMEMBERED, 0)
+        file.seek(start)
+        return file.read(self._offset - start)
 
     def size(self) -> int:
         """Returns how many bytes are left to be read."""
@@ -114,18 +130,24 @@ class File:
     def _lines(self, last: bool) -> Iterator[Record]:
         with self.path.open("rb", buffering=BUFFER) as file:
             file.seek(self._offset)
-            while (self._stop is None or self._offset < self._stop) and (line := file.readline(LONGEST)):
-                size, whole = len(line), line.endswith(b"\n")
-                content: bytes | None = line.removesuffix(b"\n")
-                if not whole and size == LONGEST:
-                    more, whole = _skip_line(file)
-                    size, content = size + more, None
-                if not whole and not last:
-                    return
-                record = Record(self._line + 1, self._offset, size - whole, content)
-                self._line += 1
-                self._offset += size
-                yield record
+            try:
+                yield from self._lines_of(file, last)
+            finally:
+                self._before = self._bytes_before(file)
+
+    def _lines_of(self, file: BinaryIO, last: bool) -> Iterator[Record]:
+        while (self._stop is None or self._offset < self._stop) and (line := file.readline(LONGEST)):
+            size, whole = len(line), line.endswith(b"\n")
+            content: bytes | None = line.removesuffix(b"\n")
+            if not whole and size == LONGEST:
+                more, whole = _skip_line(file)
+                size, content = size + more, None
+            if not whole and not last:
+                return
+            record = Record(self._line + 1, self._offset, size - whole, content)
+            self._line += 1
+            self._offset += size
+            yield record
 
 
 def _end_of_line(path: Path, place: int) -> int:
@@ -147,8 +169,16 @@ def _skip_line(file: BinaryIO) -> tuple[int, bool]:
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     with pq.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two columns are called {min(twice)!r}")
         for batch in file.iter_batches(batch_size=256):
-            yield from pa.Table.from_batches([batch]).to_pylist(maps_as_pydicts="lossy")
+            table = pa.Table.from_batches([batch])
+            try:
+                rows = table.to_pylist(maps_as_pydicts="strict")
+            except KeyError:
+                rows = table.to_pylist()  # a map with a key twice is a list of pairs
+            yield from rows
 
 
 def _wandb_rows(path: Path) -> Iterator[dict[str, Any]]:

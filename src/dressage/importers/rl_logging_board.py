@@ -27,6 +27,7 @@ from dressage.importers.rollout import (
     text_of,
     with_rest,
 )
+from dressage.record.schema import TOKEN_COLUMNS
 
 ROW_KEYS = ("prompt", "response", "reward", "ref_response", "ref_reward", "ground_truth")
 """The format's keys that are columns of the record's rows under the same name."""
@@ -40,6 +41,11 @@ TOKEN_KEYS = {
 """The format's list → the record's column."""
 PARTS = ("valid_reward", "ref_valid_reward")
 """Further rewards that the format's own viewer draws; they stay in ``extra`` as well, to come back on export."""
+_OTHER_ROWS = {
+    "group", "split", "reward_parts", "shaped_reward", "prompt_ids", "finish_reason", "policy_version", "kl_coef"
+}  # fmt: skip
+_OTHER_TOKENS = {column.name for column in TOKEN_COLUMNS}
+"""Columns of the record that this format does not have: a source with one of them is the format ``plain``."""
 _OPTIONAL = {"ref_response": is_text, "ref_reward": is_number, "ground_truth": is_text}
 
 
@@ -81,7 +87,10 @@ def _real(tokens: Mapping[str, Values]) -> int:
 
 
 def _recognises(record: Mapping[str, Any]) -> bool:
-    return {"prompt", "response", "reward", "step"} <= record.keys()
+    """Whether it has the keys that must be there, and is no table that calls its columns as the record does."""
+    keys = record.keys()
+    ours = any(isinstance(record.get(name), list) for name in _OTHER_TOKENS) or bool(_OTHER_ROWS & keys)
+    return {"prompt", "response", "reward", "step"} <= keys and (bool(TOKEN_KEYS.keys() & keys) or not ours)
 
 
 FORMAT = Format(

@@ -97,4 +97,6 @@ def _first_keys(source: Path) -> str:
     for path in paths[:LOOK_AT_FILES]:
         for record in _first(path):
             return f" ({path.name} begins with the keys {', '.join(map(str, list(record)[:12]))})"
-    return "" if paths else ": it has no .jsonl or .parquet files"
+    if not paths:
+        return ": it has no .jsonl or .parquet files"
+    return f": {paths[0].name} begins with no JSON object on a line of its own, nor with the rows of a Parquet table"
