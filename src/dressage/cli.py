@@ -48,13 +48,20 @@ def main() -> None:
         print(f"dressage: training needs {error.name}; install it with: pip install 'dressage[train]'", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("dressage: interrupted; continue with --resume RUN, and align with the same command", file=sys.stderr)
+        print(f"dressage: interrupted{_way_on(sys.argv[1:])}", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         if not is_disk_full(error):
             raise
-        print(f"dressage: the disk is full ({error}); free space, then continue with --resume RUN", file=sys.stderr)
+        print(f"dressage: the disk is full ({error}): free space{_way_on(sys.argv[1:])}", file=sys.stderr)
         sys.exit(2)
+
+
+def _way_on(words: list[str]) -> str:
+    """How what a command has begun is continued."""
+    if words[:1] == ["align"]:
+        return "; continue with the same command"
+    return "; continue with --resume RUN" if set(words[:1]) & ALGORITHMS.keys() else ""
 
 
 def _add_training(name: str, entry: Entry) -> None:

@@ -1,11 +1,13 @@
 """A mistake is one or two plain lines, exit code 2, and no run folder left behind."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from cli_helpers import RECIPE, Done, dressage, fresh
 
+from dressage import cli
 from dressage import open as open_run
 from dressage.record import write_run
 
@@ -224,3 +226,24 @@ def test_generate_from_a_run_that_has_not_finished(folder: Path) -> None:
     change(folder, '"lowercase"', '"mine.py:none"')
     assert dressage(folder, "ppo", "recipe.toml").code == 2
     refused(dressage(folder, "generate", "run", "--prompt", "Hello"), "not finished", "--resume run")
+
+
+@pytest.mark.parametrize(
+    ("words", "way_on"),
+    [
+        ("ppo recipe.toml", "; continue with --resume RUN"),
+        ("align recipe.toml", "; continue with the same command"),
+        ("sql runs/demo select", ""),
+        ("", ""),
+    ],
+)
+def test_who_interrupts_a_command_is_told_how_to_go_on_where_one_can(words, way_on, monkeypatch, capsys):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setattr(sys, "argv", ["dressage", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == f"dressage: interrupted{way_on}\n"
