@@ -2,9 +2,7 @@
 
 import math
 import os
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +26,7 @@ from dressage.config import Settings, load
 from dressage.data.prompts import PromptSet, load_prompts
 from dressage.data.types import Demonstration, Pair
 from dressage.data.view import AnyDataSettings
-from dressage.errors import UserError
+from dressage.errors import UserError, told
 from dressage.integrations.trackers import require
 from dressage.models.load import DTYPES, load_tokenizer, model_folder, with_pad_token
 from dressage.models.policy import trunk
@@ -263,7 +261,7 @@ class _Check:
         if not options.short_run and (options.short_run is False or cost > TINY_COST):
             yield Skipped("short-run", f"it trains {options.steps} steps without KL penalty; ask with --short-run")
             return
-        with _told("the short run"):
+        with told("the short run"):
             self.seen.first, self.seen.suggestion, errors = short_run(settings, options.rollouts, options.steps)
         yield from errors
         yield from judge(self.seen.first, self.seen.suggestion, settings)
@@ -295,21 +293,8 @@ def _examined(
 def _scored(
     rewards: Sequence[Reward], prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Any]
 ) -> list[float]:
-    with _told("the reward"):
+    with told("the reward"):
         return score(rewards, prompts, responses, columns).total
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Turn what a user's function raises, which may be anything, into a line that names its place."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raised = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
-        raise UserError(f"{what} stops with {raised}") from error
 
 
 def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: int, has: int) -> Results:

@@ -1,7 +1,6 @@
 """Rules of the user's own: from a file, or from an installed package's entry point ``dressage.rules``."""
 
 import importlib.util
-import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
@@ -12,7 +11,7 @@ from dressage.doctor.finding import Reading
 from dressage.doctor.rule import Rule
 from dressage.doctor.rules import RULES
 from dressage.doctor.words import language
-from dressage.errors import UserError
+from dressage.errors import UserError, told
 
 
 def all_rules(files: Sequence[Path] = ()) -> tuple[Rule, ...]:
@@ -60,12 +59,8 @@ def _guarded(rule: Rule) -> Rule:
     """Returns a rule of which a mistake is told in a line that names its place."""
 
     def statistic(data: RunData) -> Reading | None:
-        try:
+        with told(f"the rule {rule.name}"):
             reading = rule.statistic(data)
-        except Exception as error:
-            place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the first is here, the second its own
-            what = f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
-            raise UserError(f"the rule {rule.name} stops with {what}") from error
         if reading is not None and not isinstance(reading, Reading):
             raise UserError(f"the rule {rule.name} returns {reading!r}; it must return a Reading, or None")
         if reading is not None and reading.sick:
