@@ -8,10 +8,12 @@ from index_helpers import indexed, new_run, record, rows_of, text_of, tokens_of
 
 import dressage.record
 from dressage.errors import UserError
+from dressage.index import build as build_module
 from dressage.index import postings as postings_module
 from dressage.index import text as text_module
 from dressage.index.build import Builder
 from dressage.index.folder import read_state
+from dressage.index.metrics import add_metrics
 from dressage.index.orders import _packed_order, order, places
 from dressage.index.search import candidates
 from dressage.index.snapshot import Snapshot, snapshot
@@ -283,3 +285,17 @@ def test_a_file_that_is_missing_is_said_instead_of_waited_for(folder):
     builder = Builder(dressage.record.open(folder), folder / "index")
     with pytest.raises(UserError, match=path.name):
         builder.update()
+
+
+def test_what_is_merged_while_it_is_read_is_read_again(folder, monkeypatch):
+    for step in range(3):
+        record(folder, [step], attempt=None if not step else 0)
+
+    def merged(*given):
+        monkeypatch.setattr(build_module, "add_metrics", add_metrics)
+        assert compact(folder)
+        return add_metrics(*given)
+
+    monkeypatch.setattr(build_module, "add_metrics", merged)
+    Builder(dressage.record.open(folder), folder / "index").update()
+    assert alive_rows(snapshot(folder / "index")) == recorded_rows(folder)

@@ -51,28 +51,26 @@ def test_tokens_whose_rows_are_not_there_yet_do_not_count(folder):
 
 
 def test_a_question_begins_anew_when_its_files_are_merged_meanwhile(folder, monkeypatch):
-    record(folder, range(4))
     asked = "SELECT step, count(*) AS n FROM rows GROUP BY step ORDER BY step"
-    expected = [(step, 3) for step in range(4)]
     task = {"run": str(folder), "text": asked, "seconds": 10, "memory": 2**30, "limit": 10}
     monkeypatch.setattr(query, "_limit_memory", lambda size: None)  # this is not a process of its own
-    create, small = views._create_view, query._small
 
-    def merged_before_the_view(*given: Any) -> None:
-        monkeypatch.setattr(views, "_create_view", create)
-        assert compact(folder)
-        create(*given)
+    def merge_before(module: Any, name: str) -> None:
+        step = getattr(module, name)
 
-    def merged_before_the_answer(batches: Any) -> Any:
-        monkeypatch.setattr(query, "_small", small)
-        record(folder, range(4, 8), attempt=1)
-        assert compact(folder)
-        return small(batches)
+        def merged(*given: Any) -> Any:
+            monkeypatch.setattr(module, name, step)
+            assert compact(folder)
+            return step(*given)
 
-    monkeypatch.setattr(views, "_create_view", merged_before_the_view)
-    assert dressage.open(folder).sql(asked).fetchall() == expected
-    monkeypatch.setattr(query, "_small", merged_before_the_answer)
-    assert query._answer(task)["n"].to_pylist()[:4] == [3, 3, 3, 3]
+        monkeypatch.setattr(module, name, merged)
+
+    record(folder, range(4))
+    merge_before(query, "_check_is_select")  # the files are known, and not read yet
+    assert query._answer(task)["n"].to_pylist() == [3] * 4
+    record(folder, range(4, 8), attempt=1)
+    merge_before(views, "_create_view")
+    assert dressage.open(folder).sql(asked).fetchall() == [(step, 3) for step in range(8)]
 
 
 def test_a_file_that_is_missing_is_said_in_one_line(folder):
