@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from transformers import PreTrainedTokenizerBase
 
 if TYPE_CHECKING:
@@ -22,12 +24,27 @@ jaxtyping.install_import_hook("dressage.ops", "beartype.beartype")
 # Several test processes share the cores.
 torch.set_num_threads(1)
 
+# For the same reason how long an example took says nothing about the code: by default 200 ms fail a test.
+settings.register_profile("busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+
+# Where tests are started in the background Ctrl-C is ignored, and would be by every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(autouse=True)
 def seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """What a test calls in this process leaves the handlers of Ctrl-C and SIGTERM as they were."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 @pytest.fixture(scope="session")

@@ -1,28 +1,50 @@
 """One command: `dressage`."""
 
 import os
+import signal
 import sys
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, TypeVar
 
 import typer
 
+import dressage
 from dressage.algorithms import ALGORITHMS, Entry
 from dressage.cli_board import board_app
 from dressage.cli_check import check_app
+from dressage.cli_commands import Commands
 from dressage.cli_doctor import doctor_app
-from dressage.cli_flags import FLAGS, Help, console, explain, load, words_and_flags
+from dressage.cli_flags import FLAGS, Help, console, load, words_and_flags
+from dressage.cli_help import explain
 from dressage.cli_record import RunPlace, record
 from dressage.cli_tools import tools
-from dressage.errors import UserError, is_disk_full
+from dressage.command_line import command_line
+from dressage.errors import TerminatedError, UserError, no_room, of_the_system, print_exception
+from dressage.handlers import handling
+from dressage.text.counting import counted
+from dressage.text.visible import visible
 
 app = typer.Typer(
+    cls=Commands,
     help="Train language models with human feedback, with every token of every rollout on record.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-_NEEDED_TO_TRAIN = {"torch", "transformers", "tokenizers", "peft", "accelerate", "jaxtyping", "vaderSentiment"}
+DEMO = Path(__file__).parent / "demo" / "demo.toml"
+_NEEDED_TO_TRAIN = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "peft",
+    "accelerate",
+    "jaxtyping",
+    "vaderSentiment",
+    "httpx",
+    "anyio",
+    "tenacity",
+}
 
 app.add_typer(tools)
 app.add_typer(record)
@@ -31,37 +53,94 @@ app.add_typer(doctor_app)
 app.add_typer(check_app)
 
 F = TypeVar("F")
+RESUME = "Continue this run; with a recipe, start it if nothing was begun yet."
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dressage {dressage.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
     """Run the command; a user's mistake is one or two plain lines and exit code 2, a run that was stopped 3."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' progress bars make a log file unreadable
+    with handling(_terminate, signal.SIGTERM):
+        _run_app()
+
+
+def _run_app() -> None:
     try:
         app()
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGINT:  # Typer makes this of Ctrl-C, and says nothing
+            _say("interrupted", _ctrl_c(end))
+        raise
+    except TerminatedError as error:
+        _say("interrupted by SIGTERM", error)
+        sys.exit(128 + signal.SIGTERM)
     except UserError as error:
-        print(f"dressage: {error}", file=sys.stderr)
+        _print_traceback(error)
+        _say(str(error), error)
         sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        if error.name not in _NEEDED_TO_TRAIN:
-            raise
-        print(f"dressage: training needs {error.name}; install it with: pip install 'dressage[train]'", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print(f"dressage: interrupted{_way_on(sys.argv[1:])}", file=sys.stderr)
-        sys.exit(130)
     except Exception as error:
-        if not is_disk_full(error):
+        line = _explained(error)
+        if line is None:
             raise
-        print(f"dressage: the disk is full ({error}): free space{_way_on(sys.argv[1:])}", file=sys.stderr)
+        _print_traceback(error)
+        _say(line, error)
         sys.exit(2)
 
 
-def _way_on(words: list[str]) -> str:
-    """How what a command has begun is continued."""
-    if words[:1] == ["align"]:
-        return "; continue with the same command"
-    return "; continue with --resume RUN" if set(words[:1]) & ALGORITHMS.keys() else ""
+def _say(line: str, error: BaseException) -> None:
+    """Print what ended the command, and how what it has begun is continued."""
+    print(f"dressage: {visible('; '.join([line, *_way_on(error)]))}", file=sys.stderr)
+
+
+def _ctrl_c(error: BaseException) -> BaseException:
+    """The Ctrl-C that an error is a consequence of."""
+    while not isinstance(error, KeyboardInterrupt) and error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def _print_traceback(error: Exception) -> None:
+    """Print where a mistake was noticed, for those who ask for it."""
+    if os.environ.get("DRESSAGE_TRACEBACK"):
+        print_exception(error)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Ends the command so that it lets go of what it holds."""
+    raise TerminatedError
+
+
+def _explained(error: Exception) -> str | None:
+    """What to do about an error that is not the program's fault."""
+    if isinstance(error, ModuleNotFoundError) and error.name in _NEEDED_TO_TRAIN:
+        return f"training needs {error.name}; install it with: pip install 'dressage[train]'"
+    return of_the_system(error)
+
+
+def _way_on(error: BaseException) -> list[str]:
+    """How what the command has begun is continued, in a line; none if it has begun nothing."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    if sys.argv[1:2] == ["demo"]:
+        return []  # it begins again
+    is_end = isinstance(error, KeyboardInterrupt | TerminatedError) or no_room(error)
+    if sys.argv[1:2] == ["align"] and (notes or is_end):
+        return [f"continue with: {command_line(*sys.argv[1:])}"]
+    return notes
 
 
 def _add_training(name: str, entry: Entry) -> None:
@@ -70,7 +149,7 @@ def _add_training(name: str, entry: Entry) -> None:
     @app.command(name, help=entry.help, context_settings=FLAGS, add_help_option=False)
     def command(
         context: typer.Context,
-        resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue this run.")] = None,
+        resume: Annotated[Path | None, typer.Option(metavar="RUN", help=RESUME)] = None,
         help: Help = False,
     ) -> None:
         if help:
@@ -79,17 +158,19 @@ def _add_training(name: str, entry: Entry) -> None:
         from dressage.train.run import resume as resume_run
         from dressage.train.run import train
 
-        if resume is not None:
-            if context.args:
-                raise UserError("--resume continues a run with the settings it was started with; give nothing else")
-            result = resume_run(resume, name)
+        words, flags = words_and_flags(context.args, "[RECIPE.toml]")
+        if resume is not None and not words:
+            result = resume_run(resume, name, flags)
         else:
-            words, flags = words_and_flags(context.args, "[RECIPE.toml]")
-            result = train(load(entry.settings, Path(words[0]) if words else None, flags))
+            place = [] if resume is None else ["--run", str(resume)]
+            settings = load(entry.settings, Path(words[0]) if words else None, [*flags, *place])
+            result = train(settings, resume=resume is not None)
         from dressage.record.show import headline
 
-        print(f"run      {result.folder}\nmodel    {result.folder}/model\nnext     dressage show {result.folder}")
-        print(f"learned  {headline(result.folder)}")
+        print(
+            f"run      {result.folder}\nmodel    {result.folder}/model\nnext     {command_line('show', result.folder)}"
+        )
+        print(f"result   {headline(result.folder)}")
 
 
 for _name, _entry in ALGORITHMS.items():
@@ -106,7 +187,7 @@ def demo(
     from dressage.algorithms.ppo import PPORun
 
     if help:
-        explain(context, PPORun, "[--run RUN]")
+        explain(context, PPORun, "[--run RUN]", values=load(PPORun, DEMO, ["--run", "runs/demo"]))
         return
     from dressage.demo.run import demo as run_demo
 
@@ -144,13 +225,21 @@ def show(
 def export(
     run: RunPlace,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must be empty or absent.")],
-    format: Annotated[str, typer.Option(help="What to write.")] = "rl-logging-board",
+    format: Annotated[
+        str, typer.Option(help="What to write: csv, jsonl, parquet or rl-logging-board.")
+    ] = "rl-logging-board",
+    quote_formulas: Annotated[
+        bool, typer.Option("--quote-formulas", help="In CSV, put ' before texts that spreadsheets take for formulas.")
+    ] = False,
 ) -> None:
-    """Write a run's record in another tool's format."""
-    from dressage.exporters import EXPORTERS
+    """Write a run's record in another tool's format, or as tables: rows, tokens, steps and vocabulary."""
+    from dressage.exporters import EXPORTERS, tables
 
-    count = _known(EXPORTERS, format)(run, out)
-    print(f"{count} rollouts written to {out}")
+    if quote_formulas and format != "csv":
+        raise UserError("--quote-formulas has an effect with --format csv only")
+    write = partial(tables.export, format="csv", quote_formulas=True) if quote_formulas else _known(EXPORTERS, format)
+    count = write(run, out)
+    print(f"{counted(count, 'rollout')} written to {out}")
 
 
 @app.command(name="import")

@@ -22,8 +22,9 @@ def board(
     """Show runs in the browser: dressage board RUN [RUN …]."""
     try:
         from dressage.board.serve import serve
+
+        serve(runs, host=host, port=port, token=token, browser=browser)
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "orjson"):
+        if error.name not in ("filelock", "starlette", "uvicorn"):
             raise
         raise UserError(f"the board needs {error.name}; install it with: pip install 'dressage[board]'") from None
-    serve(runs, host=host, port=port, token=token, browser=browser)

@@ -8,6 +8,7 @@ import typer
 
 from dressage.cli_flags import FLAGS, console, words_and_flags
 from dressage.errors import UserError
+from dressage.text.visible import safe_json
 
 check_app = typer.Typer()
 
@@ -48,6 +49,6 @@ def check(
         else:
             show(console(), report)
     if as_json:
-        print(json.dumps(shown, ensure_ascii=False, indent=1))
+        print(safe_json(json.dumps(shown, ensure_ascii=False, indent=1)))
     if failed:
         raise typer.Exit(1)

@@ -54,20 +54,22 @@ def doctor(
     from dressage.doctor.report.terminal import show
     from dressage.doctor.words import language as language_named
     from dressage.index.process import small_process
+    from dressage.record.files import write_text
+    from dressage.record.writable import check_file
+    from dressage.text.visible import safe_json
 
     if board is not None and html is None:
         raise UserError("--board links the page into the board: give --html FILE, too")
+    if html is not None:
+        check_file(html)
     small_process()
     data = RunData(dressage.open(run))
     diagnosis = diagnose(data, all_rules(rules or []))
     words = language_named(language)
     if html is not None:
-        try:
-            html.write_text(page(data, diagnosis, words, board), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"--html {html} cannot be written: {error.strerror}") from error
+        write_text(html, page(data, diagnosis, words, board))
     if as_json:
-        print(json.dumps(plain(data, diagnosis, words), ensure_ascii=False, indent=1))
+        print(safe_json(json.dumps(plain(data, diagnosis, words), ensure_ascii=False, indent=1)))
     else:
         show(console(), data, diagnosis, words)
     found = worst(diagnosis.findings)

@@ -10,7 +10,6 @@ import typer
 from dressage.errors import UserError
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
     from rich.console import Console
 
     from dressage.config import Settings
@@ -20,7 +19,9 @@ S = TypeVar("S", bound="Settings")
 FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Typer's settings for a command whose flags are the fields of its settings."""
 
-Help = Annotated[bool, typer.Option("--help", help="Explain every setting.")]
+Help = Annotated[
+    bool, typer.Option("--help", help="Explain the settings; those of a group: --help GROUP, or --help all.")
+]
 
 
 def words_and_flags(arguments: Sequence[str], *names: str) -> tuple[list[str], list[str]]:
@@ -64,23 +65,3 @@ def load(kind: type[S], recipe: Path | None, flags: Sequence[str]) -> S:
     from dressage import config
 
     return config.load(kind, recipe, flags)
-
-
-def explain(context: typer.Context, kind: "type[BaseModel]", arguments: str, *others: str) -> None:
-    """Print how the command is called and what every setting does."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from dressage.config import describe
-
-    terminal = console()
-    terminal.print(Text(f"Usage: {context.command_path} {arguments} [--setting value …]"))
-    for other in others:
-        terminal.print(Text(f"       {context.command_path} {other}"))
-    terminal.print(Text(f"\n{kind.__doc__}\n"))
-    table = Table(box=None, pad_edge=False)
-    for title in ("setting", "default", "what it does"):
-        table.add_column(title, overflow="fold")
-    for name, type_name, default, text in describe(kind):
-        table.add_row(Text(f"--{name}"), Text(default), Text(f"{' '.join(text.split())} ({type_name})"))
-    terminal.print(table)

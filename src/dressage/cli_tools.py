@@ -5,10 +5,14 @@ from typing import Annotated
 
 import typer
 
-from dressage.cli_flags import FLAGS, Help, console, explain, load, words_and_flags
+from dressage.cli_commands import Commands
+from dressage.cli_flags import FLAGS, Help, console, load, words_and_flags
+from dressage.cli_help import explain
+from dressage.text.counting import counted
+from dressage.text.visible import visible
 
 tools = typer.Typer()
-data = typer.Typer(help="Look at data as a run would read it.", no_args_is_help=True)
+data = typer.Typer(cls=Commands, help="Look at data as a run would read it.", no_args_is_help=True)
 tools.add_typer(data, name="data")
 
 
@@ -36,11 +40,14 @@ def generate(
     settings = load(GenerateSettings, None, flags)
     responses = sample(model, settings)
     if settings.out is not None:
-        print(f"{write(responses, settings.out)} responses written to {settings.out}")
+        print(f"{counted(write(responses, settings.out), 'response')} written to {settings.out}")
         return
     terminal = console()
     for row in responses:
-        terminal.print(Text(row["prompt"], style="dim") + Text(row["response"]), soft_wrap=True)
+        if not terminal.is_terminal:  # a file or a program gets the very text
+            print(f"{row['prompt']}{row['response']}\n[{row['finish_reason']}]\n")
+            continue
+        terminal.print(Text(visible(row["prompt"]), style="dim") + Text(visible(row["response"])), soft_wrap=True)
         terminal.print(Text(f"[{row['finish_reason']}]\n", style="dim"))
 
 
@@ -67,7 +74,7 @@ def score(context: typer.Context, help: Help = False) -> None:
         explain(context, ScoreSettings, "FILE")
         return
     (path,), flags = words_and_flags(context.args, "FILE")
-    print(run_score(path, load(ScoreSettings, None, flags)))
+    print(visible(str(run_score(path, load(ScoreSettings, None, flags)))))
 
 
 @tools.command(context_settings=FLAGS, add_help_option=False)
@@ -94,7 +101,7 @@ def evaluate(context: typer.Context, help: Help = False) -> None:
         explain(context, EvaluateSettings, "MODEL")
         return
     (model,), flags = words_and_flags(context.args, "MODEL")
-    print(run_evaluate(model, load(EvaluateSettings, None, flags)))
+    print(visible(str(run_evaluate(model, load(EvaluateSettings, None, flags)))))
 
 
 @data.command("show", context_settings=FLAGS, add_help_option=False)

@@ -12,7 +12,7 @@ import dressage
 from dressage.algorithms.dpo import DPO
 from dressage.errors import UserError
 from dressage.models.sequences import PairLogprobs
-from dressage.models.tiny import tiny_model
+from dressage.models.tiny import tiny_model, tiny_tokenizer
 from dressage.models.trained import load_trained
 from dressage.ops.preferences import bradley_terry
 from dressage.train.run import Training, resume
@@ -242,3 +242,29 @@ def test_settings_that_say_nothing_are_refused(tmp_path: Path, changes: dict[str
 def test_every_metric_is_explained_and_every_explained_one_is_there(tmp_path: Path):
     result = finish("dpo", tmp_path, pairs(), steps=1, data__validation=0.25)
     assert set(result.metrics[0]) | set(result.final) == explained("dpo.md")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "computed again"])
+@pytest.mark.parametrize("adapters", [None, {"rank": 4, "alpha": 8}], ids=["full", "lora"])
+@pytest.mark.parametrize("layout", ["packed", "grouped", "padded"])
+def test_in_the_whole_first_pass_policy_and_reference_are_the_same_numbers(
+    tmp_path: Path, layout: str, adapters: Any, checkpointing: bool, dtype: torch.dtype
+):
+    model = tiny_model(dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 4.0 if parameter.ndim == 2 else 1.0  # a rounded state is another probability
+    made = settings(
+        "dpo", tmp_path, pairs(19), model__gradient_checkpointing=checkpointing, model__lora=adapters,
+        data__shuffle=True, data__validation=0.25, update__layout=layout, update__micro_batch_size=3, batch_size=5,
+        optimizer__learning_rate=1e-30, epochs=1,
+    )  # fmt: skip
+    seen = Training(made, model=model, tokenizer=tiny_tokenizer()).run(quiet)
+    rewards = ("dpo/reward_chosen", "dpo/reward_rejected", "dpo/reward_margin")
+    for step in seen.metrics:
+        assert [step[name] for name in rewards] == [0.0, 0.0, 0.0]
+        assert step["loss/total"] == pytest.approx(math.log(2), rel=1e-6)
+    for step in (seen.metrics[0], seen.final):
+        assert [step[f"eval/{name}"] for name in rewards] == [0.0, 0.0, 0.0]
+    assert len(seen.metrics) == 3

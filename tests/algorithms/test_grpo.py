@@ -124,7 +124,7 @@ def test_only_groups_that_vary_are_informative():
 
 
 def test_defaults_hold_beside_other_settings_of_their_group():
-    run = GRPORun.model_validate({"update": {"mini_batches": 2}, "kl": {"horizon": 500}})
+    run = GRPORun.model_validate({"update": {"mini_batches": 2}, "kl": {}})
     assert (run.samples_per_prompt, run.update.epochs, run.kl.coef) == (8, 1, 0.0)
 
 
@@ -134,7 +134,7 @@ def test_the_longest_response_is_that_of_sampling_unless_said():
 
     assert longest(sampling={"max_new_tokens": 48}) == 48
     assert longest(sampling={"random_length": (2, 9)}) == 9
-    assert longest(sampling={"max_new_tokens": 48}, grpo={"longest": 64}) == 64
+    assert longest(sampling={"max_new_tokens": 48}, grpo={"longest": 64, "normalise": "constant"}) == 64
 
 
 @pytest.mark.parametrize(

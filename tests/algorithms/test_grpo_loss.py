@@ -72,7 +72,7 @@ def slow_loss(algorithm: GRPO, batch: Batch, logprob: list[list[float]], fixed: 
             delta = logprob[row][t] - columns["ref_logprob"][row][t]
             penalty = {"k1": delta, "k2": delta * delta / 2, "k3": math.exp(-delta) - 1 + delta}
             if algorithm.kl_in == "loss":
-                loss += columns["kl_coef"][row] * penalty[algorithm.kl_estimator]
+                loss += columns["kl_coef"][row] * penalty[algorithm.estimator]
             losses.append(loss)
         if algorithm.normalise == "sequence":
             total += statistics.fmean(losses) if losses else 0.0

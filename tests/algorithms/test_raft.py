@@ -205,7 +205,7 @@ def test_scoring_stays_at_one_whatever_is_sampled():
         ({"batch_size": 10, "raft": {"k": 4}}, "batch_size 10 is no multiple of raft.k 4"),
         ({"samples_per_prompt": 2, "raft": {"selection": "local", "k": 4}}, "set samples_per_prompt and raft.k"),
         ({"batch_size": 8, "raft": {"k": 4}, "update": {"mini_batches": 3}}, "the 2 responses that are kept"),
-        ({"update": {"target_policy_kl": 0.1}}, "update.target_policy_kl says nothing in RAFT"),
+        ({"update": {"target_policy_kl": 0.1}}, "update.target_policy_kl has no effect in RAFT"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(values, message):

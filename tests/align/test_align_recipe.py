@@ -30,14 +30,15 @@ def test_a_stage_has_the_settings_of_its_command(tmp_path: Path) -> None:
         "seed": 3, "batch_size": 4, "model": {"device": "cpu"}, "optimizer": {"learning_rate": 1e-3},
         "checkpoint": {"every": 1},
     }  # fmt: skip
-    sft = {**common, "run": "runs/road/sft", "steps": 3, "data": {"path": "demonstrations.jsonl"}}
+    sft = {**common, "run": "runs/road/sft", "steps": 3, "data": {"path": f"{tmp_path}/demonstrations.jsonl"}}
     ppo = {
         **common, "run": "runs/road/ppo", "steps": 4, "model": {"device": "cpu", "path": "runs/road/sft/model"},
-        "data": {"path": "prompts.txt"}, "sampling": {"max_new_tokens": 5}, "rewards": [{"use": "reward.py:vowels"}],
+        "data": {"path": f"{tmp_path}/prompts.txt"}, "sampling": {"max_new_tokens": 5},
+        "rewards": [{"use": f"{tmp_path}/reward.py:vowels"}],
     }  # fmt: skip
     compare = {
         "seed": 3, "batch_size": 4, "models": ["tiny", "runs/road/sft/model", "runs/road/ppo/model"],
-        "prompts": "prompts.txt", "sampling": {"max_new_tokens": 5}, "rewards": [{"use": "lowercase"}],
+        "prompts": f"{tmp_path}/prompts.txt", "sampling": {"max_new_tokens": 5}, "rewards": [{"use": "lowercase"}],
         "out": "runs/road/compare",
     }  # fmt: skip
     expected = [

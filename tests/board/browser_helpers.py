@@ -3,9 +3,9 @@
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -42,6 +42,7 @@ VIEWS = {
     "tokens": ".tok",
     "patterns": ".patterns td",
     "compare": ".group .siblings button b",
+    "settings": ".settings td",
 }
 """By view: what is there once it is drawn."""
 
@@ -65,15 +66,16 @@ class Vocabulary:
         write_vocabulary(folder, strings, [raw.decode(errors="replace") for raw in self.known])
 
 
-def record_run(folder: Path, *, steps: int = STEPS, better: float = 0.0) -> Path:
+def record_run(folder: Path, *, steps: int = STEPS, better: float = 0.0, **info: Any) -> Path:
     """Records a run in which ``#`` spreads because it pays.
 
     Args:
         folder: Where to.
         steps: How many.
         better: Added to every reward, so that one run wins against another.
+        info: What run.json has beside the algorithm, or instead of its settings.
     """
-    write_run(folder, {"algorithm": "grpo", "config": {"grpo": {"gamma": 0.9}}})
+    write_run(folder, {"algorithm": "grpo", "config": {"grpo": {"gamma": 0.9}}} | info)
     vocabulary = Vocabulary()
     with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
         for step in range(steps):
@@ -147,14 +149,17 @@ def _tokens(generator: np.random.Generator, ids: list[list[int]], rewards: np.nd
 class BoardProcess:
     """``dressage board`` as a person starts it; a context manager."""
 
-    def __init__(self, *runs: Path, port: int | None = None) -> None:
-        self.port = port or free_port()
-        self.address = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "dressage", "board", *map(str, runs), "--port", str(self.port), "--no-browser"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    def __init__(self, *runs: Path) -> None:
+        command = [sys.executable, "-m", "dressage", "board", *map(str, runs), "--port", "0", "--no-browser"]
+        # Not a pipe: one that nobody reads is full some day.
+        self.errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, text=True)
 
     def __enter__(self) -> "BoardProcess":
         try:
+            assert self.process.stdout is not None
+            self.address = self.process.stdout.readline().split()[-1].rstrip("/")
+            self.port = urlsplit(self.address).port
             wait_for(lambda: all(run["indexed"] == 1 and run["steps"] for run in self.json("api/runs")))
         except BaseException:
             self.process.kill()
@@ -167,13 +172,13 @@ class BoardProcess:
 
     def __exit__(self, *_: object) -> None:
         self.process.send_signal(signal.SIGINT)
-        _, errors = self.process.communicate(timeout=30)
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+        self.errors.seek(0)
+        errors = self.errors.read()
         assert errors == "", errors
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def wait_for(happened: Any, seconds: float = 120) -> None:
@@ -205,12 +210,14 @@ def opened(
     host = urlsplit(address).netloc
     page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
     page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
+    page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     page.on("request", lambda request: None if is_own(request.url, host) else wrong.append(f"request: {request.url}"))
-    page.goto(address)
-    yield page
-    assert page.evaluate("window.hacked") is None
-    window.close()
+    try:
+        page.goto(address)
+        yield page
+        assert page.evaluate("window.hacked") is None
+    finally:
+        window.close()
     left = [one for one in wrong if forgiven not in one]
     assert left == [], left
 

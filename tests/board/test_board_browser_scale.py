@@ -207,7 +207,9 @@ def test_a_response_of_32_000_tokens_opens_and_scrolls(browser, long):
             page.wait_for_timeout(100)
             assert page.locator(".tok").count() < 1_000
         last = page.locator(f'.tok[data-token="{LONG - 1}"]')
+        deadline = time.monotonic() + 60
         while not last.count():  # the map beside the text has just made its lines shorter
+            assert time.monotonic() < deadline
             lines.evaluate("(e) => { e.scrollTop = e.scrollHeight }")
             page.wait_for_timeout(100)
         expect(last).to_be_in_viewport()

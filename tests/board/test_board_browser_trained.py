@@ -23,7 +23,9 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "tiny"
     command = [sys.executable, "-m", "dressage", "ppo", RECIPE, "--run", str(folder), "--steps", "3"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, "--batch_size", "16"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--batch_size", "16"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

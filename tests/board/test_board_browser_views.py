@@ -134,7 +134,7 @@ def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
         panel.get_by_role("button", name="Steps 4–6").click()
         expect(page).to_have_url(re.compile("step=4"))
         expect(page.locator(".timeline output")).to_contain_text("KL runs away")
-        panel.get_by_role("button", name="5.3").click()
+        panel.get_by_role("button", name="Step 5 · sample 3").click()
         expect(page.locator("main h2")).to_have_text("Step 5 · sample 3")
         expect(page).to_have_url(re.compile("token=2"))
 
@@ -146,7 +146,24 @@ def test_every_view_can_be_reached_and_used_by_keyboard_alone(browser, board_tol
         keys = page.get_by_role("dialog")
         expect(keys).to_be_visible()
         listed = {key.strip() for key in keys.locator("kbd").all_inner_texts()}
-        assert {"g o", "g s", "g r", "g t", "g p", "g c", "j", "k", "s", "/", "[", "]", "Enter", "d", "?"} <= listed
+        assert {
+            "g o",
+            "g s",
+            "g r",
+            "g t",
+            "g p",
+            "g c",
+            "g e",
+            "j",
+            "k",
+            "s",
+            "/",
+            "[",
+            "]",
+            "Enter",
+            "d",
+            "?",
+        } <= listed
         page.keyboard.press("Escape")
         expect(keys).to_have_count(0)
         for key, view in zip("srtpco", ["step", "responses", "tokens", "patterns", "compare", "overview"], strict=True):

@@ -98,8 +98,8 @@ def test_the_process_that_indexes_has_the_doctor_look_at_the_run(run):
         assert "double-start" in [finding.id for finding in first.found["en"]]
         assert (run / "record").is_dir() and not list((run / "record").glob("*findings*"))
     finally:
-        process.terminate()
-        process.join()
+        process.kill()
+        process.join(60)
 
 
 def add_rollout(run):
@@ -134,4 +134,5 @@ def test_the_doctor_is_told_when_the_run_has_grown(run, monkeypatch):
                 add(run)
     finally:
         is_parent.set()
-        follower.join()
+        follower.join(60)
+        assert not follower.is_alive()

@@ -205,3 +205,30 @@ def test_a_search_goes_on_where_it_was_when_the_run_grows(tmp_path, monkeypatch)
     assert keys(ask(client, q="n[e]edle", regex=1)) == [(0, 0), (1, 0), (2, 1)]
     assert asked and min(asked) >= 12, "the first two steps were looked at before"
     board.scanner.stop()
+
+
+def test_an_error_without_words_is_said_by_its_name_and_the_next_is_answered(monkeypatch):
+    """The process that searches goes on: that it had died would be told as an expression that takes too long."""
+
+    class Pipe:
+        def __init__(self):
+            self.asked = [(["a"], "a"), (["b"], "b")]
+            self.answers = []
+
+        def recv(self):
+            if not self.asked:
+                raise EOFError
+            return self.asked.pop(0)
+
+        def send(self, answer):
+            self.answers.append(answer)
+
+    def wordless(texts, pattern):
+        raise OSError
+
+    pipe = Pipe()
+    monkeypatch.setattr(scanner_module, "spans", wordless)
+    monkeypatch.setattr(scanner_module, "small_process", lambda: None)
+    monkeypatch.setattr(scanner_module.signal, "signal", lambda *_: None)
+    scanner_module._work(pipe)
+    assert [str(answer) for answer in pipe.answers] == ["ready", *["the record cannot be read: OSError"] * 2]

@@ -1,5 +1,7 @@
 import json
 import string
+import subprocess
+import sys
 from urllib.parse import quote, urljoin
 
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from dressage.board.page import STATIC
 from dressage.board.security import CONTENT_SECURITY_POLICY, is_loopback
+from dressage.board.serve import _address
+from dressage.errors import UserError
 
 STAR = "/api/runs/0/stars/1/1"
 JSON = {"content-type": "application/json"}
@@ -105,6 +109,35 @@ def test_a_token_is_needed_for_everything_and_stays_out_of_addresses(guarded):
     assert guarded.get("/api/runs").status_code == 200, "the cookie is enough"
     guarded.cookies.clear()
     assert guarded.get("/api/runs", headers={"cookie": b'dressage_token="; bad=\x01'}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("token", ""), ("token", " "), ("token", "a b"), ("token", "é"), ("host", "")]
+)
+def test_an_empty_token_or_host_is_an_error(folder, option, value):
+    command = [sys.executable, "-m", "dressage", "board", str(folder), "--no-browser", "--port", "0"]
+    done = subprocess.run([*command, f"--{option}", value], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"dressage: {'the ' if option == 'token' else '--'}{option} ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_application_is_made_with_an_empty_token(board):
+    with pytest.raises(UserError, match="the token is empty"):
+        client_of(board, token="")
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20), st.text(max_size=20))
+@example('a&b=c#%41+;,\\"', "")
+def test_every_token_that_can_be_given_is_taken_and_no_other(board, token, other):
+    client = client_of(board, token=token, follow_redirects=False)
+    assert client.get("/api/runs").status_code == 401
+    opened = client.get(_address("127.0.0.1", 6008, token))
+    assert opened.status_code == 303 and client.get("/api/runs").status_code == 200
+    client.cookies.clear()
+    assert client.get("/api/runs", headers={"authorization": f"Bearer {token}"}).status_code == 200
+    assert client.get(f"/api/runs?token={quote(other, safe='')}").status_code == (303 if other == token else 401)
 
 
 def test_a_redirect_stays_on_the_board(board):

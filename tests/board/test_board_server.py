@@ -295,7 +295,7 @@ def test_the_command_follows_a_run_and_ends_cleanly(own):
         wait_for(lambda: not any(is_alive(child) for child in children) or None, 20)
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("busy", ["/api/events", "sql"])
@@ -323,7 +323,7 @@ def test_it_ends_soon_whatever_it_is_asked_meanwhile(own, busy):
             assert time.monotonic() - started < 5
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=60)
 
 
 def is_alive(pid: int) -> bool:
@@ -352,8 +352,9 @@ def test_a_run_that_is_not_there_yet_appears(tmp_path, monkeypatch):
         new_run(folder, {"algorithm": "ppo"})
         write_vocabulary(folder, ["x"] * 50, ["y"] * 50)
         record(folder, range(2))
+        deadline = time.monotonic() + 90
         while not (line := stream.readline()).startswith(b"data:"):
-            pass
+            assert time.monotonic() < deadline
         assert json.loads(line[5:])["run"] == 0
         wait_for(lambda: json.loads(fetch(f"{address}/api/runs")[1])[0]["rollouts"] == 12 or None)
         assert json.loads(fetch(f"{address}/api/runs")[1])[0]["algorithm"] == "ppo"
@@ -361,7 +362,7 @@ def test_a_run_that_is_not_there_yet_appears(tmp_path, monkeypatch):
         assert set(texts) == {"y"}
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=60)
 
 
 def test_an_open_address_gets_a_token_and_says_so(own):
@@ -376,7 +377,7 @@ def test_an_open_address_gets_a_token_and_says_so(own):
         assert fetch(f"http://127.0.0.1:{port}/api/runs", Authorization=f"Bearer {token}")[0] == 200
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=60)
 
 
 def test_mistakes_on_the_command_line_are_one_plain_line(tmp_path, own):

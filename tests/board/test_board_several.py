@@ -3,8 +3,12 @@
 import json
 
 import pytest
+from board_helpers import board_of
 
 from dressage.board import api
+from dressage.board.api import Endpoint
+from dressage.board.selection import RunQuery
+from dressage.board.several import answer_all
 
 ANSWERED = [
     "runs",
@@ -48,6 +52,21 @@ def test_a_mistake_of_ours_is_said_and_printed_and_the_others_are_answered(clien
     bad, good = several(client, ["runs/0/info", "runs"])
     assert (bad["status"], good["status"]) == (500, 200) and "terminal" in bad["error"]
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_board_that_is_told_to_stop_makes_no_further_answers(folder):
+    board = board_of(folder)
+    asked = []
+
+    def stopping(board, query):
+        asked.append(query.run)
+        board.closing.set()
+        return {}
+
+    endpoints = [Endpoint("GET", "/api/runs/{run}/info", stopping, RunQuery)]
+    found = answer_all(endpoints, board, ["runs/0/info"] * 3)
+    assert [one["status"] for one in found] == [200, 503, 503] and asked == [0]
+    assert found[1]["error"] == "the board is stopping"
 
 
 def test_what_is_no_json_is_not_among_several(client):

@@ -75,7 +75,7 @@ def test_a_reward_that_stops_at_some_responses_is_one_line(tmp_path: Path) -> No
     given = ("--reward", f"{tmp_path}/mine.py:mine", "--pairs", f"{tmp_path}/pairs.jsonl")
     done = CliRunner().invoke(app, ["check", *given])
     assert isinstance(done.exception, UserError)
-    assert re.fullmatch(r"the reward stops with ZeroDivisionError: .* \(.*mine\.py, line 2\)", str(done.exception))
+    assert re.fullmatch(r"the reward mine raised ZeroDivisionError: .* \(.*mine\.py, line 2\)", str(done.exception))
 
 
 def test_a_reward_that_stops_in_the_short_run_is_a_finding_beside_the_others(tmp_path: Path) -> None:
@@ -83,11 +83,12 @@ def test_a_reward_that_stops_in_the_short_run_is_a_finding_beside_the_others(tmp
     (tmp_path / "mine.py").write_text(code)
     recipe = tmp_path / "grpo.toml"
     recipe.write_text((RECIPES / "tiny-grpo.toml").read_text().replace("lowercase", f"{tmp_path}/mine.py:mine"))
-    given = ("--run", str(tmp_path / "run"), "--kl.coef", "5", "--short-run", "--rollouts", "8")
+    data = ("--data.path", str(RECIPES / "tiny-prompts.txt"))
+    given = (*data, "--run", str(tmp_path / "run"), "--kl.coef", "5", "--short-run", "--rollouts", "8")
     code, (report,) = checked(str(recipe), *given)
     found = {one["rule"]: one["cause"] for one in report["findings"]}  # type: ignore[attr-defined]
     assert code == 1 and "kl-coefficient" in found
-    assert found["short-run"].startswith("the short run stops with ZeroDivisionError: ")
+    assert found["short-run"].startswith("the reward mine raised ZeroDivisionError: ")
     assert "mine.py, line 1" in found["short-run"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from check_helpers import run_of
-from transformers import PreTrainedTokenizerBase
+from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerBase
 
 from dressage.check.allocation import Allocations, FakeTensorMode
 from dressage.check.heap import Heap, has_glibc
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import memory as benchmark
 
 WEIGHTS = sum(p.numel() for p in tiny_model().parameters())
-MANY = Rollouts(8, 8, 4, 4, prompt=16, response=8, passes=1, single_pass=False)
+MANY = Rollouts(8, 8, 4, 4, shared=False, prompt=16, response=8, passes=1, single_pass=False)
 
 
 def predicted(folder: Path, tokenizer: PreTrainedTokenizerBase, largest: Rollouts = MANY, **changes: Any) -> Memory:
@@ -86,7 +86,7 @@ def test_more_to_hold_is_more_memory(tmp_path: Path, tokenizer: PreTrainedTokeni
     once = predicted(tmp_path, tokenizer).phases
     assert predicted(tmp_path, tokenizer, MANY._replace(rows=8, prompts=8)).phases["learning"] > once["learning"]
     assert predicted(tmp_path, tokenizer, MANY._replace(prompt=64)).phases["sampling"] > once["sampling"]
-    assert predicted(tmp_path, tokenizer, MANY._replace(prompts=1)).phases["learning"] < once["learning"]
+    assert predicted(tmp_path, tokenizer, MANY._replace(prompts=1, shared=True)).phases["learning"] < once["learning"]
     # With gradients of an earlier micro-batch there is more to hold, at most these.
     again = predicted(tmp_path, tokenizer, MANY._replace(passes=2)).phases["learning"]
     assert 0 < again - once["learning"] <= 4 * WEIGHTS
@@ -94,11 +94,19 @@ def test_more_to_hold_is_more_memory(tmp_path: Path, tokenizer: PreTrainedTokeni
     assert checkpointed["learning"] < once["learning"]
 
 
+def test_an_architecture_without_a_preallocated_cache(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    sizes = {"hidden_size": 32, "n_layer": 2, "n_head": 4}
+    BloomForCausalLM(BloomConfig(vocab_size=258, **sizes)).save_pretrained(tmp_path / "bloom")
+    sampling = predicted(tmp_path, tokenizer, model__path=str(tmp_path / "bloom")).phases["sampling"]
+    # At least the keys and values of the 8 sequences: 2 layers × 2 × 32 numbers × 4 bytes a token.
+    assert sampling >= 8 * (16 + 8 - 1) * 2 * 2 * 32 * 4
+
+
 def test_the_largest_rollouts_of_a_run(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     run = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=4)
     largest = largest_rollouts(run, load_prompts(run.data, tokenizer))
     # "Some third prompt" is the longest of the four; a micro-batch of 4 in order is one prompt.
-    assert largest == Rollouts(8, 2, 4, 1, prompt=17, response=8, passes=2, single_pass=False)
+    assert largest == Rollouts(8, 2, 4, 1, shared=True, prompt=17, response=8, passes=2, single_pass=False)
     shuffled = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__mini_batches=2)
     assert largest_rollouts(shuffled, load_prompts(run.data, tokenizer)).prompts == 2
     alone = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4)

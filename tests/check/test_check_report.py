@@ -34,7 +34,7 @@ def test_what_a_model_writes_commands_no_terminal() -> None:
     report = Report("recipe.toml", "ppo", first=first, suggestion=Suggestion(0.1, 6.0, 0.1, 0.2, 0.5, 1.0))
     out = io.StringIO()
     show(Console(file=out), report)
-    assert "p\ufffd[31m" in out.getvalue() and "r\ufffd31m\ufffd" in out.getvalue()
+    assert "p␛[31m" in out.getvalue() and "r⟨U+009B⟩31m␇" in out.getvalue()
 
 
 def test_where_nothing_was_looked_at_nothing_is_said_to_be_right() -> None:

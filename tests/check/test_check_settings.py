@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from check_helpers import found, run_of
 
+from dressage.check.finding import Finding
 from dressage.check.settings import check_settings, highest_rate
+from dressage.command_line import command_line
+from dressage.record import write_run
 
 LARGE = 1_000_000_000
 
@@ -58,8 +61,20 @@ def test_reinforcement_learning_of_a_large_model_takes_smaller_steps(tmp_path: P
 
 
 def test_a_run_in_a_folder_that_is_there(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    assert found(check_settings(run_of("ppo", tmp_path), 200_000, True)) == {"run-folder": "error"}
+    run = tmp_path / "run"
+    run.mkdir()
+    assert folder_fixes(tmp_path) == []  # an empty folder is free
+    (run / "thesis.tex").touch()
+    assert folder_fixes(tmp_path) == ["--run another folder"]
+    write_run(run, {"algorithm": "dpo", "config": {}, "inputs": [], "processes": 1})
+    way = command_line("dpo", "--resume", run)
+    assert folder_fixes(tmp_path) == [f"--run another folder, or continue that run with: {way}"]
+
+
+def folder_fixes(folder: Path) -> list[str]:
+    results = [r for r in check_settings(run_of("ppo", folder), 200_000, True) if isinstance(r, Finding)]
+    assert {(result.check, result.severity) for result in results} <= {("run-folder", "error")}
+    return [result.fix for result in results]
 
 
 def test_highest_rate_is_that_of_the_paper() -> None:

@@ -3,15 +3,19 @@
 import errno
 import multiprocessing
 import os
+import select
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["dressage.cli", "dressage.train.run", "dressage.sampling.generate"])
+SECONDS = 300
+"""After which a command does not end any more."""
 
 
 class Done(NamedTuple):
@@ -24,7 +28,7 @@ class Done(NamedTuple):
 
 def start(folder: Path, *arguments: str, **fate: int) -> multiprocessing.process.BaseProcess:
     """Start `dressage ARGUMENTS` in `folder`; `fate` as in `_watch_disk`."""
-    process = _FORKS.Process(target=_command, args=(folder, list(arguments), fate))
+    process = _FORKS.Process(target=_command, args=(folder, list(arguments), fate), name=" ".join(arguments))
     process.start()
     return process
 
@@ -32,14 +36,44 @@ def start(folder: Path, *arguments: str, **fate: int) -> multiprocessing.process
 def dressage(folder: Path, *arguments: str, **fate: int) -> Done:
     """Run `dressage ARGUMENTS` in `folder`."""
     process = start(folder, *arguments, **fate)
-    process.join(300)
-    assert process.exitcode is not None, f"{arguments} does not end"
+    end(process)
     return Done(process.exitcode, (folder / ".out").read_text(), (folder / ".err").read_text())
 
 
-def _command(folder: Path, arguments: list[str], fate: dict[str, int]) -> None:
+def end(process: multiprocessing.process.BaseProcess) -> None:
+    """Wait until a command ends, which it must."""
+    process.join(SECONDS)
+    if process.exitcode is None:
+        process.kill()
+        raise AssertionError(f"{process.name} does not end")
+
+
+def in_terminal(folder: Path, *arguments: str, typed: str = "") -> str:
+    """What `dressage ARGUMENTS` writes to a real terminal that knows no colours, where `typed` is typed."""
+    ours, theirs = os.openpty()
+    process = _FORKS.Process(target=_command, args=(folder, list(arguments), {}, os.ttyname(theirs)))
+    process.start()
+    os.write(ours, typed.encode())
+    written, deadline = b"", time.monotonic() + SECONDS
+    while (ready := select.select([ours], [], [], 0.1)[0]) or process.is_alive():
+        written += os.read(ours, 1 << 16) if ready else b""
+        if time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(f"{arguments} does not end: {written!r}")
+    process.join()
+    os.close(ours)
+    os.close(theirs)
+    return written.decode().replace("\r\n", "\n")
+
+
+def _command(folder: Path, arguments: list[str], fate: dict[str, int], terminal: str | None = None) -> None:
     os.chdir(folder)
-    for number, name in ((1, ".out"), (2, ".err")):
+    if terminal is not None:
+        os.environ["TERM"] = "dumb"
+        for number in (0, 1, 2):
+            os.dup2(os.open(terminal, os.O_RDWR), number)
+        sys.stdin = os.fdopen(0)  # multiprocessing had closed it
+    for number, name in ((1, ".out"), (2, ".err")) if terminal is None else ():
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     import torch
 

@@ -39,7 +39,7 @@ def test_a_run_says_where_everything_is_and_nothing_on_stderr(tmp_path: Path) ->
     done = dressage(fresh(tmp_path / "here"), "ppo", "recipe.toml")
     assert done.code == 0 and done.err == ""
     steps = [line for line in done.out.splitlines() if line.startswith("step ")]
-    assert [line.split()[1] for line in steps] == ["1/2", "2/2"]
+    assert [line.split()[1] for line in steps] == ["0", "1"]
     for shown in ("reward", "KL", "tokens/s", "run      run", "model    run/model", "dressage show run"):
         assert shown in done.out
 
@@ -171,9 +171,9 @@ def test_an_adapter_generates_otherwise_than_its_base(folder: Path) -> None:
     assert base != adapter
 
 
-@pytest.mark.parametrize(("command", "kind"), [("ppo", PPORun), ("generate", GenerateSettings), ("demo", PPORun)])
+@pytest.mark.parametrize(("command", "kind"), [("ppo", PPORun), ("generate", GenerateSettings)])
 def test_help_lists_every_setting_with_its_default(tmp_path: Path, command: str, kind: type) -> None:
-    done = dressage(fresh(tmp_path / "here"), command, "--help")
+    done = dressage(fresh(tmp_path / "here"), command, "--help", "all")
     assert done.code == 0 and done.err == ""
     lines = {line.split()[0]: " ".join(line.split()) for line in done.out.splitlines() if line.startswith("--")}
     settings = list(describe(kind))
@@ -209,3 +209,19 @@ print({"torch", "transformers"} & set(sys.modules))
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "set()", done.stderr
     assert (folder / "back" / "run.json").exists()
+
+
+def test_a_recipe_works_from_any_folder_and_its_run_is_resumed_from_any_other(tmp_path: Path) -> None:
+    here = fresh(tmp_path / "project")
+    (here / "mine.py").write_text(
+        "def short(prompts, responses, **_):\n    return [-float(len(r)) for r in responses]\n"
+    )
+    (here / "recipe.toml").write_text(RECIPE.replace('use = "lowercase"', 'use = "mine.py:short"'))
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    done = dressage(tmp_path / "first", "ppo", "../project/recipe.toml")
+    assert done.code == 0, done.err
+    (tmp_path / "first" / "run" / "model").rename(tmp_path / "model")
+    done = dressage(tmp_path / "second", "ppo", "--resume", "../first/run")
+    assert done.code == 0, done.err
+    assert (tmp_path / "first" / "run" / "model").is_dir()

@@ -47,7 +47,7 @@ def test_the_worked_example_trains_resumes_and_explains_itself(blocks: list[str]
     rewards = open_run(run).steps()["reward/mean"].to_pylist()
     assert sum(rewards[-5:]) / 5 > 2 * sum(rewards[:5]) / 5
     assert "is complete" in dressage("reinforce", "--resume", str(run))
-    assert "--reinforce.entropy_coef" in dressage("reinforce", "--help")
+    assert "--reinforce.entropy_coef" in dressage("reinforce", "--help", "reinforce")
 
 
 def test_the_worked_example_is_in_the_style_of_the_house(blocks: list[str], tmp_path: Path) -> None:

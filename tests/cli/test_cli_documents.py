@@ -96,5 +96,5 @@ def test_every_algorithm_has_a_tiny_recipe_which_runs_from_the_repository(name: 
     flags = ["--steps", "2", "--batch_size", "8", "--run", "run", "--model.device", "cpu"]
     done: Done = dressage(here, name, f"recipes/tiny-{name}.toml", *flags)
     assert done.code == 0, done.err
-    assert done.out.splitlines()[-1].startswith("learned  ")
+    assert done.out.splitlines()[-1].startswith("result   ")
     assert open_run(here / "run").steps().num_rows >= 2

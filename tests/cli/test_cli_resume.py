@@ -1,6 +1,7 @@
 """A run that is killed, again and again, at any moment, becomes the run that was not."""
 
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import dressage, start, write_recipe
+from cli_helpers import dressage, end, start, write_recipe
 
 from dressage import open as open_run
 
@@ -119,10 +120,9 @@ def test_the_run_without_a_kill_has_every_rollout_once(whole: Whole) -> None:
 
 
 def again(folder: Path) -> tuple[str, ...]:
-    """What a person types after a kill: go on, or start anew where nothing was begun."""
+    """What a person types after a kill: go on, or start where nothing was begun."""
     if (folder / "run" / "run.json").exists():
         return ("ppo", "--resume", "run")
-    shutil.rmtree(folder / "run", ignore_errors=True)
     return ("ppo", "recipe.toml")
 
 
@@ -161,12 +161,30 @@ def test_killed_between_two_disk_operations(whole: Whole, tmp_path: Path, fracti
     finish(folder, whole)
 
 
+def test_killed_at_each_of_the_first_moments_it_gets_on(tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    write_recipe(
+        folder, RECIPE.replace('use = "rewards.py:noisy"', 'use = "lowercase"').replace("steps = 6", "steps = 1")
+    )
+    begun = []
+    for operation in range(1, 10):  # run.json, the vocabulary, the attempt, and the first rollouts
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        command = ["ppo", "recipe.toml", "--resume", "run"]  # a scheduler runs the same command again
+        assert dressage(folder, *command, die_at=operation).code == -signal.SIGKILL
+        begun.append((folder / "run" / "run.json").exists())
+        done = dressage(folder, *command)
+        assert done.code == 0, (operation, done.err)
+        assert open_run(folder / "run").rows(["step"])["step"].to_pylist() == [0] * 4
+    assert set(begun) == {False, True}
+
+
 def test_killed_while_a_checkpoint_is_being_written(whole: Whole, tmp_path: Path) -> None:
     caught = 0
     for operation in range(1, whole.operations):
         folder = prepare(tmp_path / f"at {operation}")
         process = start(folder, "ppo", "recipe.toml", die_at=operation + whole.operations // 3)
-        process.join(300)
+        end(process)
         unfinished = list((folder / "run" / "checkpoints").glob(".step-*"))
         if unfinished:
             check_killed(folder)
@@ -178,14 +196,16 @@ def test_killed_while_a_checkpoint_is_being_written(whole: Whole, tmp_path: Path
     pytest.fail("no kill met a checkpoint")
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.02, 0.1, 0.37, 0.45])
+@pytest.mark.parametrize(("fraction", "begun"), [(0.0, False), (0.02, False), (0.1, False), (0.37, True), (0.45, True)])
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
-    whole: Whole, tmp_path: Path, fraction: float
+    whole: Whole, tmp_path: Path, fraction: float, begun: bool
 ) -> None:
     folder = prepare(tmp_path / "here")
     done = dressage(folder, "ppo", "recipe.toml", full_at=1 + int(fraction * whole.operations))
     assert done.code == 2 and done.err.startswith("dressage: the disk is full") and len(done.err.splitlines()) == 1
-    assert "--resume" in done.err
+    way = re.findall(r"; continue with: \S*dressage (.*)\n", done.err)
+    # Of a run that fails in its first step nothing is left: the same command starts it.
+    assert way == (["ppo --resume run"] if begun else []) and (folder / "run").exists() == begun
     check_killed(folder)
     finish(folder, whole)
 
@@ -210,11 +230,11 @@ def test_a_real_command_killed_from_outside(whole: Whole, tmp_path: Path) -> Non
     while len(list(record.glob("rows-*"))) < 4 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     check_killed(folder)
     done = subprocess.run([*command, "ppo", "--resume", "run"], cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "step 3/6" in done.stdout and "step 1/6" not in done.stdout  # from the checkpoint, not from the beginning
+    assert "step 2 " in done.stdout and "step 0 " not in done.stdout  # from the checkpoint, not from the beginning
     assert result(folder / "run") == whole.result
 
 
@@ -223,5 +243,5 @@ def test_a_finished_run_says_so_and_stays_as_it_is(whole: Whole, tmp_path: Path)
     shutil.copytree(whole.folder, folder)
     done = dressage(folder, "ppo", "--resume", "run")
     assert done.code == 0, done.err
-    assert "complete" in done.out and "step 1/" not in done.out
+    assert "complete" in done.out and "step 0 " not in done.out
     assert result(folder / "run") == whole.result

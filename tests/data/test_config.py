@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
 from dressage.algorithms.ppo import PPORun
-from dressage.config import Settings, check, describe, load
+from dressage.config import Settings, SettingsError, check, describe, load
 from dressage.errors import UserError
 
 
@@ -211,7 +211,7 @@ def test_more_mistakes_are_two_lines():
         (None, "there is no such recipe"),
         (b"steps = ", "is not valid TOML"),
         (b"steps = 3\nsteps = 4", "is not valid TOML"),
-        (b"text = '\xff'", "is not valid TOML"),
+        (b"text = '\xff'", "is not UTF-8 (byte 9): save it as UTF-8"),
         (b"stepz = 3", "unknown setting 'stepz'; did you mean 'steps'?"),
         (b"[group]\ncoef = -1", "group.coef: input should be greater than or equal to 0, and not -1"),
     ],
@@ -247,7 +247,9 @@ def test_defaults_are_checked_like_everything_else():
     class Impossible(Settings):
         steps: int = Field(0, ge=1)
 
-    with pytest.raises(ValidationError):
+    with pytest.raises(
+        SettingsError, match=r"^Impossible: steps: input should be greater than or equal to 1, and not 0"
+    ):
         Impossible()
 
 

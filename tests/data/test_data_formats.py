@@ -262,7 +262,12 @@ def test_columns_of_other_names(tmp_path):
         (Demonstration, [{"messages": None}], {}, "line 1: 'messages' holds null where a list such as [{\"role\""),
         (Demonstration, [{"messages": [{"role": "user", "content": None}]}], {}, '{"role": "user", "content": null}'),
         (Demonstration, [{"prompt": "a"}], {}, "line 1: the columns prompt fit no format of demonstrations (text, or "),
-        (Pair, [{"a": 1}], {}, "columns a fit no format of pairs (chosen + rejected, or input + output); say which"),
+        (
+            Pair,
+            [{"a": 1}],
+            {},
+            "columns a fit no format of pairs (chosen + rejected, or positive + negative, or input + output); say",
+        ),
         (Prompt, [{}], {}, "line 1: the columns (none) fit no format of prompts (prompt, or input + output)"),
         (Pair, [{"prompt": "a"}], {"format": "prompt"}, "line 1: prompt gives prompts, and pairs are needed"),
         (
@@ -325,4 +330,4 @@ def fits(row: Mapping, kind: type) -> bool:
 
 def test_every_format_is_in_the_docs():
     assert [name for name in FORMATS if f"`{name}`" not in DOCS] == []
-    assert len(EXAMPLES) == 14
+    assert len(EXAMPLES) == 15

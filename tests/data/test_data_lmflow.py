@@ -191,3 +191,31 @@ def test_what_cannot_be_used_is_named(tmp_path, type_, instance, kind, part):
 def test_no_instances_are_no_rows(tmp_path):
     with pytest.raises(UserError, match="there are no prompts in it"):
         read(tmp_path, Prompt, "text_only")
+
+
+ASKED = "###Human: Are space heaters safe?###Assistant: What do you mean?###Human: Can they start a fire?###Assistant:"
+
+
+def test_a_reward_model_file_names_no_type(tmp_path):
+    answers = " That depends on the heater.", " That is silly."
+    rows = [
+        {"positive": ASKED + answers[0], "negative": ASKED + answers[1]},
+        {"positive": "The sky is blue.", "negative": "The sky is green."},
+    ]
+    file = tmp_path / "hh_rlhf_rm_training.json"
+    file.write_text(json.dumps({"instances": rows}, indent=1), encoding="utf-8")
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    for path in (file, lines):
+        assert load(DataSettings(path=str(path)), Pair).train == [
+            Pair(ASKED, *answers),
+            Pair("The sky is", " blue.", " green."),
+        ]
+        assert load(DataSettings(path=str(path)), Prompt).train == [Prompt(ASKED), Prompt("The sky is")]
+        assert load(DataSettings(path=str(path)), Demonstration).train[0] == Demonstration(ASKED, answers[0])
+
+
+def test_instances_without_a_type_are_recognised_by_their_columns(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"instances": [{"input": "a", "output": "b"}]}), encoding="utf-8")
+    assert load(DataSettings(path=str(file)), Demonstration).train == [Demonstration("a", "b")]

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from text_helpers import CHATML, LLAMA2, NO_SIGNS, byte_pairs, word_pieces
 
-from dressage.data.show import ShowSettings, encode_row, show_data, token_text, visible
+from dressage.data.show import ShowSettings, encode_row, seen, show_data, token_text
 from dressage.data.types import Demonstration, Pair, Prompt, Turn
 from dressage.data.view import AnyDataSettings, recognised
 from dressage.errors import UserError
@@ -100,11 +100,17 @@ def test_any_row_can_be_shown_as_any_kind(tmp_path):
         (
             # An end token in the prompt ends nothing.
             Demonstration("the</s>", " old bridge"),
-            {"max_length": 3},
+            {"max_length": 3, "special_tokens": "control"},
             [
+                "</s> in the data is read as a control token",
                 "longer than data.max_length = 3 tokens, and cut there",
                 "prompt and response: the end token </s> is not learned, so the model will not learn to stop",
             ],
+        ),
+        (
+            Demonstration("the</s>", " old bridge<|im_end|>"),
+            {},
+            ['</s> in the data is read as text; data.special_tokens = "control" makes a control token of it'],
         ),
         (
             Demonstration("the old bridge is", " it"),
@@ -158,7 +164,7 @@ def test_columns_are_named_before_the_format_is_recognised(tmp_path):
 
 
 def test_characters_that_cannot_be_seen_have_signs():
-    assert visible("a b\n\t\x1b\x00\u00a0\u202e") == "a b↵␉␛␀⟨U+00A0⟩⟨U+202E⟩"
+    assert seen("a b\n\t\x1b\x00\u00a0\u202e") == "a b↵␉␛␀⟨U+00A0⟩⟨RLO⟩"
 
 
 @pytest.mark.parametrize("tokenizer", [byte_pairs(), word_pieces()], ids=["bpe", "▁"])

@@ -54,7 +54,7 @@ def test_a_text_is_learned_after_its_prompt_and_ends():
     # Without a prompt the first token has nothing to be predicted from.
     assert one(Demonstration("", "aaa"), tokenizer) == Tokens((a,) * 3 + (0,), (False,) + (True,) * 3)
     # An end token that is there already is not written twice.
-    assert one(Demonstration("aa", "a<|endoftext|>"), tokenizer).ids == (a, a, a, 0)
+    assert one(Demonstration("aa", "a<|endoftext|>"), tokenizer, special_tokens="control").ids == (a, a, a, 0)
 
 
 def test_a_tokenizer_without_an_end_token_ends_nothing():
@@ -188,9 +188,9 @@ def test_two_bos_tokens_are_refused():
         UserError, match=r"^x\.jsonl: row 2: the text begins with two BOS tokens \(<s>\); the tokenizer"
     ):
         rows = [Demonstration("the", " old"), Demonstration("<s>the", " old")]
-        list(tokenize_demonstrations(rows, tokenizer, TextSettings(path="x.jsonl")))
+        list(tokenize_demonstrations(rows, tokenizer, TextSettings(path="x.jsonl", special_tokens="control")))
     # Without a tokenizer that adds one, the one in the text is the only one.
-    assert one(Demonstration("<s>the", " old")).ids.count(0) == 1
+    assert one(Demonstration("<s>the", " old"), special_tokens="control").ids.count(0) == 1
     with pytest.raises(
         UserError, match=r"row 1: the text begins with two BOS tokens .* chat template or the first turn"
     ):

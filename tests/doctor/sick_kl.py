@@ -28,6 +28,16 @@ def explosion(made):
     made.tokens["ref_logprob"] = made.tokens["ref_logprob"] - np.where(made.mask, grown, 0)
 
 
+def other_estimator(name):
+    def change(made):
+        made.info["config"]["kl"]["estimator"] = name
+
+    return change
+
+
+case("estimator-misplaced")(other_estimator("k3"))
+
+
 @case("kl-flat")
 def flat(made):
     made.tokens["ref_logprob"] = made.tokens["logprob"].copy()

@@ -34,12 +34,27 @@ from dressage.doctor.rules import (
     reward,
     sampling,
     system,
+    token_rewards,
     update,
     value,
 )
 from dressage.doctor.words import LANGUAGES, language, number
 
-MODULES = (diversity, invariants, kl, length, mismatch, noise, pattern, reward, sampling, system, update, value)
+MODULES = (
+    diversity,
+    invariants,
+    kl,
+    length,
+    mismatch,
+    noise,
+    pattern,
+    reward,
+    sampling,
+    system,
+    token_rewards,
+    update,
+    value,
+)
 TRANSLATED = [name for name in LANGUAGES if name != "en"]
 TEXTS = ("title", "cause", "healthy", "fix")
 BY_NAME = [pytest.param(rule, id=rule.name) for rule in RULES]

@@ -70,9 +70,13 @@ def mine(data):
 @pytest.mark.parametrize(
     ("body", "cause", "said"),
     [
-        ("raise ValueError('a mistake')", "", r"mine stops with ValueError: a mistake \(.*rules\.py, line 5\)"),
-        ("return {}['nothing']", "", r"mine stops with KeyError: 'nothing' \(.*rules\.py, line 5\)"),
-        ("import json; json.loads('')", "", r"mine stops with JSONDecodeError.*rules\.py, line 5\)"),
+        ("raise ValueError('a mistake')", "", r"mine raised ValueError: a mistake \(.*rules\.py, line 5\)"),
+        ("return {}['nothing']", "", r"mine raised KeyError: 'nothing' \(.*rules\.py, line 5\)"),
+        ("import json; json.loads('')", "", r"mine raised JSONDecodeError.*rules\.py, line 5\)"),
+        ("import sys; sys.exit()", "", r"mine raised SystemExit(: 0)? \(.*rules\.py, line 5\)"),
+        ("data.rows['reward'][:] = 0", "", r"mine raised ValueError: .*read-only \(.*rules\.py, line 5\)"),
+        ("data.sample['logprob'][0] = 0", "", r"mine raised ValueError: .*read-only \(.*rules\.py, line 5\)"),
+        ("data.rows.step.sort()", "", r"mine raised ValueError: .*read-only \(.*rules\.py, line 5\)"),
         ("return 0.5", "", "mine returns 0.5; it must return a Reading"),
         ("return Reading(1.0, sick=True)", " of {all}", "mine: .*placeholder.*'all'"),
         ("return Reading(1.0, sick=True)", " {of", "mine: .*placeholder"),
@@ -84,6 +88,14 @@ def test_a_mistake_in_a_rule_is_a_line_that_names_its_place(body, cause, said, t
     data = RunData(dressage.open(healthy(steps=2, batch=4).write(tmp_path / "run")))
     with pytest.raises(UserError, match=said):
         diagnose(data, rules_in(file))
+
+
+def test_a_rule_that_changes_the_settings_does_so_for_itself(tmp_path):
+    data = RunData(dressage.open(healthy(steps=2, batch=4).write(tmp_path / "run")))
+    before = data.setting("config.kl.coef")
+    data.info["config"]["kl"]["coef"] = 99
+    data.setting("config.kl")["coef"] = 98
+    assert data.setting("config.kl.coef") == before != 99
 
 
 def test_the_words_of_a_rule_are_needed_where_it_finds_something(tmp_path):
@@ -108,7 +120,10 @@ def test_what_a_rule_needs_and_how_grave_it_is_have_known_names(change, said, tm
         rules_in(file)
 
 
-@pytest.mark.parametrize(("value", "said"), [("nowhere:rule", "nowhere.*cannot be loaded"), ("json:loads", "is none")])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("nowhere:rule", "loading the rule nowhere:rule raised ModuleNotFoundError"), ("json:loads", "is none")],
+)
 def test_a_package_whose_rule_is_none_is_one_line(value, said, monkeypatch):
     entry = EntryPoint("theirs", value, "dressage.rules")
     monkeypatch.setattr("dressage.doctor.own.entry_points", lambda group: [entry])

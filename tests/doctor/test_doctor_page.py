@@ -29,7 +29,7 @@ from dressage.record import write_vocabulary
 DOCTOR = Path(dressage.doctor.__file__).parent
 BY_NAME = {rule.name: rule for rule in RULES}
 HOSTILE = '</style><script>alert("x")</script><img src=//x.com onerror=x> &amp; \u202eturned\x07'
-VISIBLE = HOSTILE.replace("\u202e", "\ufffd").replace("\x07", "\ufffd")
+VISIBLE = HOSTILE.replace("\u202e", "⟨RLO⟩").replace("\x07", "␇")
 
 
 class Parsed(HTMLParser):
@@ -273,7 +273,7 @@ def test_evidence_is_linked_into_the_board_where_its_address_is_known(tmp_path):
         assert [a["href"] for a, _ in found.named("a")] == ([] if start is None else [start + one for one in views])
 
 
-@pytest.mark.parametrize("place", ["nowhere/page.html", "."])
+@pytest.mark.parametrize("place", ["run/run.json/page.html", "."])
 def test_a_page_that_cannot_be_written_is_one_line(place, tmp_path):
     data_of(sick(), tmp_path / "run")
     done = CliRunner().invoke(doctor_app, [str(tmp_path / "run"), "--html", str(tmp_path / place)])

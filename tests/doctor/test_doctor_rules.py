@@ -36,7 +36,7 @@ def test_nothing_is_wrong_with_a_healthy_run(algorithm, tmp_path):
 
 
 def test_every_row_of_the_knowledge_base_has_one_rule():
-    assert sorted(rule.row for rule in RULES) == list(range(1, 71))
+    assert sorted(rule.row for rule in RULES) == list(range(1, 72))
     assert {name for rule in RULES for name in rule.explains} <= set(BY_NAME)
     assert [rule.name for rule in RULES if len(set(rule.explains)) < len(rule.explains)] == []
 
@@ -166,3 +166,11 @@ def test_prompts_that_are_drawn_twice_by_chance_are_no_groups(tmp_path):
     data = made.data(tmp_path / "chance")
     assert BY_NAME["zero-variance-groups"].statistic(data) is None
     assert BY_NAME["prompts-exhausted"].statistic(data) is None
+
+
+def test_a_reference_that_is_meant_to_be_another_model_differs_from_the_start(tmp_path):
+    made = healthy()
+    made.tokens["ref_logprob"][0] -= np.where(made.mask[0], 0.5, 0)
+    assert reading(BY_NAME["kl-at-start"], made, tmp_path / "copy").sick
+    made.info["config"]["reference"] = {"kind": "auto", "path": "another"}
+    assert BY_NAME["kl-at-start"].statistic(made.data(tmp_path / "other")) is None

@@ -54,8 +54,8 @@ def test_lines_are_read_once_they_have_their_end_and_new_files_too(tmp_path):
             process.send_signal(signal.SIGINT)
             out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
-    assert "3 rollouts of rl-logging-board read" in out and "1 broken records" in out
-    assert "what 1 files end with was not read" in out
+    assert "3 rollouts of rl-logging-board read" in out and "1 broken record, kept" in out
+    assert "the end of 1 file was not read" in out
     table = open_run(run).rows(["step", "sample", "rank", "prompt"]).to_pylist()
     assert [tuple(row.values()) for row in table] == [(0, 0, 0, "p"), (0, 1, 1, "other"), (1, 0, 0, "late")]
     assert json.loads((run / "rejected.jsonl").read_text())["text"] == "broken"
@@ -165,3 +165,53 @@ def test_mistakes_on_the_command_line_are_one_line(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
         assert done.returncode == 2
         assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def episode(number: int, step: int) -> bytes:
+    nodes = [
+        {"message": {"role": "user", "content": "p"}, "token_ids": [1], "mask": [False], "parent": None},
+        {"message": {"role": "assistant", "content": "r"}, "token_ids": [2, 3], "mask": [True, True], "sampled": True,
+         "parent": 0},
+    ]  # fmt: skip
+    trace = {"id": f"t{number}", "nodes": nodes, "rewards": {"f": float(number)}, "info": {"arrival": {"step": step}}}
+    return json.dumps({"run": {"work": {"type": "train", "step": step}}, "traces": [trace]}).encode() + b"\n"
+
+
+def test_a_stream_of_prime_rl_is_followed_while_it_is_annotated_and_compressed(tmp_path):
+    traces = tmp_path / "in" / "monitors" / "file" / "traces"
+    for part in ("stream", "annotations/orch"):
+        (traces / part).mkdir(parents=True)
+    first, second = traces / "stream" / "00000.jsonl", traces / "stream" / "00001.jsonl"
+    first.write_bytes(episode(0, 0) + episode(1, 0))
+    ended = Thread(target=lambda: follow_run(tmp_path / "in", tmp_path / "run", until_idle=6))
+    ended.start()
+    time.sleep(1.5)
+    # Nobody knows yet what of it is trained on; that comes before the episodes of two steps later.
+    assert open_run(tmp_path / "run").rows(["step"]).num_rows == 0
+    update = {"trace_id": "t0", "info": {"effective": True}, "branches": [{"index": 0, "advantages": [0, 0.5, 0.25]}]}
+    (traces / "annotations" / "orch" / "00000.jsonl").write_text(json.dumps(update) + "\n")
+    with first.open("ab") as file:
+        file.write(episode(2, 1))  # read, or not, before the file is compressed
+    content = first.read_bytes() + episode(3, 1)
+    (traces / "stream" / "00000.jsonl.zst").write_bytes(pa.compress(content, "zstd", asbytes=True))
+    first.unlink()
+    second.write_bytes(episode(4, 2))
+    wait_for(tmp_path / "run", 2)
+    assert open_run(tmp_path / "run").rows(["reward"])["reward"].to_pylist() == [0.0, 1.0]
+    ended.join(60)
+    run = open_run(tmp_path / "run")
+    assert run.rows(["step", "reward"]).to_pylist() == [
+        {"step": step, "reward": float(number)} for number, step in enumerate([0, 0, 1, 1, 2])
+    ]
+    assert run.rollout(0, 0)[1]["advantage"].to_pylist() == [0.5, 0.25]
+    assert run.rollout(0, 1)[1]["advantage"].null_count == 2
+
+
+def test_a_file_that_cannot_be_read_yet_is_told_once_at_the_end(tmp_path):
+    for part in ("stream", "annotations/orch"):
+        (tmp_path / "in" / part).mkdir(parents=True)
+        (tmp_path / "in" / part / "00001.jsonl.zst").write_bytes(b"no frame")
+    (tmp_path / "in" / "stream" / "00000.jsonl").write_bytes(episode(0, 0))
+    report = follow_run(tmp_path / "in", tmp_path / "run", until_idle=2)
+    assert (report.rollouts, report.rejected) == (1, 2)
+    assert [("stream" in quote, "cannot be read" in quote) for quote in report.quotes] == [(True, True), (False, True)]

@@ -7,20 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from import_helpers import lines, rows
 
 import dressage
 from dressage.errors import UserError
+from dressage.exporters.rl_logging_board import export
 from dressage.importers import FORMATS, import_run
-
-
-def lines(path: Path, *records: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-
-
-def rows(run: Path, *columns: str) -> list[tuple]:
-    table = dressage.open(run).rows(list(columns))
-    return [tuple(row.values()) for row in table.to_pylist(maps_as_pydicts="strict")]
 
 
 def test_verl(tmp_path):
@@ -113,67 +105,28 @@ def test_what_is_wrong_with_a_line_of_nemo_rl_is_said(tmp_path, change, message)
     assert message in report.quotes[0]
 
 
-def prime_node(role: str, text: str, ids: list[int], sampled: bool, parent: int | None, **more: Any) -> dict:
-    mask = [sampled and i > 0 for i in range(len(ids))]  # an assistant's first token is the template's
-    node = {"message": {"role": role, "content": text}, "token_ids": ids, "mask": mask, "sampled": sampled}
-    return node | {"parent": parent, "logprobs": [-0.5] * sum(mask)} | more
+@pytest.mark.parametrize("step", ["5", "5.0", 5.0, 5])
+def test_a_step_may_be_a_text_or_a_float(tmp_path, step):
+    columns = {"prompt": ["a"], "completion": ["b"], "f": [1.0], "advantage": [0.5]}
+    completions(tmp_path / "trl" / "completions_5.parquet", step=[step], **columns)
+    lines(tmp_path / "verl" / "5.jsonl", {"input": "a", "output": "b", "score": 1.0, "step": step})
+    record = {"prompt": "a", "response": "b", "reward": 1.0, "step": step}
+    lines(tmp_path / "plain" / "5.jsonl", record | {"token_id": [1]})
+    lines(tmp_path / "rl-logging-board" / "5.jsonl", record)
+    for format in ("trl", "verl", "plain", "rl-logging-board"):
+        assert import_run(tmp_path / format, tmp_path / f"run {format}").rejected == 0
+        assert rows(tmp_path / f"run {format}", "step") == [(5,)]
+    # What goes back to this format is the value that came.
+    export(tmp_path / "run rl-logging-board", tmp_path / "back")
+    (file,) = (tmp_path / "back").glob("*.jsonl")
+    assert json.loads(file.read_text())["step"] == step
 
 
-def prime_episode(**changes: Any) -> dict[str, Any]:
-    """One trace of two paths: the second answer was tried twice."""
-    nodes = [
-        prime_node("user", "Q", [1, 2], False, None),
-        prime_node("assistant", "A", [3, 4], True, 0, advantages=[1.5], reference_logprobs=[-0.25]),
-        prime_node("tool", "T", [5], False, 1),
-        prime_node("assistant", "B", [6, 7, 8], True, 2, advantages=[1.5, 1.5]),
-        prime_node("assistant", "C", [6, 9], True, 2),
-    ]
-    trace = {"id": "t", "nodes": nodes, "rewards": {"right": {"score": 1.0, "weight": 2.0}, "short": None}}
-    trace |= {"task": {"type": "T", "data": {}}, "calls": [{"node": 4, "finish_reason": "length"}], "ok": True}
-    run = {"type": "train", "id": "r", "work": {"type": "train", "step": 7}}
-    return {"id": "e", "env": {"id": "maths"}, "ok": True, "run": run, "traces": [trace]} | changes
-
-
-def test_prime_rl(tmp_path):
-    folder = tmp_path / "run_1" / "rollouts" / "step_7"
-    for part in ("all", "effective"):
-        lines(folder / "train" / part / "traces.jsonl", prime_episode())
-    lines(folder / "eval" / "all" / "traces.jsonl", prime_episode(run=None))
-    (tmp_path / "run_1" / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
-    report = import_run(tmp_path / "run_1", tmp_path / "run")
-    assert (report.format, report.files, report.rollouts, report.rejected) == ("prime-rl", 2, 4, 0)
-    found = rows(tmp_path / "run", "step", "split", "prompt", "response", "reward", "reward_parts", "finish_reason")
-    first, second = "[assistant]\nA\n\n[tool]\nT\n\n[assistant]\nB", "[assistant]\nA\n\n[tool]\nT\n\n[assistant]\nC"
-    wanted = [
-        (7, split, "[user]\nQ", r, 2.0, {"right": 1.0}, "length")
-        for split in ("eval", "train")
-        for r in (first, second)
-    ]
-    assert found == wanted
-    row, tokens = dressage.open(tmp_path / "run").rollout(7, 0)
-    # From the first sampled token on; the template's and the tool's are masked.
-    assert row["prompt_ids"] == [1, 2, 3]
-    assert tokens["token_id"].to_pylist() == [4, 5, 6, 7, 8]
-    assert tokens["mask"].to_pylist() == [True, False, False, True, True]
-    assert tokens["sampler_logprob"].to_pylist() == [-0.5, None, None, -0.5, -0.5]
-    assert tokens["ref_logprob"].to_pylist() == [-0.25, None, None, None, None]
-    assert tokens["advantage"].to_pylist() == [1.5, None, None, 1.5, 1.5]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"traces": [], "errors": [{"type": "Timeout"}]}, 'no traces; its errors: [{"type": "Timeout"}]'),
-        ({"traces": [{"nodes": [], "rewards": {"right": None}, "task": {}}]}, "the trace was not scored"),
-        ({"traces": [{"nodes": [{"parent": 0}], "rewards": {"r": 1}}]}, "a node's 'parent' is no earlier node"),
-        ({"run": {"work": {"type": "train", "step": -1}}}, "says which step"),
-    ],
-)
-def test_what_is_wrong_with_an_episode_is_said(tmp_path, changes, message):
-    lines(tmp_path / "traces.jsonl", prime_episode(**changes), prime_episode())
-    report = import_run(tmp_path, tmp_path / "run")
-    assert (report.rollouts, report.rejected) == (2, 1)
-    assert message in report.quotes[0]
+@pytest.mark.parametrize("step", ["", "-1", "1e3", "1.5", "٣", "99999999999", 1.5, None, True, [5]])
+def test_what_is_no_step_is_none(tmp_path, step):
+    good = {"input": "a", "output": "b", "score": 1.0, "step": 1}
+    lines(tmp_path / "5.jsonl", good, good | {"step": step})
+    assert import_run(tmp_path, tmp_path / "run").rejected == 1
 
 
 def completions(path: Path, **columns: list) -> None:
@@ -310,3 +263,12 @@ def test_maps_and_columns_with_a_name_twice_lose_nothing(tmp_path, recwarn):
     pq.write_table(twice, tmp_path / "b.parquet")
     with pytest.raises(UserError, match="two columns are called 'reward'"):
         import_run(tmp_path / "b.parquet", tmp_path / "other", "plain")
+
+
+@pytest.mark.parametrize("depth", [400, 600, 1100, 100_000])
+def test_deep_nesting_is_a_rejected_line_where_it_cannot_be_read(tmp_path, depth):
+    good = {"prompt": "p", "response": "r", "reward": 0.5, "step": 0}
+    deep = json.dumps(good)[:-1] + ', "more": ' + '{"a": ' * depth + '"x"' + "}" * (depth + 1)
+    (tmp_path / "in.jsonl").write_text(f"{deep}\n{json.dumps(good)}\n")
+    report = import_run(tmp_path / "in.jsonl", tmp_path / "run")
+    assert report.rollouts + report.rejected == 2 and report.rollouts == (2 if depth < 500 else 1)

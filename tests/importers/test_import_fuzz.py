@@ -1,7 +1,11 @@
 """Whatever is in a file: what is broken is counted, kept byte for byte, and stops nothing."""
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dressage
+from dressage.errors import UserError
 from dressage.importers import FORMATS, import_run
 from dressage.importers.reading import File
 from dressage.importers.rejected import restored
+from dressage.importers.rollout import Broken, parse
+from dressage.importers.sources import files_of
 
 TEXT = st.text(max_size=6) | st.sampled_from(
     ["\ud800", "\\\udfff", "\x00", "\u2028", "../../etc", "<script>", "\x1b[2J"]
@@ -208,7 +215,7 @@ def test_a_line_that_memory_cannot_hold_is_passed_over(tmp_path, monkeypatch):
         (2, len(good) + 1, 5000),
         (4, 2 * len(good) + 5003, 1000),
     ]
-    assert all("too long" in k["reason"] and "text" not in k for k in kept)
+    assert all("longer than" in k["reason"] and "text" not in k for k in kept)
 
 
 @pytest.mark.parametrize("name", list(FORMATS))
@@ -246,3 +253,123 @@ def test_names_in_a_source_become_no_paths(tmp_path):
         assert not [path for path in {*tmp_path.rglob("*")} - before if run not in (path, *path.parents)]
         before = set(tmp_path.rglob("*"))
     assert dressage.open(folder / "plain").rows(["split"])["split"].to_pylist() == [up, up]
+
+
+def plain_table(**columns: pa.Array) -> pa.Table:
+    return pa.table({"prompt": ["p"] * 3, "response": ["r"] * 3, "reward": [1.0, 2.0, 3.0], **columns})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([0, 2**62, 1], pa.timestamp("us")),
+        pa.array([0, 2**30, 1], pa.date32()),
+        pa.array([0, 2**62, 1], pa.duration("s")),
+        pa.array([{"at": 0}, {"at": -(2**62)}, None], pa.struct([("at", pa.timestamp("ms", "UTC"))])),
+    ],
+    ids=str,
+)
+def test_a_date_that_python_has_not_is_a_broken_row(tmp_path, values):
+    pq.write_table(plain_table(at=values), tmp_path / "in.parquet")
+    report = import_run(tmp_path / "in.parquet", tmp_path / "run", "plain")
+    assert (report.rollouts, report.rejected) == (2, 1)
+    (kept,) = map(json.loads, (tmp_path / "run" / "rejected.jsonl").read_text().splitlines())
+    assert kept["line"] == 2 and "holds what Python cannot" in kept["reason"]
+    assert dressage.open(tmp_path / "run").rows(["reward"])["reward"].to_pylist() == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("depth", [50, 300, 900])
+def test_deep_tables_stop_nothing(tmp_path, depth):
+    kind: pa.DataType = pa.int64()
+    value: Any = 1
+    for _ in range(depth):
+        kind, value = pa.list_(kind), [value]
+    pq.write_table(pa.table({"prompt": ["p"], "response": ["r"], "reward": [1.0]}), tmp_path / "a.parquet")
+    try:
+        deep = pa.array([value, None, None], kind)
+        pq.write_table(plain_table(deep=deep), tmp_path / "b.parquet")
+    except (RecursionError, pa.ArrowException, OSError):
+        return  # no such file can be written from here
+    report = import_run(tmp_path, tmp_path / "run", "plain")
+    assert report.rollouts >= 1 and report.rollouts + report.rejected in (2, 4)
+
+
+def test_a_deep_table_of_weights_and_biases_is_a_broken_file(tmp_path):
+    folder = tmp_path / "in" / "media" / "table"
+    folder.mkdir(parents=True)
+    deep = "[" * 100_000 + "]" * 100_000
+    (folder / "generated_samples_1.table.json").write_text(f'{{"columns": ["a"], "data": [[{deep}]]}}')
+    with pytest.raises(UserError, match="nested too deeply"):
+        import_run(folder / "generated_samples_1.table.json", tmp_path / "run", "openrlhf")
+
+
+@pytest.mark.parametrize(
+    "twice", [b'{"reward": 7, ', b'{"reward" :7,', b'{"rew\\u0061rd":7, ', b'{"more": {"a": 1, "b": [{"c":1,"c":2}]}, ']
+)
+def test_a_key_that_comes_twice_loses_nothing(tmp_path, twice):
+    good = {"prompt": 'as in {"a": 1, "b" : 2} or \\":', "response": "r", "reward": 1.0, "step": 0, "k\\": {"": [{}]}}
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(dump(good) + b"\n" + twice + dump(good)[1:] + b"\n" + dump(good | {"nan": float("nan")}) + b"\n")
+    report = import_run(path, tmp_path / "run", "rl-logging-board")
+    assert (report.rollouts, report.rejected) == (2, 1)
+    assert "comes twice" in report.quotes[0]
+
+
+def test_a_key_that_comes_twice_is_found_at_once_among_many():
+    keys = [f'"{number}":0' for number in range(40_000)]
+    began = time.process_time()
+    with pytest.raises(Broken, match="the key '39999' comes twice"):
+        parse(f"{{{','.join([*keys, keys[-1]])}}}".encode())
+    assert time.process_time() - began < 10  # comparing each with each would take a minute
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_keys_that_come_twice_are_found_and_no_others(data):
+    """Beside Python's own parser, which is asked for the pairs; texts that look like pairs are none."""
+    value = data.draw(JSON.filter(lambda value: isinstance(value, dict)))
+    like_pairs = data.draw(st.lists(st.sampled_from(['":', ":", "\\", '{"a": 1, "a": 2}', 'b\\\\":']), max_size=4))
+    text = dump(value | {"texts": like_pairs, **dict.fromkeys(like_pairs)})
+    if data.draw(st.booleans()):
+        text = b'{"texts" :1, ' + text[1:]
+
+    def pairs(found: list[tuple[str, Any]]) -> Any:
+        twice.extend(found) if len({key for key, _ in found}) < len(found) else None
+        return dict(found)
+
+    twice: list[Any] = []
+    json.loads(text, object_pairs_hook=pairs)
+    if twice:
+        with pytest.raises(Broken, match="comes twice"):
+            parse(text)
+    else:
+        parse(text)
+
+
+def test_names_of_files_that_are_no_text(tmp_path):
+    source = tmp_path / "in"
+    source.mkdir()
+    name = os.fsdecode(b"rank\xff\x1b[J.jsonl")
+    (source / name).write_bytes(dump(GOOD["rl-logging-board"]) + b"\nbroken\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "dressage", "import", os.fsencode(source), tmp_path / "run"], capture_output=True
+    )
+    assert done.returncode == 0 and b"\x1b" not in done.stdout + done.stderr, done.stderr.decode()
+    assert dressage.open(tmp_path / "run").info["ranks"] == {"0": "rank\\udcff\x1b[J.jsonl"}
+    (kept,) = map(json.loads, (tmp_path / "run" / "rejected.jsonl").read_text().splitlines())
+    assert os.fsencode(kept["file"]) == os.fsencode(source / name)
+    again = tmp_path / os.fsdecode(b"\xfe.jsonl")
+    again.write_bytes(dump(GOOD["verl"]) + b"\n")
+    assert import_run(again, tmp_path / "again").rollouts == 1
+    assert dressage.open(tmp_path / "again").info["source"].endswith("\\udcfe.jsonl")
+
+
+def test_more_files_than_there_can_be_processes(tmp_path):
+    (tmp_path / "0.jsonl").write_bytes(dump(GOOD["rl-logging-board"]) + b"\n")
+    for number in range(1, 2**15 + 1):
+        os.link(tmp_path / "0.jsonl", tmp_path / f"{number}.jsonl")
+    # A rank is 16 bits wide, and that many files are not one per process.
+    found = files_of(tmp_path, FORMATS["rl-logging-board"])
+    assert len(found) == 2**15 + 1 and {file.rank for file in found} == {None}
+    (tmp_path / "0.jsonl").unlink()
+    assert {file.rank for file in files_of(tmp_path, FORMATS["rl-logging-board"])} == set(range(2**15))

@@ -189,18 +189,22 @@ def test_what_goes_wrong_in_a_process_is_raised_here(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def a_slow_import(tmp_path: Path) -> subprocess.Popen[bytes]:
+IMPORT = "from dressage.importers import import_run; import_run(sys.argv[1], sys.argv[2], 'rl-logging-board')"
+COMMAND = "sys.argv[1:1] = ['import', '--format', 'rl-logging-board']; from dressage.cli import main; main()"
+
+
+def a_slow_import(tmp_path: Path, how: str = IMPORT) -> subprocess.Popen[bytes]:
     """An import that has written something and has much to do."""
     write(tmp_path / "in", 1, 3000, files=1)
     slow = "import dressage.importers.importing as i, dressage.importers.processes as p, sys; i.AT_ONCE = 500; "
     slow += "p.os.cpu_count = lambda: 2; import time; read = p.Batch.read; "
     slow += "p.Batch.read = lambda batch, portion: (time.sleep(0.02), read(batch, portion))[1]; "
-    slow += "from dressage.importers import import_run; import_run(sys.argv[1], sys.argv[2], 'rl-logging-board')"
+    slow += how
     # Whoever was started in the background ignores Ctrl-C, and so would its children.
     listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     command = [sys.executable, "-c", slow, str(tmp_path / "in"), str(tmp_path / "run")]
     process = subprocess.Popen(command, preexec_fn=listens, start_new_session=True, stderr=subprocess.PIPE)
-    hidden = tmp_path / f".run.{process.pid}" / "record"
+    hidden = tmp_path / ".run.unfinished" / "record"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (hidden.exists() and any(hidden.iterdir())):
         time.sleep(0.05)
@@ -213,6 +217,14 @@ def test_ctrl_c_ends_an_import_and_leaves_nothing(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode != 0
     assert said.decode().count("KeyboardInterrupt") == 1, said.decode()
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_sigterm_ends_a_command_that_imports_with_a_line_and_leaves_nothing(tmp_path):
+    process = a_slow_import(tmp_path, COMMAND)
+    os.killpg(process.pid, signal.SIGTERM)  # as schedulers do
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.decode()) == (143, "dressage: interrupted by SIGTERM\n")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

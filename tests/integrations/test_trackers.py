@@ -312,3 +312,40 @@ def test_steps_table_is_read_without_surprises(tmp_path: Path) -> None:
     assert sum(len(seen) for seen in recorded(tmp_path).values()) == sum(
         pc.count(table[name]).as_py() for name in table.column_names if name not in ("step", "attempt")
     )
+
+
+def mlflow(store: str) -> tuple[list[tuple[int, str, float]], Mapping[str, str], str]:
+    """What the store's own client reads: every value of every metric in its order, the parameters, the status."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(store)
+    (experiment,) = [one for one in client.search_experiments() if one.name == "project"]
+    (run,) = client.search_runs([experiment.experiment_id])
+    values = [
+        (point.step, name, point.value)
+        for name in run.data.metrics
+        for point in client.get_metric_history(run.info.run_id, name)
+    ]
+    return values, run.data.params, run.info.status
+
+
+def test_mlflow_has_every_metric_and_setting_and_a_continued_run_is_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = f"file:{tmp_path / 'store'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    attempt(tmp_path / "run", ("mlflow",), 0, 3)
+    attempt(tmp_path / "run", ("mlflow",), 2, 5)
+    values, settings, status = mlflow(store)
+    once = [(step, name, value) for step in range(3) for name, value in metrics(step, 0).items()]
+    again = [(step, name, value) for step in range(2, 5) for name, value in metrics(step, 1).items()]
+    assert sorted(values) == sorted(once + again)
+    assert settings == {name: str(value) for name, value in FLAT.items()} and status == "FINISHED"
+
+
+def test_a_store_that_mlflow_does_not_know_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://x")
+    with pytest.raises(UserError, match="the tracker mlflow did not start: ") as caught:
+        attempt(tmp_path / "run", ("mlflow",), 0, 1)
+    assert "\n" not in str(caught.value)

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from dressage.models.load import prepare
@@ -72,3 +72,20 @@ def batch(
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def own_logprobs(model: torch.nn.Module, data: Batch, temperature: float) -> list[Tensor]:
+    """The distributions `[T, V]` of every response, from the model's own logits: each row alone and without padding."""
+    found = []
+    for n in range(len(data)):
+        prompt = data["prompt_ids"][n][data["prompt_mask"][n] > 0]
+        response = data["response_ids"][n][data["mask"][n] > 0]
+        logits = model(input_ids=torch.cat([prompt, response])[None]).logits[0].float()
+        found.append((logits[len(prompt) - 1 : len(prompt) + len(response) - 1] / temperature).log_softmax(-1))
+    return found
+
+
+def chosen(logprobs: list[Tensor], data: Batch) -> Tensor:
+    """The log-probabilities `[N]` of the response tokens, row after row."""
+    tokens = [ids[mask > 0] for ids, mask in zip(data["response_ids"], data["mask"], strict=True)]
+    return torch.cat([p.gather(1, t[:, None]).squeeze(1) for p, t in zip(logprobs, tokens, strict=True)])

@@ -1,64 +1,205 @@
-"""The same code scores and samples every architecture: what the sampler says equals what scoring says."""
+"""Every architecture is sampled and scored as its own full forward pass says, or refused: never wrong."""
+
+import re
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    GemmaConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from models_helpers import chosen, own_logprobs
+from small_models import WINDOW, small_model
+from transformers import PreTrainedModel
 
+from dressage.algorithms.rloo import RLOORun
 from dressage.data.prompts import padded_prompts
 from dressage.errors import UserError
-from dressage.models.load import prepare
-from dressage.models.policy import Policy
+from dressage.models.policy import Policy, Scores
+from dressage.models.sequences import SequencePolicy
 from dressage.models.tiny import tiny_tokenizer
-from dressage.sampling.sampler import Sampler
+from dressage.sampling.decoding import CacheKind, check_generate, check_scoring, choose_cache, full_passes
+from dressage.sampling.room import cache_bytes
+from dressage.sampling.sampler import Responses, Sampler
 from dressage.sampling.settings import SamplingSettings
+from dressage.train.build import Inputs, build
+from dressage.train.processes import Processes
+from dressage.types import Batch
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-COMMON = {"vocab_size": 258, "eos_token_id": 0, "pad_token_id": 1, "bos_token_id": 0}
-GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+KINDS = {"preallocated cache": "static", "growing cache": "growing", "refused": "refused"}
+PROMPTS = padded_prompts([[2 * n + 3 for n in range(WINDOW + 1)], [10], [10]], 1)
+LONGEST = WINDOW + 2
 
 
-def model_of(config: PretrainedConfig) -> torch.nn.Module:
-    torch.manual_seed(0)
-    return prepare(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config))
+def documented() -> list[tuple[str, str]]:
+    """The architectures of the table in `docs/models.md`, and how each is decoded."""
+    rows = re.findall(r"^\| (preallocated cache|growing cache|refused)[^|]* \| (`.*`) \|$", DOCS.read_text(), re.M)
+    return [(name, KINDS[kind]) for kind, names in rows for name in re.findall("`([^`]+)`", names)]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **COMMON),
-        GPTNeoXConfig(**SIZES, **COMMON),
-        LlamaConfig(**SIZES, **GROUPED, **COMMON),
-        MistralConfig(**SIZES, **GROUPED, sliding_window=None, **COMMON),
-        Qwen2Config(**SIZES, num_key_value_heads=2, **COMMON),
-        Qwen3Config(**SIZES, **GROUPED, **COMMON),
-        GemmaConfig(**SIZES, **GROUPED, **COMMON),
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_sampling_and_scoring_agree(config):
-    policy, tokenizer = Policy(model_of(config)), tiny_tokenizer()
-    prompts = padded_prompts([[5, 6, 7, 8, 9], [10], [11, 12]], 1)
-    responses = Sampler(policy, tokenizer, SamplingSettings(max_new_tokens=7), seed=0).sample(prompts, 0, range(3))
-    batch = prompts.with_columns(response_ids=responses.response_ids, mask=responses.mask)
+def sampled(policy: Policy, prompts: Batch, **settings: object) -> tuple[Batch, Responses]:
+    sampler = Sampler(policy, tiny_tokenizer(), SamplingSettings(max_new_tokens=LONGEST, **settings), seed=0)
+    responses = sampler.sample(prompts, 0, range(len(prompts)))
+    return prompts.with_columns(response_ids=responses.response_ids, mask=responses.mask), responses
+
+
+def cache_of(model: PreTrainedModel, size: int) -> CacheKind:
+    return choose_cache(model, size, full_passes(model, size))
+
+
+def test_many_architectures_are_documented_once():
+    names = [name for name, _ in documented()]
+    assert len(names) == len(set(names))
+    assert sum(kind != "refused" for _, kind in documented()) > 100
+
+
+@pytest.mark.parametrize(("architecture", "kind"), documented(), ids=[name for name, _ in documented()])
+def test_an_architecture_is_sampled_and_scored_correctly_or_refused(architecture, kind):
+    model = small_model(architecture)
+    if kind == "refused":
+        with pytest.raises(UserError, match=architecture) as error:
+            sampled(Policy(model), PROMPTS)
+        assert "\n" not in str(error.value)
+        return
+    assert cache_of(model, PROMPTS["prompt_ids"].shape[1] + LONGEST) == kind
+    policy = Policy(model)
+    data, responses = sampled(policy, PROMPTS)
     with torch.no_grad():
-        scored = policy(batch).logprob
-    torch.testing.assert_close(scored, responses.sampler_logprob, atol=2e-5, rtol=0)
-    # ln 258 = 5.55 is what a uniform model would say; a score of 0 everywhere would agree as well.
-    assert -8 < float(scored[responses.mask > 0].mean()) < -3
+        own = own_logprobs(model, data, 1.0)
+        inside = data["mask"] > 0
+        torch.testing.assert_close(responses.sampler_logprob[inside], chosen(own, data), atol=0.005, rtol=0)
+        for policy.shares_prompts in (False, True):
+            torch.testing.assert_close(policy(data).logprob[inside], chosen(own, data), atol=0.005, rtol=0)
+        # ln 258 = 5.55 is what a uniform model would say.
+        assert -12 < chosen(own, data).mean() < -0.5
+        greedy, _ = sampled(policy, PROMPTS, temperature=0)
+        own = own_logprobs(model, greedy, 1.0)
+    best = torch.cat([distribution.max(-1).values for distribution in own])
+    torch.testing.assert_close(chosen(own, greedy), best, atol=0.005, rtol=0)
 
 
-def test_a_model_that_caps_its_logits_is_refused():
-    config = Gemma2Config(**SIZES, **GROUPED, **COMMON, final_logit_softcapping=0.05)
+def test_gpt_neo_beyond_its_window_of_256_tokens_says_what_transformers_says():
+    """Local attention masks by the length of the cache: a preallocated one hides the prompt."""
+    model = small_model("gpt_neo", window_size=256, max_position_embeddings=512)
+    prompt = [(7 * n) % 200 + 20 for n in range(250)]
+    settings = SamplingSettings(max_new_tokens=40, temperature=0, eos_token_ids=(257,))
+    sampler = Sampler(Policy(model), tiny_tokenizer(), settings, seed=0)
+    seen = sampler.sample(padded_prompts([prompt, prompt[:100]], 1), 0, range(2)).response_ids
+    for row, ids in zip(seen, (prompt, prompt[:100]), strict=True):
+        whole = model.generate(
+            torch.tensor([ids]), max_new_tokens=40, do_sample=False, eos_token_id=257, pad_token_id=1
+        )
+        assert row.tolist() == whole[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize(("size", "kind"), [(256, "static"), (257, "growing")])
+def test_the_real_size_of_the_cache_decides(size, kind):
+    assert cache_of(small_model("gpt_neo", window_size=256), size) == kind
+
+
+def test_a_model_that_differs_beyond_its_window_is_sampled_within_it():
+    model = small_model("moshi")
+    # The last token of a response is never read: of a sequence one longer than the window, all is seen.
+    assert cache_of(model, WINDOW + 1) == "static"
+    with pytest.raises(UserError, match="moshi cannot be sampled from: decoding with a cache differs"):
+        cache_of(model, WINDOW + 2)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "bloom", "qwen3_5_text", "opt", "gpt_oss"])
+def test_half_precision_is_no_difference(architecture):
+    model = small_model(architecture)
+    expected = cache_of(model, 40)
+    assert cache_of(model.to(torch.bfloat16), 40) == expected
+
+
+def test_the_comparison_reads_few_tokens_and_draws_no_random_number():
+    model = small_model("llama", sliding_window=None)
+    tokens: list[int] = []
+    model.model.register_forward_pre_hook(
+        lambda _module, _, named: tokens.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    before = torch.get_rng_state()
+    assert [cache_of(model, 100_000) for _ in range(2)] == ["static", "static"]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert sum(tokens) / 2 <= 32
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neo", "mamba", "bloom", "granite", "jamba"])
+def test_a_conversation_is_generated_correctly(architecture):
+    before = torch.get_rng_state()
+    check_generate(small_model(architecture))
+    torch.manual_seed(0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("architecture", ["xlnet"])
+def test_a_conversation_with_a_model_that_generates_something_else_is_refused(architecture):
+    with pytest.raises(UserError, match=architecture) as error:
+        check_generate(small_model(architecture))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("architecture", ["rwkv", "bart", "xlstm"])
+def test_a_model_that_padding_changes_is_not_scored(architecture):
+    with pytest.raises(UserError, match=f"{architecture} cannot be scored") as error:
+        policy = Policy(small_model(architecture))
+        check_scoring(policy, full_passes(policy.model, 40))
+    assert "\n" not in str(error.value)
+
+
+class OtherScores(Policy):
+    """One nat off, as where padding moves positions."""
+
+    def forward(self, batch: Batch) -> Scores:
+        scores = super().forward(batch)
+        return scores._replace(logprob=scores.logprob + 1.0)
+
+
+def test_what_is_sampled_and_scored_is_compared_in_both(tmp_path, monkeypatch):
+    settings = SamplingSettings(max_new_tokens=8)
+    Sampler(OtherScores(small_model("llama")), tiny_tokenizer(), settings, seed=0).prepare(2, 4)
+    scored = Sampler(OtherScores(small_model("llama")), tiny_tokenizer(), settings, seed=0, is_scored=True)
+    with pytest.raises(UserError, match=r"llama cannot be scored: .* by up to 1 nats"):
+        scored.prepare(2, 4)
+    monkeypatch.setattr("dressage.models.policy.Policy", OtherScores)
+    inputs = Inputs(small_model("llama"), tiny_tokenizer(), ["Hi", "Ho"], lambda prompts, responses: [0.0] * 2)
+    with pytest.raises(UserError, match="llama cannot be scored"):
+        build(RLOORun(run=tmp_path / "run", batch_size=4, samples_per_prompt=2), inputs, Processes("cpu"))
+
+
+def test_both_are_compared_with_the_same_full_passes():
+    """Three rows, each read once as a whole: prompts of 4, 1 and 4 tokens, and two more."""
+    model, whole = small_model("llama"), []
+    model.model.register_forward_pre_hook(
+        lambda _module, _, named: whole.append(named["input_ids"].shape) if not named["use_cache"] else None,
+        with_kwargs=True,
+    )
+    policy = Policy(model)
+    whole.clear()
+    Sampler(policy, tiny_tokenizer(), SamplingSettings(max_new_tokens=8), seed=0, is_scored=True).prepare(2, 4)
+    assert [shape for shape in whole if shape[0] == 1] == [(1, 6), (1, 3), (1, 6)]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 3])
+def test_every_comparison_stays_within_a_tiny_vocabulary(vocabulary):
+    tokens = {"vocab_size": vocabulary, "eos_token_id": 0, "pad_token_id": 0, "bos_token_id": 0}
+    model = small_model("llama", **tokens)
+    policy = Policy(model)
+    SequencePolicy(model, packed=True)
+    assert cache_bytes(model, 1, 10) > 0
+    assert cache_of(model, 10) == "static"
+    check_scoring(policy, full_passes(model, 10))
+    check_generate(model)
+
+
+def test_a_wrong_head_of_a_tiny_vocabulary_is_noticed():
+    model = small_model("gemma2", vocab_size=3, pad_token_id=0, final_logit_softcapping=2.0)
+    Policy(model)
+    own = type(model).forward
+
+    def shifted(self: PreTrainedModel, **inputs: object) -> object:
+        output = own(self, **inputs)
+        output.logits = output.logits + torch.tensor([0.0, 0.0, 1.0])
+        return output
+
+    model.forward = shifted.__get__(model)
     with pytest.raises(UserError, match="gemma2 changes its logits"):
-        Policy(model_of(config))
+        Policy(model)

@@ -148,7 +148,7 @@ def test_without_both_there_is_nothing_to_pad_with(tmp_path):
 
 def test_a_folder_without_tokenizer_is_named(tmp_path):
     tiny_model().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="cannot load a model from"):
+    with pytest.raises(UserError, match=r"has no tokenizer \(none of tokenizer.json"):
         load_tokenizer(str(tmp_path))
 
 
@@ -243,7 +243,7 @@ def test_an_adapter_knows_its_base_by_peft_s_own_file_too(tmp_path, tokenizer):
     torch.testing.assert_close(Policy(model)(batch()).logprob, policy(batch()).logprob, atol=1e-5, rtol=0)
 
 
-def test_an_unfinished_run_says_so(tmp_path):
+def test_a_run_of_another_trainer_has_no_model(tmp_path):
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UserError, match=r"has not finished.*--resume"):
+    with pytest.raises(UserError, match=r"has no model: it is a record of another trainer's run$"):
         load_trained(str(tmp_path))

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedModel,
@@ -21,7 +19,7 @@ from transformers import (
 from dressage.data.packing import pack
 from dressage.errors import UserError
 from dressage.models.load import prepare
-from dressage.models.policy import trunk
+from dressage.models.parts import trunk
 from dressage.models.sequences import PairPolicy, RewardModel, SequencePolicy, hidden_states, lay_out
 from dressage.types import Batch
 
@@ -146,15 +144,6 @@ def test_a_model_that_would_mix_packed_examples_is_refused() -> None:
         scores = SequencePolicy(model, packed=False)(batch)
         expected = model(input_ids=batch["ids"][2:, :2]).logits[0, 0].log_softmax(-1)[batch["ids"][2, 1]]
     torch.testing.assert_close(scores.logprob[2, 1], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_model_that_caps_its_logits_is_refused_here_too() -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = Gemma2Config(
-        vocab_size=258, num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.05, pad_token_id=1, **sizes
-    )  # fmt: skip
-    with pytest.raises(UserError, match="gemma2 changes its logits"):
-        SequencePolicy(prepare(Gemma2ForCausalLM(config)), packed=False)
 
 
 def test_an_encoder_is_never_packed() -> None:

@@ -32,9 +32,10 @@ PROMPTS = [[5, 6, 7, 8, 9, 10], [11], [5, 6, 7, 8, 9, 10], [12, 13, 14], [11], [
 RESPONSES = [[20, 21, 22, 23], [24], [25, 26], [27, 28, 29], [30, 31, 32, 33], [34, 35, 36]]
 
 
-def policy_of(config: PretrainedConfig) -> Policy:
+def policy_of(config: PretrainedConfig, shares_prompts: bool = True) -> Policy:
     torch.manual_seed(0)
-    return Policy(prepare(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)), value="trunk")
+    model = prepare(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config))
+    return Policy(model, value="trunk", shares_prompts=shares_prompts)
 
 
 def read_tokens(policy: Policy) -> list[int]:
@@ -58,7 +59,7 @@ def loss(policy: Policy, size: int) -> Tensor:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
 def test_scores_and_gradients_are_those_of_rollouts_alone(config):
-    together, alone = policy_of(config), policy_of(config)
+    together, alone = policy_of(config), policy_of(config, shares_prompts=False)
     sizes = read_tokens(together)
     seen, expected = loss(together, 6), loss(alone, 1)
     # Three prompts, padded to six tokens, and three tokens of each of six responses: the last one predicts nothing.
@@ -69,24 +70,23 @@ def test_scores_and_gradients_are_those_of_rollouts_alone(config):
     torch.testing.assert_close(gradients(together), gradients(alone), atol=2e-5, rtol=1e-4)
 
 
-def test_prompts_that_differ_take_one_pass():
-    policy = Policy(sharp_model())
-    sizes = read_tokens(policy)
-    policy(batch(PROMPTS[2:4], RESPONSES[2:4]))
-    assert sizes == [2 * (6 + 3 - 1)]
-
-
-def test_recomputed_activations_take_one_pass():
-    policy = Policy(sharp_model())
-    policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-    sizes = read_tokens(policy)
-    scores = policy(batch(PROMPTS, RESPONSES)).logprob
-    assert sizes == [6 * (6 + 4 - 1)]
-    torch.testing.assert_close(scores, Policy(sharp_model())(batch(PROMPTS, RESPONSES)).logprob, atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("rows", [slice(0, 6), slice(2, 4)], ids=["shared", "different"])
+def test_what_is_in_a_batch_does_not_decide_how_it_is_read(rows):
+    among = batch(PROMPTS[rows], RESPONSES[rows])
+    prompts, count, response = len({tuple(prompt) for prompt in PROMPTS[rows]}), len(among), among["mask"].shape[1]
+    for shares_prompts, expected in (
+        (True, [prompts * 6, count * (response - 1)]), (False, [count * (6 + response - 1)]),
+    ):  # fmt: skip
+        policy = Policy(sharp_model(), shares_prompts=shares_prompts)
+        sizes = read_tokens(policy)
+        with torch.no_grad():
+            scored = policy(among).logprob
+        assert torch.equal(policy(among).logprob, scored)  # gradients change nothing either
+        assert sizes == 2 * expected
 
 
 def test_responses_of_one_token():
-    policy, short = Policy(sharp_model()), [[20], [24], [25], [], [30], [34]]
+    policy, short = Policy(sharp_model(), shares_prompts=True), [[20], [24], [25], [], [30], [34]]
     seen = policy(batch(PROMPTS, short)).logprob
     alone = torch.cat([policy(part).logprob for part in batch(PROMPTS, short).split(1)])
     torch.testing.assert_close(seen, alone, atol=1e-5, rtol=1e-5)
@@ -98,7 +98,10 @@ def test_sampling_reads_a_prompt_once_and_draws_as_if_alone(config):
     policy, settings = policy_of(config), SamplingSettings(max_new_tokens=5, eos_token_ids=(257,))
     prompts = padded_prompts(PROMPTS, 1)
     sizes = read_tokens(policy)
-    together = Sampler(policy, tiny_tokenizer(), settings, seed=0).sample(prompts, 0, range(6))
+    sampler = Sampler(policy, tiny_tokenizer(), settings, seed=0)
+    sampler.sample(prompts, 0, range(6))
+    sizes.clear()  # the first call compares the cache with full passes
+    together = sampler.sample(prompts, 0, range(6))
     assert sizes == [3 * 6, 6, 6, 6, 6]
     one = settings.model_copy(update={"batch_size": 1})
     alone = Sampler(policy, tiny_tokenizer(), one, seed=0).sample(prompts, 0, range(6))

@@ -4,45 +4,68 @@ import pytest
 import torch
 from torch import Tensor
 
+from dressage.ops.head import Head
 from dressage.ops.logprobs import CHUNK, full_kl, token_logprobs
 
 V, H = 11, 5
 MANY = 2 * CHUNK + 3
+HEADS = {
+    "plain": Head(torch.empty(0)),
+    "bias": Head(torch.empty(0), torch.empty(V)),
+    "scale": Head(torch.empty(0), scale=0.3),
+    "softcap": Head(torch.empty(0), softcap=2.0),
+    "all": Head(torch.empty(0), torch.empty(V), 0.6, 1.5),
+}
+EVERY_HEAD = pytest.mark.parametrize("kind", list(HEADS))
 
 
-def inputs(n: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(n: int, dtype: torch.dtype = torch.float32, kind: str = "plain") -> tuple[Tensor, Head, Tensor]:
     hidden = torch.randn(n, H).to(dtype).requires_grad_()
-    head = torch.randn(V, H).to(dtype).requires_grad_()
-    return hidden, head, torch.randint(V, (n,))
+    weight = torch.randn(V, H).to(dtype).requires_grad_()
+    bias = None if HEADS[kind].bias is None else torch.randn(V).to(dtype).requires_grad_()
+    return hidden, HEADS[kind]._replace(weight=weight, bias=bias), torch.randint(V, (n,))
 
 
-def plain(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The same by autograd, in float64 and in one piece."""
-    log_p = (hidden.double() @ head.double().t() / temperature).log_softmax(-1)
+def logits(hidden: Tensor, head: Head) -> Tensor:
+    """What the head makes of hidden states, in float64 and in one piece."""
+    z = hidden.double() @ head.weight.double().t() + (0 if head.bias is None else head.bias.double())
+    z = z * head.scale
+    return z if head.softcap is None else head.softcap * torch.tanh(z / head.softcap)
+
+
+def plain(hidden: Tensor, head: Head, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The same by autograd."""
+    log_p = (logits(hidden, head) / temperature).log_softmax(-1)
     return log_p.gather(1, targets[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
 
 
-def gradients(function, arguments: tuple[Tensor, Tensor, Tensor], temperature: float, weights: Tensor) -> list[Tensor]:
-    hidden, head, _ = arguments
-    hidden.grad = head.grad = None
+def leaves(hidden: Tensor, head: Head) -> list[Tensor]:
+    return [x for x in (hidden, head.weight, head.bias) if x is not None]
+
+
+def gradients(function, arguments: tuple[Tensor, Head, Tensor], temperature: float, weights: Tensor) -> list[Tensor]:
+    for leaf in leaves(*arguments[:2]):
+        leaf.grad = None
     logprob, entropy = function(*arguments, temperature)
     (weights[0] * logprob + weights[1] * entropy).sum().backward()
-    return [hidden.grad, head.grad]
+    return [leaf.grad for leaf in leaves(*arguments[:2])]
 
 
+@EVERY_HEAD
 @pytest.mark.parametrize("n", [1, CHUNK, MANY])
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
-def test_values_are_those_of_log_softmax(n, temperature):
-    arguments = inputs(n)
+def test_values_are_those_of_log_softmax(n, temperature, kind):
+    arguments = inputs(n, kind=kind)
     for seen, expected in zip(token_logprobs(*arguments, temperature), plain(*arguments, temperature), strict=True):
         torch.testing.assert_close(seen.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+@EVERY_HEAD
 @pytest.mark.parametrize("n", [1, MANY])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("part", ["logprob", "entropy", "both"])
-def test_gradients_are_those_of_autograd(n, temperature, part):
-    arguments = inputs(n)
+def test_gradients_are_those_of_autograd(n, temperature, part, kind):
+    arguments = inputs(n, kind=kind)
     weights = torch.randn(2, n) * torch.tensor([[part != "entropy"], [part != "logprob"]])
     seen = gradients(token_logprobs, arguments, temperature, weights)
     expected = gradients(plain, arguments, temperature, weights.double())
@@ -53,24 +76,24 @@ def test_gradients_are_those_of_autograd(n, temperature, part):
 def test_an_unused_output_has_no_gradient(unused):
     arguments = inputs(MANY)
     token_logprobs(*arguments, 0.7)[1 - unused].sum().backward()
-    seen = [x.grad.clone() for x in arguments[:2]]
+    seen = [x.grad.clone() for x in leaves(*arguments[:2])]
     weights = torch.ones(2, MANY, dtype=torch.float64)
     weights[unused] = 0
     torch.testing.assert_close(seen, gradients(plain, arguments, 0.7, weights), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("frozen", [0, 1, 2])
 def test_what_is_frozen_gets_no_gradient(frozen):
-    arguments = inputs(3)
-    arguments[frozen].requires_grad_(False)
+    arguments = inputs(3, kind="bias")
+    tensors = leaves(*arguments[:2])
+    tensors[frozen].requires_grad_(False)
     token_logprobs(*arguments, 1.0)[0].sum().backward()
-    assert arguments[frozen].grad is None
-    assert arguments[1 - frozen].grad is not None
+    assert [tensor.grad is None for tensor in tensors] == [n == frozen for n in range(3)]
 
 
 def test_by_hand():
     # Logits (0, ln 3) at temperature 1: p = (¼, ¾).
-    hidden, head = torch.tensor([[1.0], [1.0]]), torch.tensor([[0.0], [math.log(3)]])
+    hidden, head = torch.tensor([[1.0], [1.0]]), Head(torch.tensor([[0.0], [math.log(3)]]))
     logprob, entropy = token_logprobs(hidden, head, torch.tensor([0, 1]), 1.0)
     assert logprob.tolist() == pytest.approx([math.log(0.25), math.log(0.75)], rel=1e-6)
     assert entropy.tolist() == pytest.approx([2 * math.log(2) - 0.75 * math.log(3)] * 2, rel=1e-6)
@@ -82,11 +105,11 @@ def test_half_precision_inputs_are_scored_in_float32():
     assert logprob.dtype == entropy.dtype == torch.float32
     torch.testing.assert_close(logprob.double(), plain(hidden, head, targets, 1.0)[0], atol=1e-5, rtol=1e-5)
     logprob.sum().backward()
-    assert hidden.grad.dtype == head.grad.dtype == torch.bfloat16
+    assert hidden.grad.dtype == head.weight.grad.dtype == torch.bfloat16
 
 
 def test_extreme_logits_stay_finite():
-    hidden, head = torch.tensor([[1e4]], requires_grad=True), torch.tensor([[1.0], [-1.0]])
+    hidden, head = torch.tensor([[1e4]], requires_grad=True), Head(torch.tensor([[1.0], [-1.0]]))
     logprob, entropy = token_logprobs(hidden, head, torch.tensor([1]), 1.0)
     assert logprob.item() == -2e4
     assert entropy.item() == 0.0
@@ -99,13 +122,16 @@ def test_no_token_is_no_error():
     logprob, entropy = token_logprobs(hidden, head, targets, 1.0)
     assert logprob.shape == entropy.shape == (0,)
     (logprob.sum() + entropy.sum()).backward()
-    assert torch.equal(head.grad, torch.zeros(V, H))
+    assert torch.equal(head.weight.grad, torch.zeros(V, H))
     assert full_kl(hidden, head, hidden, head, 1.0).shape == (0,)
 
 
 def test_nothing_of_the_size_tokens_times_vocabulary_is_kept():
     n, vocabulary = 100, 300
-    hidden, head = torch.randn(n, 2, requires_grad=True), torch.randn(vocabulary, 2, requires_grad=True)
+    hidden, head = (
+        torch.randn(n, 2, requires_grad=True),
+        Head(torch.randn(vocabulary, 2, requires_grad=True), softcap=3.0),
+    )
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         token_logprobs(hidden, head, torch.randint(vocabulary, (n,)), 1.0)
@@ -113,24 +139,27 @@ def test_nothing_of_the_size_tokens_times_vocabulary_is_kept():
     assert max(kept) == 2 * vocabulary  # the head itself
 
 
-def test_arguments_are_not_written():
-    arguments = inputs(MANY)
-    copies = [x.detach().clone() for x in arguments]
-    sum(x.sum() for x in token_logprobs(*arguments, 0.7)).backward()
-    full_kl(arguments[0], arguments[1], arguments[0], arguments[1], 0.7)
-    assert all(torch.equal(x, copy) for x, copy in zip(arguments, copies, strict=True))
+@EVERY_HEAD
+def test_arguments_are_not_written(kind):
+    hidden, head, targets = inputs(MANY, kind=kind)
+    tensors = [*leaves(hidden, head), targets]
+    copies = [x.detach().clone() for x in tensors]
+    sum(x.sum() for x in token_logprobs(hidden, head, targets, 0.7)).backward()
+    full_kl(hidden, head, hidden, head, 0.7)
+    assert all(torch.equal(x, copy) for x, copy in zip(tensors, copies, strict=True))
 
 
+@EVERY_HEAD
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_full_kl_is_the_sum_over_the_vocabulary(temperature):
-    hidden, head = torch.randn(MANY, H), torch.randn(V, H)
-    other, other_head = torch.randn(MANY, 3), torch.randn(V, 3)  # a reference of another width
-    log_p = (hidden.double() @ head.double().t() / temperature).log_softmax(-1)
-    log_q = (other.double() @ other_head.double().t() / temperature).log_softmax(-1)
+def test_full_kl_is_the_sum_over_the_vocabulary(temperature, kind):
+    hidden, head, _ = inputs(MANY, kind=kind)
+    other, other_head = torch.randn(MANY, 3), Head(torch.randn(V, 3))  # a reference of another width
+    log_p = (logits(hidden, head) / temperature).log_softmax(-1)
+    log_q = (logits(other, other_head) / temperature).log_softmax(-1)
     seen = full_kl(hidden, head, other, other_head, temperature)
     torch.testing.assert_close(seen.double(), (log_p.exp() * (log_p - log_q)).sum(-1), atol=1e-5, rtol=1e-5)
 
 
 def test_full_kl_of_a_distribution_with_itself_is_zero():
-    hidden, head = torch.randn(9, H), torch.randn(V, H)
+    hidden, head, _ = inputs(9, kind="all")
     assert full_kl(hidden, head, hidden, head, 1.0).abs().max().item() == 0.0

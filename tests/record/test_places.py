@@ -35,7 +35,7 @@ def shown(place: str | Path) -> str:
 def test_a_run_at_a_url_is_shown_and_exported_as_one_in_a_folder(place, tmp_path):
     folder = tmp_path / "run"
     assert shown(place) == shown(folder) and "response 1" in shown(place)
-    assert headline(place) == "mean reward of a step 0.5 → 0.5"
+    assert headline(place) == "mean reward of a step 0.5"
     assert EXPORTERS["rl-logging-board"](place, tmp_path / "out") == 2
     lines = [json.loads(line) for line in (tmp_path / "out" / "rank-0000.jsonl").read_text().splitlines()]
     assert [(line["response"], line["response_tokens"]) for line in lines] == [

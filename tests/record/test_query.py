@@ -2,18 +2,27 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from decimal import Decimal
 from pathlib import Path
+from threading import Thread, main_thread
 from typing import Any
+from uuid import UUID
 
+import duckdb
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from record_helpers import rollouts
 
 import dressage
 from dressage.errors import UserError
 from dressage.record import Recorder, begin_attempt, compact, write_vocabulary
+from dressage.record import query as record_query
 from dressage.record.query import query
 
 
@@ -84,6 +93,30 @@ def test_a_query_that_takes_too_much_memory_is_ended(run, text):
         query(run, text, memory=128 << 20, seconds=60)
 
 
+@pytest.mark.parametrize("text", ["SELECT '\ud800'", os.fsdecode(b"SELECT '\xe9'")])
+def test_a_query_that_is_no_text_is_told_so(run, text):
+    with pytest.raises(UserError, match="no character"):
+        query(run, text)
+
+
+def test_who_is_interrupted_leaves_no_query_behind(run):
+    """Ctrl-C and SIGTERM raise while the answer is waited for; a query of its own process hears of neither."""
+    processes = []
+
+    def interrupt():
+        while not processes:
+            time.sleep(0.01)
+            processes.extend(record_query._running)
+        signal.pthread_kill(main_thread().ident, signal.SIGINT)
+
+    Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        query(
+            run, "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range = 7", seconds=90
+        )
+    assert processes[0].returncode == -signal.SIGKILL and not record_query._running
+
+
 def test_an_answer_that_is_too_large_is_refused(run):
     with pytest.raises(UserError, match="the answer is larger than 64 MB"):
         query(run, "SELECT repeat('x', 20000000) FROM range(5)")
@@ -92,19 +125,19 @@ def test_an_answer_that_is_too_large_is_refused(run):
 
 def command(*words: object) -> "subprocess.CompletedProcess[str]":
     code = [sys.executable, "-m", "dressage", *map(str, words)]
-    return subprocess.run(code, capture_output=True, text=True, env={"COLUMNS": "100", "PATH": ""})
+    return subprocess.run(code, capture_output=True, text=True, env=os.environ | {"COLUMNS": "100", "PATH": ""})
 
 
 def test_the_command_line_compacts_and_asks(folder):
     with Recorder(folder) as recorder:
         for step in range(3):
             recorder.rollouts(step, *rollouts(1, response=["[bold]\x1b[31m"]))
-    done = command("compact", folder)
-    # Of what was just written, the newest step may still grow.
-    merged, said = done.stdout.splitlines()
-    assert (done.returncode, merged) == (0, "2 segments merged") and "within the last hour" in said
-    for path in folder.glob("record/*"):
-        os.utime(path, (0, 0))
+        recorder.flush()
+        done = command("compact", folder)
+        # While a process writes the run, its newest step may still grow.
+        merged, writer, said = done.stdout.splitlines()
+        assert (done.returncode, merged) == (0, "2 segments merged") and "newest step stays apart" in said
+        assert f"is being written by process {os.getpid()} on " in writer
     assert command("compact", folder).stdout == "2 segments merged\n"
     assert command("compact", folder).stdout == "there was nothing to merge\n"
     assert len(list(folder.glob("record/rows-*"))) == 1
@@ -127,12 +160,69 @@ def test_every_kind_of_value_and_any_number_of_columns_is_shown(run):
     # DuckDB's own words: 'nested' is a struct with a list inside.
     values = {
         "{'nested': [1, 2]}": "nested [1, 2]", "{'text': 'x'}": "text x", "1234567.25::double": "1234567", "null": "",
-        "date '2020-01-31'": "2020-01-31", "interval 3 days": "days=3", "'a'::blob": "b'a'", "true": "True",
+        "date '2020-01-31'": "2020-01-31", "interval 3 days": "3 days", "'a'::blob": "b'a'", "true": "True",
         "map {'k': 1}": "[('k', 1)]", "'nan'::double": "nan", "2::hugeint ** 100": "1.267651e+30",
     }  # fmt: skip
     for text, expected in values.items():
         done = command("sql", run.folder, f"SELECT {text} AS x")
         assert done.returncode == 0 and expected in done.stdout, (text, done)
+
+
+EXTREMES = [
+    "date '5877642-06-25'", "date '0044-03-15 (BC)'", "'infinity'::date", "timestamp '294247-01-10 04:00:54'",
+    "'-infinity'::timestamp", "timestamptz '2020-01-01 00:00:00+00'", "timestamp_ns '2020-01-01 00:00:00.123456789'",
+    "time '24:00:00'", "timetz '12:00:00+05'", "interval '3 months 2 days'", "interval '100000000 years'",
+    "170141183460469231731687303715884105727::hugeint", "340282366920938463463374607431768211455::uhugeint",
+    "123456789012345678901234567890123456789012345::bignum", "'101'::bit",
+    "uuid '9e6d3d6a-0911-4115-b48e-d68de88f96e6'",
+    "'a'::enum('a', 'b')", "union_value(k := date '5877642-06-25')", "'x'::variant", "'POINT(1 1)'::geometry",
+    "'99999999999999999999999999999999999999'::decimal(38, 0)", "1.5::decimal(38, 10)", "9223372036854775807",
+    "18446744073709551615::ubigint", "'nan'::double", "'-inf'::float", "1e-320", "chr(0)", "''", "'\\xff'::blob",
+    "null",
+    "'{\"a\": 1}'::json", "[1, 2]::int[2]", "[[]]", "true",
+]  # fmt: skip
+NESTED = ["{}", "[{}, null]", "{{'a': {}}}", "map {{1: {}}}", "[[[[[[[[[[{}]]]]]]]]]]", "[{}][1:0]"]
+EXACT = (bool, int, float, str, bytes, type(None), Decimal, UUID, list, dict)
+
+
+def only_exact(value: Any) -> bool:
+    """Whether a value and all in it is of a type that neither lacks values of DuckDB's nor changes them."""
+    parts = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+    return isinstance(value, (*EXACT, tuple)) and all(map(only_exact, parts))
+
+
+def test_values_that_python_does_not_have_are_texts(run):
+    texts = [form.format(value) for form in NESTED for value in EXTREMES]
+    answer = query(run, f"SELECT {', '.join(texts)}", seconds=60)
+    own = duckdb.connect()
+    for text, value in zip(texts, answer.rows[0], strict=True):
+        expected, kind = own.sql(f"SELECT CAST({text} AS VARCHAR), typeof({text})").fetchall()[0]
+        assert only_exact(value), (text, value)
+        if isinstance(value, str | int | Decimal | UUID) and not isinstance(value, bool):
+            assert str(value) == expected, (text, kind)
+        elif value is None:
+            assert expected is None, text
+    assert answer.rows[0][:12] == (
+        "5877642-06-25", "0044-03-15 (BC)", "infinity", "294247-01-10 04:00:54", "-infinity", "2020-01-01 00:00:00+00",
+        "2020-01-01 00:00:00.123456789", "24:00:00", "12:00:00+05", "3 months 2 days", "100000000 years", 2**127 - 1,
+    )  # fmt: skip
+    assert answer.rows[0][12] == 2**128 - 1
+    assert answer.types[:2] == ["date", "date"] and answer.types[11:13] == ["hugeint", "uhugeint"]
+
+
+@settings(deadline=None, max_examples=5, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.integers(-(2**31) + 2, 2**31 - 2), min_size=20, max_size=40), st.integers(-(2**62), 2**62))
+def test_every_date_and_time_is_told_as_duckdb_tells_it(run, days, microseconds):
+    dates = [f"date '1970-01-01' + {day}::int" for day in days if -2_400_000 < day < 2**30]
+    times = [f"make_timestamp({microseconds // n})" for n in (1, 7, 2**20)]
+    texts = [f"try({text})" for text in dates + times]
+    answer = query(run, f"SELECT {', '.join(texts)}")
+    assert answer.rows == duckdb.sql("SELECT " + ", ".join(f"CAST({text} AS VARCHAR)" for text in texts)).fetchall()
+
+
+def test_columns_of_one_name_and_odd_names_are_kept(run):
+    answer = query(run, """SELECT 1 AS a, date '2020-01-01' AS a, 2 AS "x""y", 3 AS "#1", sum(step) FROM rows -- x""")
+    assert answer.columns == ["a", "a", 'x"y', "#1", "sum(step)"] and answer.rows == [(1, "2020-01-01", 2, 3, 6)]
 
 
 def test_the_record_is_not_changed_by_questions(run):

@@ -1,3 +1,4 @@
+import errno
 import math
 import os
 import subprocess
@@ -271,15 +272,21 @@ def test_a_missing_required_value_is_an_error(folder):
         recorder.rollouts(0, rows | {"prompt": [None, "b"]}, tokens)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")
-def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_file(folder):
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs to know what an open file is called")
+def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_file(folder, monkeypatch):
+    fsync = os.fsync
+
+    def full(handle: int) -> None:
+        if ".rows-00000001-" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
     rows, tokens = rollouts()
-    (folder / "record").mkdir()
-    (folder / "record" / ".rows-00000001-0000-0000.parquet").symlink_to("/dev/full")
     recorder = Recorder(folder)
     recorder.rollouts(0, rows, tokens)
     recorder.rollouts(1, rows, tokens)
-    with pytest.raises(UserError, match=r"the disk is full.*continue with --resume") as caught:
+    with pytest.raises(UserError, match=r"the disk is full.*could not be written; free space$") as caught:
         recorder.flush()
     assert isinstance(caught.value.__cause__, OSError)
     with pytest.raises(UserError, match="the disk is full"):

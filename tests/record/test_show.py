@@ -9,8 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from dressage.errors import UserError
-from dressage.record import Recorder, write_vocabulary
-from dressage.record.show import show
+from dressage.record import Recorder, write_run, write_vocabulary
+from dressage.record.show import headline, show
 
 
 def shown(folder, *, width: int = 120, **options) -> str:
@@ -161,3 +161,21 @@ def test_a_run_without_rollouts_says_so(folder):
 def test_a_sample_needs_its_step(run):
     with pytest.raises(UserError, match="give the step too"):
         shown(run, sample=1)
+
+
+@pytest.mark.parametrize(("last", "way"), [(0.2, "0.3 → 0.2 (fell)"), (0.4, "0.3 → 0.4 (rose)"), (None, "0.3")])
+def test_a_fall_is_called_a_fall(tmp_path, last, way):
+    write_run(tmp_path, {})
+    with Recorder(tmp_path) as recorder:
+        recorder.metrics(0, {"reward/mean": 0.3})
+        if last is not None:
+            recorder.metrics(1, {"reward/mean": last})
+    assert headline(tmp_path) == f"mean reward of a step {way}"
+
+
+def test_settings_that_changed_on_resuming_are_shown(tmp_path):
+    changed = {"attempt": 1, "start_step": 20, "settings": {"steps": [20, 24], "checkpoint.every": [10, 5]}}
+    write_run(tmp_path, {"changes": [changed]})
+    console = Console(record=True, width=120, file=io.StringIO())
+    show(tmp_path, console)
+    assert "changed  from step 20 on: steps 20 → 24, checkpoint.every 10 → 5" in console.export_text()

@@ -5,8 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,43 +15,6 @@ import dressage
 from dressage.errors import UserError
 from dressage.record import begin_attempt, compact, write_run, write_vocabulary
 from dressage.record.query import query
-
-pytest.importorskip("s3fs")
-pytest.importorskip("moto.server")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=-3, stdout=-3
-    )
-    settings = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-    settings |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
-    before = dict(os.environ)
-    os.environ.update(settings)
-    try:
-        _wait_for(port)
-        import s3fs
-
-        s3fs.S3FileSystem().mkdir("bucket")
-        yield "s3://bucket"
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        process.terminate()
-        process.wait()
-
-
-def _wait_for(port: int) -> None:
-    for _ in range(600):
-        with socket.socket() as connection:
-            if connection.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise AssertionError("the server has not started")
 
 
 def test_a_run_in_object_storage_reads_like_one_on_disk(server, tmp_path):

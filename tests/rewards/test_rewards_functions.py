@@ -1,11 +1,12 @@
+import functools
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 
-from dressage.errors import UserError
-from dressage.rewards import Reward, build_rewards, score
+from dressage.errors import UserCodeError, UserError
+from dressage.rewards import Reward, build_rewards, rehearse, score
 from dressage.rewards.base import call_reward
 from dressage.rewards.lowercase import lowercase
 from dressage.rewards.sentiment import sentiment
@@ -27,16 +28,30 @@ def call(result):
         (3.0, "mine returned 3.0"),
         (np.float64(3), "mine returned 3.0"),
         (iter([1.0, 2.0]), "it must return one number per response"),
-        ([1.0], "mine returned 1 values for 2 responses"),
+        ([1.0], "mine returned 1 value for 2 responses"),
         ([1.0, 2.0, 3.0], "mine returned 3 values for 2 responses"),
-        (np.zeros((1, 2)), "mine returned 1 values for 2 responses"),
+        (np.zeros((1, 2)), "mine returned 1 value for 2 responses"),
         ([1.0, float("nan")], "mine returned nan for response 1"),
         ([float("inf"), 1.0], "mine returned inf for response 0"),
+        ([1.0, 10**400], "mine returned an integer of more than 90 digits for response 1"),
+        ([Fraction(10**400), 1.0], "for response 0; it must return finite numbers"),
+        ([-1e39, 1.0], "mine returned -1e+39 for response 0"),  # float32 has no such number
         (torch.tensor([1.0, float("-inf")]), "mine returned -inf for response 1"),
         (["1.0", 2.0], "mine returned '1.0' for response 0"),
         ([1.0, None], "mine returned None for response 1"),
+        ([1.0, torch.tensor(float("nan"))], "mine returned nan for response 1; it must return finite numbers"),
+        ([np.float32("inf"), 1.0], "mine returned inf for response 0; it must return finite numbers"),
+        ([1.0, torch.tensor([2.0])], "mine returned tensor([2.]) for response 1; it must return numbers"),
+        ([np.array([1.0]), 2.0], "mine returned array([1.]) for response 0; it must return numbers"),
+        ([1.0, torch.tensor(2 + 0j)], "mine returned tensor(2.+0.j) for response 1; it must return numbers"),
+        ([np.complex64(1), 2.0], "mine returned np.complex64(1+0j) for response 0; it must return numbers"),
+        ([np.str_("1"), 2.0], "mine returned np.str_('1') for response 0; it must return numbers"),
+        ([1.0, np.datetime64("2026-01-02")], "mine returned np.datetime64('2026-01-02') for response 1; it must"),
+        ([np.datetime64(1, "ns"), 2.0], "for response 0; it must return numbers"),
+        (np.array([1, 2], dtype="datetime64[ns]"), "it must return one number per response"),
+        ([np.ma.masked, 2.0], "mine returned masked for response 0; it must return numbers"),  # its item() is 0.0
         (np.zeros((2, 1)), "mine returned [0.0] for response 0"),
-        ({"good": [1.0, 2.0], "bad": [1.0]}, "mine/bad returned 1 values for 2 responses"),
+        ({"good": [1.0, 2.0], "bad": [1.0]}, "mine/bad returned 1 value for 2 responses"),
         ({"good": None}, "mine/good returned None"),
         ({}, "mine returned no part"),
     ],
@@ -45,6 +60,7 @@ def test_anything_but_one_finite_number_per_response_is_refused(result, part):
     with pytest.raises(UserError) as error:
         call(result)
     assert part in str(error.value)
+    assert str(error.value).endswith(f" ({__file__}, line {call.__code__.co_firstlineno + 1})")
 
 
 @pytest.mark.parametrize(
@@ -56,12 +72,32 @@ def test_anything_but_one_finite_number_per_response_is_refused(result, part):
         list(np.array([1, 2], dtype=np.float32)),
         torch.tensor([1.0, 2.0], dtype=torch.bfloat16, requires_grad=True),
         [Fraction(1), Fraction(2)],
+        [torch.tensor(1.0), torch.tensor(2.0, dtype=torch.bfloat16, requires_grad=True)],
+        (torch.tensor(1), torch.tensor(2.0, dtype=torch.float64)),
+        [np.float16(1), np.int8(2)],
+        [np.array(1.0), np.array(2)],
     ],
 )
 def test_every_kind_of_number_is_taken(result):
     parts = call(result)
     assert parts == {"mine": [1.0, 2.0]}
     assert all(type(value) is float for value in parts["mine"])
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        [False, True],
+        [np.bool_(False), np.bool_(True)],
+        list(np.array([1, 2]) > 1),
+        [torch.tensor(False), torch.tensor(True)],
+        torch.tensor([False, True]),
+    ],
+)
+def test_true_is_1_and_false_is_0(result):
+    parts = call({"right": result})
+    assert parts == {"mine/right": [0.0, 1.0]}
+    assert all(type(value) is float for value in parts["mine/right"])
 
 
 def test_parts_are_named_after_their_reward():
@@ -80,8 +116,80 @@ def test_a_mistake_inside_a_reward_is_not_hidden():
     def broken(prompts, responses):
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(UserCodeError, match="the reward broken raised ZeroDivisionError") as error:
         call_reward(broken, "broken", PROMPTS, RESPONSES, {})
+    line = broken.__code__.co_firstlineno + 1
+    assert str(error.value).endswith(f"({__file__}, line {line})")
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+def test_a_reward_gets_copies_of_its_own():
+    columns = {"answer": [{"text": "7", "also": ["seven"]}, {"text": "8", "also": []}]}
+    prompts, responses = list(PROMPTS), list(RESPONSES)
+    saw = []
+
+    def changes(prompts, responses, answer):
+        saw.append((list(prompts), list(responses), repr(answer)))
+        prompts.reverse()
+        responses[0] = responses[0].upper()
+        answer[0]["also"].append("sieben")
+        answer.pop()
+        return [0.0, 0.0]
+
+    score([Reward("a", changes), Reward("b", changes)], prompts, responses, columns)
+    assert (prompts, responses) == (PROMPTS, RESPONSES)
+    assert columns == {"answer": [{"text": "7", "also": ["seven"]}, {"text": "8", "also": []}]}
+    assert saw[0] == saw[1] == (PROMPTS, RESPONSES, repr(columns["answer"]))
+
+
+def test_what_a_reward_returned_stays_as_it_was():
+    kept = [1.0, 2.0]
+    parts = call_reward(lambda prompts, responses: kept, "kept", PROMPTS, RESPONSES, {})
+    kept.clear()
+    assert parts == {"kept": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("function", "part"),
+    [
+        # TRL, OpenRLHF and verl
+        (lambda completions, **kwargs: [], "takes completions as argument 1"),
+        (lambda completions, prompts, **kwargs: [], "takes completions as argument 1"),
+        (lambda *, prompts, completions, **kwargs: [], "cannot be called: too many positional arguments"),
+        (lambda queries, prompts, labels: [], "takes prompts as argument 2"),
+        (lambda data_source, solution_str, ground_truth: [], "missing a required argument: 'ground_truth'"),
+        (lambda responses: [], "takes responses as argument 1"),
+        (lambda: [], "cannot be called: too many positional arguments"),
+    ],
+)
+def test_the_signature_of_another_trainer_is_named_beside_ours(function, part):
+    with pytest.raises(UserCodeError) as error:
+        call_reward(function, "theirs", PROMPTS, RESPONSES, {"answer": [7, 8]})
+    first, second = str(error.value).splitlines()
+    assert part in first and f"({__file__}, line {function.__code__.co_firstlineno})" in first
+    assert second == ("a reward is called with (prompts, responses, **columns); the data has answer beside the prompt")
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (lambda prompts, responses: [0, 0], set()),
+        (lambda prompts, responses, answer: [0, 0], {"answer"}),
+        (lambda prompts, responses, *, level=None: [0, 0], {"level"}),
+        (lambda texts, replies, answer=None, **others: [0, 0], {"answer", "level"}),
+        (lambda prompts, completions, **others: [0, 0], {"answer", "level"}),
+    ],
+)
+def test_a_reward_gets_the_columns_that_it_names_or_all(function, given):
+    calls = []
+
+    @functools.wraps(function)
+    def watched(prompts, responses, **columns):
+        calls.append(set(columns))
+        return function(prompts, responses, **columns)
+
+    call_reward(watched, "mine", PROMPTS, RESPONSES, {"answer": [7, 8], "level": [1, 2]})
+    assert calls == [given]
 
 
 def test_the_total_weighs_every_part():
@@ -128,6 +236,31 @@ def test_rewards_are_built_by_name_with_weights():
         ("sentiment", sentiment, 2.0),
         ("letters", lowercase, 1.0),
     ]
+
+
+def test_a_function_gives_its_reward_its_name(tmp_path):
+    (tmp_path / "my_reward.py").write_text("def polite(prompts, responses): return [1.0 for _ in responses]")
+    (tmp_path / "other.py").write_text("def polite(prompts, responses): return [2.0 for _ in responses]")
+    settings = [RewardSettings(use=f"{tmp_path}/{name}.py:polite") for name in ("my_reward", "other")]
+    assert [reward.name for reward in build_rewards(settings[:1], CPU)] == ["polite"]
+    with pytest.raises(UserError, match=r"two rewards are called 'polite'.*rewards\.name"):
+        build_rewards(settings, CPU)
+    named = settings[1].model_copy(update={"name": "politer"})
+    assert [reward.name for reward in build_rewards([settings[0], named], CPU)] == ["polite", "politer"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_rehearsal_calls_every_reward_once_on_the_first_rows(count):
+    calls = []
+
+    def watched(prompts, responses, **columns):
+        calls.append((prompts, responses, columns))
+        return [0.0] * len(responses)
+
+    prompts = tuple("abcde"[:count])
+    rehearse([Reward("a", watched), Reward("b", watched)], prompts, {"answer": tuple(range(count))})
+    expected = (list(prompts[:2]), ["", "Yes."][:count], {"answer": list(range(count))[:2]})
+    assert calls == [expected, expected]
 
 
 @pytest.mark.parametrize(

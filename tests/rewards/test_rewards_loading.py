@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from dressage.errors import UserError
+from dressage.errors import UserCodeError, UserError
 from dressage.rewards.function import load_function
 
 SOURCE = """
@@ -63,7 +63,10 @@ def test_a_file_does_not_take_a_library_s_place(tmp_path):
         ("{folder}/nowhere.py:shortness", "there is no such file"),
         ("{folder}/my_rewards.py:longness", "my_rewards.py has no function 'longness'"),
         ("{folder}/my_rewards.py:not_callable", "my_rewards.py has no function 'not_callable'"),
-        ("no_such_module_here:shortness", "reward module 'no_such_module_here': No module named"),
+        (
+            "no_such_module_here:shortness",
+            "module no_such_module_here raised ModuleNotFoundError: No module named 'no_such_module_here'",
+        ),
         ("shortness", "write file.py:function or module:function"),
         ("math:no_such_function", "math has no function 'no_such_function'"),
     ],
@@ -74,8 +77,26 @@ def test_what_is_not_there_is_named(file, name, part):
     assert part in str(error.value)
 
 
-def test_an_error_in_the_file_is_not_hidden(tmp_path):
-    file = tmp_path / "broken.py"
-    file.write_text("1 / 0", encoding="utf-8")
-    with pytest.raises(ZeroDivisionError):
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("\n1 / 0", "ZeroDivisionError: division by zero ({file}, line 2)"),
+        ("\n\nimport nothing_like_it", "ModuleNotFoundError: No module named 'nothing_like_it' ({file}, line 3)"),
+        ("def anything(:\n    pass", "SyntaxError: invalid syntax ({file}, line 1)"),
+        ("import sys\nsys.exit('no')", "SystemExit: no ({file}, line 2)"),
+        (
+            "\nimport json\njson.loads('')",
+            "JSONDecodeError: Expecting value: line 1 column 1 (char 0) ({file}, line 3)",
+        ),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_by_its_line(source, part, tmp_path, monkeypatch):
+    file = tmp_path / "broken_reward.py"
+    file.write_text(source, encoding="utf-8")
+    with pytest.raises(UserCodeError) as error:
         load_function(f"{file}:anything")
+    assert str(error.value) == f"the reward's file broken_reward.py raised {part.format(file=file)}"
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserCodeError) as error:
+        load_function("broken_reward:anything")
+    assert str(error.value) == f"the reward's module broken_reward raised {part.format(file=file)}"

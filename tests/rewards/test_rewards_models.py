@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from dressage.data.special_tokens import Written
 from dressage.errors import UserError
 from dressage.models.tiny import tiny_model
 from dressage.rewards import build_rewards
@@ -64,7 +65,7 @@ def logits(folder, tokenizer, kind: str):
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 def test_a_classifier_s_logit(folders, tokenizer, kind, batch_size):
     label = 2 if kind == "bert" else 0
-    reward = ClassifierReward(str(folders / kind), label=label, batch_size=batch_size)
+    reward = ClassifierReward(str(folders / kind), label=2 if kind == "bert" else None, batch_size=batch_size)
     expected = logits(folders, tokenizer, kind)[:, label].tolist()
     assert len({round(x, 3) for x in expected}) == 3
     assert reward(PROMPTS, RESPONSES) == pytest.approx(expected, abs=1e-5)
@@ -76,9 +77,15 @@ def test_a_classifier_s_probability(folders, tokenizer):
     assert reward(PROMPTS, RESPONSES) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize(("label", "index"), [("NEG", 0), ("MID", 1), ("POS", 2)])
+def test_a_classifier_s_output_by_name(folders, tokenizer, label, index):
+    expected = logits(folders, tokenizer, "bert")[:, index].tolist()
+    assert ClassifierReward(str(folders / "bert"), label=label)(PROMPTS, RESPONSES) == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_classifier_in_half_precision(folders, tokenizer):
     expected = logits(folders, tokenizer, "bert")[:, 0].tolist()
-    reward = ClassifierReward(str(folders / "bert"), dtype="bfloat16")
+    reward = ClassifierReward(str(folders / "bert"), label=0, dtype="bfloat16")
     assert reward(PROMPTS, RESPONSES) == pytest.approx(expected, abs=0.2)
 
 
@@ -108,8 +115,11 @@ def test_from_a_recipe(folders, tokenizer):
     [
         ("lm", {}, "lm is no trained classifier: score.weight is missing"),
         ("nowhere", {}, "cannot load a reward model from"),
-        ("bert", {"label": 3}, "bert has 3 outputs; there is no label 3"),
-        ("bert", {"label": -1}, "bert has 3 outputs; there is no label -1"),
+        ("bert", {}, "has 3 outputs, NEG (0), MID (1), POS (2); set options.label to one of them"),
+        ("bert", {"label": 3}, "NEG (0), MID (1), POS (2); options.label 3 is none of them"),
+        ("bert", {"label": -1}, "options.label -1 is none of them"),
+        ("bert", {"label": True}, "options.label True is none of them"),
+        ("bert", {"label": "POSITIVE"}, "NEG (0), MID (1), POS (2); options.label 'POSITIVE' is none of them"),
         ("bert", {"score": "prob"}, "not 'prob'"),
         ("bert", {"dtype": "float64"}, "'float64'"),
     ],
@@ -134,3 +144,22 @@ def test_mistakes_with_a_pipeline_are_explained(folders, kind, options, part):
     with pytest.raises(UserError) as error:
         PipelineReward(str(folders / kind), **options)
     assert part in str(error.value)
+
+
+def test_a_classifier_reads_special_tokens_as_their_writer_meant_them(folders, tokenizer):
+    """In a response they are text; in a prompt they are control tokens where the chat template wrote them."""
+    (end,) = tokenizer("<|endoftext|>")["input_ids"]
+    spelled = [tokenizer(letter)["input_ids"][0] for letter in "<|endoftext|>"]
+    (a, b) = tokenizer("ab")["input_ids"]
+    prompts = ["a<|endoftext|>", Written("a<|endoftext|>"), Written("a<|endoftext|>", [(1, 14)]), "a"]
+    ids = [[a, *spelled, b], [a, *spelled, b], [a, end, b], [a, *spelled, b]]
+    model = LlamaForSequenceClassification.from_pretrained(folders / "llama").eval()
+    model.config.pad_token_id = None
+    with torch.no_grad():
+        expected = [float(model(torch.tensor([row])).logits) for row in ids]
+        controlled = float(model(torch.tensor([ids[2]])).logits)
+    reward = ClassifierReward(str(folders / "llama"), batch_size=2)
+    assert reward(prompts, ["b", "b", "b", "<|endoftext|>b"]) == pytest.approx(expected, abs=1e-5)
+    assert abs(expected[0] - expected[2]) > 1e-3
+    reward = ClassifierReward(str(folders / "llama"), special_tokens="control")
+    assert reward([prompts[0]] * 2, ["b", "<|endoftext|>"])[0] == pytest.approx(controlled, abs=1e-5)

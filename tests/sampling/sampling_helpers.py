@@ -48,7 +48,9 @@ def sampled(
     **settings: object,
 ) -> tuple[Batch, Responses]:
     """Responses to these prompts, and the batch that scores them."""
-    sampler = Sampler(policy, tokenizer, SamplingSettings(**{"max_new_tokens": 12, **settings}), seed)
+    if "random_length" not in settings:
+        settings = {"max_new_tokens": 12, **settings}
+    sampler = Sampler(policy, tokenizer, SamplingSettings(**settings), seed)
     batch = prompts(tokenizer, texts)
     responses = sampler.sample(batch, step, range(first_row, first_row + len(texts)))
     return batch.with_columns(response_ids=responses.response_ids, mask=responses.mask), responses

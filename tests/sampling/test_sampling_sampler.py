@@ -143,7 +143,7 @@ def test_a_stop_text_at_once_leaves_an_empty_response(tokenizer):
 def test_random_lengths_stay_within_their_limits(tokenizer):
     n = 60
     policy = sharp_policy()
-    _, responses = sampled(policy, tokenizer, ["A"] * n, random_length=(2, 5), eos_token_ids=(0,), max_new_tokens=1)
+    _, responses = sampled(policy, tokenizer, ["A"] * n, random_length=(2, 5), eos_token_ids=(0,))
     lengths = {len(ids) for ids, r in zip(tokens(responses), responses.finish_reasons, strict=True) if r == "length"}
     # Each end is missed by all of sixty draws with a probability of (3/4)^60 = 3e-8.
     assert lengths == {2, 3, 4, 5}

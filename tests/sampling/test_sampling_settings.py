@@ -23,7 +23,7 @@ def test_temperature_is_no_filter():
 
 def test_the_longest_response():
     assert SamplingSettings(max_new_tokens=9).longest == 9
-    assert SamplingSettings(max_new_tokens=9, random_length=(3, 20)).longest == 20
+    assert SamplingSettings(random_length=(3, 20)).longest == 20
 
 
 @pytest.mark.parametrize(

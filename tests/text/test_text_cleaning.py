@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
-from dressage.config import check
+from dressage.config import SettingsError, check
 from dressage.errors import UserError
 from dressage.models.tiny import tiny_tokenizer
 from dressage.sampling.stop import StopTexts
@@ -87,7 +86,7 @@ def test_an_unknown_name_is_refused_with_those_there_are():
 
 
 def test_what_a_discarded_response_earns_must_be_said():
-    with pytest.raises(ValidationError, match="discard needs discard_reward"):
+    with pytest.raises(SettingsError, match="discard needs discard_reward"):
         CleaningSettings(discard="stray_hash")
 
 

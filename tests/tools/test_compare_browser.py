@@ -114,7 +114,7 @@ def test_hostile_texts_are_texts(page, comparison, tmp_path, scheme):
     assert page.evaluate("window.owned") is None
     assert page.locator("script").count() == 1 and page.locator("h1").count() == 1
     assert page.locator("table").count() == 2 and page.locator("img").count() == 0
-    expected = [*HOSTILE[:-1], "escape ␛[31m, null ␀, return ␍, \ufffd"]
+    expected = [*HOSTILE[:-1], "escape ␛[31m, null ␀, return ␍, ⟨U+0085⟩"]
     prompts = page.locator("#responses tbody td:first-child").evaluate_all("cells => cells.map(c => c.textContent)")
     assert prompts == expected
     texts = page.locator("#responses td:last-child").evaluate_all("cells => cells.map(c => c.firstChild.textContent)")

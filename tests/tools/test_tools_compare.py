@@ -136,9 +136,9 @@ class Page(HTMLParser):
 
 
 def visible(text: str) -> str:
-    """Control characters but line feeds and tabs as Unicode's block Control Pictures draws them, C1 as unknown."""
+    """Control characters but line feeds and tabs as Unicode's block Control Pictures draws them, C1 by number."""
     pictures = {n: chr(0x2400 + n) for n in range(0x20) if chr(n) not in "\n\t"} | {0x7F: "\u2421"}
-    return text.translate(pictures | dict.fromkeys(range(0x80, 0xA0), "\ufffd"))
+    return text.translate(pictures | {n: f"⟨U+{n:04X}⟩" for n in range(0x80, 0xA0)})
 
 
 def test_the_page_stands_alone_and_shows_everything_as_text(models, prompts, tmp_path):

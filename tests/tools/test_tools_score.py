@@ -91,7 +91,7 @@ def test_other_columns_reach_the_reward_and_shares_get_wilson_s_interval(tmp_pat
     use = "dressage.rewards.exact_match:exact_match"
     summary = score(write(tmp_path, rows), settings("--rewards", use, "--columns", columns))
     expected = binomtest(4, 10).proportion_ci(method="wilson")  # n % 3 = 0 for 0, 3, 6 and 9
-    interval = summary.rewards[use]
+    interval = summary.rewards["exact_match"]
     assert (interval.mean, interval.low, interval.high) == pytest.approx((0.4, expected.low, expected.high))
 
 

@@ -4,12 +4,14 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 from train_helpers import LORA, PROMPTS, STOP, build, farthest, finish, quiet, settings, uneven, weights
@@ -29,6 +31,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
+@examples(deadline=None)  # a disk may be slow
 @given(step=st.integers(0, 10**9), coef=st.floats(allow_nan=False), mean=st.floats(allow_nan=False))
 def test_what_is_saved_comes_back(
     tmp_path_factory: pytest.TempPathFactory, step: int, coef: float, mean: float
@@ -51,6 +54,55 @@ def test_the_newest_counts_and_only_the_newest_stay(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000100", "step-00001000"]
 
 
+DAMAGE = {
+    "a flipped bit in the weights": ("weights.safetensors", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
+    "a flipped bit in the optimiser": ("optimizer.safetensors", lambda content: content[:-3] + b"\x01" + content[-2:]),
+    "another number in the state": ("state.json", lambda content: content.replace(b"kl_coef\": 0", b"kl_coef\": 1")),
+    "half of the weights": ("weights.safetensors", lambda content: content[: len(content) // 2]),
+    "no state": ("state.json", None),
+    "no checksums": ("checksums.json", None),
+    "no checksums that can be read": ("checksums.json", lambda content: content[:20]),
+}  # fmt: skip
+
+
+def damage(checkpoint: Path, kind: str) -> str:
+    """Damages a file of a checkpoint and returns its name."""
+    name, how = DAMAGE[kind]
+    content = (checkpoint / name).read_bytes()
+    if how is None:
+        (checkpoint / name).unlink()
+    else:
+        (checkpoint / name).write_bytes(how(content))
+        assert (checkpoint / name).read_bytes() != content
+    return name
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, kind: str) -> None:
+    for step in (1, 3):
+        save(tmp_path, one(step), keep=2)
+    damage(tmp_path / "checkpoints" / "step-00000003", kind)
+    said: list[str] = []
+    found = latest(tmp_path, said.append)
+    assert found.step == 1 and farthest(found.weights, one(1).weights) == 0.0
+    assert len(said) == 1 and "step-00000003 (" in said[0] and said[0].endswith("the run goes on from step-00000001")
+    save(tmp_path, one(2), keep=1)
+    assert names(tmp_path) == ["step-00000002"]  # neither the damaged one nor the one before it stands for the newest
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_no_intact_checkpoint_is_one_line(tmp_path: Path, kind: str) -> None:
+    for step in (1, 3):
+        save(tmp_path, one(step), keep=2)
+    damage(tmp_path / "checkpoints" / "step-00000001", kind)
+    damage(tmp_path / "checkpoints" / "step-00000003", "half of the weights")
+    with pytest.raises(UserError) as raised:
+        latest(tmp_path)
+    line = str(raised.value)
+    assert line.startswith(f"every checkpoint in {tmp_path / 'checkpoints'} is damaged: step-00000003 (weights.safe")
+    assert "step-00000001 (" in line and "\n" not in line
+
+
 def test_an_unfinished_folder_is_ignored_and_removed_by_the_next(tmp_path: Path) -> None:
     save(tmp_path, one(1), keep=2)
     unfinished = tmp_path / "checkpoints" / ".step-00000002.4711"
@@ -65,7 +117,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("call", range(4))
+@pytest.mark.parametrize("call", range(5))
 def test_a_death_between_files_leaves_the_checkpoint_before(
     tmp_path: Path, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,15 +130,62 @@ def test_a_death_between_files_leaves_the_checkpoint_before(
         if calls > call:
             raise Killed
 
-    monkeypatch.setattr(os, "fsync", fsync)  # weights, optimizer, state, and the folder after it got its name
+    monkeypatch.setattr(
+        os, "fsync", fsync
+    )  # weights, optimizer, state, checksums, and the folder after it got its name
     with pytest.raises(Killed):
         save(tmp_path, one(2), keep=1)
     monkeypatch.undo()
     found = latest(tmp_path)
-    step = 1 if call < 3 else 2
+    step = 1 if call < 4 else 2
     assert found.step == step and farthest(found.weights, one(step).weights) == 0.0
     save(tmp_path, one(3), keep=1)
     assert names(tmp_path) == ["step-00000003"]
+
+
+def save_and_die(folder: Path, given: Checkpoint, operation: int) -> bool:
+    """Save with keep = 1 and die before this disk operation; whether there were so many."""
+    count = 0
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **names: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == operation:
+                raise Killed
+            return real(*arguments, **names)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "mkdir", "rename", "unlink", "rmdir"):
+            patch.setattr(os, name, counted(getattr(os, name)))
+        try:
+            save(folder, given, keep=1)
+        except Killed:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_death_while_a_checkpoint_is_saved_again_leaves_one_of_the_two(tmp_path: Path, deaths: int) -> None:
+    again, died = one(1)._replace(weights={"w": torch.full((3,), 9.0)}), True
+    seen, operation = set(), 0
+    while died:
+        operation += 1
+        folder = tmp_path / str(operation)
+        save(folder, one(1), keep=1)
+        for _ in range(deaths):
+            died = save_and_die(folder, again, operation)
+        said: list[str] = []
+        found = latest(folder, said.append)
+        seen.add((found.step, float(found.weights["w"][0])))
+        assert said == []  # none of them is damaged
+        save(folder, again, keep=1)
+        assert names(folder) == ["step-00000001"] and latest(folder).weights["w"][0] == 9.0
+    assert seen == {(1, 1.0), (1, 9.0)}
+    # 1 folder is made, 4 files and 1 folder are synced, 3 folders renamed, 4 files and 1 folder removed.
+    assert operation == 1 + 14
 
 
 FULL = [
@@ -108,7 +207,7 @@ def test_a_full_disk_is_said_plainly_and_leaves_the_checkpoint_before(
         raise error
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(UserError, match=f"the disk is full.*--resume {tmp_path}$") as raised:
+    with pytest.raises(UserError, match=r"the disk (is full|quota is used up).*; free space$") as raised:
         save(tmp_path, one(2), keep=1)
     assert "\n" not in str(raised.value)
     assert names(tmp_path) == ["step-00000001"] and latest(tmp_path).step == 1
@@ -125,7 +224,8 @@ def test_other_errors_are_not_called_a_full_disk(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(("every", "expected"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
 def test_a_run_saves_when_it_is_told_to_and_at_the_end(tmp_path: Path, every: int, expected: list[int]) -> None:
-    finish(tmp_path / "run", steps=5, checkpoint__every=every, checkpoint__keep=9)
+    checkpoint = {"checkpoint__every": every, "checkpoint__keep": 9} if every else {"checkpoint__every": 0}
+    finish(tmp_path / "run", steps=5, **checkpoint)
     assert names(tmp_path / "run") == [f"step-{step:08d}" for step in expected]
     files = {path.suffix for path in (tmp_path / "run" / "checkpoints").rglob("*") if path.is_file()}
     assert files == {".safetensors", ".json"}

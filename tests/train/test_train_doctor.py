@@ -16,8 +16,8 @@ from dressage.record import Recorder, begin_attempt, write_run
 from dressage.train import doctor
 from dressage.train.checkpoint import latest
 from dressage.train.doctor import Attendance, verdict
+from dressage.train.doctor_settings import DoctorSettings
 from dressage.train.run import Training
-from dressage.train.settings import DoctorSettings
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-ppo.toml"
 
@@ -47,7 +47,8 @@ def test_a_stop_leaves_a_checkpoint_that_a_resumed_run_continues_from_to_the_end
     assert 2 <= done < WATCHED["steps"]
     assert first == f"stopped after {done} of {WATCHED['steps']} steps"
     assert cause.startswith("error filtered-sampling since step 0: ")
-    assert str(folder) in way_out
+    assert way_out == "The checkpoint is complete"
+    assert stopped.value.__notes__ == ["continue with: Training(..., resume=True) in Python"]
     assert stopped.value.exit_code == 3
     assert dressage.open(folder).rows(["step"])["step"].to_pylist()[-1] == done - 1
     # It was told: it does not stop the run again, though it is still so.
@@ -135,7 +136,8 @@ def test_the_first_look_takes_no_larger_share_of_the_time_than_later_ones(sick):
 
 
 def test_where_all_is_ignored_nobody_looks(tmp_path, capfd):
-    build(tmp_path / "run", **{**WATCHED, "doctor__on_finding": "ignore"}).run()
+    watched = {name: value for name, value in WATCHED.items() if name != "doctor__share"}
+    build(tmp_path / "run", **watched, doctor__on_finding="ignore").run()
     assert not (tmp_path / "run" / "index").exists()
     assert "doctor" not in "".join(capfd.readouterr())
 

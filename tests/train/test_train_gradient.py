@@ -10,7 +10,8 @@ from torch import Tensor
 from train_helpers import LORA, build, move, rollouts
 
 from dressage.algorithms.ppo import PPO
-from dressage.models.policy import Policy, causal
+from dressage.models.parts import causal
+from dressage.models.policy import Policy
 from dressage.train.optimizer import Optimizer
 from dressage.train.processes import Processes
 from dressage.train.rollouts import score_rollouts
@@ -137,7 +138,9 @@ def test_gradient_is_that_of_the_formulas(tmp_path: Path, case: str) -> None:
     move(policy, seed=1, size=0.03)  # away from the reference, and the critic away from zero
     with torch.no_grad():
         old, reference = all_scored(policy), reference_logprobs(policy, original)
-    batch, _ = score_rollouts(policy, rollouts(PROMPTS, RESPONSES), "kl", 0, keep_graph=False)
+    batch, _ = score_rollouts(
+        policy, rollouts(PROMPTS, RESPONSES), "kl", [torch.arange(len(PROMPTS))], Processes("cpu")
+    )
     batch = ppo.credit(batch.with_columns(shaped_reward=torch.tensor(SCORES)), COEF)
     expected = credited(old, reference, ppo)
     named = {

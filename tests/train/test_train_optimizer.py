@@ -25,7 +25,7 @@ class Numbers(nn.Module):
 
 def follow(optimizer: Optimizer, module: Numbers, gradient: list[float], rate: float) -> None:
     optimizer.zero_grad()
-    module.learned.grad = torch.tensor(gradient, dtype=module.learned.dtype)
+    module.learned.grad = torch.tensor(gradient)
     optimizer.step(rate)
 
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,7 @@ def test_two_processes_are_one(two: Path, tmp_path: Path, name: str) -> None:
             if not key.startswith(("time/", "tokens_per_second")):
                 assert other[key] == pytest.approx(one[key], rel=1e-3, abs=1e-4), key
     assert run.info["processes"] == 2
+    assert set(run.steps()["policy/first_ratio_error"].to_pylist()) == {0.0}
     moved = 0.0
     for file in sorted((tmp_path / "run" / "checkpoints" / "step-00000003").glob("weights.safetensors")):
         mine, theirs = load_file(file), load_file(two / name / "checkpoints" / "step-00000003" / file.name)
@@ -122,10 +125,50 @@ def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     done = torchrun("-m", "--", "dressage", "ppo", *arguments, folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("step 1/1") == 1  # said once, not by every process
+    assert done.stdout.count("1 of 1 done") == 1  # said once, not by every process
     run = dressage.open(tmp_path / "here")
     assert run.info["processes"] == 2 and run.rows()["sample"].to_pylist() == [0, 1, 2]
     assert (tmp_path / "here" / "model" / "model.safetensors").exists()
+
+
+def test_sigterm_ends_both_processes_at_the_same_place(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("On the table\nMy\n")
+    slow = (
+        "import time\ndef slow(prompts, responses, **_):\n    time.sleep(0.2)\n    return [len(r) for r in responses]\n"
+    )
+    (tmp_path / "slow.py").write_text(slow)
+    flags = {"data.path": "prompts.txt", "steps": 40, "batch_size": 4, "model.device": "cpu", "run": "here"}
+    flags |= {"rewards": '[{use = "slow.py:slow"}]', "update.mini_batches": 2, "checkpoint.every": 0}
+    arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    process = subprocess.Popen(
+        [*launcher, "-m", "--", "dressage", "ppo", *arguments],
+        cwd=tmp_path,
+        stdout=-3,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "here" / "record" / "rows-00000001-0000-0000.parquet").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    ends = [line for line in err.splitlines() if line.startswith("dressage: interrupted ")]
+    assert len(ends) == 2 and ends[0] == ends[1], err[-3000:]
+    said, way = ends[0].split("; continue with: ")
+    assert said.endswith("the checkpoint is complete")
+    assert err.count("interrupted: finishing the step, then saving") == 1  # said once, not by every process
+    assert not (tmp_path / "here" / "writer.json").exists()
+    done = latest(tmp_path / "here")
+    assert done is not None and 0 < done.step < 40
+    resumed = subprocess.run(
+        ["sh", "-c", f"{way} --steps {done.step + 2}"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    begun = [json.loads(file.read_text()) for file in sorted((tmp_path / "here" / "attempts").iterdir())]
+    assert [attempt["start_step"] for attempt in begun] == [0, done.step]
+    assert dressage.open(tmp_path / "here").rows(["step"])["step"].to_pylist()[-1] == done.step + 1
 
 
 class Alone(Processes):

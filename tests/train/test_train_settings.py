@@ -11,7 +11,8 @@ from torch import Tensor
 from train_helpers import LOGPROB, LORA, SIGNAL, STOP, build, farthest, finish, move, quiet, rollouts, weights
 
 import dressage
-from dressage.models.policy import Policy, causal
+from dressage.models.parts import causal
+from dressage.models.policy import Policy
 from dressage.models.tiny import tiny_model, tiny_tokenizer
 
 LEARNING: dict[str, Any] = {"steps": 3, "kl__coef": 0.4, "optimizer__learning_rate": 1e-2, "sampling__stop": STOP}

@@ -55,10 +55,8 @@ def gradients(folder: Path, batch: Batch, keep_graph: bool = False) -> dict[str,
     """What one update on `batch` hands to the optimiser, by parameter."""
     trainer = build(folder).trainer
     move(trainer.policy, seed=1, size=0.02)
-    if keep_graph:
-        batch, first = score_rollouts(trainer.policy, batch, "kl", 0, keep_graph=True)
-    else:
-        batch, first = score_rollouts(trainer.policy, batch, "kl", 2, keep_graph=False)
+    parts = torch.arange(len(batch)).split(len(batch) if keep_graph else 2)
+    batch, first = score_rollouts(trainer.policy, batch, "kl", parts, Processes("cpu"), keep_graph)
     batch = trainer.algorithm.credit(batch.with_columns(shaped_reward=torch.tensor([1.0, -1.0, 2.0, 0.5])), 0.1)
     optimizer = Optimizer(trainer.policy, OptimizerSettings(learning_rate=1e-9))
     once = UpdateSettings(epochs=1, max_grad_norm=None)

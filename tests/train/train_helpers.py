@@ -157,6 +157,8 @@ def tiny_flags(name: str, folder: Path, **changes: Any) -> list[str]:
         values |= {"steps": 2, "batch_size": 6, "data.path": "prompts.txt", "sampling.random_length": [1, 6]}
         values |= {"update.epochs": 2, "update.mini_batches": 2, "rewards": "uneven"}
     values |= TINY[name] | {change.replace("__", "."): value for change, value in changes.items()}
+    if not values.get("data.validation"):
+        values.pop("evaluation.every", None)
     values["data.path"] = str(data / values["data.path"])
     flags = []
     for field, value in values.items():

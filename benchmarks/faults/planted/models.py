@@ -20,13 +20,14 @@ def dropout_on(setup: Setup, level: float) -> None:
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = level
 
-    def in_training_mode(original: Any, model: Any) -> bool:
-        original(model)
+    def in_training_mode(original: Any, model: Any, *arguments: Any) -> Any:
         model.train()
-        return False
+        states = original(model, *arguments)
+        model.eval()
+        return states
 
     setup.built.append(built)
-    setup.wrap(policy_module, "use_checkpoints", in_training_mode)
+    setup.wrap(policy_module, "_states", in_training_mode)
 
 
 @fault(causes=["reference-is-policy"], levels=("object", "weights", "step"))

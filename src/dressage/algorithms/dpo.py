@@ -105,6 +105,10 @@ class DPORun(ExampleRun):
     def algorithm(self) -> DPO:
         return self.dpo
 
+    def starts(self) -> dict[str, StartSettings]:
+        start = self.reference.start(self.model.dtype)
+        return super().starts() | ({} if start is None else {"reference": start})
+
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[PairTokens]:
         return load_pairs(self.data, tokenizer, self.seed)
 
@@ -122,10 +126,9 @@ class DPORun(ExampleRun):
         if self.dpo.reference_free:
             return examples
         model: Any = learner.model
-        if self.reference.path is not None:
-            start = StartSettings(path=self.reference.path, dtype=self.model.dtype)
+        start = self.reference.start(self.model.dtype)
+        if start is not None:
             reference = load_start(start)
-            check_vocabulary(reference, self.reference.path, model.model, self.model.path)
+            check_vocabulary(reference, start.path, model.model, self.model.path)
             model = self.role(reference).to(learner.device)
-        at_once = self.update.micro_batch_size or self.batch_size
-        return with_reference(examples, model, learner.processes, folder, step, at_once)
+        return with_reference(examples, model, learner.processes, folder, step, self)

@@ -13,7 +13,7 @@ from dressage.ops import kl, ratios
 from dressage.ops.groups import centred, group_stds
 from dressage.ops.masked import weighted_mean
 from dressage.ops.token_rewards import penalised, soft_overlong
-from dressage.train.settings import CoefficientSettings, RolloutRun
+from dressage.train.settings import CoefficientSettings, KLUse, RolloutRun
 from dressage.types import Batch
 
 
@@ -39,14 +39,20 @@ class GRPO(GroupAlgorithm):
     """tokens before `longest` over which the penalty of overlong "penalty" grows from 0 to 1"""
     kl_in: Literal["loss", "reward"] = "loss"
     """where β · KL goes: to every token's loss, or summed off the response's reward"""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ; k1 has no gradient on average in the loss"""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ; none = k3 in the loss and k1 in the reward, where only
+    k1 has the gradient of the KL. In the loss, k1 has no gradient on average"""
+
+    @property
+    def estimator(self) -> Literal["k1", "k2", "k3"]:
+        """The estimator of the KL, with the default of its place filled in."""
+        return self.kl_estimator or ("k3" if self.kl_in == "loss" else "k1")
 
     def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
         """Add `signal` `[B]`, the reward after all penalties, and `advantage` `[B, T]`, the same on all its tokens."""
         signal, mask = rollouts["shaped_reward"] + self._overlong_penalty(rollouts), rollouts["mask"]
         if self.kl_in == "reward" and "ref_logprob" in rollouts:
-            spent = kl.SCHULMAN[self.kl_estimator](rollouts["logprob"], rollouts["ref_logprob"])
+            spent = kl.SCHULMAN[self.estimator](rollouts["logprob"], rollouts["ref_logprob"])
             signal = penalised(signal, spent, mask, kl_coef)
         over = {"group": rollouts["group"], "batch": torch.zeros_like(rollouts["group"])}
         advantage = centred(signal, over[self.baseline])
@@ -86,7 +92,7 @@ class GRPO(GroupAlgorithm):
         if self.importance is not None:
             loss = means["loss/policy"] = loss * self._importance(batch, self.importance)
         if self.kl_in == "loss" and "ref_logprob" in batch:
-            means["loss/kl"] = kl.SCHULMAN[self.kl_estimator](scores.logprob, batch["ref_logprob"])
+            means["loss/kl"] = kl.SCHULMAN[self.estimator](scores.logprob, batch["ref_logprob"])
             loss = loss + batch["kl_coef"][:, None] * means["loss/kl"]
         return Loss(loss, {**means, "loss/total": loss}, clipped.maxima)
 
@@ -126,9 +132,15 @@ class GRPORun(RolloutRun):
     def algorithm(self) -> GRPO:
         return self.grpo.model_copy(update={"longest": self.grpo.longest or self.sampling.longest})
 
+    @property
+    def kl_use(self) -> KLUse:
+        return KLUse(self.grpo.kl_in, self.grpo.estimator)
+
     @model_validator(mode="after")
     def _check_grpo(self) -> Self:
         grpo = self.grpo
+        if self.kl.coef == 0 and grpo.kl_in == "reward":
+            raise ValueError('grpo.kl_in "reward" has no effect with kl.coef 0; set kl.coef')
         if self.samples_per_prompt == 1 and ("group" in (grpo.baseline, grpo.scale) or grpo.resample):
             raise ValueError(
                 "samples_per_prompt 1 leaves nothing to compare a response with; set it to 2 or more, or "
@@ -141,4 +153,6 @@ class GRPORun(RolloutRun):
             raise ValueError(f"grpo.longest {longest} is under the length limit {self.sampling.longest} of sampling")
         if grpo.overlong_buffer is not None and grpo.overlong_buffer > longest:
             raise ValueError(f"grpo.overlong_buffer {grpo.overlong_buffer} is longer than a response, {longest}")
+        if grpo.normalise != "constant" and grpo.overlong != "penalty":
+            self.refuse("grpo.longest", 'without normalise "constant" or overlong "penalty"')
         return self

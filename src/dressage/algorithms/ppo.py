@@ -6,12 +6,12 @@ from pydantic import Field, model_validator
 
 from dressage.algorithms.base import Loss, RolloutAlgorithm
 from dressage.models.policy import Scores
-from dressage.models.settings import ValueSettings
+from dressage.models.settings import StartSettings, ValueSettings
 from dressage.ops import kl, losses
 from dressage.ops.advantages import gae
 from dressage.ops.masked import whiten
 from dressage.ops.token_rewards import token_rewards
-from dressage.train.settings import KLSettings, RolloutRun
+from dressage.train.settings import KLSettings, KLUse, RolloutRun
 from dressage.types import Batch
 
 
@@ -92,12 +92,25 @@ class PPORun(RolloutRun):
     def critic(self) -> ValueSettings:
         return self.value
 
+    def starts(self) -> dict[str, StartSettings]:
+        start = self.value.start(self.model.dtype)
+        return super().starts() | ({} if start is None else {"value": start})
+
     @property
     def penalty(self) -> str:
         return self.kl.estimator
+
+    @property
+    def kl_use(self) -> KLUse:
+        return KLUse("reward", {"kl": "k1", "mse": "k2"}.get(self.kl.estimator, self.kl.estimator))
 
     @model_validator(mode="after")
     def _check_reference(self) -> Self:
         if self.reference.kind == "none":
             raise ValueError('reference.kind "none" leaves PPO without the KL it is held by; use kl.coef = 0 instead')
+        if self.value.is_separate and self.model.quantization is not None:
+            raise ValueError(
+                "a separate critic learns all of its weights, and those of a quantized model cannot learn; "
+                'set value.kind = "trunk" or model.quantization = none'
+            )
         return self

@@ -128,7 +128,8 @@ class RAFTRun(RolloutRun):
                 f"the {self.batch_size // self.raft.k} responses that are kept (batch_size / raft.k)"
             )
         if self.update.target_policy_kl is not None:
-            raise ValueError("update.target_policy_kl says nothing in RAFT, which learns chosen responses only")
+            raise ValueError("update.target_policy_kl has no effect in RAFT, which learns chosen responses only")
+        self.refuse("update.max_ratio", "in RAFT, which learns chosen responses only")
         return self
 
 

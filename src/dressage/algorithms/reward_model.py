@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dressage.algorithms.base import Loss
 from dressage.config import Settings
 from dressage.data.examples import Examples, collate_pairs, load_pairs
+from dressage.data.order import InMemory, Mixed
+from dressage.data.special_tokens import Around
 from dressage.data.tokens import PairSettings, PairTokens, Tokens
-from dressage.models.classifier import load_reward_model
+from dressage.models.classifier import ADDS_START, load_reward_model
+from dressage.models.parts import causal
 from dressage.models.sequences import PairRewards, RewardModel
 from dressage.ops import preferences
 from dressage.train import reward_report
@@ -25,6 +27,9 @@ from dressage.train.offline import ExampleTrainer
 from dressage.train.reward_figures import score
 from dressage.train.settings import ExampleRun
 from dressage.types import Batch
+
+_LOOKED_AT = 64
+"""Pairs of a stream that are looked at to see how texts begin."""
 
 
 class BradleyTerry(Settings):
@@ -71,9 +76,7 @@ class RewardModelRun(ExampleRun):
 
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[PairTokens]:
         """Pairs, read as rewards read responses: as text, with what the tokenizer writes after every text."""
-        special = set(tokenizer.all_special_ids)
-        tail = tuple(takewhile(special.__contains__, reversed(tokenizer("a")["input_ids"])))[::-1]
-        read = partial(_as_text, special=special, tail=tail)
+        read = partial(_as_text, special=set(tokenizer.all_special_ids), tail=Around.of(tokenizer).end)
 
         def as_texts(pairs: Sequence[PairTokens]) -> Batch:
             return collate_pairs([replace(p, chosen=read(p.chosen), rejected=read(p.rejected)) for p in pairs])
@@ -92,6 +95,7 @@ class RewardModelRun(ExampleRun):
 
     def report(self, trainer: ExampleTrainer, folder: Path) -> None:
         """Say how often the model is right on the held-out pairs, when, and where it is most wrong."""
+        setattr(causal(trainer.model).config, ADDS_START, _begins(trainer))
         if not trainer.examples.held_out:
             print("no pair is held out (data.validation), so nothing says how often this reward model is right")
             return
@@ -100,6 +104,17 @@ class RewardModelRun(ExampleRun):
         scored = score(learner.model, trainer.examples, learner.processes, at_once)
         if learner.processes.is_main:
             reward_report.show(reward_report.write(scored, trainer.tokenizer, folder), folder, Console())
+
+
+def _begins(trainer: ExampleTrainer) -> bool | None:
+    """Whether texts begin with the tokenizer's start tokens, as rewards must read them; None where only some do.
+
+    Plain texts do; conversations do where the chat template writes these tokens.
+    """
+    around, train = Around.of(trainer.tokenizer), trainer.examples.train
+    items = train.items if isinstance(train, InMemory | Mixed) else train.take(0, _LOOKED_AT)
+    seen = {around.begins(tokens.ids) for pair in items for tokens in (pair.chosen, pair.rejected)}
+    return seen.pop() if len(seen) == 1 else None
 
 
 def _as_text(tokens: Tokens, special: set[int], tail: tuple[int, ...]) -> Tokens:

@@ -12,7 +12,7 @@ from dressage.models.policy import Scores
 from dressage.ops import kl, ratios
 from dressage.ops.groups import group_stds, leave_one_out
 from dressage.ops.token_rewards import penalised
-from dressage.train.settings import RolloutRun
+from dressage.train.settings import KLUse, RolloutRun
 from dressage.types import Batch
 
 
@@ -23,7 +23,8 @@ class RLOO(GroupAlgorithm):
     """π/π_old that is clipped: of the whole response, or of every token. In the first pass both are 1 and the gradient
     is the same"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    """of the KL that β takes off the reward: k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ"""
+    """of the KL that β takes off the reward: k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ. Only k1 has the
+    gradient of the KL there; the others do not hold the policy"""
     whiten_advantages: bool = False
     """advantages get standard deviation 1 over the responses of the step; their mean is 0 in any case"""
 
@@ -72,8 +73,14 @@ class RLOORun(RolloutRun):
     def algorithm(self) -> RLOO:
         return self.rloo
 
+    @property
+    def kl_use(self) -> KLUse:
+        return KLUse("reward", self.rloo.kl_estimator)
+
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
+        if self.kl.coef == 0:
+            self.refuse("rloo.kl_estimator", "with kl.coef 0")
         if self.samples_per_prompt == 1:
             raise ValueError("samples_per_prompt 1 leaves no other response to compare one with; set it to 2 or more")
         return self

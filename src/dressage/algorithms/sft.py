@@ -1,6 +1,6 @@
 """Supervised fine-tuning: make given responses likelier."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -39,6 +39,8 @@ class SFT(Settings):
 
 class SFTRun(ExampleRun):
     """Fine-tune a model on examples of good responses."""
+
+    makes_models: ClassVar[bool] = True
 
     sft: SFT = SFT()
     """the algorithm"""

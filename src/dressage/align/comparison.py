@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import Field
 from rich.console import Console
 
-from dressage.align.stages import Stage, State, check_rewards, check_same, is_main, tokenizer_of
+from dressage.align.stages import Stage, State, check_rewards, check_same, is_main, tokenizer_of, with_full_paths
 from dressage.config import check
+from dressage.config_paths import LocalPath
 from dressage.data.prompts import load_prompts
 from dressage.tools.compare import CompareSettings, compare, show
 
@@ -19,7 +21,7 @@ _RESULT = "comparison.json"
 class ComparisonSettings(CompareSettings):
     """Compare models on the same prompts."""
 
-    models: tuple[str, ...] = Field(min_length=1)
+    models: tuple[LocalPath, ...] = Field(min_length=1)
     """the models, such as ["tiny", "{sft}", "{ppo}"]"""
 
 
@@ -41,13 +43,13 @@ class Comparison(Stage):
         data = self.settings.data
         if self.settings.prompts is not None:
             data = data.model_copy(update={"path": self.settings.prompts})
-        for model in self.settings.models:
-            load_prompts(data, tokenizer_of(model, known))
-        check_rewards(self.settings.rewards, known)
+        sets = [load_prompts(data, tokenizer_of(model, known)) for model in self.settings.models]
+        check_rewards(self.settings.rewards, known, sets[0])
 
     def run(self) -> None:
         if is_main():
-            show(compare(self.settings.models, self.settings), Console(), self.settings.show)
+            settings = with_full_paths(self.settings)
+            show(compare([_short(model) for model in settings.models], settings), Console(), settings.show)
 
     def result(self) -> str:
         columns = json.loads((self.folder / _RESULT).read_bytes())["columns"]
@@ -62,3 +64,9 @@ class Comparison(Stage):
         if settings["prompts"] is not None:
             settings["data"] = {**settings["data"], "path": None}
         return check(ComparisonSettings, settings, f"{self.folder}/{_RESULT}")
+
+
+def _short(model: str) -> str:
+    """A model as it is called in the comparison: below the working directory by the path from there."""
+    path = Path(model)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else model

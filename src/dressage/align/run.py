@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dressage.align.recipe import read_recipe
-from dressage.align.stages import Stage, State, is_main
+from dressage.align.stages import Stage, State, Training, is_main
+from dressage.command_line import command_line
 from dressage.errors import UserError
+from dressage.record.writable import check_writable
 
 
 def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
@@ -40,9 +42,16 @@ def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
         with _named(stage):
             stage.run()
         seconds[stage.name] = perf_counter() - start
-    if is_main():
-        console.print(_summary(stages, states, seconds))
+    if is_main():  # the other processes may be here before the comparison is written
+        _conclude(console, stages, states, seconds)
     return stages
+
+
+def _conclude(console: Console, stages: Sequence[Stage], states: dict[str, State], seconds: dict[str, float]) -> None:
+    console.print(_summary(stages, states, seconds))
+    trained = [stage.folder for stage in stages if isinstance(stage, Training)]
+    if trained:
+        console.print(f"next     {command_line('board', *trained)}", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -51,7 +60,8 @@ def _named(stage: Stage) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"stage {stage.name}: {error}") from error
+        error.args = (f"stage {stage.name}: {error}",)  # its kind and its exit code stay
+        raise
 
 
 def _check(stages: Sequence[Stage]) -> None:
@@ -59,6 +69,7 @@ def _check(stages: Sequence[Stage]) -> None:
     for stage in stages:
         with _named(stage):
             _check_order(stage, known)
+            check_writable(stage.folder)
             stage.check(known)
 
 

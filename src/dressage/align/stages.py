@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel
@@ -14,16 +14,19 @@ from transformers import PreTrainedTokenizerBase
 
 import dressage
 from dressage.config import check
-from dressage.data.prompts import load_prompts
+from dressage.data.prompts import PromptSet, load_prompts
 from dressage.errors import UserError
 from dressage.integrations.trackers import require
 from dressage.models.settings import StartSettings
 from dressage.models.trained import load_start_tokenizer
 from dressage.record.show import headline
-from dressage.rewards import build_rewards
+from dressage.rewards import build_rewards, rehearse
 from dressage.rewards.settings import RewardSettings
+from dressage.train.build import check_place
 from dressage.train.run import resume, train
 from dressage.train.settings import ExampleRun, RolloutRun
+
+S = TypeVar("S", bound=BaseModel)
 
 
 def is_main() -> bool:
@@ -93,12 +96,14 @@ class Training(Stage):
         if self.state is State.DONE:
             return
         require(self.settings.trackers)
+        for name, start in self.settings.starts().items():
+            if start_of(start.path, known) is None:
+                check_place(name, start)
         tokenizer = self.tokenizer(known)
         if isinstance(self.settings, ExampleRun):
             self.settings.examples(tokenizer)
             return
-        load_prompts(self.settings.data, tokenizer)
-        check_rewards(self.settings.rewards, known)
+        check_rewards(self.settings.rewards, known, load_prompts(self.settings.data, tokenizer))
         if not self.settings.rewards:
             raise UserError("there is no reward: give it rewards")
 
@@ -113,11 +118,16 @@ class Training(Stage):
         if self.state is State.STARTED:
             resume(self.folder, self.command)
         else:
-            train(self.settings)
+            train(with_full_paths(self.settings))
         gc.collect()  # what a run was made of refers to itself, and the next stage needs the memory
 
     def result(self) -> str:
         return headline(self.folder) or ""
+
+
+def with_full_paths(settings: S) -> S:
+    """The same settings, read again now that the models of earlier stages are there: their paths become full ones."""
+    return type(settings).model_validate(settings.model_dump())
 
 
 def start_of(model: str, known: Mapping[str, Stage]) -> Training | None:
@@ -132,10 +142,11 @@ def tokenizer_of(model: str, known: Mapping[str, Stage]) -> PreTrainedTokenizerB
     return start.tokenizer(known) if start is not None else load_start_tokenizer(StartSettings(path=model))
 
 
-def check_rewards(rewards: Sequence[RewardSettings], known: Mapping[str, Stage]) -> None:
-    """Make the rewards, but for reward models that are still to be trained."""
+def check_rewards(rewards: Sequence[RewardSettings], known: Mapping[str, Stage], prompts: PromptSet) -> None:
+    """Make the rewards and call them on the prompts, but for reward models that are still to be trained."""
     ready = [r for r in rewards if all(start_of(str(value), known) is None for value in r.options.values())]
-    build_rewards(ready, torch.device("cpu"))
+    made = build_rewards(ready, torch.device("cpu"))
+    rehearse(made, prompts.texts, prompts.columns)
 
 
 def check_same(stage: Stage, before: BaseModel) -> None:

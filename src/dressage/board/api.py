@@ -34,6 +34,8 @@ class Endpoint(NamedTuple):
     answer: Callable[[Board, Any], Any]
     query: type[Query]
     media: str = "application/json"
+    heavy: bool = False
+    """Whether it waits for its turn, as it takes much memory and time."""
 
 
 def answers(board: Board, query: several.SeveralQuery) -> list[dict[str, Any]]:
@@ -74,7 +76,7 @@ ENDPOINTS = (
         export.ExportQuery,
         export.ALL_MEDIA,
     ),
-    Endpoint("POST", "/api/runs/{run}/sql", sql.sql, sql.SqlQuery),
+    Endpoint("POST", "/api/runs/{run}/sql", sql.sql, sql.SqlQuery, heavy=True),
     Endpoint("GET", "/api/answers", answers, several.SeveralQuery),
     Endpoint("GET", "/api/compare", compare.compare, compare.CompareQuery),
     Endpoint("GET", "/api/events", live.events, live.EventsQuery, "text/event-stream"),

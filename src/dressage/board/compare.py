@@ -1,6 +1,8 @@
 """The same prompts in several runs, or at several times of one."""
 
+import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -40,6 +42,8 @@ def _sides(value: Any) -> Any:
 Sides = Annotated[list[Any], BeforeValidator(_sides), WithJsonSchema({"type": "string", "pattern": r"^[0-9@,-]+$"})]
 
 
+REWARDS = ("rewards", "cleaning")
+"""Settings on which a response's reward depends."""
 BINS = 40
 """Of the histogram of the differences."""
 
@@ -69,7 +73,10 @@ class Prompts(NamedTuple):
 
 
 def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
-    """Returns the prompts that all sides have, by how much they differ, and who wins how many."""
+    """Returns the prompts that all sides have, by how much they differ, and who wins how many.
+
+    Runs with different rewards are not ranked: ``rewards_differ`` names what differs.
+    """
     sides = [(board.run(side.run), side.steps) for side in query.runs]
     snapshots = [run.snapshot() for run, _ in sides]
     found = [_prompts(run, snapshot, steps) for (run, steps), snapshot in zip(sides, snapshots, strict=True)]
@@ -79,8 +86,10 @@ def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
     places = [np.searchsorted(side.name, common) for side in found]
     means = np.stack([side.mean[place] for side, place in zip(found, places, strict=True)])
     difference = means[-1] - means[0]
+    differ = rewards_differ([run for run, _ in sides])
     by = {"spread": means.min(axis=0) - means.max(axis=0), "difference": difference, "-difference": -difference}
-    page = np.argsort(by[query.sort], kind="stable")[query.offset : query.offset + query.limit]
+    order = np.arange(len(common)) if differ else np.argsort(by[query.sort], kind="stable")
+    page = order[query.offset : query.offset + query.limit]
     columns = [
         _side(run, snapshot, side, place[page])
         for (run, _), snapshot, side, place in zip(sides, snapshots, found, places, strict=True)
@@ -93,10 +102,34 @@ def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
         "total": len(common),
         "prompts": lines,
         "sides": [_total(side) for side in found],
-        "wins": [[int(np.sum(a > b)) for b in means] for a in means],
-        "ties": [[int(np.sum(a == b)) for b in means] for a in means],
-        "differences": _histogram(difference),
+        "rewards_differ": differ,
+        "wins": None if differ else [[int(np.sum(a > b)) for b in means] for a in means],
+        "ties": None if differ else [[int(np.sum(a == b)) for b in means] for a in means],
+        "differences": None if differ else _histogram(difference),
     }
+
+
+def rewards_differ(runs: Sequence[OpenRun]) -> list[str]:
+    """Returns names of settings of the rewards, and of their parts, that the runs do not share.
+
+    If there are any, a higher reward of one run says nothing about the others. Settings that a run does not tell are
+    not compared.
+    """
+    found = [name for name in REWARDS if len(_settings(runs, name)) > 1]
+    parts = [{name for name in run.snapshot().names if name.startswith("part/")} for run in runs if run.snapshot().rows]
+    return found + sorted({name for some in parts for name in some if not all(name in others for others in parts)})
+
+
+def _settings(runs: Sequence[OpenRun], name: str) -> set[str]:
+    """Returns the different values of a setting; the order of several rewards does not matter."""
+    configs = [run.record.info.get("config") for run in runs]
+    values = [config[name] for config in configs if isinstance(config, dict) and name in config]
+    lists = (sorted(map(_written, value)) if isinstance(value, list) else value for value in values)
+    return {_written(value) for value in lists}
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _total(side: Prompts) -> dict[str, Any]:

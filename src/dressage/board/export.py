@@ -20,6 +20,7 @@ from dressage.board.search import keys_of, matching
 from dressage.board.selection import Selection, order_of
 from dressage.errors import UserError
 from dressage.record.schema import ROW_COLUMNS, arrow_schema
+from dressage.text.spreadsheet import cell
 
 BATCH = 2_000
 MEDIA = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson", "parquet": "application/vnd.apache.parquet"}
@@ -34,7 +35,7 @@ class ExportQuery(Selection):
 
 
 def export(board: Board, query: ExportQuery) -> Response:
-    """Returns every column of the rollouts that are meant, exactly as recorded.
+    """Returns every column of the rollouts that are meant, as recorded; in CSV, formulas are quoted.
 
     A search that is still being verified is not exported: the answer says so.
     """
@@ -70,7 +71,8 @@ def _csv(tables: Iterator[pa.Table]) -> Iterator[bytes]:
     names = [column.name for column in ROW_COLUMNS]
     head = _csv_lines([names])
     for table in tables:
-        yield head + _csv_lines([[_cell(line[name]) for name in names] for line in _dictionaries(table)])
+        lines = _dictionaries(table)
+        yield head + _csv_lines([[cell(line[name], quote_formulas=True) for name in names] for line in lines])
         head = b""
     yield head
 
@@ -79,10 +81,6 @@ def _csv_lines(lines: list[list[Any]]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text).writerows(lines)
     return text.getvalue().encode("utf-8", "surrogatepass")
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
 
 
 def _jsonl(tables: Iterator[pa.Table]) -> Iterator[bytes]:

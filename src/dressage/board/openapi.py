@@ -9,8 +9,10 @@ ERRORS = {
     "401": "the token is missing",
     "403": "the request comes from somewhere else",
     "404": "there is no such run, rollout or star",
+    "408": "the body did not come in time",
     "409": "a file of the record or of the index is broken or has just been replaced",
     "422": "a parameter is missing or out of range",
+    "503": "too many queries are running; ask again in a few seconds",
 }
 
 

@@ -54,11 +54,10 @@ class Opening:
         """Keeps an answer for the next start, if it tells of whole runs that nobody writes and nothing has changed."""
         if self.stamp is None or not _is_final(json.loads(body)) or self._stamp() != self.stamp:
             return
-        with suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            made = self.file.with_suffix(f".{os.getpid()}")
-            made.write_bytes(json.dumps(self._head(query)).encode() + b"\n" + body)
-            made.replace(self.file)
+        from dressage.record.files import replacing  # with pyarrow, for which the first answer need not wait
+
+        with suppress(OSError), replacing(self.file) as file:
+            file.write(json.dumps(self._head(query)).encode() + b"\n" + body)
 
     def _head(self, query: bytes) -> list[Any]:
         return [query.decode("latin-1"), self.stamp]

@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from dressage.board.expressions import compiled
 from dressage.board.memory import Memory
 from dressage.board.scanner import Scanner, spans
 from dressage.board.stars import Stars
-from dressage.errors import UserError
+from dressage.errors import UserError, first_line, print_exception
 from dressage.index.columns import Array
 from dressage.index.folder import PROBLEM, fingerprint, index_folder, local_folder
 from dressage.index.maps import ask_for
@@ -45,9 +44,8 @@ def reading() -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, StopIteration) as error:
-        traceback.print_exception(error)
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise UnreadableError(f"the record cannot be read: {reason}") from error
+        print_exception(error)
+        raise UnreadableError(f"the record cannot be read: {first_line(error)}") from error
 
 
 def open_run(path: str) -> Run:

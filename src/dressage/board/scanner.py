@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 import dressage.record
 from dressage.board.expressions import HIT
-from dressage.errors import UserError
+from dressage.errors import UserError, first_line
 from dressage.index.columns import Array
-from dressage.index.process import small_process
+from dressage.index.process import small_process, without_ctrl_c
 from dressage.index.snapshot import snapshot
 from dressage.index.texts import read_responses
 
@@ -130,7 +130,8 @@ class Scanner:
             context = get_context("spawn")
             self._pipe, other = context.Pipe()
             self._process = context.Process(target=_work, args=(other,), daemon=True, name="scanner")
-            self._process.start()
+            with without_ctrl_c():
+                self._process.start()
             other.close()
             try:
                 if not self._pipe.poll(START):
@@ -154,7 +155,7 @@ def _work(pipe: Connection) -> None:
             except UserError as error:
                 pipe.send(error)
             except (pa.ArrowException, OSError, ValueError) as error:
-                pipe.send(UserError(f"the record cannot be read: {str(error).splitlines()[0]}"))
+                pipe.send(UserError(f"the record cannot be read: {first_line(error)}"))
 
 
 def _look(what: Rows, pattern: str) -> Looked:

@@ -2,12 +2,15 @@
 
 import hmac
 import ipaddress
+import re
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dressage.errors import UserError
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -35,6 +38,18 @@ def is_loopback(host: str) -> bool:
         return host.lower().rstrip(".") == "localhost"
 
 
+def checked_token(token: str) -> str:
+    """Returns a token that requests can bring.
+
+    Raises:
+        UserError: It is empty, or has blanks or letters that cannot be sent in a header.
+    """
+    if not re.fullmatch(r"[!-~]+", token):
+        wrong = "has characters other than ASCII letters, digits and signs" if token else "is empty"
+        raise UserError(f"the token {wrong}: give another with --token, or leave it out")
+    return token
+
+
 class Guard:
     """Refuses requests before anything looks at them, and gives every answer its headers.
 
@@ -44,11 +59,14 @@ class Guard:
     Args:
         app: What answers the requests that pass.
         token: What every request must bring as a bearer token or a cookie; None if there is none.
+
+    Raises:
+        UserError: The token is empty, or cannot be sent in a header.
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self.app = app
-        self.token = token
+        self.token = None if token is None else checked_token(token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,18 +81,23 @@ class Guard:
         refusal = self._refusal(scope)
         await (refusal or self.app)(scope, receive, send_with_headers)
 
+    @property
+    def needs_token(self) -> bool:
+        """Whether requests must bring a token."""
+        return self.token is not None
+
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if len(headers.getlist("host")) != 1:
             return refuse("the request names no host, or several", 400)
-        if self.token is None and not is_loopback(_name(headers["host"])):
+        if not self.needs_token and not is_loopback(_name(headers["host"])):
             return refuse(f"this board answers to names of this machine only, not to {headers['host'][:100]!r}")
         if (problem := _foreign(scope["method"], headers)) is not None:
             return refuse(problem)
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > MOST_BODY:
             return refuse(TOO_LONG, 413)
-        return None if self.token is None else self._without_token(scope, headers)
+        return self._without_token(scope, headers) if self.needs_token else None
 
     def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -92,7 +115,8 @@ class Guard:
         return refuse("this board needs its token: open the address that `dressage board` printed", 401)
 
     def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf-8", "replace"), (self.token or "").encode())
+        """Compares in constant time, so that how long a refusal takes does not say how much was right."""
+        return self.token is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
 
 def refuse(reason: str, status: int = 403) -> Response:

@@ -4,6 +4,7 @@ What the runs need is imported while the browser already loads the page: it take
 """
 
 import gc
+import logging
 import secrets
 import socket
 import webbrowser
@@ -15,14 +16,17 @@ from pathlib import Path
 from threading import Event, Timer
 from types import FrameType
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import uvicorn
 
+from dressage.board.connections import BACKLOG, Connection, Seldom
 from dressage.board.opening import Opening
 from dressage.board.page import NO_PAGE, STATIC
-from dressage.board.security import Guard, is_loopback
+from dressage.board.security import Guard, checked_token, is_loopback
 from dressage.board.site import Site
 from dressage.errors import UserError
+from dressage.text.visible import visible
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -48,8 +52,10 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
         browser: Whether to open the page.
 
     Raises:
-        UserError: A path is no run, or the port is taken.
+        UserError: A path is no run, the token or the host is empty, or the port is taken.
     """
+    if token is not None:
+        checked_token(token)
     listener = _listen(host, port)
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
@@ -61,13 +67,23 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
         opening = pool.submit(_open_runs, paths, closing, show, asked if kept.is_kept() else None)
         server = _Server(Guard(Site(opening, kept, asked), token), closing)
         opening.add_done_callback(server.stop_without)
-        with suppress(KeyboardInterrupt):
-            server.run(sockets=[listener])
+        try:
+            with suppress(KeyboardInterrupt):
+                server.run(sockets=[listener])
+        finally:
+            _stop_queries()
         opening.result()
 
 
+def _stop_queries() -> None:
+    """Ends queries whose answers nobody waits for any more, for which this process would wait."""
+    from dressage.record.query import stop_queries
+
+    stop_queries()
+
+
 def _show(address: str, open_to: str | None, browser: bool) -> None:
-    print(f"board    {address}")
+    print(f"board    {address}", flush=True)
     if open_to:
         print(f"open     to everybody who reaches {open_to}: each request needs the token in that address")
     if browser:
@@ -98,7 +114,7 @@ def _opened(paths: Sequence[str], closing: Event) -> "Board":
 def _note(board: "Board") -> None:
     for run in board.runs:
         if not run.record.info:
-            print(f"note     {run.record.folder} is no run yet; it appears once it begins")
+            print(f"note     {visible(str(run.record.folder))} is no run yet; it appears once it begins")
     if not (STATIC / "index.html").is_file():
         print(f"note     {NO_PAGE}")
 
@@ -132,8 +148,16 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: "ASGIApp", closing: Event) -> None:
         config = uvicorn.Config(
-            app, log_level="warning", server_header=False, lifespan="off", ws="none", timeout_graceful_shutdown=GRACE
+            app,
+            log_level="error",  # a client's mistakes are its own: it is told, and the terminal is not filled
+            server_header=False,
+            lifespan="off",
+            http=Connection,
+            ws="none",
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=GRACE,
         )
+        logging.getLogger("asyncio").addFilter(Seldom())
         super().__init__(config)
         self.closing = closing
 
@@ -148,6 +172,8 @@ class _Server(uvicorn.Server):
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not host:
+        raise UserError("--host is empty: give an address, such as 127.0.0.1; 0.0.0.0 listens on all")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family)
@@ -160,4 +186,4 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _address(host: str, port: int, token: str | None) -> str:
     name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,17 @@ from dressage.board.runs import Board
 from dressage.board.security import MOST_BODY, TOO_LONG, Guard, refuse
 from dressage.board.several import BUG, UNKNOWN, explain
 from dressage.board.site import Site
+from dressage.board.turns import Turns
 from dressage.errors import UserError
 from dressage.index.maps import relieve
 
 THREADS = ThreadPoolExecutor(32, "answers")
+RUNNING = 2
+"""Queries of SQL that run at once; together they use at most so many times the memory and the cores of one."""
+WAITING, WAIT = 4, 3.0
+"""Queries that wait for their turn, and for how many seconds; more are refused, and can be sent again."""
+BODY_SECONDS = 10
+"""How long the body of a request may take to come."""
 
 
 def create_app(board: Board, token: str | None = None) -> ASGIApp:
@@ -39,7 +47,8 @@ def create_app(board: Board, token: str | None = None) -> ASGIApp:
 
 def create_api(board: Board) -> ASGIApp:
     """Returns what answers requests for data."""
-    routes = [Route(e.path, _handler(board, e), methods=[e.method]) for e in ENDPOINTS]
+    queries = Turns(RUNNING, WAITING, WAIT)
+    routes = [Route(e.path, _handler(board, e, queries), methods=[e.method]) for e in ENDPOINTS]
     routes += [Route("/api/openapi.json", _openapi), Route("/{path:path}", _unknown)]
     known = (UserError, ValidationError, pa.ArrowException, OSError, UnicodeDecodeError)
     handlers = dict.fromkeys(known, _failed) | {HTTPException: _http_error, Exception: _bug}
@@ -67,15 +76,16 @@ def _plain(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def _handler(board: Board, endpoint: Endpoint) -> Callable[[Request], Any]:
+def _handler(board: Board, endpoint: Endpoint, queries: Turns) -> Callable[[Request], Any]:
     async def handle(request: Request) -> Response:
         given = dict(request.query_params) | request.path_params
         if "after" in endpoint.query.model_fields and "last-event-id" in request.headers:
             given["after"] = request.headers["last-event-id"]
         if endpoint.method in ("PUT", "POST"):
-            given |= await _body(request)
+            given = _together(given, await _body(request))
         query = endpoint.query.model_validate(given)
-        answer = await asyncio.get_running_loop().run_in_executor(THREADS, endpoint.answer, board, query)
+        async with queries.turn() if endpoint.heavy else nullcontext():
+            answer = await asyncio.get_running_loop().run_in_executor(THREADS, endpoint.answer, board, query)
         relieve()
         if isinstance(answer, Response):
             return answer
@@ -88,10 +98,14 @@ def _handler(board: Board, endpoint: Endpoint) -> Callable[[Request], Any]:
 
 async def _body(request: Request) -> dict[str, Any]:
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BODY:
-            raise HTTPException(413, TOO_LONG)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MOST_BODY:
+                    raise HTTPException(413, TOO_LONG)
+    except TimeoutError:
+        raise HTTPException(408, f"the body took longer than {BODY_SECONDS} s", {"connection": "close"}) from None
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -101,6 +115,13 @@ async def _body(request: Request) -> dict[str, Any]:
     return content
 
 
+def _together(address: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+    twice = sorted(address.keys() & body.keys())
+    if twice:
+        raise HTTPException(400, f"{twice[0]} is given twice: in the address and in the body")
+    return address | body
+
+
 async def _failed(request: Request, error: Exception) -> Response:
     failure = explain(error)
     return refuse(failure.reason, failure.status)
@@ -108,7 +129,9 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return refuse(error.detail, error.status_code)
+    answer = refuse(error.detail, error.status_code)
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -1,7 +1,6 @@
 """Several answers in one: a request costs the browser more than most answers cost the server."""
 
 import re
-import traceback
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +12,8 @@ from starlette.routing import compile_path
 
 from dressage.board.runs import Board, NotFoundError, UnreadableError
 from dressage.board.selection import Query
-from dressage.errors import UserError
+from dressage.board.turns import BusyError
+from dressage.errors import UserError, first_line, print_exception
 
 if TYPE_CHECKING:
     from dressage.board.api import Endpoint
@@ -22,6 +22,8 @@ MOST = 32
 """Requests in one."""
 
 
+STATUS: dict[type[UserError], int] = {NotFoundError: 404, UnreadableError: 409, BusyError: 503}
+"""Of errors that are no mistake in the request itself, which are 400."""
 UNKNOWN = "there is no such request; see /api/openapi.json"
 BUG = "the board made a mistake; what happened is in its terminal"
 
@@ -54,6 +56,8 @@ def _answer(endpoints: Sequence["Endpoint"], board: Board, asked: str) -> dict[s
     for endpoint in endpoints:
         if found := _pattern(endpoint.path).match(f"/api/{path}"):
             try:
+                if board.closing.is_set():  # the process would wait for all the answers that are left
+                    raise BusyError("the board is stopping")
                 given = dict(parse_qsl(query, keep_blank_values=True)) | found.groupdict()
                 return {"status": 200, "answer": endpoint.answer(board, endpoint.query.model_validate(given))}
             except Exception as error:
@@ -74,11 +78,12 @@ def explain(error: Exception) -> Failure:
         place, reason = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
         return Failure(422, f"{place}: {reason}")
     if isinstance(error, UserError):
-        status = 404 if isinstance(error, NotFoundError) else 409 if isinstance(error, UnreadableError) else 400
-        return Failure(status, " ".join(str(error).split("\n")))
-    traceback.print_exception(error)
+        return Failure(
+            next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400),
+            " ".join(str(error).split("\n")),
+        )
+    print_exception(error)
     if isinstance(error, pa.ArrowException | OSError | UnicodeDecodeError):
         # Most likely a file of the index, which has just been built anew.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        return Failure(409, f"the record or its index cannot be read: {reason}")
+        return Failure(409, f"the record or its index cannot be read: {first_line(error)}")
     return Failure(500, BUG)

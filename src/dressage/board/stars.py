@@ -2,13 +2,19 @@
 
 import json
 import os
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from dressage.errors import UserError
 from dressage.index.folder import local_folder
 from dressage.record import Run
 from dressage.record.files import replacing
+
+WAIT = 10
+"""Seconds to wait for another board that changes the notes of the same run."""
 
 
 class Stars:
@@ -22,7 +28,6 @@ class Stars:
     def __init__(self, record: Run, fallback: Path) -> None:
         self._folder = local_folder(record)
         self._fallback = fallback
-        self._lock = threading.Lock()
 
     @property
     def path(self) -> Path:
@@ -43,20 +48,31 @@ class Stars:
 
     def put(self, step: int, sample: int, note: str) -> None:
         """Stars a rollout, or changes its note."""
-        with self._lock:
-            self._write(self.all() | {(step, sample): note})
+        with self._changing() as stars:
+            stars[step, sample] = note
 
     def remove(self, step: int, sample: int) -> bool:
         """Takes a star away; returns whether there was one."""
-        with self._lock:
-            stars = self.all()
-            found = stars.pop((step, sample), None) is not None
-            if found:
-                self._write(stars)
-            return found
+        with self._changing() as stars:
+            return stars.pop((step, sample), None) is not None
 
-    def _write(self, stars: dict[tuple[int, int], str]) -> None:
+    @contextmanager
+    def _changing(self) -> Iterator[dict[tuple[int, int], str]]:
+        """Yields all notes and writes them back; meanwhile no other thread, process or board can change them."""
+        path = self.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(path.with_name(".stars.lock"), WAIT, poll_interval=0.01):
+                stars = self.all()
+                before = stars.copy()
+                yield stars
+                if stars != before:
+                    self._write(path, stars)
+        except Timeout:
+            raise UserError(f"another process has been changing {path} for {WAIT} s; try again") from None
+
+    def _write(self, path: Path, stars: dict[tuple[int, int], str]) -> None:
         entries = [{"step": step, "sample": sample, "note": note} for (step, sample), note in sorted(stars.items())]
         # Plain ASCII: half a surrogate pair in a note is kept as it is.
-        with replacing(self.path) as file:
+        with replacing(path) as file:
             file.write(json.dumps({"stars": entries}, indent=1).encode())

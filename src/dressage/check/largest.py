@@ -26,6 +26,8 @@ class Rollouts(NamedTuple):
     """sequences scored and learned from at the same time"""
     prompts: int
     """different prompts among these"""
+    shared: bool
+    """whether a prompt is read once for all its responses"""
     prompt: int
     """tokens of the longest prompt"""
     response: int
@@ -66,19 +68,20 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet) -> Rollouts:
         sampled_prompts=math.ceil(sampled / samples),
         rows=rows,
         prompts=math.ceil(rows / samples) if in_order else min(rows, batch // samples),
+        shared=settings.shares_prompts,
         prompt=_longest_prompt(settings, prompts),
         response=settings.sampling.longest,
         passes=math.ceil(mini / rows),
-        single_pass=update.epochs == 1
-        and update.mini_batches == 1
-        and rows == batch
-        and settings.algorithm.most_batches == 1,
+        single_pass=update.epochs == update.mini_batches == 1 and rows == batch,
     )
 
 
 def scored_rows(settings: RolloutRun) -> int:
     """Rollouts that are scored at the same time, without gradients."""
-    return min(settings.update.micro_batch_size or settings.batch_size, settings.batch_size)
+    # Those that are learned from in mini-batches; those that are not, where a step samples more, by the batch.
+    resamples = settings.algorithm.most_batches > 1
+    most = settings.batch_size if resamples else math.ceil(settings.batch_size / settings.update.mini_batches)
+    return min(settings.update.micro_batch_size or most, most)
 
 
 def _longest_prompt(settings: RolloutRun, prompts: PromptSet) -> int:

@@ -19,7 +19,7 @@ from dressage.check.allocation import Allocations, FakeTensorMode, without_numbe
 from dressage.check.heap import Heap, has_glibc
 from dressage.check.largest import Rollouts, Sequences, scored_rows
 from dressage.check.skeleton import bytes_of, config_of, layers_of, loading_bytes, skeleton
-from dressage.models.policy import trunk
+from dressage.models.parts import trunk
 from dressage.models.settings import ModelSettings, ReferenceSettings
 from dressage.train.settings import ExampleRun, RolloutRun
 
@@ -64,13 +64,15 @@ def rollout_memory(
         rewards: bytes of reward models.
         device: where the model is, such as "cpu".
     """
-    has_critic = settings.critic is not None and settings.critic.kind == "separate"
+    critic_start = _critic_model(settings)
     frozen = _reference_model(settings.model, settings.reference)
     scored = largest._replace(rows=scored_rows(settings))
 
     def rehearsed(layers: int | None) -> Memory:
         model = skeleton(settings.model, tokenizer, layers=layers)
-        critic = trunk(skeleton(settings.model, tokenizer, adapters=False, layers=layers)) if has_critic else None
+        critic: nn.Module | None = None
+        if critic_start is not None:
+            critic = trunk(skeleton(critic_start, tokenizer, adapters=False, layers=layers))
         reference = skeleton(frozen, tokenizer, adapters=False, layers=layers) if frozen is not None else None
         if reference is not None:
             reference.requires_grad_(False)
@@ -128,7 +130,7 @@ class _Run:
     """A rehearsed run: its models, what it has allocated, and what AdamW keeps.
 
     AdamW keeps the averages of gradient and squared gradient in float32, 8 bytes for every weight that learns; weights
-    that learn in bfloat16 have a float32 copy, and in a step their gradients have one as well (`train.optimizer`).
+    that learn in bfloat16 have a float32 copy, and gradients are in float32 (`train.optimizer`).
     """
 
     settings: ModelSettings
@@ -154,6 +156,8 @@ class _Run:
                         without_numbers(other, self.device)
                 modules = [self.model, *(other for other in self.others.values() if other is not None)]
                 self.learns = [p for module in modules for p in module.parameters() if p.requires_grad]
+                for p in self.learns:
+                    p.grad_dtype = torch.float32
                 self.copies = {p: p.detach().float() for p in self.learns if p.dtype != torch.float32}
                 yield
         self.heap = 0 if heap is None else heap.peak
@@ -168,13 +172,11 @@ class _Run:
 
     def optimise(self) -> None:
         """An optimiser step, after which there is no gradient."""
-        converted = [p.grad.float() for p in self.copies if p.grad is not None]
         for p in self.learns:
             if p not in self.averages:
                 like = self.copies.get(p, p.detach())
                 self.averages[p] = torch.zeros_like(like), torch.zeros_like(like)
             p.grad = None
-        del converted
 
     def memory(self, more: dict[str, int]) -> Memory:
         """What was found."""
@@ -200,7 +202,15 @@ def _weights(model: nn.Module, settings: ModelSettings) -> int:
 
 def _reference_model(model: ModelSettings, reference: ReferenceSettings) -> ModelSettings | None:
     """The model that is a frozen reference; None where that is no model of its own."""
-    if reference.kind == "model" and reference.path is not None:
-        return ModelSettings(path=reference.path, dtype=model.dtype)
-    copied = reference.kind == "copy" or (reference.kind == "auto" and model.lora is None)
-    return model if copied else None
+    start = reference.start(model.dtype)
+    if start is not None:
+        return ModelSettings(**dict(start))
+    return model if reference.resolved(model.lora is not None) == "copy" else None
+
+
+def _critic_model(settings: RolloutRun) -> ModelSettings | None:
+    """The model that a separate critic starts from; None where there is no such critic."""
+    if settings.critic is None or not settings.critic.is_separate:
+        return None
+    start = settings.critic.start(settings.model.dtype)
+    return settings.model if start is None else ModelSettings(**dict(start))

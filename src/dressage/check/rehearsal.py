@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, StaticCache
+from transformers import Cache, DynamicCache, StaticCache
 
 from dressage.check.largest import Rollouts, Sequences
-from dressage.models.policy import causal, output_weight, positions, trunk, use_checkpoints
+from dressage.models.parts import UNSUPPORTED, causal, output_head, trunk
+from dressage.models.policy import positions
 from dressage.models.sequences import Layout, hidden_states
 from dressage.models.shared_prompts import growing_cache
-from dressage.ops.linear import linear
+from dressage.ops.head import Head, head_logits
 from dressage.ops.logprobs import token_logprobs
 from dressage.sampling.distribution import draw, sampling_logprobs
 from dressage.sampling.settings import SamplingSettings
@@ -23,16 +24,24 @@ from dressage.train.settings import RolloutRun
 
 @torch.no_grad()
 def sample(model: nn.Module, settings: SamplingSettings, largest: Rollouts) -> None:
-    """The prompts and the last of the tokens, in the preallocated cache: what `Sampler` does."""
+    """The prompts and the last of the tokens: what `Sampler` does, with the cache that it will choose if one fails."""
     model.eval()
+    longest, config = largest.prompt + largest.response, causal(model).config
+    try:
+        _decode(model, settings, largest, largest.prompt, StaticCache(config=config, max_cache_len=longest))
+    except UNSUPPORTED:
+        # A growing cache is as long as what was read: a prompt of all tokens but the last stands for the responses.
+        _decode(model, settings, largest, longest - 1, DynamicCache(config=config))
+
+
+def _decode(model: nn.Module, settings: SamplingSettings, largest: Rollouts, prompt: int, cache: Cache) -> None:
     rows, longest = largest.sampled, largest.prompt + largest.response
-    head = output_weight(model).float()
-    cache = StaticCache(config=causal(model).config, max_cache_len=longest)
-    first = _ones(model, largest.sampled_prompts, largest.prompt)
+    head = output_head(model).float()
+    first = _ones(model, largest.sampled_prompts, prompt)
     spread = torch.zeros(rows, dtype=torch.long, device=first.device)
     last = _states(model, first, first, cache)[:, -1].float()[spread]
     cache.reorder_cache(spread)  # type: ignore[arg-type]
-    draw(sampling_logprobs(linear(last, head), settings, None), torch.zeros(rows, device=last.device))
+    draw(sampling_logprobs(head_logits(last, head, 1.0), settings, None), torch.zeros(rows, device=last.device))
     _states(model, _ones(model, rows, 1), _ones(model, rows, longest), cache)
 
 
@@ -66,7 +75,7 @@ def learn_sequences(model: nn.Module, largest: Sequences, classifier: bool) -> N
         layout: Any = Layout(ids, ids if largest.packed else None, ids)
         states = hidden_states(model, layout).flatten(0, 1)
         learned = torch.zeros(largest.learned, dtype=torch.long, device=ids.device)
-        total = states[:2].float().sum() if classifier else _logprobs(states[learned], output_weight(model))
+        total = states[:2].float().sum() if classifier else _logprobs(states[learned], output_head(model))
         total.backward()
 
 
@@ -79,20 +88,19 @@ def _scores(model: nn.Module, critic: nn.Module | None, largest: Rollouts) -> Te
     hidden = _hidden(model, largest)
     seen = hidden if critic is None else _hidden(critic, largest)
     tokens = torch.zeros(largest.rows * largest.response, dtype=torch.long, device=hidden.device)
-    return _logprobs(hidden.flatten(0, 1)[tokens], output_weight(model)) + seen.float().sum()
+    return _logprobs(hidden.flatten(0, 1)[tokens], output_head(model)) + seen.float().sum()
 
 
-def _logprobs(hidden: Tensor, head: Tensor) -> Tensor:
-    logprob, entropy = token_logprobs(hidden, head, torch.zeros(len(hidden), dtype=torch.long, device=head.device), 1.0)
+def _logprobs(hidden: Tensor, head: Head) -> Tensor:
+    targets = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
+    logprob, entropy = token_logprobs(hidden, head, targets, 1.0)
     return (logprob + entropy).sum()
 
 
 def _hidden(model: nn.Module, largest: Rollouts) -> Tensor:
     """The states before every response token, `[B, T, H]`; a prompt of several responses is read once."""
-    checkpoints = use_checkpoints(model)
     rows, prompt, response = largest.rows, largest.prompt, largest.response
-    shared = largest.prompts < rows and not checkpoints
-    cache = growing_cache(causal(model).config) if shared else None
+    cache = growing_cache(causal(model).config) if largest.shared else None
     mask = _ones(model, rows, prompt + response - 1)
     if cache is None:
         return _states(model, mask, mask)[:, prompt - 1 :]

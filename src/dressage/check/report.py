@@ -13,7 +13,8 @@ from dressage.check.finding import Finding, Fine, Skipped
 from dressage.check.run import Report, parts_of
 from dressage.doctor.diagnosis import SEVERITIES
 from dressage.doctor.report.terminal import COLOURS
-from dressage.doctor.words import number, visible
+from dressage.doctor.words import number
+from dressage.text.visible import visible
 
 
 def plain(report: Report) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def plain(report: Report) -> dict[str, Any]:
 
 def show(console: Console, report: Report) -> None:
     """Print what is wrong, what is expected, what is fine, and what was not looked at."""
-    console.print(Text.assemble((report.name, "bold"), f"  checked as dressage {report.command}"))
+    console.print(Text.assemble((visible(report.name), "bold"), f"  checked as dressage {report.command}"))
     for finding in _sorted(report):
         _show_finding(console, finding)
     fine = [one for one in report.results if isinstance(one, Fine)]
@@ -48,27 +49,27 @@ def show(console: Console, report: Report) -> None:
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True)
         for one in fine:
-            table.add_row(Text(one.check, "green"), Text(_seen(one.seen)), Text(one.healthy, "dim"))
+            table.add_row(Text(one.check, "green"), Text(visible(_seen(one.seen))), Text(one.healthy, "dim"))
         console.print(Padding(table, (0, 2)))
     skipped = [one for one in report.results if isinstance(one, Skipped)]
     if skipped:
         console.print("\n[bold]Not looked at[/]")
         table = Table.grid(padding=(0, 2))
         for left in skipped:
-            table.add_row(Text(left.check, "dim"), Text(left.reason))
+            table.add_row(Text(left.check, "dim"), Text(visible(left.reason)))
         console.print(Padding(table, (0, 2)))
     console.print()
 
 
 def _show_finding(console: Console, finding: Finding) -> None:
     console.print()
-    console.print(Text(f"{finding.severity}: {finding.title}", COLOURS[finding.severity]))
-    console.print(Padding(Text(finding.cause), (0, 2)))
+    console.print(Text(visible(f"{finding.severity}: {finding.title}"), COLOURS[finding.severity]))
+    console.print(Padding(Text(visible(finding.cause)), (0, 2)))
     table = Table.grid(padding=(0, 2))
     seen = "" if finding.seen is None else f"{_seen(finding.seen)}  ({finding.healthy})"
     for name, text in (("seen", seen), ("change", finding.fix), ("source", finding.source)):
         if text:
-            table.add_row(Text(name, "dim"), Text(text))
+            table.add_row(Text(name, "dim"), Text(visible(text)))
     console.print(Padding(table, (0, 2)))
 
 

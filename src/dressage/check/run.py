@@ -1,14 +1,12 @@
 """All checks of a recipe, the cheap ones first."""
 
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from dressage.check.data import check_examples, check_prompts
@@ -28,10 +26,11 @@ from dressage.data.types import Demonstration, Pair
 from dressage.data.view import AnyDataSettings
 from dressage.errors import UserError, told
 from dressage.integrations.trackers import require
+from dressage.memory import resident, total_memory
 from dressage.models.load import DTYPES, load_tokenizer, model_folder, with_pad_token
-from dressage.models.policy import trunk
+from dressage.models.parts import trunk
 from dressage.models.settings import ModelSettings
-from dressage.rewards import Reward, build_rewards, score
+from dressage.rewards import Reward, build_rewards, rehearse, score
 from dressage.rewards.settings import RewardSettings
 from dressage.tools.scorers import ScorerSettings
 from dressage.train.processes import Processes
@@ -220,7 +219,7 @@ class _Check:
             memory = example_memory(settings, self.largest, self.tokenizer, self.is_classifier, device.type)
         self.seen.memory = memory
         limit = self.options.memory
-        has = int(limit * 2**30) if limit is not None else memory_of(device)
+        has = int(limit * 2**30) if limit is not None else total_memory(device)
         fits = _fits(memory, self.seen.libraries, has, self.largest)
         yield fits
         if isinstance(fits, Finding) and isinstance(settings, RolloutRun):
@@ -244,9 +243,7 @@ class _Check:
             yield Skipped("reward", "an earlier stage still has to train the reward model")
             return
         self.rewards = build_rewards(self.plan.rewards, self.device)
-        columns = {name: list(values[:2]) for name, values in self.prompts.columns.items()}
-        prompts = list(self.prompts.texts[:2])
-        _scored(self.rewards, prompts, ["", "Yes."][: len(prompts)], columns)
+        rehearse(self.rewards, self.prompts.texts, self.prompts.columns)
         yield Fine("reward-scores", "yes", "whether the reward scores an empty and a short response")
         data = AnyDataSettings.model_validate(self.settings.data.model_dump())
         if self.options.pairs is not None:
@@ -285,16 +282,9 @@ def _examined(
 
     def scored(rows: Sequence[int], responses: Sequence[str]) -> list[float]:
         of_rows = {name: [values[row] for row in rows] for name, values in columns.items()}
-        return _scored(rewards, [said[row].prompt for row in rows], responses, of_rows)
+        return score(rewards, [said[row].prompt for row in rows], responses, of_rows).total
 
     yield from examine(said, scored, learned=any("path" in reward.options for reward in of))
-
-
-def _scored(
-    rewards: Sequence[Reward], prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Any]
-) -> list[float]:
-    with told("the reward"):
-        return score(rewards, prompts, responses, columns).total
 
 
 def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: int, has: int) -> Results:
@@ -339,22 +329,3 @@ def parts_of(memory: "Memory", libraries: int) -> str:
     parts = {"Python, libraries and data": libraries, **memory.stays, memory.phase: memory.phases[memory.phase]}
     parts["holes in the heap"] = memory.holes
     return ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
-
-
-def memory_of(device: torch.device) -> int:
-    """Bytes of the device's memory, or what this machine has and this process may use."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    allowed = limit.read_text().strip() if limit.exists() else "max"
-    return min(physical, int(allowed)) if allowed != "max" else physical
-
-
-def resident() -> int:
-    """Bytes of this process that are in memory now."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 0
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024

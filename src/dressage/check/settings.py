@@ -5,6 +5,9 @@ from pathlib import Path
 
 from dressage.algorithms.ppo import PPORun
 from dressage.check.finding import Finding, Fine, Results
+from dressage.continuing import continuation
+from dressage.record.lock import is_free
+from dressage.record.writable import check_writable
 from dressage.train.settings import ExampleRun, RolloutRun
 
 LARGEST_TARGET = 10.0
@@ -38,13 +41,15 @@ def check_settings(settings: RolloutRun | ExampleRun, weights: int, random: bool
 
 
 def _folder(run: Path) -> Results:
-    if run.exists():
+    check_writable(run)
+    if not is_free(run):
+        way = continuation(run)
         yield Finding(
             "run-folder",
             "error",
             "The run's folder exists already",
             f"{run} holds something; a run begins in a folder of its own.",
-            f"--run another folder, or continue that run with --resume {run}",
+            "--run another folder" + (f", or continue that run with: {way}" if way else ""),
         )
 
 

@@ -96,12 +96,16 @@ def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path
     values |= {"run": folder / "run", "steps": steps, "batch_size": batch, "trackers": ()}
     kept = batch // settings.raft.k if isinstance(settings, RAFTRun) else batch
     changed: dict[str, dict[str, Any]] = {
-        "kl": {"coef": 0.0, "target": None},
-        "checkpoint": {"every": 0, "updates": 0},
+        "kl": {"coef": 0.0, "target": None, "horizon": 10_000},
+        "checkpoint": {"every": 0, "updates": 0, "keep": 2},
         "optimizer": {"warmup_steps": 0, "schedule": "constant"},
-        "update": {"mini_batches": min(settings.update.mini_batches, kept)},
+        "update": {"mini_batches": min(settings.update.mini_batches, kept), "target_policy_kl": None},
         "reference": {"kind": "auto"} if settings.reference.kind == "none" else {},
     }
+    # What has no effect without a penalty, or with one optimiser step, is refused.
+    for owner, idle in (("grpo", ("kl_in", "kl_estimator")), ("rloo", ("kl_estimator",))):
+        if owner in values:
+            values[owner] = {key: value for key, value in values[owner].items() if key not in idle}
     for name, update in changed.items():
         values[name] = {**values.get(name, {}), **update}
     return check(type(settings), values, "the short run")

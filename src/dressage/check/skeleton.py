@@ -17,7 +17,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from dressage.errors import UserError
+from dressage.errors import UserError, first_line
+from dressage.models.checkpointing import recompute_layers
 from dressage.models.load import DTYPES, model_folder, prepare, resolve
 from dressage.models.new import new_model
 from dressage.models.policy import with_adapters
@@ -52,7 +53,7 @@ def _read_config(path: str, gguf_file: str | None) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(resolve(path), gguf_file=gguf_file)  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:
-        raise UserError(f"there is no model {path!r}: {str(error).strip().splitlines()[0]}") from None
+        raise UserError(f"there is no model {path!r}: {first_line(error)}") from None
 
 
 def skeleton(
@@ -84,7 +85,7 @@ def skeleton(
             auto: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
             model = prepare(auto.from_config(config, dtype=DTYPES[settings.dtype]))
         if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_layers(model)
         unquantized = settings.model_copy(update={"quantization": None})  # nothing here could be packed in 4 bits
         return with_adapters(model, unquantized) if adapters else model  # type: ignore[return-value]
 

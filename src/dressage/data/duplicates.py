@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from dressage.data.types import Demonstration, Pair, Prompt, Said
+from dressage.text.visible import visible
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def print_duplicates(report: Duplicates, console: Console) -> None:
         console.print(f"[bold]{found.count:,}[/] {found.what}")
         for row, of, text in found.examples:
             short = text if len(text) <= 100 else text[:100] + "…"
-            console.print(f"  row {row}, as in row {of}: {escape(short)}", highlight=False)
+            console.print(f"  row {row}, as in row {of}: {escape(visible(short))}", highlight=False)
 
 
 Key = tuple[str, ...]

@@ -1,17 +1,18 @@
 """Prompts and responses as token ids: what a sampler would see, and where the response begins."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dressage.data.chat import Chat, Span, Tools
+from dressage.data.chat import Chat, Tools
+from dressage.data.special_tokens import Encoded, Span, Written
 from dressage.data.types import Demonstration, Pair, Prompt, Said, Turn
 from dressage.errors import UserError
 
@@ -33,7 +34,7 @@ class Asked(NamedTuple):
 class PromptLine(NamedTuple):
     """A prompt as a sampler sees it."""
 
-    text: str
+    text: Written
     ids: tuple[int, ...]
 
 
@@ -48,7 +49,7 @@ class Line(NamedTuple):
 
 class _Text(NamedTuple):
     place: str
-    text: str
+    text: Written
 
 
 def asked_of(row: Prompt | Demonstration | Pair, place: str) -> Asked:
@@ -74,6 +75,15 @@ class Encoder:
     learn_all: bool = False
     """learn prompts too"""
 
+    def remark(self, one: Asked) -> str | None:
+        """How a special token that is written in what is said is read; None where there is none."""
+        found = self.chat.special.within(text for said in (one.prompt, *one.responses) for text in _texts(said))
+        if not found:
+            return None
+        if self.chat.special_tokens == "control":
+            return f"{found[0]} in the data is read as a control token"
+        return f'{found[0]} in the data is read as text; data.special_tokens = "control" makes a control token of it'
+
     def prompts(self, asked: Iterable[Asked]) -> Iterator[PromptLine]:
         """Prompts alone; a conversation up to where the answer begins."""
         return _each_kind(map(self._asked, asked), self._plain_prompts, self._chat_prompts)
@@ -93,12 +103,12 @@ class Encoder:
         return one._replace(prompt=self.chat.turns(one.prompt, "user"), responses=responses)
 
     def _plain_prompts(self, asked: Sequence[Asked]) -> list[PromptLine]:
-        texts = [_Text(one.place, str(one.prompt)) for one in asked]
+        texts = [_Text(one.place, self.chat.plain(str(one.prompt))) for one in asked]
         return [PromptLine(text, tuple(ids)) for (_, text), ids in zip(texts, self._plain_ids(texts), strict=True)]
 
     def _plain_lines(self, asked: Sequence[Asked]) -> list[list[Line]]:
-        prompts = self._plain_ids([_Text(one.place, str(one.prompt)) for one in asked])
-        wholes = [_Text(one.place, f"{one.prompt}{said}") for one in asked for said in one.responses]
+        prompts = self._plain_ids([_Text(one.place, self.chat.plain(str(one.prompt))) for one in asked])
+        wholes = [_Text(one.place, self.chat.plain(f"{one.prompt}{said}")) for one in asked for said in one.responses]
         ids = iter(self._plain_ids(wholes))
         return [
             self._begun(prompt, [self._ended(next(ids)) for _ in one.responses])
@@ -117,7 +127,7 @@ class Encoder:
     def _plain_ids(self, texts: Sequence[_Text]) -> list[list[int]]:
         if texts and self.chat.system is not None:
             raise UserError(f"{texts[0].place}: this is plain text; data.system is for conversations")
-        ids: list[list[int]] = self._tokenized(texts, special=True)["input_ids"]
+        ids = [one.ids for one in self._tokenized(texts, add=True)]
         # A prompt has not ended: an end token that the tokenizer adds to every text is taken off again.
         ids = [line[:-1] for line in ids] if self._adds_end else ids
         self._check_bos(texts, ids, "the tokenizer adds one to the one in the text; take that out")
@@ -134,8 +144,8 @@ class Encoder:
             with _at(one.place):
                 turns = self.chat.opened(_turns(one.prompt))
                 texts.append(_Text(one.place, self.chat.render(turns, one.tools, answer=True)))
-        ids = self._chat_ids(texts, marked=False)["input_ids"]
-        return [PromptLine(text, tuple(line)) for (_, text), line in zip(texts, ids, strict=True)]
+        encoded = self._chat_ids(texts)
+        return [PromptLine(text, tuple(one.ids)) for (_, text), one in zip(texts, encoded, strict=True)]
 
     def _chat_lines(self, asked: Sequence[Asked]) -> list[list[Line]]:
         texts, spans = [], []
@@ -145,11 +155,12 @@ class Encoder:
                     text, learned = self._written(one, response)
                 texts.append(_Text(one.place, text))
                 spans.append(learned)
-        encoded = self._chat_ids(texts, marked=True)
-        lines = iter([*map(_marked, encoded["input_ids"], encoded["offset_mapping"], spans)])
+        if texts and not self.chat.tokenizer.is_fast:
+            raise UserError("to tell the assistant's tokens apart takes a fast tokenizer (one with a tokenizer.json)")
+        lines = iter([*map(_marked, self._chat_ids(texts), spans)])
         return [[next(lines) for _ in one.responses] for one in asked]
 
-    def _written(self, one: Asked, response: Said) -> tuple[str, list[Span]]:
+    def _written(self, one: Asked, response: Said) -> tuple[Written, list[Span]]:
         prompt = self.chat.opened(_turns(one.prompt))
         turns = (*prompt, *_turns(response))
         if not self.learn_all:
@@ -157,21 +168,16 @@ class Encoder:
         text = self.chat.render(turns, one.tools)
         return text, [(0, len(text))]
 
-    def _chat_ids(self, texts: Sequence[_Text], *, marked: bool) -> Mapping[str, list[Any]]:
-        encoded = self._tokenized(texts, special=False, offsets=marked)
-        self._check_bos(texts, encoded["input_ids"], "take one out of the chat template or the first turn")
+    def _chat_ids(self, texts: Sequence[_Text]) -> list[Encoded]:
+        encoded = self._tokenized(texts, add=False)
+        self._check_bos(texts, [one.ids for one in encoded], "take one out of the chat template or the first turn")
         return encoded
 
-    def _tokenized(self, texts: Sequence[_Text], *, special: bool, offsets: bool = False) -> Mapping[str, list[Any]]:
-        if offsets and not self.chat.tokenizer.is_fast:
-            raise UserError("to tell the assistant's tokens apart takes a fast tokenizer (one with a tokenizer.json)")
+    def _tokenized(self, texts: Sequence[_Text], *, add: bool) -> list[Encoded]:
         broken = next((place for place, text in texts if _HALF_PAIR.search(text)), None)
         if broken is not None:
             raise UserError(f"{broken}: the text holds half of a surrogate pair, which is no character")
-        encoded: Mapping[str, list[Any]] = self.chat.tokenizer(
-            [text for _, text in texts], add_special_tokens=special, return_offsets_mapping=offsets
-        )
-        return encoded
+        return self.chat.special.encode([text for _, text in texts], add=add)
 
     def _check_bos(self, texts: Sequence[_Text], lines: Sequence[list[int]], way_out: str) -> None:
         bos = self.chat.tokenizer.bos_token_id
@@ -194,8 +200,9 @@ def _each_kind(
         yield from (next(plains if isinstance(one.prompt, str) else chats) for one in part)
 
 
-def _marked(ids: list[int], offsets: Sequence[Span], spans: Sequence[Span]) -> Line:
+def _marked(encoded: Encoded, spans: Sequence[Span]) -> Line:
     """The line in which every token that overlaps one of the spans is learned."""
+    ids, offsets = encoded
     end = np.array([end for _, end in offsets], dtype=np.int64)
     # Some tokenizers leave a token's leading space out of its offsets; no character lies between two tokens.
     start = np.minimum([start for start, _ in offsets], np.concatenate([[0], end[:-1]]))
@@ -215,6 +222,10 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
     if b[: len(a)] == a:
         return len(a)
     return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), len(b))
+
+
+def _texts(said: Said) -> list[str]:
+    return [said] if isinstance(said, str) else [turn.content for turn in said]
 
 
 def _turns(said: Said) -> tuple[Turn, ...]:

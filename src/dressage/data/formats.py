@@ -123,11 +123,21 @@ def refuse(why: str, fields: Fields) -> NoReturn:
     raise UserError(f"{fields.place}: {why}")
 
 
+def _pairs(
+    read: Callable[[Fields], Pair],
+    columns: tuple[str, str] = ("chosen", "rejected"),
+    optional: tuple[str, ...] = (),
+    when: Callable[[Values], bool] | None = None,
+    asks: tuple[str, ...] = ("chosen", "rejected", "prompt"),
+) -> Format:
+    """A format of pairs whose prompt is found by reading both responses."""
+    return Format(Pair, columns, lambda fields: read(fields).prompt, read, optional, when, asks)
+
+
 _no_images = partial(refuse, "image_text is data of images, and Dressage trains on text alone")
 _no_numbers = partial(refuse, "float_only is data of numbers, and Dressage trains on text")
 _refused = (_no_images, _no_numbers)
 _dialogue = human_assistant.holds_dialogue
-_compared = ("chosen", "rejected", "prompt")
 
 FORMATS: dict[str, Format] = {
     # TRL's formats, of texts or of conversations.
@@ -144,14 +154,7 @@ FORMATS: dict[str, Format] = {
         optional=("system", "tools"),
         asks=("messages", "system"),
     ),
-    "preference": Format(
-        Pair,
-        ("chosen", "rejected"),
-        lambda fields: preference(fields).prompt,
-        preference,
-        optional=("prompt", "margin"),
-        asks=_compared,
-    ),
+    "preference": _pairs(preference, optional=("prompt", "margin")),
     # Texts under other names; prompt_response is what a mapping of columns usually leads to.
     "prompt_response": Format(
         Demonstration, ("prompt", "response"), said("prompt"), partial(prompt_and, "response"), ("tools",)
@@ -176,14 +179,10 @@ FORMATS: dict[str, Format] = {
         asks=("conversations", "system"),
     ),
     # HH-RLHF's conversations in one text.
-    "human_assistant": Format(
-        Pair,
-        ("chosen", "rejected"),
-        lambda fields: human_assistant.pair(fields).prompt,
+    "human_assistant": _pairs(
         human_assistant.pair,
         optional=("prompt", "margin"),
         when=lambda values: _dialogue("prompt" if values.get("prompt") else "chosen", values),
-        asks=_compared,
     ),
     "human_assistant_text": Format(
         Demonstration,
@@ -216,15 +215,12 @@ FORMATS: dict[str, Format] = {
         asks=("messages", "system"),
         by_name=True,
     ),
-    "paired_conversation": Format(
-        Pair,
-        ("chosen", "rejected"),
-        lambda fields: lmflow.paired_conversation(fields).prompt,
+    "paired_conversation": _pairs(
         lmflow.paired_conversation,
         optional=("margin",),
         when=lambda values: lmflow.holds_objects(values, "chosen", "rejected"),
-        asks=_compared,
     ),
+    "positive_negative": _pairs(lmflow.positive_negative, ("positive", "negative"), asks=("positive", "negative")),
     "text_to_textlist": Format(Prompt, ("input", "output"), listed, when=partial(lmflow.holds_list_of, str)),
     "text_to_scored_textlist": Format(
         Pair,

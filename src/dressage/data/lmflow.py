@@ -4,10 +4,11 @@ Types and fields: github.com/OptimalScale/LMFlow, docs/source/examples/DATASETS.
 src/lmflow/tokenization/hf_decoder_model.py.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from dressage.data.conversations import Turns, answered, ask, renamed, shared, split, turns_of
+from dressage.data.conversations import Turns, answered, ask, renamed, shared, shared_text, split, turns_of
 from dressage.data.fields import Fields, Skip
 from dressage.data.types import Demonstration, Pair
 from dressage.errors import UserError
@@ -25,20 +26,25 @@ TYPES = {
 }
 """LMFlow's name of a type, and the format that reads it."""
 
+_ANSWER = "###Assistant:"  # what the scripts of LMFlow's article write before an answer
 _ROLES = ("system", "user", "assistant", "function", "observation")
 
 
 def is_lmflow(value: Any) -> bool:
-    """Whether a JSON value is a file of LMFlow rather than a row."""
-    return isinstance(value, dict) and "type" in value and isinstance(value.get("instances"), list)
+    """Whether a JSON value is a file of LMFlow rather than a row; older files name no type."""
+    if not isinstance(value, dict) or not isinstance(value.get("instances"), list):
+        return False
+    return "type" in value or len(value) == 1
 
 
-def instances(value: dict[str, Any], file: str) -> tuple[str, list[Any]]:
-    """The format and the rows of a file of LMFlow.
+def instances(value: dict[str, Any], file: str) -> tuple[str | None, list[Any]]:
+    """The format, None where the file names no type, and the rows of a file of LMFlow.
 
     Raises:
         UserError: LMFlow has no such type.
     """
+    if "type" not in value:
+        return None, value["instances"]
     if value["type"] not in TYPES:
         raise UserError(f"{file}: LMFlow has no type {value['type']!r}; its types are {', '.join(TYPES)}")
     return TYPES[value["type"]], value["instances"]
@@ -67,6 +73,19 @@ def scored_pair(fields: Fields) -> Pair:
     if best[0] == worst[0]:
         raise Skip("scored texts of which none is better than another are skipped")
     return Pair(fields.text("input"), best[1], worst[1], best[0] - worst[0])
+
+
+def positive_negative(fields: Fields) -> Pair:
+    """`positive` and `negative`, two texts whose responses begin after the last `###Assistant:` that they share.
+
+    Texts of another form are split as those of `preference` are: after the words they both begin with.
+    """
+    positive, negative = fields.text("positive"), fields.text("negative")
+    ends = [match.end() for match in re.finditer(_ANSWER, positive)]
+    start = max((end for end in ends if negative.startswith(positive[:end])), default=None)
+    if start is None:
+        return Pair(*shared_text(positive, negative))
+    return Pair(positive[:start], positive[start:], negative[start:])
 
 
 def holds_objects(values: Mapping[str, Any], *columns: str) -> bool:

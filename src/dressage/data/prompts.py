@@ -27,6 +27,17 @@ class PromptSettings(ChatSettings):
     """longer prompts are dropped, counted and named: the longest one sets the memory a step needs"""
 
 
+def check_prompts(settings: PromptSettings) -> None:
+    """Refuse held-out rows of another source: no response to them is ever asked for.
+
+    Raises:
+        ValueError: there are some.
+    """
+    for name in ("validation_path", "validation_split"):
+        if getattr(settings, name) is not None:
+            raise ValueError(f"data.{name} has no effect on prompts: nothing is measured on held-out ones")
+
+
 @dataclass(frozen=True)
 class PromptSet:
     """Tokenized prompts with the columns that came along."""
@@ -79,7 +90,7 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -
     prompts = _prompt_set(loaded.train, chat, settings.max_prompt_tokens, settings.path or "the data")
     ranges = _kept([len(list(source.rows)) for source in loaded.sources], prompts.dropped)
     sources = zip(ranges, (source.weight for source in loaded.sources), strict=True)
-    return replace(prompts, notes=tuple(loaded.notes()), sources=tuple(sources))
+    return replace(prompts, notes=(*loaded.notes(), *prompts.notes), sources=tuple(sources))
 
 
 def _kept(sizes: Sequence[int], dropped: Sequence[int]) -> list[range]:
@@ -133,7 +144,11 @@ def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str
     if taken:
         raise UserError(f"{source}: rename the column {min(taken)!r}; rewards get their texts under that name")
     asked = [asked_of(row, f"{source}: row {number}") for number, row in enumerate(rows, start=1)]
-    lines = list(Encoder(chat).prompts(asked))
+    encoder, notes = Encoder(chat), Notes()
+    for one in asked:
+        if remark := encoder.remark(one):
+            notes.add(remark, one.place)
+    lines = list(encoder.prompts(asked))
     empty = next((one.place for one, line in zip(asked, lines, strict=True) if not line.ids), None)
     if empty is not None:
         raise UserError(f"{empty} has an empty prompt; there must be a token to continue from")
@@ -145,4 +160,5 @@ def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str
         ids=tuple(lines[row].ids for row in kept),
         columns={name: tuple(rows[row].columns.get(name) for row in kept) for name in names},
         dropped=tuple(sorted(set(range(len(rows))) - set(kept))),
+        notes=tuple(notes.lines()),
     )

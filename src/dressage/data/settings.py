@@ -5,12 +5,13 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from dressage.config import Settings
+from dressage.config_paths import LocalPath
 
 
 class SourceSettings(Settings):
     """One source of rows and how it is read."""
 
-    path: str | None = None
+    path: LocalPath | None = None
     """a file (.txt, .jsonl, .json, .csv, .parquet, each also as .gz), a folder or glob of such files, a folder that
     `datasets` saved, or the name of a Hub data set"""
     split: str = "train"
@@ -34,7 +35,7 @@ class DataSettings(SourceSettings):
     """a new order in every pass over the data"""
     validation: float = Field(0.0, ge=0, lt=1)
     """fraction of the rows, taken from the end of every source, that is held out"""
-    validation_path: str | None = None
+    validation_path: LocalPath | None = None
     """a source of its own for the rows that are held out; format and columns are those of `path`"""
     validation_split: str | None = None
     """split to hold out, of `validation_path` or else of `path`"""
@@ -56,4 +57,10 @@ class DataSettings(SourceSettings):
             raise ValueError("a fraction of a stream cannot be held out; give validation_path or validation_split")
         if self.mix and apart and self.validation_path is None:
             raise ValueError("with a mix, validation_split needs a validation_path")
+        self.refuse("weight", "here: it is a share of a mix, and stands in its entries")
+        if not (self.stream and self.shuffle):
+            self.refuse("shuffle_buffer", "without stream and shuffle")
+        if self.mix:
+            for name in ("split",) if apart else ("split", "subset", "format", "columns"):
+                self.refuse(name, "beside mix; set it in the entries of the mix")
         return self

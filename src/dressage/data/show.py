@@ -19,7 +19,7 @@ from dressage.data.types import Demonstration, Pair, Prompt
 from dressage.data.view import AnyDataSettings, Recognised, ViewSettings, recognised
 from dressage.errors import UserError
 from dressage.models.load import load_tokenizer
-from dressage.record.show import VISIBLE
+from dressage.text.visible import visible, visible_line
 
 BOUNDARY = "│"
 STYLES = {"learned": "bold green", "masked": "", "prompt": ""}
@@ -77,7 +77,7 @@ def show_row(
     lines = [*facts.items(), *(("note", note) for note in loaded.notes()), *(("warning", text) for text in remarks)]
     grid = Table.grid(padding=(0, 2))
     for name, text in lines:
-        grid.add_row(Text(name, "bold"), Text(text, "yellow" if name == "warning" else ""))
+        grid.add_row(Text(name, "bold"), Text(visible(text), "yellow" if name == "warning" else ""))
     console.print(grid)
     for sequence in sequences:
         console.print(_title(sequence))
@@ -94,13 +94,16 @@ def encode_row(
     """
     encoder = Encoder(Chat.of(settings, tokenizer), learn_all=settings.learn == "all" and not isinstance(row, Pair))
     asked = asked_of(row, place)
+    remark = encoder.remark(asked)
+    special = [remark] if remark else []
     if isinstance(row, Prompt):
         (prompt,) = encoder.prompts([asked])
         over = f"longer than data.max_prompt_tokens = {settings.max_prompt_tokens}: dropped"
         shown = Shown("prompt", prompt.ids, ["prompt"] * len(prompt.ids))
-        return [shown], [over] if len(prompt.ids) > settings.max_prompt_tokens else []
+        return [shown], special + ([over] if len(prompt.ids) > settings.max_prompt_tokens else [])
     (lines,) = encoder.lines([asked])
     kept, remarks = fitted(lines, settings)
+    remarks = special + remarks
     titles = ("chosen", "rejected") if isinstance(row, Pair) else ("prompt and response",)
     sequences = [
         Shown(title, line.ids, ["learned" if learned else "masked" for learned in line.learn])
@@ -142,7 +145,7 @@ def _tokens(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Table:
         text = Text(overflow="fold")
         for _, token in run:
             piece = token_text(token, tokenizer)
-            text.append(visible(piece), STYLES[label]).append(BOUNDARY, "dim blue")
+            text.append(seen(piece), STYLES[label]).append(BOUNDARY, "dim blue")
             if piece.endswith("\n"):
                 text.append("\n")
         text.rstrip()
@@ -157,7 +160,7 @@ def token_text(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
     return f" {text}" if str(piece).startswith("▁") and not text.startswith(" ") else text
 
 
-def visible(text: str) -> str:
+def seen(text: str) -> str:
     """The text with a sign for every character that cannot be seen."""
-    signs = text.translate(VISIBLE)
+    signs = visible_line(text)
     return "".join(sign if sign.isprintable() else f"⟨U+{ord(sign):04X}⟩" for sign in signs)

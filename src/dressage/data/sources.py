@@ -18,10 +18,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from dressage.config_paths import expanded
 from dressage.data.fields import Row, brief
 from dressage.data.lmflow import instances, is_lmflow
 from dressage.data.settings import SourceSettings
-from dressage.errors import UserError
+from dressage.errors import UserError, first_line
 
 _Bytes = gzip.GzipFile | io.BufferedReader
 
@@ -39,7 +40,9 @@ def read(source: SourceSettings, *, stream: bool = False) -> Iterator[Row]:
     """
     if source.path is None:
         raise UserError("data.path is missing: give a file, a folder or a Hub data set")
-    path = Path(source.path).expanduser()
+    path = expanded(source.path)
+    if source.subset is not None and path.exists():
+        raise UserError(f"{source.path}: data.subset has no effect on files; it is for data sets of the Hub")
     if _is_saved(path):
         yield from _from_disk(path, source.split)
     elif files := _files(source.path, source.split):
@@ -51,7 +54,7 @@ def read(source: SourceSettings, *, stream: bool = False) -> Iterator[Row]:
 
 def _files(path: str, split: str) -> list[Path]:
     """The data files a path stands for; none where it must be the name of a data set."""
-    file = Path(path).expanduser()
+    file = expanded(path)
     if file.is_dir() and not _kind(file):
         return _of_split(_one_kind(file), split, path)
     if file.is_file() or (_kind(file) and not glob.has_magic(path)):
@@ -114,9 +117,14 @@ def _from_file(file: Path) -> Iterator[Row]:
             yield from _READERS[kind](content, str(file))
     except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"{file}: there is no such file") from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UserError(
+            f"{file} is not UTF-8: there is a byte {byte:#x} in it; convert it, as with: iconv -f latin1 -t utf-8"
+        ) from None
     except (OSError, ValueError, RecursionError, csv.Error, EOFError, zlib.error) as error:
         # Arrow's, JSON's and Unicode's errors are ValueErrors, gzip's an OSError.
-        raise UserError(f"{file} cannot be read as {kind}: {_first_line(error)}") from None
+        raise UserError(f"{file} cannot be read as {kind}: {first_line(error)}") from None
 
 
 def _text_lines(content: _Bytes) -> Iterator[tuple[int, str]]:
@@ -159,10 +167,6 @@ def _json_values(text: str) -> Iterator[Any]:
         yield value
         while at < len(text) and text[at].isspace():
             at += 1
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _object(value: Any, place: str) -> dict[str, Any]:
@@ -231,7 +235,7 @@ def _from_disk(path: Path, split: str) -> Iterator[Row]:
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as a saved data set: {_first_line(error)}") from None
+        raise UserError(f"{path} cannot be read as a saved data set: {first_line(error)}") from None
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             raise UserError(f"{path} has no split {split!r}; it has {', '.join(loaded)}")
@@ -249,7 +253,7 @@ def _from_hub(source: SourceSettings, stream: bool) -> Iterator[Row]:
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise UserError(
             f"{source.path} is neither a file ({_KINDS}) nor a data set that can be loaded "
-            f"(split {source.split!r}, subset {source.subset or 'none'}): {_first_line(error)}"
+            f"(split {source.split!r}, subset {source.subset or 'none'}): {first_line(error)}"
         ) from error
     for number, values in enumerate(loaded, start=1):
         yield Row(f"{source.path} ({source.split}) row {number}", values)

@@ -9,7 +9,7 @@ from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from dressage.data.chat import Chat, ChatSettings
-from dressage.data.encode import Encoder, Line, asked_of
+from dressage.data.encode import Asked, Encoder, Line, asked_of
 from dressage.data.notes import Notes, Reading
 from dressage.data.types import Demonstration, Pair
 
@@ -98,7 +98,13 @@ def _encoded(
     """Each row with a line for each of its responses, but for the rows that are dropped."""
     rows, again = tee(rows)
     source = settings.path or "the data"
-    asked = (asked_of(row, f"{source}: row {number}") for number, row in enumerate(again, start=1))
+
+    def noted(one: Asked) -> Asked:
+        if remark := encoder.remark(one):
+            notes.add(remark, one.place)
+        return one
+
+    asked = (noted(asked_of(row, f"{source}: row {number}")) for number, row in enumerate(again, start=1))
     for number, (row, lines) in enumerate(zip(rows, encoder.lines(asked), strict=True), start=1):
         kept, found = fitted(lines, settings)
         for remark in found:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from dressage.config import Settings
+from dressage.config_paths import LocalPath
 from dressage.data.formats import FORMATS, NAMES, Kind, named, recognise
 from dressage.data.load import Rows
 from dressage.data.prompts import PromptSettings
@@ -22,7 +23,7 @@ class AnyDataSettings(TextSettings, PromptSettings):
 class ViewSettings(Settings):
     """Look at data as a run would read it."""
 
-    tokenizer: str = "tiny"
+    tokenizer: LocalPath = "tiny"
     """the model whose tokenizer and chat template are used; tiny = one token per byte, and no chat template"""
     kind: Literal["prompts", "demonstrations", "pairs"] | None = None
     """what rows are read as; none = whatever the first one is"""

@@ -13,10 +13,13 @@ from rich.text import Text
 
 import dressage
 from dressage.algorithms.ppo import PPORun
+from dressage.command_line import command_line
 from dressage.config import load
 from dressage.data.prompts import tokenize
 from dressage.demo.chart import draw
 from dressage.demo.openings import HELD_OUT, TRAINING
+from dressage.text.counting import counted
+from dressage.text.visible import visible_line
 from dressage.train.evaluate import evaluate
 from dressage.train.intervals import mean_interval
 from dressage.train.rollouts import Collector, Rows
@@ -88,6 +91,7 @@ def _summary(result: Result, before: Rows, after: Rows, seconds: float) -> dict[
 
 def _print(console: Console, summary: dict[str, Any], folder: Path) -> None:
     held_out, training = summary["held_out"], summary["training"]
+    last = training["steps"] - 1
     table = Table("", "mean", "95 % interval", title=f"Reward on {held_out['openings']} held-out openings")
     for label, key in (("before", "reward_before"), ("after", "reward_after"), ("gain", "gain")):
         interval = held_out[key]
@@ -99,21 +103,21 @@ def _print(console: Console, summary: dict[str, Any], folder: Path) -> None:
     console.print(samples)
     console.print(
         f"KL to the untouched model: {training['kl_lowest']:.2f} to {training['kl_highest']:.2f} nats per response; "
-        f"{training['steps']} steps in {training['seconds']:.0f} s\n"
+        f"{counted(training['steps'], 'step')} in {training['seconds']:.0f} s\n"
         f"picture  {folder}/curves.png\nfigures  {folder}/summary.json\nrun      {folder}\n\n"
         "Try next:\n"
-        f"  dressage show {folder}\n"
-        f"  dressage show {folder} --step {training['steps'] - 1} --sample 0\n"
-        f'  dressage generate {folder}/model --prompt "The hotel room"\n'
-        f"  dressage export {folder} {folder}-board --format rl-logging-board",
+        f"  every token in the browser  {command_line('board', folder)}\n"
+        f"  is anything wrong, and why  {command_line('doctor', folder)}\n"
+        f"  one response, in numbers    {command_line('show', folder, '--step', str(last), '--sample', '0')}\n"
+        f"  the trained model           {command_line('generate', folder, '--prompt', 'The hotel room')}",
         highlight=False,
         soft_wrap=True,
     )
 
 
 def _response(sample: dict[str, Any], when: str) -> Text:
-    text = Text(sample["opening"], style="dim")
-    text.append(" ".join(sample[when].split("\n")), style="default")
+    text = Text(visible_line(sample["opening"]), style="dim")
+    text.append(visible_line(" ".join(sample[when].split("\n"))), style="default")
     return text.append(f"  [{sample[f'reward_{when}']:+.2f}]", style="bold")
 
 

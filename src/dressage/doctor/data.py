@@ -1,6 +1,7 @@
 """What the rules read of a run: settings, metrics, rollouts, and the tokens of some of them."""
 
 from collections.abc import Collection, Iterable
+from copy import deepcopy
 from functools import cached_property
 from typing import Any
 
@@ -31,23 +32,27 @@ class RunData:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What run.json says."""
+        """What run.json says; a copy, so that a rule that changes it does so for itself."""
+        return deepcopy(self._info)
+
+    @cached_property
+    def _info(self) -> dict[str, Any]:
         return self.run.info if "info" in self.sees else {}
 
     @property
     def algorithm(self) -> str | None:
         """The name of the algorithm, where it is known."""
-        name = self.info.get("algorithm")
+        name = self._info.get("algorithm")
         return name if isinstance(name, str) else None
 
     def setting(self, path: str, default: Any = None) -> Any:
         """Returns an entry of run.json by its dotted path, such as ``config.kl.coef``."""
-        found: Any = self.info
+        found: Any = self._info
         for key in path.split("."):
             if not isinstance(found, dict) or key not in found:
                 return default
             found = found[key]
-        return found
+        return deepcopy(found)
 
     def has(self, need: str) -> bool:
         """Returns whether something was measured: ``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH``."""

@@ -13,8 +13,12 @@ class Phrase(str):
     """A part of a text that is translated, unlike a word of the user's data."""
 
 
-class Share(float):
-    """A part of a whole, written in per cent."""
+class Percent(float):
+    """A number relative to another, such as to its start, written in per cent: it may be negative or above 100 %."""
+
+
+class Share(Percent):
+    """A part of a whole: never below 0 % nor above 100 %."""
 
 
 Words = dict[str, str | float]

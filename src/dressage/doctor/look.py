@@ -14,7 +14,7 @@ from dressage.doctor.own import all_rules
 from dressage.doctor.words import LANGUAGES, Language, language, number
 from dressage.index import findings
 from dressage.index.folder import fingerprint
-from dressage.index.process import small_process
+from dressage.index.process import small_process, yield_cpu
 
 PAUSE = 0.3
 """Seconds between two looks at whether somebody still waits."""
@@ -81,7 +81,7 @@ def main() -> None:
     path, file, version, parent = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with, args=(int(parent),), daemon=True).start()
-    os.nice(19)
+    yield_cpu(19)
     small_process()
     look(path, Path(file), version)
 

@@ -35,10 +35,8 @@ def rules_in(path: Path) -> list[Rule]:
     if not path.is_file() or spec is None or spec.loader is None:
         raise UserError(f"{path} is no Python file; --rules takes one that makes rules with @dressage.doctor.rule")
     module = importlib.util.module_from_spec(spec)
-    try:
+    with told(f"the rules' file {path.name}"):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
     found = [value for value in vars(module).values() if isinstance(value, Rule)]
     if not found:
         raise UserError(f"{path} makes no rule; decorate a function with @dressage.doctor.rule(...)")
@@ -46,10 +44,8 @@ def rules_in(path: Path) -> list[Rule]:
 
 
 def _installed(entry: EntryPoint) -> Rule:
-    try:
+    with told(f"loading the rule {entry.value}"):
         found = entry.load()
-    except Exception as error:
-        raise UserError(f"the rule {entry.value} cannot be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(found, Rule):
         raise UserError(f"the rule {entry.value} is none; decorate a function with @dressage.doctor.rule(...)")
     return _guarded(found)

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dressage.doctor.series import Array, Series, series
+from dressage.doctor.series import Array, Series, read_only, series
 
 
 class Rows:
@@ -31,7 +31,8 @@ class Rows:
         """Returns a numeric column, [n] float64."""
         if name not in self._numbers:
             known = name in self._table.column_names
-            self._numbers[name] = numbers(self.column(name)) if known else np.full(len(self), np.nan)
+            values = numbers(self.column(name)) if known else np.full(len(self), np.nan)
+            self._numbers[name] = read_only(values)
         return self._numbers[name]
 
     def texts(self, name: str) -> list[str | None]:
@@ -56,17 +57,17 @@ class Rows:
     @cached_property
     def step(self) -> Array:
         """[n] int64"""
-        return np.asarray(self.column("step").to_numpy(), np.int64)
+        return read_only(np.asarray(self.column("step").to_numpy(), np.int64))
 
     @cached_property
     def sample(self) -> Array:
         """[n] int64"""
-        return np.asarray(self.column("sample").to_numpy(), np.int64)
+        return read_only(np.asarray(self.column("sample").to_numpy(), np.int64))
 
     @cached_property
     def steps(self) -> Array:
         """[S] the steps, ascending."""
-        return np.unique(self.step)
+        return read_only(np.unique(self.step))
 
     @cached_property
     def group(self) -> Array:
@@ -82,7 +83,7 @@ class Rows:
             key = np.arange(len(self), dtype=np.float64)
         different, key = np.unique(key, return_inverse=True)
         step = np.searchsorted(self.steps, self.step)
-        return np.asarray(np.unique(step * len(different) + key, return_inverse=True)[1])
+        return read_only(np.asarray(np.unique(step * len(different) + key, return_inverse=True)[1]))
 
     def where(self, kept: Array) -> "Rows":
         """Returns the rollouts at which ``kept`` [n] is true."""

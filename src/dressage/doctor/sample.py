@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from dressage.doctor.finding import Evidence, Phrase
 from dressage.doctor.rows import Rows, numbers
-from dressage.doctor.series import Array, Series
+from dressage.doctor.series import Array, Series, read_only
 from dressage.record import Run
 from dressage.record.keys import rows_of_tokens
 from dressage.record.segments import union
@@ -31,7 +31,7 @@ class Sample:
     def __init__(self, rows: pa.Table, tokens: pa.Table) -> None:
         """Takes rollouts, and their tokens, both ordered by step and sample, the tokens also by position."""
         self.rows = Rows(rows)
-        self.line = rows_of_tokens(rows, tokens)[0]
+        self.line = read_only(rows_of_tokens(rows, tokens)[0])
         """[N] which rollout each token is of, ascending."""
         self._tokens = tokens
         self._columns: dict[str, Array] = {}
@@ -45,7 +45,7 @@ class Sample:
         Beside those of the record: ``log_ratio`` = logprob − ref_logprob, ``sampler_gap`` = logprob − sampler_logprob.
         """
         if name not in self._columns:
-            self._columns[name] = self._made(name)
+            self._columns[name] = read_only(self._made(name))
         return self._columns[name]
 
     def _made(self, name: str) -> Array:
@@ -65,22 +65,22 @@ class Sample:
     def trained(self) -> Array:
         """[N] whether a token counts: all do where the record keeps no mask."""
         mask = self["mask"]
-        return np.asarray(mask != 0)
+        return read_only(np.asarray(mask != 0))
 
     @cached_property
     def position(self) -> Array:
         """[N] int64, from 0."""
-        return np.asarray(self._tokens["position"].to_numpy(), np.int64)
+        return read_only(np.asarray(self._tokens["position"].to_numpy(), np.int64))
 
     @cached_property
     def step(self) -> Array:
         """[N] the step of each token."""
-        return self.rows.step[self.line]
+        return read_only(self.rows.step[self.line])
 
     @cached_property
     def length(self) -> Array:
         """[n] tokens that count of each rollout."""
-        return np.bincount(self.line[self.trained], minlength=len(self.rows))
+        return read_only(np.bincount(self.line[self.trained], minlength=len(self.rows)))
 
     @cached_property
     def last(self) -> Array:
@@ -90,7 +90,7 @@ class Sample:
         if len(counted):
             line = self.line[counted]
             found[counted[np.append(line[1:] != line[:-1], True)]] = True
-        return found
+        return read_only(found)
 
     def total(self, values: Array) -> Array:
         """Returns the sum over the counting tokens of each rollout, [n]; NaN where one of them is not measured."""

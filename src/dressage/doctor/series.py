@@ -37,6 +37,13 @@ class Series(NamedTuple):
         return max(least, round(share * len(self)), 1)
 
 
+def read_only(values: Array) -> Array:
+    """Returns the values so that a rule that writes into them, and thus into what others read, fails at that line."""
+    values = values.view()
+    values.flags.writeable = False
+    return values
+
+
 def series(step: Array, value: Array) -> Series:
     """Returns the finite values in the order of their steps."""
     finite = np.isfinite(value)

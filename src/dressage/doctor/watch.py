@@ -71,6 +71,8 @@ class Watch:
 
     def _start(self, version: str) -> None:
         command = [sys.executable, "-m", "dressage.doctor.look", self.run, str(self.file), version]
-        self._process = subprocess.Popen([*command, str(os.getpid())], env=os.environ | {"OMP_NUM_THREADS": "1"})
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        # In a session of its own, because Ctrl-C is for who is watching.
+        self._process = subprocess.Popen([*command, str(os.getpid())], env=environment, start_new_session=True)
         self._began = time.time()
         self._version = version  # whether or not it works: the same record would fail again

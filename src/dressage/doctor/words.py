@@ -2,29 +2,23 @@
 
 import math
 import os
-import re
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-from dressage.doctor.finding import Phrase, Reading, Share, Skipped, Words
+from dressage.doctor.finding import Percent, Phrase, Reading, Skipped, Words
 from dressage.doctor.rule import Rule, Texts
+from dressage.text.visible import visible
 
 LANGUAGES = ("en", "zh", "vi")
-UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-
-
-def visible(text: str) -> str:
-    """Returns recorded text without signs that one cannot see, that turn text around, or that command a terminal."""
-    return UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def number(value: float) -> str:
     """Returns a number as people read it: three significant digits, no exponent where none is needed; shares in %."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
-    if isinstance(value, Share):
+    if isinstance(value, Percent):
         return f"{100 * value:{'.0f' if abs(value) >= 0.1 else '.2g'}} %".replace("-", "−")
     if value == int(value) and abs(value) < 1e6:
         text = f"{int(value)}"

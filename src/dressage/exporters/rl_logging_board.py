@@ -13,7 +13,7 @@ import dressage
 from dressage.errors import UserError
 from dressage.importers.rl_logging_board import ROW_KEYS, TOKEN_KEYS
 from dressage.importers.rollout import to_json
-from dressage.record.files import new_folder
+from dressage.record.new_folder import new_folder
 from dressage.record.reader import Run
 from dressage.record.schema import TOKEN_COLUMNS, arrow_schema
 from dressage.record.segments import TOKEN_ORDER, Segment, by_step, union
@@ -68,7 +68,9 @@ def _lines_of_step(run: Run, rows: pa.Table, tokens: pa.Table) -> Iterator[tuple
     samples = tokens["sample"].to_numpy()
     for row in rows.sort_by("sample").to_pylist():
         line = json.loads(row.get("extra") or "{}")
-        line |= {key: row[key] for key in ("step", *ROW_KEYS) if row.get(key) is not None}
+        # A step that this format had as a text or a float is in `extra` as it was.
+        step = line["step"] if run.info.get("format") == "rl-logging-board" and "step" in line else row["step"]
+        line |= {"step": step} | {key: row[key] for key in ROW_KEYS if row.get(key) is not None}
         start, end = np.searchsorted(samples, row["sample"], "left"), np.searchsorted(samples, row["sample"], "right")
         if start < end:
             line |= _token_lists(tokens.slice(start, end - start))

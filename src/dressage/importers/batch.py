@@ -1,12 +1,13 @@
 """Records into rollouts, and many rollouts into one segment of the record."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dressage.importers.reading import File, Record
+from dressage.importers.prime_annotations import Annotations
+from dressage.importers.reading import File, Record, readable
 from dressage.importers.rollout import Broken, Format, Inexact, Place, Rollout, parse, parse_exactly
 from dressage.importers.tables import tables_of
 from dressage.record.compaction import write_uncommitted
@@ -30,9 +31,11 @@ class Batch:
     Args:
         folder: Run folder.
         format: What the files are.
+        annotations: What was written about records after them.
     """
 
-    def __init__(self, folder: Path, format: Format) -> None:
+    def __init__(self, folder: Path, format: Format, annotations: Annotations | None = None) -> None:
+        self._annotations = annotations
         self._folder = folder
         self._format = format
         self._rollouts: list[Rollout] = []
@@ -61,7 +64,7 @@ class Batch:
         if isinstance(record.content, bytes) and not record.content.strip():
             return
         if record.content is None:
-            raise Broken("the line is too long to be read")
+            raise Broken(record.problem)
         try:
             self._rollouts += self._parsed(record.content, Place(file.path, record.line, file.rank))
         except RecursionError:
@@ -69,11 +72,16 @@ class Batch:
 
     def _parsed(self, content: bytes | dict[str, Any], place: Place) -> list[Rollout]:
         if not isinstance(content, bytes):
-            return list(self._format.rollouts(content, place._replace(exact=True)))
+            return self._found(content, place._replace(exact=True))
         try:
-            return list(self._format.rollouts(_object(parse(content)), place))
+            return self._found(_object(parse(content)), place)
         except Inexact:
-            return list(self._format.rollouts(_object(parse_exactly(content)), place._replace(exact=True)))
+            return self._found(_object(parse_exactly(content)), place._replace(exact=True))
+
+    def _found(self, record: dict[str, Any], place: Place) -> list[Rollout]:
+        if self._annotations is not None:
+            self._annotations.add_to(record)
+        return list(self._format.rollouts(record, place))
 
     @property
     def steps(self) -> Counter[int]:
@@ -92,14 +100,6 @@ class Batch:
         held.sort(key=lambda one: (one[0].step, -1 if (group := one[0].row.get("group")) is None else group, one[1]))
         rollouts, samples = zip(*held, strict=True)
         return write_uncommitted(self._folder, 0, *tables_of(rollouts, samples))
-
-
-def readable(file: File, last: bool, unreadable: Callable[[str], None]) -> Iterator[Record]:
-    """Yields the records of a file, as far as it can be read."""
-    try:
-        yield from file.read(last)
-    except (OSError, ValueError) as error:
-        unreadable(f"the file cannot be read: {str(error)[:200]}")
 
 
 def _object(content: object) -> dict[str, object]:

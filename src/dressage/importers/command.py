@@ -3,11 +3,15 @@
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
+from dressage.command_line import command_line
 from dressage.errors import UserError
 from dressage.importers import follow_run, import_run
 from dressage.importers.importing import Report
+from dressage.text.counting import counted
+from dressage.text.visible import visible
 
 
 def run_import(
@@ -21,10 +25,11 @@ def run_import(
         _print(import_run(source, run, format, columns), run)
         return
     console = Console(stderr=True)
-    with console.status(f"following {source}; Ctrl-C ends it") as status:
+    name = escape(visible(str(source)))
+    with console.status(f"following {name}; Ctrl-C ends it") as status:
 
         def progress(rollouts: int, rejected: int) -> None:
-            status.update(f"following {source}: {rollouts:,} rollouts, {rejected:,} rejected; Ctrl-C ends it")
+            status.update(f"following {name}: {counted(rollouts, 'rollout')}, {rejected:,} rejected; Ctrl-C ends it")
 
         report = follow_run(source, run, format, columns, until_idle, progress)
     _print(report, run)
@@ -39,11 +44,11 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _print(report: Report, run: Path) -> None:
     console = Console(soft_wrap=True, highlight=False)
-    lines = [f"{report.rollouts} rollouts of {report.format} read into {run}", *report.notes]
+    lines = [f"{counted(report.rollouts, 'rollout')} of {report.format} read into {run}", *report.notes]
     if report.rejected:
-        lines.append(f"{report.rejected} broken records, kept in {run / 'rejected.jsonl'}:")
+        lines.append(f"{counted(report.rejected, 'broken record')}, kept in {run / 'rejected.jsonl'}:")
         lines += [f"  {quote}" for quote in report.quotes]
         if report.rejected > len(report.quotes):
             lines.append("  …")
-    # What is quoted came from a file: as text it can do nothing to the terminal.
-    console.print(Text("\n".join([*lines, f"next     dressage show {run}"])))
+    # Quotes and names of columns come from a file: as text, with signs for controls, they cannot act on the terminal.
+    console.print(Text(visible("\n".join([*lines, f"next     {command_line('show', run)}"]))))

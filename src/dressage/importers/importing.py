@@ -2,23 +2,28 @@
 
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event, current_thread, main_thread
+from threading import Event
 from typing import NamedTuple
 
 from dressage.errors import UserError
-from dressage.importers.batch import Batch, Found, readable
+from dressage.handlers import handling
+from dressage.importers.batch import Batch, Found
+from dressage.importers.prime_annotations import LATER, arrival
 from dressage.importers.processes import read_parts
-from dressage.importers.reading import WANDB_TABLE, File
+from dressage.importers.reading import WANDB_TABLE, File, Record, readable
 from dressage.importers.rejected import Rejected
 from dressage.importers.rollout import Broken, Format
 from dressage.importers.sources import files_of
 from dressage.record import begin_attempt, write_run
 from dressage.record.compaction import commit
-from dressage.record.files import new_folder
+from dressage.record.lock import Lock
+from dressage.record.new_folder import check_free, new_folder
+from dressage.record.writable import check_writable
+from dressage.text.counting import counted
 
 AT_ONCE = 16 << 20
 """Bytes of source that a process holds at a time before they are written."""
@@ -48,10 +53,18 @@ class Import:
         self.count = 0
         self.notes: list[str] = []
         self._folder = folder
-        self._batch = Batch(folder, format)
+        self.annotations = None if format.annotations is None else format.annotations()
+        self._batch = Batch(folder, format, self.annotations)
+        self._waiting: deque[tuple[File, Record, int]] = deque()
+        self._newest = 0
         self._held = 0
         self._samples: Counter[int] = Counter()
         self._lines: Counter[Path] = Counter()
+
+    @property
+    def seen(self) -> int:
+        """How many records there were: read, rejected, or waiting."""
+        return self.count + self.rejected.count + len(self._waiting)
 
     def numbers(self, steps: Counter[int]) -> dict[int, int]:
         """Returns the number of the first rollout of each step, and reserves as many as there are."""
@@ -72,15 +85,35 @@ class Import:
     def read(self, file: File, last: bool, ended: Event) -> None:
         """Reads what is whole and new of a file, in this process, until ``ended`` is set."""
         for record in readable(file, last, unreadable=lambda reason: self.rejected.add(file.path, None, reason)):
-            try:
-                self._batch.add(file, record)
-            except Broken as reason:
-                self.rejected.add(file.path, record, str(reason))
-            self._held += max(record.size, 1024)
-            if self._held >= AT_ONCE:
-                self.write()
+            step = arrival(record.content) if self.annotations and isinstance(record.content, bytes) else None
+            if step is None:
+                self._add(file, record)
+            else:
+                self._newest = max(self._newest, step)
+                self._waiting.append((file, record, step))
             if ended.is_set():
                 return
+
+    def read_annotations(self, files: Sequence[File], last: bool) -> None:
+        """Reads what was written about the records of these files meanwhile."""
+        if self.annotations is not None:
+            for path, record, reason in self.annotations.read([file.path for file in files], last):
+                self.rejected.add(path, record, reason)
+
+    def release(self, last: bool) -> None:
+        """Adds the records that wait for annotations no longer, with ``last`` all."""
+        while self._waiting and (last or self._waiting[0][2] <= self._newest - LATER):
+            file, record, _ = self._waiting.popleft()
+            self._add(file, record)
+
+    def _add(self, file: File, record: Record) -> None:
+        try:
+            self._batch.add(file, record)
+        except Broken as reason:
+            self.rejected.add(file.path, record, str(reason))
+        self._held += max(record.size, 1024)
+        if self._held >= AT_ONCE:
+            self.write()
 
     def write(self) -> None:
         """Makes what has been read in this process part of the record."""
@@ -95,9 +128,11 @@ def read_once(source: Path, run: Path, format: Format) -> Report:
         work = Import(folder, format)
         files = files_of(source, format)
         _describe(folder, source, format, files)
+        work.read_annotations(files, last=True)
         of_lines = [file for file in files if not file.is_table]
         processes = 1 + sum(file.size() for file in of_lines) // (WORTH * AT_ONCE)
-        commit(folder, read_parts(_portions(of_lines), processes, Batch(folder, format), work.account))
+        batch = Batch(folder, format, work.annotations)
+        commit(folder, read_parts(_portions(of_lines), processes, batch, work.account))
         for file in files:
             if file.is_table:
                 work.read(file, last=True, ended=Event())
@@ -130,40 +165,59 @@ def follow(
     progress: Callable[[int, int], None],
 ) -> Report:
     """Reads what is there and what comes, until Ctrl-C or until nothing came for ``until_idle`` seconds."""
-    if run.exists() and any(run.iterdir()):
-        raise UserError(f"{run} exists and is not an empty folder: name a new one, or remove it first")
+    check_writable(run)
+    check_free(run)
     if source.resolve() in run.resolve().parents and _finds_runs(format):
         raise UserError(f"{run} lies in {source}, where it would be read as well: name a folder somewhere else")
+    with Lock(run) as lock:
+        check_free(run)  # who had the lock before may just have written it
+        return _follow(source, run, format, until_idle, progress, lock)
+
+
+def _follow(
+    source: Path,
+    run: Path,
+    format: Format,
+    until_idle: float | None,
+    progress: Callable[[int, int], None],
+    lock: Lock,
+) -> Report:
     files: dict[Path, File] = {}
     work = Import(run, format)
     _describe(run, source, format, [])
-    with _ctrl_c() as ended:
-        for _ in _looks(until_idle, lambda: work.count + work.rejected.count, ended):
+    with _asked_to_end() as ended:
+        for _ in _looks(until_idle, lambda: work.seen, ended):
+            _check_there(run, work, lock)
             _look(source, format, files, work, ended)
+            work.read_annotations(list(files.values()), last=False)
+            work.release(last=False)
             work.write()
             progress(work.count, work.rejected.count)
         if ended.is_set():
-            work.notes += ["ended by Ctrl-C", *_unread(files.values())]
+            work.notes += ["ended by a signal", *_unread(files.values())]
         for file in files.values():
             if file.grown() and not ended.is_set():
                 work.read(file, last=True, ended=ended)
+        work.read_annotations(list(files.values()), last=True)
+        work.release(last=True)
         work.write()
     _describe(run, source, format, list(files.values()))
     return _report(work, format, len(files))
 
 
+def _check_there(run: Path, work: Import, lock: Lock) -> None:
+    """Sees to it that nothing is written where nobody will find the rest of it."""
+    lock.check()
+    if work.count and not (run / "record").is_dir():
+        raise UserError(f"{run / 'record'} was deleted or moved while it was being written")
+
+
 @contextmanager
-def _ctrl_c() -> Iterator[Event]:
-    """Yields what Ctrl-C sets, instead of breaking off wherever the program is."""
-    pressed = Event()
-    if current_thread() is not main_thread():
-        yield pressed  # only the main thread is told of Ctrl-C
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _asked_to_end() -> Iterator[Event]:
+    """Yields what Ctrl-C and SIGTERM set, instead of breaking off wherever the program is."""
+    asked = Event()
+    with handling(lambda *_: asked.set(), signal.SIGINT, signal.SIGTERM):
+        yield asked
 
 
 def _finds_runs(format: Format) -> bool:
@@ -175,7 +229,7 @@ def _finds_runs(format: Format) -> bool:
 def _unread(files: Iterable[File]) -> list[str]:
     """What was there and not whole yet, or not reached."""
     names = [str(file.path) for file in files if file.grown()]
-    return [f"what {len(names)} files end with was not read, such as {names[0]}"] if names else []
+    return [f"the end of {counted(len(names), 'file')} was not read, such as of {names[0]}"] if names else []
 
 
 def _look(source: Path, format: Format, files: dict[Path, File], work: Import, ended: Event) -> None:
@@ -204,12 +258,17 @@ def _looks(until_idle: float | None, seen: Callable[[], int], ended: Event) -> I
 
 
 def _describe(folder: Path, source: Path, format: Format, files: list[File]) -> None:
-    info = {"source": str(source.resolve()), "format": format.name, "files": len(files)}
+    info = {"source": _name(source.resolve()), "format": format.name, "files": len(files)}
     if format.ranks:
-        info["ranks"] = {str(file.rank): file.path.name for file in files}
+        info["ranks"] = {str(file.rank): _name(file.path.name) for file in files if file.rank is not None}
     write_run(folder, info)
     if not (folder / "attempts").exists():
         begin_attempt(folder, 0)
+
+
+def _name(path: Path | str) -> str:
+    """The name of a file as UTF-8 can hold it: what it is not itself is escaped."""
+    return str(path).encode(errors="backslashreplace").decode()
 
 
 def _report(work: Import, format: Format, files: int) -> Report:

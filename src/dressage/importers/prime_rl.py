@@ -1,4 +1,8 @@
-"""prime-rl's episodes, ``rollouts/step_{N}/{train,eval}/{all,effective}/traces.jsonl``. https://github.com/PrimeIntellect-ai/prime-rl.
+"""prime-rl's episodes. https://github.com/PrimeIntellect-ai/prime-rl.
+
+Since September 2026 they are one stream, ``monitors/file/traces/stream/NNNNN.jsonl`` (``.zst`` once that is
+complete), with annotations that are written later; see ``prime_annotations``. Before, they were files of one step each,
+``rollouts/step_{N}/{train,eval}/{all,effective}/traces.jsonl``.
 
 A line is an episode of one or more traces; a trace is a graph of messages with their tokens, and every path from its
 root to a leaf is one rollout. Lines that are a single trace, as an evaluation writes them, are read as well. A folder
@@ -9,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from dressage.importers.prime_annotations import Annotations, paths_of
 from dressage.importers.rollout import (
     MAX_STEP,
     Broken,
@@ -49,6 +54,7 @@ def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
         raise Broken(f"the episode has no traces; its errors: {excerpt(record.get('errors'), 200)}")
     work = _work(record)
     step = work.get("step", _step_of_folder(place))
+    step = _step_of_arrival(traces) if step is None else step
     if type(step) is not int or not 0 <= step <= MAX_STEP:
         raise Broken("neither the record nor a folder step_… says which step it is of")
     base: dict[str, Any] = {"split": work.get("type") or _split_of_folder(place)}
@@ -65,7 +71,7 @@ def _of_trace(trace: Node, step: int, base: Mapping[str, Any], record: Node, pla
     kept = {"trace": {key: value for key, value in trace.items() if key not in ("nodes", "rewards")}}
     if trace is not record:
         kept |= {key: value for key, value in record.items() if key not in ("traces", "group", "run")}
-    for path in _paths(nodes):
+    for path in paths_of(nodes):
         row = dict(base) | {"reward": reward, "reward_parts": parts or None}
         sampled = [bool(node.get("sampled")) for node in path]
         cut = sampled.index(True) if True in sampled else len(path)
@@ -83,6 +89,12 @@ def _work(record: Node) -> Mapping[str, Any]:
     run = record.get("run")
     work = run.get("work") if isinstance(run, Mapping) else None
     return work if isinstance(work, Mapping) and work.get("type") in ("train", "eval") else {}
+
+
+def _step_of_arrival(traces: Sequence[Node]) -> Any:
+    info = traces[0].get("info")
+    came = info.get("arrival") if isinstance(info, Mapping) else None
+    return came.get("step") if isinstance(came, Mapping) else None
 
 
 def _step_of_folder(place: Place) -> int | None:
@@ -107,20 +119,6 @@ def _rewards(trace: Node) -> tuple[float, dict[str, float]]:
         raise Broken(f"the trace was not scored; its errors: {excerpt(trace.get('errors'), 200)}")
     total = sum(reward["score"] * reward.get("weight", 1.0) for reward in scored.values())
     return float(total), {name: float(reward["score"]) for name, reward in scored.items()}
-
-
-def _paths(nodes: Sequence[Node]) -> Iterable[list[Node]]:
-    """Every path from a root to a leaf, in the order of the leaves."""
-    parents = [node.get("parent") for node in nodes]
-    if any(p is not None and (type(p) is not int or not 0 <= p < i) for i, p in enumerate(parents)):
-        raise Broken("a node's 'parent' is no earlier node")
-    for leaf in sorted(set(range(len(nodes))) - {p for p in parents if p is not None}):
-        path: list[Node] = []
-        at: int | None = leaf
-        while at is not None:
-            path.append(nodes[at])
-            at = parents[at]
-        yield path[::-1]
 
 
 def _text(path: Sequence[Node]) -> str:
@@ -184,8 +182,9 @@ def _recognises(record: Mapping[str, Any]) -> bool:
 
 FORMAT = Format(
     "prime-rl",
-    "prime-rl: rollouts/step_*/…/traces.jsonl",
-    ("**/all/traces.jsonl", "**/traces.jsonl"),
+    "prime-rl: monitors/file/traces, or rollouts/step_*/…/traces.jsonl",
+    ("**/stream/[0-9]*.jsonl*", "**/stream.jsonl*", "**/all/traces.jsonl", "**/traces.jsonl"),
     _recognises,
     rollouts,
+    annotations=Annotations,
 )

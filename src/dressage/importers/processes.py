@@ -152,6 +152,7 @@ class _Process:
 def _answer_all(pipe: Connection, other_end: Connection, batch: Batch) -> None:
     """Answers what is asked, until nobody is there to ask: all that such a process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the copied process does at its end is not for copies
     other_end.close()  # it came with the copy; while it is open, nobody seems to have gone
     prepare()
     answer: Found | Segment | Exception

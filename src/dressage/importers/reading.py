@@ -1,8 +1,10 @@
 """Files as records: JSON lines, and tables a few rows at a time. Any of them may still be being written."""
 
+import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -11,11 +13,13 @@ import pyarrow.parquet as pq
 
 BUFFER = 1 << 20
 """Bytes that are read at once."""
-LONGEST = 256 << 20
-"""Bytes of the longest line that is read."""
+LONGEST = 32 << 20
+"""Bytes of the longest line that is read; as Python objects a line takes up to forty times as much."""
 REMEMBERED = 1024
 """Bytes before the place from which a file is read on; where they are others, the file was written anew."""
 WANDB_TABLE = ".table.json"
+SEALED = ".zst"
+"""Ends the name of a file of lines once nothing is added to it any more and it was compressed."""
 
 
 class Record(NamedTuple):
@@ -25,21 +29,23 @@ class Record(NamedTuple):
     offset: int
     size: int
     content: bytes | dict[str, Any] | None
-    """None if the line is longer than ``LONGEST``."""
+    """None if it could not be read."""
+    problem: str = ""
+    """Why it could not be read."""
 
 
 class File:
     """One file, read as far as it is whole; ``read`` continues where the last call ended.
 
     Args:
-        path: The file.
+        path: The file; instead of one that is gone, what it was compressed to is read, from the same line on.
         rank: Number of the process that wrote it.
         start: Byte, the first of a line, from which on it is read.
         stop: Lines that begin here or later are not read; None = all are.
     """
 
     def __init__(self, path: Path, rank: int | None = None, start: int = 0, stop: int | None = None) -> None:
-        self.path = path
+        self.path = path.with_suffix("") if path.suffix == SEALED else path
         self.rank = rank
         self._offset = start
         self._stop = stop
@@ -58,6 +64,9 @@ class File:
 
     def parts(self, size: int) -> Iterator["File"]:
         """Yields the file of lines in parts of about ``size`` bytes, which can be read one by one."""
+        if self._is_sealed():
+            yield self
+            return
         start, end = 0, self._end()
         while start < end:
             try:
@@ -69,11 +78,11 @@ class File:
 
     def grown(self) -> bool:
         """Whether there may be something new."""
-        return not self._done and self._end() > self._offset
+        return not self._done and (self._is_sealed() or self._end() > self._offset)
 
     def rewritten(self) -> bool:
         """Whether it was written anew since it was read."""
-        if self._done or self._end() == self._offset:
+        if self._done or self._end() == self._offset or self._is_sealed():
             return False
         if self._end() < self._offset:
             return True
@@ -93,10 +102,13 @@ class File:
         return max((self._end() if self._stop is None else self._stop) - self._offset, 0)
 
     def _end(self) -> int:
-        try:
-            return self.path.stat().st_size
-        except FileNotFoundError:
-            return 0
+        for path in (self.path, _sealed(self.path)):
+            with suppress(FileNotFoundError):
+                return path.stat().st_size
+        return 0
+
+    def _is_sealed(self) -> bool:
+        return not self.path.exists() and _sealed(self.path).exists()
 
     def read(self, last: bool) -> Iterator[Record]:
         """Yields what is whole and new.
@@ -120,7 +132,7 @@ class File:
             rows = _parquet_rows(self.path) if self.path.suffix == ".parquet" else _wandb_rows(self.path)
             for row in rows:
                 self._line += 1
-                yield Record(self._line, 0, 0, row)
+                yield Record(self._line, 0, 0, *((None, row) if isinstance(row, str) else (row,)))
         except ValueError:
             if last:
                 raise
@@ -128,6 +140,13 @@ class File:
         self._done = True
 
     def _lines(self, last: bool) -> Iterator[Record]:
+        if self._is_sealed():
+            if not self._done:
+                with io.BufferedReader(pa.input_stream(_sealed(self.path), compression="zstd"), BUFFER) as file:
+                    _skip(file, self._offset)
+                    yield from self._lines_of(file, last=True)
+                self._done = True
+            return
         with self.path.open("rb", buffering=BUFFER) as file:
             file.seek(self._offset)
             try:
@@ -144,10 +163,26 @@ class File:
                 size, content = size + more, None
             if not whole and not last:
                 return
-            record = Record(self._line + 1, self._offset, size - whole, content)
+            problem = f"the line is longer than {LONGEST >> 20} MiB, the most that is read" if content is None else ""
+            record = Record(self._line + 1, self._offset, size - whole, content, problem)
             self._line += 1
             self._offset += size
             yield record
+
+
+def readable(file: File, last: bool, unreadable: Callable[[str], None]) -> Iterator[Record]:
+    """Yields the records of a file, as far as it can be read.
+
+    Args:
+        file: The file.
+        last: Nothing will be added to it; otherwise it may be readable at the next look.
+        unreadable: Is told why it cannot be read; only with ``last``.
+    """
+    try:
+        yield from file.read(last)
+    except (OSError, ValueError) as error:
+        if last:
+            unreadable(f"the file cannot be read: {str(error)[:200]}")
 
 
 def _end_of_line(path: Path, place: int) -> int:
@@ -167,23 +202,47 @@ def _skip_line(file: BinaryIO) -> tuple[int, bool]:
     return size, False
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _sealed(path: Path) -> Path:
+    return path.with_name(path.name + SEALED)
+
+
+def _skip(file: BinaryIO, size: int) -> None:
+    """Passes over the first bytes of what cannot be sought in."""
+    while size and (part := file.read(min(size, BUFFER))):
+        size -= len(part)
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any] | str]:
+    """The rows of a table; of one that Python cannot hold, why."""
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two columns are called {min(twice)!r}")
         for batch in file.iter_batches(batch_size=256):
-            table = pa.Table.from_batches([batch])
             try:
-                rows = table.to_pylist(maps_as_pydicts="strict")
-            except KeyError:
-                rows = table.to_pylist()  # a map with a key twice is a list of pairs
-            yield from rows
+                yield from _python_rows(batch)
+            except (ValueError, OverflowError, RecursionError):
+                for number in range(batch.num_rows):
+                    try:
+                        yield from _python_rows(batch.slice(number, 1))
+                    except (ValueError, OverflowError, RecursionError) as problem:
+                        yield f"the row holds what Python cannot, such as a date: {str(problem)[:200]}"
+
+
+def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
+    except KeyError:
+        rows = batch.to_pylist()  # a map with a key twice is a list of pairs
+    return rows
 
 
 def _wandb_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a table that Weights & Biases has saved: ``{"columns": […], "data": [[…], …]}``."""
-    content = json.loads(path.read_bytes())
+    try:
+        content = json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply to be read") from None
     if not isinstance(content, dict) or not isinstance(content.get("columns"), list):
         raise ValueError("expected an object with columns and data")
     for row in content.get("data") or []:

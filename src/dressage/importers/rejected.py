@@ -16,7 +16,7 @@ class Rejected:
 
     A line of ``rejected.jsonl`` has ``file``, ``line`` (or row), ``offset`` and ``size`` in bytes, ``reason``, and the
     line itself: as ``text``, or as ``base64`` where its bytes are no UTF-8. A row of a table is in ``row``. A line that
-    is too long to be held in memory is in its file only.
+    is too long to be held in memory, and a row that JSON cannot hold, is in its file only.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,10 +34,17 @@ class Rejected:
         kept |= {"reason": reason} | _content(record)
         # In ASCII, whatever was in the source, a line is a line to every reader and does nothing to a terminal.
         with self._path.open("a", encoding="ascii", newline="\n") as file:
-            file.write(json.dumps(kept, default=str) + "\n")
+            file.write(_line(kept) + "\n")
         self.count += 1
         if len(self.quotes) < QUOTED:
             self.quotes.append(f"{where}: {reason}")
+
+
+def _line(kept: dict[str, Any]) -> str:
+    try:
+        return json.dumps(kept, default=str)
+    except (RecursionError, TypeError):  # a row that is too deep, or has keys that JSON has not, is in its file only
+        return json.dumps({name: value for name, value in kept.items() if name != "row"})
 
 
 def _content(record: Record | None) -> dict[str, Any]:

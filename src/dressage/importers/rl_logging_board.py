@@ -56,7 +56,8 @@ def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
     step = step_of(record)
     row |= {key: record[key] for key, fits in _OPTIONAL.items() if key in record and fits(record[key])}
     tokens = _tokens(record)
-    used = ["step", *row, *(key for key, name in TOKEN_KEYS.items() if name in tokens)]
+    used = [*row, *(key for key, name in TOKEN_KEYS.items() if name in tokens)]
+    used += ["step"] if type(record["step"]) is int else []
     row["group"] = group_of(row["prompt"])
     if place.rank is not None:
         row["rank"] = place.rank

@@ -2,17 +2,28 @@
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from operator import countOf
 from pathlib import Path
 from struct import Struct, error
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import orjson
 
+if TYPE_CHECKING:
+    from dressage.importers.prime_annotations import Annotations
+
 MAX_STEP = 2**31 - 1
+_PAIR = re.compile(rb'"\s*:')
+"""The end of a key; texts may hold or begin with what looks like one."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*:)?')
+"""A whole key or text, several times slower; the group is there for a key only."""
+_NESTED = (dict, list)
+_WHOLE = re.compile(r"[0-9]{1,10}(\.0+)?", re.ASCII)
 EXACT = 2**53
 """From here on float64 has no room for every whole number."""
 
@@ -87,6 +98,8 @@ class Format:
     """The rollouts of one record; raises ``Broken``."""
     ranks: bool = False
     """Whether the folder holds one file per process."""
+    annotations: "Callable[[], Annotations] | None" = None
+    """What is written about records after them, in files of its own; None = nothing."""
 
 
 def pack(values: Any) -> Numbers | None:
@@ -168,11 +181,20 @@ def number_of(record: Mapping[str, Any], key: str) -> float:
 
 
 def step_of(record: Mapping[str, Any], key: str = "step") -> int:
-    """The step at ``key``, or ``Broken``."""
+    """The step at ``key``, or ``Broken``. Some writers make a text or a float of a whole number."""
     value = _there(record, key, "a whole number from 0")
-    if type(value) is not int or not 0 <= value <= MAX_STEP:
+    step = _whole(value)
+    if step is None or not 0 <= step <= MAX_STEP:
         _wrong(key, value, "a whole number from 0")
-    return value
+    return step
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(float(value))
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None
 
 
 def _there(record: Mapping[str, Any], key: str, expected: str) -> Any:
@@ -251,21 +273,54 @@ def parse(line: bytes) -> Any:
     """Returns the line's JSON. Whole numbers beyond 64 bits come as floats; see ``Inexact``.
 
     Raises:
-        Broken: It is no JSON.
+        Broken: It is no JSON, or an object has a key twice.
     """
     try:
-        return orjson.loads(line)
+        content = orjson.loads(line)
     except orjson.JSONDecodeError:
         return parse_exactly(line)
+    if _has_twice(line, content):
+        parse_exactly(line)
+    return content
+
+
+def _has_twice(line: bytes, content: Any) -> bool:
+    """Whether there are more pairs of key and value in a line than were read."""
+    seen = len(_PAIR.findall(line))
+    if isinstance(content, dict) and seen == len(content):
+        return False
+    keys = _keys(content)
+    return seen != keys and sum(map(bool, _STRING.findall(line))) != keys
+
+
+def _keys(content: Any) -> int:
+    """How many keys there are in all objects, however deep they are."""
+    count, left = 0, [content] if type(content) in _NESTED else []
+    while left:
+        one = left.pop()
+        values = one
+        if isinstance(one, dict):
+            count += len(one)
+            values = one.values()
+        left += [value for value in values if type(value) in _NESTED]
+    return count
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        times = Counter(key for key, _ in pairs)
+        raise Broken(f"the key {next(key for key in times if times[key] > 1)!r} comes twice")
+    return content
 
 
 def parse_exactly(line: bytes) -> Any:
     """As ``parse``, slowly and to the last digit; NaN and infinities, which Python writes, are numbers.
 
     Raises:
-        Broken: It is no JSON.
+        Broken: It is no JSON, or an object has a key twice.
     """
     try:
-        return json.loads(line.decode("utf-8-sig"))
+        return json.loads(line.decode("utf-8-sig"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as problem:
         raise Broken(f"expected one JSON object per line: {str(problem)[:200]}") from problem

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from dressage.errors import UserError
-from dressage.importers.reading import WANDB_TABLE, File, Record, in_order
+from dressage.importers.reading import SEALED, WANDB_TABLE, File, Record, in_order
 from dressage.importers.rollout import Broken, Format, parse
 
 MAX_RANK = 9999
+MOST_RANKS = 2**15
+"""More files than that are not one per process."""
 LOOK_AT_FILES = 50
 LOOK_AT_RECORDS = 20
 
@@ -27,15 +29,23 @@ def files_of(source: Path, format: Format, missing_ok: bool = False) -> list[Fil
         raise UserError(f"{source} has no files like {patterns} ({format.what}): give their folder, or one file")
     if not format.ranks:
         return [File(path) for path in in_order(paths)]
+    if len(paths) > MOST_RANKS:
+        return [File(path) for path in in_order(paths)]
     return [File(path, rank) for rank, path in _ranks(in_order(paths)).items()]
 
 
 def _matching(folder: Path, format: Format) -> list[Path]:
     for pattern in format.patterns:
-        if paths := [path for path in folder.glob(pattern) if path.is_file()]:
+        found = [path for path in folder.glob(pattern) if path.is_file() and path.suffix != ".tmp"]
+        if paths := list({_plain(path): path for path in found}.values()):
             # Each of these tables holds the rows of those before it.
             return in_order(paths)[-1:] if pattern.endswith(WANDB_TABLE) else paths
     return []
+
+
+def _plain(path: Path) -> Path:
+    """The name that a file of lines had before it was compressed: while it is, there are both."""
+    return path.with_suffix("") if path.suffix == SEALED else path
 
 
 def _ranks(paths: list[Path]) -> dict[int, Path]:

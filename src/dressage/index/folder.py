@@ -1,6 +1,5 @@
 """Where an index lies, and its state: one JSON file whose rename makes everything added before it visible."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
+
+from filelock import FileLock, Timeout
 
 from dressage.record import Run
 from dressage.record.files import replacing
@@ -185,10 +186,13 @@ def metrics_name(number: int) -> str:
 def only_writer(folder: Path) -> Iterator[bool]:
     """Yields whether this process may write the index: a second board of the same run only reads it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
+    lock = FileLock(folder / "lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    try:
         yield True
+    finally:
+        lock.release()

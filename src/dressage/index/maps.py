@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from weakref import WeakSet
 
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from dressage.index.columns import Array
+from dressage.memory import resident
 
 MUCH = 300 << 20
 """Bytes of memory."""
@@ -52,32 +54,27 @@ def read_ranges(path: Path, starts: Array, stops: Array) -> list[bytes]:
     after another, each with megabytes around it. And they cost no more memory than they are, not whole pages.
     """
     with path.open("rb", buffering=0) as file:
-        number = file.fileno()
         if sys.platform == "linux" and len(starts):
             far = np.flatnonzero(starts[1:] - stops[:-1] > NEAR)
             first, last = np.append(starts[0], starts[far + 1]), np.append(stops[far], stops[-1])
             for start, size in zip(first.tolist(), (last - first).tolist(), strict=True):
-                os.posix_fadvise(number, start, size, os.POSIX_FADV_WILLNEED)
-        ranges = zip(starts.tolist(), (stops - starts).tolist(), strict=True)
-        return [os.pread(number, size, start) for start, size in ranges]
+                os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
+        return [_read(file, start, stop - start) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+def _read(file: FileIO, start: int, size: int) -> bytes:
+    file.seek(start)
+    return file.read(size)
 
 
 def relieve() -> None:
     """Gives the pages of all files, and memory that is free, back to the system if the process has much."""
-    if _resident() > MUCH:
+    if resident() > MUCH:
         for each in list(_maps):
             each.madvise(mmap.MADV_DONTNEED)
         pa.default_memory_pool().release_unused()
         if _trim is not None:
             _trim(0)
-
-
-def _resident() -> int:
-    """Returns the bytes of memory that the process has; 0 where that is not known."""
-    try:
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * mmap.PAGESIZE
-    except FileNotFoundError:
-        return 0
 
 
 def _map(path: Path, size: int) -> mmap.mmap:

@@ -1,7 +1,11 @@
 """Keeps the board's processes small."""
 
 import ctypes
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -33,3 +37,25 @@ def small_process(large: int = LARGE) -> None:
         mallopt(M_MMAP_THRESHOLD, large)
         mallopt(M_TRIM_THRESHOLD, 2 * large)
     without_pandas()
+
+
+def yield_cpu(niceness: int) -> None:
+    """Let other processes of the machine go first; Windows has no such numbers, and there nothing changes."""
+    if sys.platform != "win32":
+        os.nice(niceness)
+
+
+@contextmanager
+def without_ctrl_c() -> Iterator[None]:
+    """Processes that are started in this block never get Ctrl-C, not even while they import: who started them does."""
+    if sys.platform == "win32":
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

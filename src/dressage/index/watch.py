@@ -3,19 +3,19 @@
 import os
 import signal
 import time
-import traceback
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import dressage.record
 from dressage.doctor.watch import Watch
-from dressage.errors import UserError
+from dressage.errors import UserError, print_exception
 from dressage.index.build import Builder
 from dressage.index.findings import findings_file
 from dressage.index.folder import PROBLEM, fingerprint, only_writer
-from dressage.index.process import small_process
+from dressage.index.process import small_process, without_ctrl_c, yield_cpu
 from dressage.record import Run
+from dressage.record.files import replacing
 from dressage.record.storage import storage
 
 PAUSE = 0.5
@@ -29,13 +29,14 @@ MOST_DIAGNOSED = 2_000_000
 def start(path: str, folder: Path) -> BaseProcess:
     """Starts a process that adds to the index in ``folder`` whatever the run at ``path`` records."""
     process = get_context("spawn").Process(target=_watch, args=(path, folder, os.getpid()), daemon=True)
-    process.start()
+    with without_ctrl_c():
+        process.start()
     return process
 
 
 def _watch(path: str, folder: Path, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the board
-    os.nice(5)  # the server answers first
+    yield_cpu(5)  # the server answers first
     small_process()
     while os.getppid() == parent:
         with only_writer(folder) as mine:
@@ -51,8 +52,9 @@ def _guarded(path: str, folder: Path, parent: int) -> None:
         problem.unlink(missing_ok=True)
         _follow(path, folder, parent)
     except Exception as error:
-        problem.write_text(f"the index does not grow: {error}", encoding="utf-8")
-        traceback.print_exc()
+        with replacing(problem) as file:
+            file.write(f"the index does not grow: {error}".encode("utf-8", "backslashreplace"))
+        print_exception(error)
         time.sleep(PAUSE_AFTER_PROBLEM)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dressage.importers.rollout import group_of
-from dressage.record import Recorder, begin_attempt, write_run
+from dressage.record import Lock, Recorder, begin_attempt, write_run
 from dressage.record.padding import padded
 from dressage.record.precision import Array
 
@@ -45,11 +45,15 @@ def record(folder: Path | str, step: int, experiences: Iterable[Any], tokenizer:
 
     Returns:
         The folder's recorder, to which metrics can be given: ``recorder.metrics(step, {...})``.
+
+    Raises:
+        LockedError: Another process writes the run.
     """
     path = Path(folder)
     if path not in _RECORDERS:
+        lock = Lock(path)
         write_run(path, {"trainer": "openrlhf", "algorithm": "ppo"})
-        _RECORDERS[path] = Recorder(path, attempt=begin_attempt(path, step))
+        _RECORDERS[path] = Recorder(path, attempt=begin_attempt(path, step), lock=lock)
     rows, tokens = rollouts_of(experiences, tokenizer)
     _RECORDERS[path].rollouts(step, rows, tokens)
     _RECORDERS[path].flush()

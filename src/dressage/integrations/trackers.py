@@ -1,4 +1,4 @@
-"""Send the metrics of a run to TensorBoard, Weights & Biases or Trackio as well, through accelerate's trackers."""
+"""Send the metrics of a run to TensorBoard, Weights & Biases, Trackio or MLflow too, through accelerate's trackers."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,10 +10,10 @@ from uuid import uuid4
 
 from pydantic import BeforeValidator
 
-from dressage.errors import UserError
+from dressage.errors import UserError, first_line
 from dressage.record.files import write_json
 
-Name = Literal["tensorboard", "wandb", "trackio"]
+Name = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 """Each is also the name of the package it needs."""
 
 
@@ -43,7 +43,7 @@ class Trackers:
     """The trackers of one run; a context manager. Only the main process sends anything.
 
     The names and values are those of the record's steps. A run that is continued continues in the same place:
-    TensorBoard forgets the steps that are done again, Weights & Biases and Trackio keep the run's id.
+    TensorBoard forgets the steps that are done again, Weights & Biases, Trackio and MLflow keep the run's id.
 
     Args:
         names: which trackers; none of them is fine.
@@ -68,14 +68,19 @@ class Trackers:
         if not PartialState().is_main_process:
             return
         known = folder / "trackers.json"
-        identity = json.loads(known.read_bytes())["id"] if known.exists() else uuid4().hex[:8]
+        before: dict[str, str] = json.loads(known.read_bytes()) if known.exists() else {}
+        ids = {"id": uuid4().hex[:8], **before}
         for name in names:
-            tracker = _tracker(name, folder, project, identity, start_step)
+            tracker = _tracker(name, folder, project, ids, start_step)
             _start(tracker)
             self._trackers.append(tracker)
-            if name == "trackio" or not known.exists():  # Trackio forgets the settings of a run that is continued
+            is_new = not before
+            if name == "mlflow":  # it names its runs itself, and keeps settings for good
+                ids["mlflow"] = tracker.tracker.info.run_id
+                is_new = "mlflow" not in before
+            if name == "trackio" or is_new:  # Trackio forgets the settings of a run that is continued
                 tracker.store_init_configuration(dict(_flat(config)))
-        write_json(known, {"id": identity})
+        write_json(known, ids)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of a step; further calls for the same step add to them."""
@@ -96,8 +101,12 @@ class Trackers:
         self.finish()
 
 
-def _tracker(name: Name, folder: Path, project: str, identity: str, start_step: int) -> Any:
-    from accelerate.tracking import TensorBoardTracker, TrackioTracker, WandBTracker
+def _tracker(name: Name, folder: Path, project: str, ids: Mapping[str, str], start_step: int) -> Any:
+    from accelerate.tracking import MLflowTracker, TensorBoardTracker, TrackioTracker, WandBTracker
+
+    identity = ids["id"]
+    if name == "mlflow":
+        return MLflowTracker(project, run_id=ids.get("mlflow"), run_name=folder.name)
 
     if name == "tensorboard":
         return TensorBoardTracker("tensorboard", folder, purge_step=start_step)
@@ -110,7 +119,7 @@ def _start(tracker: Any) -> None:
     try:
         tracker.start()
     except _refusals(tracker.name) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         offline = "\nWANDB_MODE=offline keeps the run on this machine instead" if tracker.name == "wandb" else ""
         raise UserError(f"the tracker {tracker.name} did not start: {reason}{offline}") from error
 
@@ -121,6 +130,10 @@ def _refusals(name: Name) -> tuple[type[Exception], ...]:
         from wandb.errors import Error
 
         return (Error,)
+    if name == "mlflow":
+        from mlflow.exceptions import MlflowException
+
+        return (MlflowException, ImportError)  # a store that cannot be reached, or needs another package
     return (ValueError,) if name == "trackio" else ()
 
 

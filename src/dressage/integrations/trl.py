@@ -29,7 +29,7 @@ from transformers import TrainerCallback
 
 from dressage.errors import UserError
 from dressage.importers.rollout import conversation, group_of
-from dressage.record import Recorder, begin_attempt, write_run, write_vocabulary
+from dressage.record import Lock, Recorder, begin_attempt, write_run, write_vocabulary
 from dressage.record.precision import Array
 
 _TRUTHS = ("ground_truth", "answer", "solution")
@@ -144,13 +144,15 @@ class RecorderCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Begins an attempt, and writes what is known of the run."""
         self._rank, self._world = args.process_index, args.world_size
-        attempt = None
+        attempt = lock = None
         if self._rank == 0:
+            lock = Lock(self._folder)
             settings = {"algorithm": type(args).__name__.removesuffix("Config").lower(), "config": args.to_dict()}
             write_run(self._folder, settings | {"trainer": f"trl {_version('trl')}", "processes": self._world})
             _write_vocabulary(self._folder, given.get("processing_class"))
             attempt = begin_attempt(self._folder, state.global_step)
-        self._recorder = Recorder(self._folder, attempt=_from_first(attempt, self._world), rank=self._rank)
+        attempt = _from_first(attempt, self._world)
+        self._recorder = Recorder(self._folder, attempt=attempt, rank=self._rank, lock=lock)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **given: Any) -> None:
         """Records the metrics under the step that they are of."""

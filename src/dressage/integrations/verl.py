@@ -22,7 +22,7 @@ import numpy as np
 
 from dressage.importers.rollout import group_of
 from dressage.integrations.padding import left_padded
-from dressage.record import Recorder, begin_attempt, write_run
+from dressage.record import Lock, Recorder, begin_attempt, write_run
 from dressage.record.precision import Array
 
 COLUMNS = {
@@ -48,10 +48,15 @@ def record(trainer: Any, folder: Path | str) -> Recorder:
 
     Returns:
         The recorder, to which metrics of your own can be given.
+
+    Raises:
+        LockedError: Another process writes the run.
     """
     folder = Path(folder)
+    lock = Lock(folder)
     write_run(folder, {"trainer": "verl", "algorithm": "ppo", "config": _plain(getattr(trainer, "config", None))})
-    recorder = Recorder(folder, attempt=begin_attempt(folder, trainer.global_steps if _started(trainer) else 0))
+    attempt = begin_attempt(folder, trainer.global_steps if _started(trainer) else 0)
+    recorder = Recorder(folder, attempt=attempt, lock=lock)
     module = sys.modules[_defining_class(trainer).__module__]
     compute = vars(module)["compute_data_metrics"]
 

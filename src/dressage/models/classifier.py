@@ -9,8 +9,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 from dressage.errors import UserError
 from dressage.models.load import load_classifier, model_folder, prepare, resolve
-from dressage.models.settings import ModelSettings
+from dressage.models.settings import ModelSettings, StartSettings
 from dressage.models.trained import load_start
+
+ADDS_START = "adds_start_tokens"
+"""Of the config of a reward model: whether the texts it learned from begin with the tokenizer's start tokens."""
 
 
 def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
@@ -25,11 +28,8 @@ def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
     Raises:
         UserError: there is no such model, or nobody has written a classifier for its architecture.
     """
-    if _is_classifier(settings.path):
-        trained, _ = load_classifier(settings.path, settings.dtype)
-        if trained.config.num_labels != 1:
-            raise UserError(f"{settings.path} has {trained.config.num_labels} outputs; a reward model has one")
-        return trained  # type: ignore[no-any-return]
+    if is_classifier(settings.path):
+        return load_scalar_classifier(settings)
     base = load_start(settings, settings.quantization)
     config = base.config
     config.num_labels, config.pad_token_id = 1, pad
@@ -46,7 +46,20 @@ def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
     return prepare(model)
 
 
-def _is_classifier(path: str) -> bool:
+def load_scalar_classifier(settings: StartSettings) -> PreTrainedModel:
+    """Load a trained sequence classifier with one output.
+
+    Raises:
+        UserError: there is no such model, or it has several outputs.
+    """
+    trained, _ = load_classifier(settings.path, settings.dtype)
+    if trained.config.num_labels != 1:
+        raise UserError(f"{settings.path} has {trained.config.num_labels} outputs; a reward model has one")
+    return trained  # type: ignore[no-any-return]
+
+
+def is_classifier(path: str) -> bool:
+    """Whether what a path leads to is a sequence classifier rather than a language model."""
     path = model_folder(path)
     if path == "tiny" or (Path(path) / "adapter_config.json").exists():
         return False

@@ -1,11 +1,13 @@
 """From a path or a name to a model and its tokenizer."""
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -17,12 +19,18 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from dressage.errors import UserError
+from dressage.config_paths import expanded
+from dressage.continuing import continuation
+from dressage.errors import UserError, first_line
 from dressage.models.fast_linear import use_fast_linear
 from dressage.models.tiny import tiny_model, tiny_tokenizer
 
 M = TypeVar("M", bound=nn.Module)
 
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"
+)  # fmt: skip
+"""Any of these makes a folder one with a tokenizer."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -41,8 +49,12 @@ def load_causal(
         UserError: nothing is there, or what is there has no language-model head.
     """
     if path == "tiny":
+        _check_quantization(path, quantization, "it has no weights to load")
         return prepare(tiny_model(dtype=DTYPES[dtype]))
     source = resolve(path)
+    gguf_file = gguf_file or only_gguf(source)
+    if gguf_file is not None:
+        _check_quantization(path, quantization, "its weights come as GGUF")
     transformers_logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -54,15 +66,13 @@ def load_causal(
         )
     except ImportError as error:
         raise UserError(f"model.quantization needs bitsandbytes: pip install 'dressage[qlora]' ({error})") from error
-    except (OSError, ValueError) as error:
-        raise UserError(_explain(path, error)) from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(explain(path, error)) from error
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+        _check_quantization(path, quantization, first_line(error), error)
+        raise
     model, info = loaded
-    head = [name for name in info["missing_keys"] if "head" in name or "embed_out" in name]
-    # A classifier whose embeddings are tied would pass for a language model: its head is never missing.
-    kind = next((kind for kind in model.config.architectures or () if "SequenceClassification" in kind), None)
-    if head or kind:
-        reason = f"it is a {kind}" if kind else f"{head[0]} is missing"
-        raise UserError(f"{path} has no language-model head ({reason}); give a causal language model")
+    _check_head(path, model, info["missing_keys"])
     return prepare(_without_quantization(model))
 
 
@@ -74,12 +84,18 @@ def load_tokenizer(path: str, gguf_file: str | None = None) -> PreTrainedTokeniz
     """
     if path == "tiny":
         return tiny_tokenizer()
+    source = resolve(path)
+    gguf_file = gguf_file or only_gguf(source)
+    folder = expanded(source)
+    if folder.is_dir() and gguf_file is None and not any((folder / name).exists() for name in TOKENIZER_FILES):
+        names = ", ".join(TOKENIZER_FILES[:3])
+        raise UserError(f"{path} has no tokenizer (none of {names} …): copy that of its base model into it")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            resolve(path), gguf_file=gguf_file, padding_side="left"
+            source, gguf_file=gguf_file, padding_side="left"
         )
     except (OSError, ValueError) as error:
-        raise UserError(_explain(path, error)) from error
+        raise UserError(explain(path, error)) from error
     return with_pad_token(tokenizer, path)
 
 
@@ -105,8 +121,8 @@ def load_classifier(path: str, dtype: str = "float32") -> tuple[Any, PreTrainedT
         )
         # Padding on the left would move every text to other positions, which models with absolute ones notice.
         tokenizer = with_pad_token(AutoTokenizer.from_pretrained(source, padding_side="right"), path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load a reward model from {path!r}: {str(error).splitlines()[0]}") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"cannot load a reward model from {path!r}: {first_line(error)}") from error
     model, info = loaded
     if info["missing_keys"]:
         raise UserError(f"{path} is no trained classifier: {sorted(info['missing_keys'])[0]} is missing")
@@ -120,7 +136,10 @@ def model_folder(path: str) -> str:
         return path
     folder = Path(path) / "model"
     if not folder.exists():
-        raise UserError(f"{path} has not finished: it has no model yet; continue it with --resume {path}")
+        way = continuation(Path(path))
+        if way is None:
+            raise UserError(f"{path} has no model: it is a record of another trainer's run")
+        raise UserError(f"{path} has not finished: it has no model yet; continue it with: {way}")
     return str(folder)
 
 
@@ -137,6 +156,21 @@ def resolve(path: str) -> str:
     return str(Path(spec.origin).parent)
 
 
+def only_gguf(source: str) -> str | None:
+    """The name of the GGUF file in a folder that holds no other weights, if it is one.
+
+    Raises:
+        UserError: there are several.
+    """
+    folder = expanded(source)
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return None
+    found = sorted(path.name for path in folder.glob("*.gguf"))
+    if len(found) > 1:
+        raise UserError(f"{source} has several GGUF files ({', '.join(found)}): name one by model.gguf_file")
+    return found[0] if found else None
+
+
 def prepare(model: M) -> M:
     """Dropout off, since ratios and KL must compare like with like; fast matrix products on CPU."""
     for module in model.modules():
@@ -148,6 +182,21 @@ def prepare(model: M) -> M:
                     setattr(holder, name, 0.0)
     use_fast_linear(model)
     return model.eval()
+
+
+def _check_quantization(path: str, quantization: str | None, why: str, cause: Exception | None = None) -> None:
+    if quantization is not None:
+        raise UserError(f"{path} cannot be quantised ({why}): remove model.quantization") from cause
+
+
+def _check_head(path: str, model: PreTrainedModel, missing: Iterable[str]) -> None:
+    """Refuse a model that was not stored as a language model, by the names of the weights that it lacks."""
+    head = [name for name in missing if "head" in name or "embed_out" in name]
+    # A classifier whose embeddings are tied would pass for a language model: its head is never missing.
+    kind = next((kind for kind in model.config.architectures or () if "SequenceClassification" in kind), None)
+    if head or kind:
+        reason = f"it is a {kind}" if kind else f"{head[0]} is missing"
+        raise UserError(f"{path} has no language-model head ({reason}); give a causal language model")
 
 
 def _quantized(quantization: str | None, dtype: str) -> BitsAndBytesConfig | None:
@@ -185,10 +234,11 @@ def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _explain(path: str, error: Exception) -> str:
+def explain(path: str, error: Exception) -> str:
+    """Why a model cannot be loaded, in a line."""
     if isinstance(error, ValueError) and "Unrecognized configuration class" in str(error):
         return f"{path} has no language-model head; give a causal language model"
-    if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
+    if path.startswith((".", "/", "~")) and not expanded(path).exists():
         return f"there is no model folder {path}"
-    reason = str(error).strip().splitlines()[0]
+    reason = first_line(error)
     return f"cannot load a model from {path!r}: {reason}"

@@ -18,11 +18,12 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from dressage.config import Settings
-from dressage.errors import UserError
+from dressage.errors import UserError, first_line
 from dressage.models.load import DTYPES, load_tokenizer, model_folder, prepare, resolve
-from dressage.models.policy import causal
+from dressage.models.parts import causal
 from dressage.models.trained import adapter_base, load_trained
-from dressage.record.files import new_folder
+from dressage.record.new_folder import new_folder
+from dressage.record.writable import check_new
 
 # Merged and unmerged weights round differently. Logits of a 135-million-parameter model were seen to differ by up to
 # 5e-6 of the largest one in float32 and 0.04 of it in bfloat16, which keeps 8 bits of a number.
@@ -83,8 +84,7 @@ def merge(adapter: str, out: Path, settings: MergeSettings | None = None) -> Mer
     Raises:
         UserError: there is no adapter, `out` exists, or the merged model says something else than the unmerged one.
     """
-    if out.exists():
-        raise UserError(f"{out} exists already; name a new folder")
+    check_new(out, "name a new folder")
     folder = Path(model_folder(adapter))
     if not (folder / "adapter_config.json").exists():
         raise UserError(f"{adapter} has no adapter to merge; a whole model can be used as it is")
@@ -104,13 +104,18 @@ def merge(adapter: str, out: Path, settings: MergeSettings | None = None) -> Mer
         effect=_farthest(without, with_adapter),
         largest=float(with_adapter.abs().max()),
     )
-    if not report.difference <= TOLERANCE[dtype] * report.largest:  # also where it is NaN
-        raise UserError(
-            f"merging {adapter} changes what the model says: logits up to {report.largest:.3g} differ by up to "
-            f"{report.difference:.3g}; nothing was written" + ("; try --dtype float32" * (dtype != "float32"))
-        )
+    _check_same(adapter, report)
     _save(merged, tokenizer, out)
     return report
+
+
+def _check_same(adapter: str, merged: Merged) -> None:
+    """Refuse a merge after which the model says something else."""
+    if not merged.difference <= TOLERANCE[merged.dtype] * merged.largest:  # also where it is NaN
+        raise UserError(
+            f"merging {adapter} changes what the model says: logits up to {merged.largest:.3g} differ by up to "
+            f"{merged.difference:.3g}; nothing was written" + ("; try --dtype float32" * (merged.dtype != "float32"))
+        )
 
 
 def _load(folder: Path, dtype: str) -> tuple[PeftModel, PreTrainedTokenizerBase]:
@@ -137,7 +142,7 @@ def _load_classifier(folder: Path, dtype: str) -> PeftModel:
             resolve(model_folder(base["path"])), dtype=DTYPES[dtype], output_loading_info=True, **count
         )
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot load a classifier from {base['path']!r}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"cannot load a classifier from {base['path']!r}: {first_line(error)}") from error
     model, info = loaded
     if info["missing_keys"] and head is None:
         raise UserError(f"{folder} is no trained classifier: {sorted(info['missing_keys'])[0]} is missing")

@@ -11,11 +11,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from dressage.errors import UserError
-from dressage.models.load import load_causal
+from dressage.errors import UserError, first_line
+from dressage.models.checkpointing import recompute_layers
+from dressage.models.classifier import is_classifier, load_scalar_classifier
+from dressage.models.parts import causal, check_head, output_head, trunk
 from dressage.models.settings import ModelSettings, ReferenceSettings, ValueSettings
 from dressage.models.shared_prompts import distinct, growing_cache
 from dressage.models.tiny import cast_weights
+from dressage.models.trained import load_start
 from dressage.ops.logprobs import full_kl, token_logprobs
 from dressage.types import Batch
 
@@ -36,6 +39,13 @@ class ValueHead(nn.Linear):
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
 
+    @torch.no_grad()
+    def start_from(self, head: nn.Linear) -> None:
+        """Take the weights of a reward model's head, so that the first value is its reward of what stands so far."""
+        self.weight.copy_(head.weight)
+        if head.bias is not None:
+            self.bias.copy_(head.bias)
+
 
 class Policy(nn.Module):
     """The model that learns, its critic, and the reference it is compared with.
@@ -45,6 +55,8 @@ class Policy(nn.Module):
         temperature: divides the logits of policy and reference, as in sampling.
         value: "trunk", a separate trunk, or None for algorithms without a critic.
         reference: "adapters-off", a frozen model, or None.
+        shares_prompts: whether a prompt is read once for all its responses in a batch. Both ways round differently, so
+            one of them holds for all that is ever scored: policy and reference, with gradients and without.
     """
 
     def __init__(
@@ -54,15 +66,22 @@ class Policy(nn.Module):
         temperature: float = 1.0,
         value: nn.Module | str | None = None,
         reference: nn.Module | str | None = None,
+        shares_prompts: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
+        self.shares_prompts = shares_prompts
         self.critic = value if isinstance(value, nn.Module) else None
-        self.value_head = None if value is None else ValueHead(causal(model).config.get_text_config().hidden_size)
+        read = causal(model) if self.critic is None else self.critic
+        self.value_head = None if value is None else ValueHead(_hidden_size(read))
         # A frozen reference is not a child: its weights are neither trained nor saved with the policy's.
         self._reference = (reference,)
-        check_head(model)
+        # Nothing is random in evaluation mode: neither dropout nor the noise of a mixture-of-experts router.
+        self.eval()
+        for scored in (model, reference):
+            if isinstance(scored, nn.Module):
+                check_head(scored)
 
     @property
     def device(self) -> torch.device:
@@ -96,7 +115,7 @@ class Policy(nn.Module):
         with context:
             ref_hidden = self.hidden(model, batch)
         inside = batch["mask"] > 0
-        heads = output_weight(self.model), output_weight(model)
+        heads = output_head(self.model), output_head(model)
         kl = full_kl(hidden[inside], heads[0], ref_hidden[inside], heads[1], self.temperature)
         return torch.zeros_like(batch["mask"]).masked_scatter(inside, kl)
 
@@ -104,13 +123,11 @@ class Policy(nn.Module):
         """The trunk's last hidden states from which each response token is predicted, `[B, T, H]`."""
         prompt, response = batch["prompt_ids"], batch["response_ids"]
         mask = torch.cat([batch["prompt_mask"], batch["mask"].to(batch["prompt_mask"].dtype)], dim=1)[:, :-1]
-        checkpoints = use_checkpoints(model)
-        among = distinct(prompt, batch["prompt_mask"])
-        # Activations that are computed again cannot be kept as keys and values.
-        cache = growing_cache(causal(model).config) if among.shared and not checkpoints else None
+        cache = growing_cache(causal(model).config) if self.shares_prompts else None
         if cache is None:
             tokens = torch.cat([prompt, response], dim=1)[:, :-1]
             return _states(model, tokens, mask, positions(mask))[:, prompt.shape[1] - 1 :]
+        among = distinct(prompt, batch["prompt_mask"])
         prompt_mask = batch["prompt_mask"][among.first]
         before = _states(model, prompt[among.first], prompt_mask, positions(prompt_mask), cache)[among.prompt, -1:]
         if response.shape[1] == 1:
@@ -122,7 +139,7 @@ class Policy(nn.Module):
     def _logprobs(self, model: nn.Module, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         inside = batch["mask"] > 0
         logprob, entropy = token_logprobs(
-            hidden[inside], output_weight(model), batch["response_ids"][inside], self.temperature
+            hidden[inside], output_head(model), batch["response_ids"][inside], self.temperature
         )
         empty = torch.zeros_like(batch["mask"])
         return empty.masked_scatter(inside, logprob), empty.masked_scatter(inside, entropy)
@@ -142,51 +159,40 @@ def build_policy(
     value: ValueSettings | None,
     reference: ReferenceSettings | None,
     temperature: float,
+    shares_prompts: bool = False,
 ) -> Policy:
-    """Give a loaded model its roles.
+    """Give a loaded model its roles; the last two are those of `Policy`.
 
     Raises:
         UserError: the settings contradict each other.
     """
-    if settings.gradient_checkpointing:  # before the critic is copied, so that it has it too
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     role = _reference(model, settings, reference) if reference else None
-    critic = _critic(model, settings, value) if value else None
+    critic, head = _critic(model, settings, value) if value else (None, None)
+    if settings.gradient_checkpointing:
+        for learner in (model, critic):
+            if isinstance(learner, nn.Module):
+                recompute_layers(learner)
     dtype = model.dtype
-    policy = Policy(with_adapters(model, settings), temperature=temperature, value=critic, reference=role)
+    policy = Policy(
+        with_adapters(model, settings),
+        temperature=temperature,
+        value=critic,
+        reference=role,
+        shares_prompts=shares_prompts,
+    )
     if policy.critic is not None:
         cast_weights(policy.critic, dtype)
+    if head is not None:
+        assert policy.value_head is not None
+        policy.value_head.start_from(head)
     return policy
 
 
 def build_learner(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
     """What learns of a loaded model: all of it, or adapters."""
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model)
     return with_adapters(model, settings)
-
-
-def causal(model: nn.Module) -> PreTrainedModel:
-    """The causal language model under any adapters."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model  # type: ignore[return-value]
-
-
-def trunk(model: nn.Module) -> nn.Module:
-    """Everything of a model but its head; adapters inside it stay active."""
-    inner = causal(model)
-    return getattr(inner, inner.base_model_prefix, inner)
-
-
-def output_weight(model: nn.Module) -> Tensor:
-    """The weight `[V, H]` of the language-model head."""
-    return causal(model).get_output_embeddings().weight  # type: ignore[no-any-return]
-
-
-def use_checkpoints(model: nn.Module) -> bool:
-    """Recompute activations if the model is to; models do so only in training mode, and dropout is off in either."""
-    checkpoints = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-    model.train(torch.is_grad_enabled() and checkpoints)
-    return model.training
 
 
 def positions(mask: Tensor) -> Tensor:
@@ -203,39 +209,56 @@ def _states(model: nn.Module, ids: Tensor, mask: Tensor, position: Tensor, cache
 
 
 def _reference(model: PreTrainedModel, settings: ModelSettings, reference: ReferenceSettings) -> nn.Module | str | None:
-    kind = reference.kind
+    kind = reference.resolved(settings.lora is not None)
     if kind == "none":
         return None
-    if kind == "auto":
-        kind = "adapters-off" if settings.lora else "copy"
     if kind == "adapters-off":
         if settings.lora is None:
             raise UserError('reference.kind "adapters-off" needs model.lora; without adapters use "copy"')
         return kind
     if kind == "copy":
         return copy.deepcopy(model).requires_grad_(False)
-    if reference.path is None:
-        raise UserError('reference.kind "model" needs reference.path')
-    other = load_causal(reference.path, dtype=settings.dtype).requires_grad_(False)
-    check_vocabulary(other, reference.path, model, settings.path)
+    start = reference.start(settings.dtype)
+    assert start is not None, "ReferenceSettings refuses a model without a path"
+    other = load_start(start).requires_grad_(False)
+    check_vocabulary(other, start.path, model, settings.path)
     return other
 
 
 def check_vocabulary(reference: nn.Module, path: str, policy: nn.Module, policy_path: str) -> None:
     """A reference scores the policy's tokens."""
-    if output_weight(reference).shape[0] != output_weight(policy).shape[0]:
+    if output_head(reference).weight.shape[0] != output_head(policy).weight.shape[0]:
         raise UserError(f"the reference {path} has another vocabulary than the policy {policy_path}")
 
 
-def _critic(model: PreTrainedModel, settings: ModelSettings, value: ValueSettings) -> nn.Module | str:
-    if value.kind == "trunk":
-        return "trunk"
-    if value.path is None:
-        return copy.deepcopy(trunk(model)).requires_grad_(True)
-    other = load_causal(value.path, dtype=settings.dtype)
-    if other.config.get_text_config().hidden_size != model.config.get_text_config().hidden_size:
-        raise UserError(f"the critic {value.path} has another hidden size than the policy {settings.path}")
-    return trunk(other).requires_grad_(True)
+def _critic(
+    model: PreTrainedModel, settings: ModelSettings, value: ValueSettings
+) -> tuple[nn.Module | str, nn.Linear | None]:
+    """What values are read from, and the head of the reward model that it starts from, if it does."""
+    if not value.is_separate:
+        return "trunk", None
+    start = value.start(settings.dtype)
+    if start is None:
+        return copy.deepcopy(trunk(model)).requires_grad_(True), None
+    is_reward_model = is_classifier(start.path)
+    other: PreTrainedModel = load_scalar_classifier(start) if is_reward_model else load_start(start)
+    if _vocabulary(other) != _vocabulary(model):
+        raise UserError(f"the critic {start.path} has another vocabulary than the policy {settings.path}")
+    head = getattr(other, "score", None) if is_reward_model else None
+    if is_reward_model and not isinstance(head, nn.Linear):
+        raise UserError(f"the critic {start.path} is a {other.config.model_type}, which does not score every token")
+    return trunk(other).requires_grad_(True), head
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    """Rows of the embedding of the tokens that it reads."""
+    embeddings: Any = model.get_input_embeddings()
+    return int(embeddings.weight.shape[0])
+
+
+def _hidden_size(model: nn.Module) -> int:
+    config: Any = model.config
+    return int(config.get_text_config().hidden_size)
 
 
 def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
@@ -244,7 +267,8 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
     if lora is None:
         return model
     if settings.quantization is not None:
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=settings.gradient_checkpointing)
+        # What PEFT would do for checkpointing needs training mode; `recompute_layers` does not.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     head = [name for name in ("score", "classifier") if isinstance(getattr(model, name, None), nn.Module)]
     config = LoraConfig(
@@ -262,24 +286,7 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
             warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers for an attribute by its old name
             wrapped: PeftModel = get_peft_model(model, config)
     except ValueError as error:
-        raise UserError(f"model.lora.targets {targets}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"model.lora.targets {targets}: {first_line(error)}") from error
     if isinstance(model.get_output_embeddings(), BaseTunerLayer):
         raise UserError(f"model.lora.targets {targets} include the output head, which is scored without adapters")
     return wrapped
-
-
-@torch.no_grad()
-def check_head(model: nn.Module) -> None:
-    """Some architectures cap or scale their logits after the head; scoring must not silently differ from them."""
-    inner = causal(model)
-    tokens = torch.arange(4, device=inner.device)[None]
-    states = trunk(model)(input_ids=tokens, use_cache=False).last_hidden_state
-    expected = inner(input_ids=tokens, use_cache=False).logits.float()
-    seen = torch.nn.functional.linear(states, output_weight(model)).float()
-    # bfloat16 keeps 8 bits of a number, float32 24.
-    tolerance = 0.05 if inner.dtype == torch.bfloat16 else 1e-3
-    has_bias = getattr(inner.get_output_embeddings(), "bias", None) is not None
-    if has_bias or float((seen - expected).abs().max()) > tolerance * float(expected.abs().max()):
-        raise UserError(
-            f"{inner.config.model_type} changes its logits after the head (bias, scale or cap), which is not supported"
-        )

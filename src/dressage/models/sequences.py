@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from dressage.data.packing import pack
 from dressage.errors import UserError
-from dressage.models.policy import Scores, causal, check_head, output_weight, trunk, use_checkpoints
+from dressage.models.parts import causal, check_head, output_head, probe_ids, trunk
+from dressage.models.policy import Scores
 from dressage.ops.logprobs import token_logprobs
 from dressage.types import Batch, stacked
 
@@ -84,6 +85,7 @@ class SequencePolicy(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.packed, self.disturb = model, packed, disturb
+        self.eval()  # where nothing is random, see `Policy`
         check_head(model)
         if packed:
             check_packing(model)
@@ -95,7 +97,7 @@ class SequencePolicy(nn.Module):
         states = self._states(layout, batch)
         # A token is predicted where the one before it stands; the first one of an example is never learned.
         states = states.flatten(0, 1)[layout.place[inside] - 1]
-        logprob, entropy = token_logprobs(states, output_weight(self.model), batch["ids"][inside], 1.0)
+        logprob, entropy = token_logprobs(states, output_head(self.model), batch["ids"][inside], 1.0)
         empty = torch.zeros_like(batch["mask"])
         return Scores(empty.masked_scatter(inside, logprob), empty.masked_scatter(inside, entropy), None)
 
@@ -126,6 +128,7 @@ class RewardModel(nn.Module):
     def __init__(self, model: Any, packed: bool) -> None:
         super().__init__()
         self.model, self.packed = model, packed
+        self.eval()  # where nothing is random, see `Policy`
         if packed and hasattr(causal(model), "score"):
             check_packing(model)
 
@@ -147,7 +150,6 @@ class RewardModel(nn.Module):
 
 def hidden_states(model: nn.Module, layout: Layout) -> Tensor:
     """The trunk's last hidden states `[R, W, H]`; rows need no attention mask, since what pads them comes last."""
-    use_checkpoints(model)
     states: Tensor = trunk(model)(
         input_ids=layout.ids, position_ids=layout.positions, use_cache=False
     ).last_hidden_state
@@ -162,7 +164,7 @@ def check_packing(model: nn.Module) -> None:
         UserError: what the model says of an example depends on those beside it.
     """
     inner = causal(model)
-    ids = torch.arange(12, device=inner.device).view(3, 4)
+    ids = probe_ids(model, 12).view(3, 4)
     length = torch.tensor([4, 2, 2], device=inner.device)
     inside = _inside(ids, length)
     packed, alone = (lay_out(ids, length, packed) for packed in (True, False))

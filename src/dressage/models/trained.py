@@ -2,14 +2,18 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from safetensors import SafetensorError
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from dressage.models.load import load_causal, load_tokenizer, model_folder, prepare
+from dressage.errors import UserError, first_line
+from dressage.models.load import explain, load_causal, load_tokenizer, model_folder, only_gguf, prepare, resolve
 from dressage.models.settings import ModelSettings, StartSettings
 
 _BASE = "dressage.json"
@@ -63,7 +67,31 @@ def _load_model(path: str, gguf_file: str | None, dtype: str, quantization: str 
         return load_causal(place, gguf_file, dtype, quantization)
     base = adapter_base(Path(place))
     start = StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype)
-    return prepare(PeftModel.from_pretrained(load_start(start, quantization), place))
+    start_model = load_start(start, quantization)
+    with _damage_told(Path(place)):
+        return prepare(PeftModel.from_pretrained(start_model, place))
+
+
+def check_start(settings: StartSettings) -> None:
+    """Look whether a model is there, without loading it.
+
+    Raises:
+        UserError: it is not.
+    """
+    if settings.path == "tiny":
+        return
+    folder = Path(resolve(model_folder(settings.path)))
+    if (folder / "adapter_config.json").exists():
+        base = adapter_base(folder)
+        check_start(StartSettings(path=base["path"], gguf_file=base["gguf_file"]))
+    elif folder.is_dir() and settings.gguf_file is not None:
+        if not (folder / settings.gguf_file).exists():
+            raise UserError(f"there is no file {settings.gguf_file} in {folder}")
+    elif settings.gguf_file is None and only_gguf(str(folder)) is None:
+        try:
+            AutoConfig.from_pretrained(str(folder) if folder.is_dir() else settings.path)
+        except (OSError, ValueError) as error:
+            raise UserError(explain(settings.path, error)) from error
 
 
 def load_start_tokenizer(settings: StartSettings) -> PreTrainedTokenizerBase:
@@ -73,7 +101,17 @@ def load_start_tokenizer(settings: StartSettings) -> PreTrainedTokenizerBase:
 
 
 def adapter_base(folder: Path) -> dict[str, Any]:
-    if (folder / _BASE).exists():
-        return json.loads((folder / _BASE).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    return {"path": config["base_model_name_or_path"], "gguf_file": None}
+    with _damage_told(folder):
+        if (folder / _BASE).exists():
+            return json.loads((folder / _BASE).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return {"path": config["base_model_name_or_path"], "gguf_file": None}
+
+
+@contextmanager
+def _damage_told(folder: Path) -> Iterator[None]:
+    """A file of an adapter that is not whole is a line."""
+    try:
+        yield
+    except (ValueError, SafetensorError) as error:
+        raise UserError(f"cannot load the adapter in '{folder}': {first_line(error)}") from error

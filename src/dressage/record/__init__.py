@@ -1,8 +1,12 @@
 """The record of a run: every token of every rollout, written while training and read without it."""
 
 from dressage.record.compaction import compact, write_rollouts
-from dressage.record.reader import Run, open
+from dressage.record.lock import Lock, LockedError
+from dressage.record.reader import Rollout, Run, open
 from dressage.record.recorder import Recorder
 from dressage.record.run_folder import begin_attempt, write_run, write_vocabulary
 
-__all__ = ["Recorder", "Run", "begin_attempt", "compact", "open", "write_rollouts", "write_run", "write_vocabulary"]
+__all__ = [
+    "Lock", "LockedError", "Recorder", "Rollout", "Run", "begin_attempt", "compact", "open", "write_rollouts",
+    "write_run", "write_vocabulary",
+]  # fmt: skip

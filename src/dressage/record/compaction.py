@@ -59,14 +59,6 @@ def compact(
     return count
 
 
-def may_be_written(place: Place) -> bool:
-    """Whether somebody may still be writing a run: there is a small segment that is less than an hour old."""
-    files = storage(place)
-    found = listing(files)
-    small = [s.name(kind) for kind, segments in _by_kind(found) for s in growing(segments)]
-    return any(time.time() - files.modified(name) < ABANDONED for name in small)
-
-
 class _Choice(NamedTuple):
     """What is merged."""
 
@@ -217,7 +209,9 @@ def _sweep(files: Storage, rank: int | None) -> None:
 def _delete_orphans(files: Storage, rank: int | None) -> None:
     """Deletes large files of this writer that no manifest names: it was killed before it was done."""
     writer = "all" if rank is None else f"{rank:04d}"
-    own = re.compile(rf"\.?(?:rows|tokens|rollups|steps)-(c-\d+-\d+-\d+-{writer}-([0-9a-f]{{8}})\w+)\.parquet")
+    own = re.compile(
+        rf"\.?(?:rows|tokens|rollups|steps)-(c-\d+-\d+-\d+-{writer}-([0-9a-f]{{8}})\w+)\.parquet(?:\.\w+)?"
+    )
     found = listing(files)
     known = {segment.stem for m in found.manifests for segments in m.outputs.values() for segment in segments}
     for name in found.names:

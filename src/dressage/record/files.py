@@ -2,7 +2,7 @@
 
 import json
 import os
-import shutil
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,16 +11,17 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dressage.errors import UserError
-
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a hidden file beside ``path`` that takes its name once all of it is on disk."""
+    """Opens a hidden file beside ``path`` that takes its name once all of it is on disk.
+
+    The hidden file has a name of its own, so that two processes which write the same file do not write into one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -30,29 +31,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a hidden folder beside ``path`` that takes its name at the end, or goes if anything fails.
-
-    Raises:
-        UserError: ``path`` exists and is not an empty folder.
-    """
-    path = path.resolve()
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise UserError(f"{path} exists and is not an empty folder: name a new one, or remove it first")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        temporary.replace(path)
-    except BaseException:
-        shutil.rmtree(temporary)
-        raise
+def write_text(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with replacing(path) as file:
-        file.write(json.dumps(content, indent=2, ensure_ascii=False).encode())
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def write_table(path: Path, table: pa.Table) -> None:

@@ -10,16 +10,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import PIPE
 from threading import Timer
 from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
+from duckdb.sqltypes import DuckDBPyType
 
-from dressage.errors import UserError
+from dressage.errors import UserError, first_line
 from dressage.record.reader import Run, open
 from dressage.record.segments import Kind, Segment, Snapshot
 from dressage.record.views import connect
+from dressage.text.quoting import quoted
 
 START = 20.0
 """Seconds that starting the process may take, on a busy machine, beside those of the query."""
@@ -30,12 +33,30 @@ ROOM = 1.5
 """Address space of the process, times the memory that DuckDB may use."""
 
 
+TYPES = b"types"
+"""Metadata of a table that hold its columns' types."""
+PLAIN = {
+    "boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint", "float",
+    "double", "decimal", "varchar", "blob", "uuid", "enum", "null",
+}  # fmt: skip
+"""Types of DuckDB whose values Python has, every one."""
+INTEGERS = {"hugeint", "uhugeint"}
+"""Numbers that only Arrow does not have."""
+NESTED = {"list", "array", "struct", "map"}
+DEEPEST = 8
+"""Levels of nested values; Arrow does not send more than 64."""
+
+
+_running: "set[subprocess.Popen[bytes]]" = set()
+"""Processes that answer queries."""
+
+
 class Answer(NamedTuple):
     """The first lines of a result."""
 
     columns: list[str]
     types: list[str]
-    """Arrow's names of the columns' types"""
+    """Arrow's names of the columns' types; DuckDB's where the values are DuckDB's texts, as dates and intervals are"""
     rows: list[tuple[Any, ...]]
     truncated: bool
     """whether there are more"""
@@ -55,22 +76,50 @@ def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, 
     Raises:
         UserError: The query is wrong, is no SELECT, reads something else than the record, or exceeds a limit.
     """
-    task = {"run": run.folder, "text": text, "seconds": seconds, "memory": memory, "limit": limit}
-    command = [sys.executable, "-m", "dressage.record.query"]
-    started = time.perf_counter()
     try:
-        done = subprocess.run(command, input=json.dumps(task).encode(), capture_output=True, timeout=seconds + START)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"the query took longer than {seconds:g} s, which is its limit") from None
-    if done.returncode == 2:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError("the query has something in it that is no character: write it in UTF-8") from None
+    task = {"run": run.folder, "text": text, "seconds": seconds, "memory": memory, "limit": limit}
+    started = time.perf_counter()
+    code, out, errors = _in_a_process(task)
+    if code == 2:
         # DuckDB's binding may add lines of its own at the end of a process.
-        raise UserError(done.stderr.decode().splitlines()[0])
-    if done.returncode:
+        raise UserError(errors.decode().splitlines()[0])
+    if code:
         raise UserError(f"the query ended early: it may need more than {memory / 2**20:.0f} MB, which is its limit")
-    table = pa.ipc.open_stream(done.stdout).read_all()
-    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
-    types = [str(field.type) for field in table.schema]
+    table = pa.ipc.open_stream(out).read_all()
+    types: list[str] = json.loads(table.schema.metadata[TYPES])
+    values = [_values(column, kind) for column, kind in zip(table.columns, types, strict=True)]
+    rows = list(zip(*values, strict=True))
     return Answer(table.column_names, types, rows[:limit], len(rows) > limit, time.perf_counter() - started)
+
+
+def _in_a_process(task: dict[str, Any]) -> tuple[int, bytes, bytes]:
+    """Returns the exit code of a process that answers, and what it wrote; it has ended in any case."""
+    command, seconds = [sys.executable, "-m", "dressage.record.query"], task["seconds"]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+        _running.add(process)
+        try:
+            out, errors = process.communicate(json.dumps(task).encode(), seconds + START)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"the query took longer than {seconds:g} s, which is its limit") from None
+        finally:
+            process.kill()  # Ctrl-C and SIGTERM end the wait as well; one that has answered is not harmed
+            process.wait()
+            _running.discard(process)
+    return process.returncode, out, errors
+
+
+def stop_queries() -> None:
+    """Ends the queries of this process that still run."""
+    for process in tuple(_running):
+        process.kill()
+
+
+def _values(column: pa.ChunkedArray, kind: str) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    return [None if value is None else int(value) for value in values] if kind in INTEGERS else values
 
 
 def _answer(task: dict[str, Any]) -> pa.Table:
@@ -96,12 +145,33 @@ def _answered(run: Run, found: Snapshot, task: dict[str, Any]) -> pa.Table:
     timer.daemon = True
     timer.start()
     try:
-        return _small(connection.sql(task["text"]).limit(task["limit"] + 1).to_arrow_reader(256))
+        return _readable(connection.sql(task["text"]), task["limit"] + 1)
     except duckdb.IOException as error:
         raise FileNotFoundError(str(error)) from error
     finally:
         timer.cancel()
         timer.join()  # a thread that still runs when the process ends would take it down
+
+
+def _readable(answer: duckdb.DuckDBPyRelation, limit: int) -> pa.Table:
+    """Returns the first lines of an answer, with DuckDB's own text for values that Arrow or Python have no room for."""
+    plain = [_is_plain(kind) for kind in answer.types]
+    columns = [
+        f"{f'#{i}' if as_is else f'CAST(#{i} AS VARCHAR)'} AS {quoted(name)}"
+        for i, (name, as_is) in enumerate(zip(answer.columns, plain, strict=True), start=1)
+    ]
+    table = _small(answer.limit(limit).project(", ".join(columns)).to_arrow_reader(256))
+    kinds = zip(plain, answer.types, table.schema.types, strict=True)
+    types = [str(arrow) if as_is else str(duck).lower() for as_is, duck, arrow in kinds]
+    return table.replace_schema_metadata({TYPES: json.dumps(types)})
+
+
+def _is_plain(kind: DuckDBPyType, depth: int = 0) -> bool:
+    """Whether Arrow and Python hold every value of a type; they lack dates beyond 9999 and after infinity, for one."""
+    if kind.id not in NESTED:
+        return kind.id.strip('"') in PLAIN
+    children = [child for _, child in kind.children if isinstance(child, DuckDBPyType)]
+    return depth < DEEPEST and all(_is_plain(child, depth + 1) for child in children)
 
 
 def _small(batches: pa.RecordBatchReader) -> pa.Table:
@@ -140,14 +210,14 @@ def _main() -> None:
         sys.exit(_said(f"the query took longer than {task['seconds']:g} s, which is its limit"))
     except (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError):
         sys.exit(_said(f"the query needs more than {task['memory'] / 2**20:.0f} MB of memory, which is its limit"))
-    except (duckdb.Error, UserError) as error:
-        sys.exit(_said(str(error).splitlines()[0]))
+    except (duckdb.Error, UserError, UnicodeError) as error:
+        sys.exit(_said(first_line(error)))
     with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as out:
         out.write_table(table)
 
 
 def _said(line: str) -> int:
-    print(line, file=sys.stderr)
+    sys.stderr.buffer.write(f"{line}\n".encode(errors="backslashreplace"))
     return 2
 
 

@@ -3,17 +3,18 @@
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dressage.errors import UserError
+from dressage.errors import UserError, first_line
+from dressage.notebook import SHOWN, page
 from dressage.record.changes import Changes, changes
-from dressage.record.keys import rollout_keys
-from dressage.record.lines import lines_at, lines_of_keys, lines_of_steps, tokens_of_rows
-from dressage.record.precision import Array
+from dressage.record.fetching import fetched, fetched_tokens
+from dressage.record.lines import lines_at, lines_of_steps, tokens_of_rows
 from dressage.record.rollups import ROLLUP_SCHEMA, merged
 from dressage.record.schema import PLACE_COLUMNS, ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
 from dressage.record.segments import (
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     import polars
 
 T = TypeVar("T")
-_PLACES = [column.name for column in PLACE_COLUMNS]
 _NOT_FINITE = ["step", "split", "column", "not_finite"]
 
 
@@ -89,6 +89,26 @@ class Run:
         """Where the run is, as text."""
         return self.storage.root
 
+    def __repr__(self) -> str:
+        known = {"algorithm": self.info.get("algorithm"), "format": self.info.get("format"), "model": self._model}
+        said = [f"{name}={value!r}" for name, value in known.items() if value is not None]
+        return f"Run({', '.join([repr(self.folder), *said])})"
+
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows: facts, and the curves of the main metrics."""
+        steps = self.steps()
+        rollouts = self.rows(["step"]).num_rows
+        facts = {"algorithm": self.info.get("algorithm"), "format": self.info.get("format"), "model": self._model}
+        facts |= {"steps": steps.num_rows or None, "rollouts": rollouts or None}
+        numbers = steps["step"].to_pylist()
+        curves = {name: (numbers, steps[name].to_pylist()) for name in steps.column_names if name in SHOWN}
+        return page(f"Run {self.folder}", facts, curves)
+
+    @property
+    def _model(self) -> str | None:
+        model = self.info.get("model")
+        return model.get("name") if isinstance(model, dict) else None
+
     def segments(self) -> list[Segment]:
         """Returns the committed segments that no later attempt superseded, ordered by step."""
         return snapshot(self.storage).rows
@@ -118,7 +138,7 @@ class Run:
         Of the files little more is read than what lies between the first and the last of them.
         """
         keys = np.unique(np.array([(step << 32) + sample for sample in samples], np.int64))
-        return _sorted(self.consistent(lambda found: self._tokens_of(found, step, keys)), TOKEN_KEYS)
+        return _sorted(self.consistent(lambda found: fetched_tokens(self.storage, found, step, keys)), TOKEN_KEYS)
 
     def steps(self) -> pa.Table:
         """Returns the metrics, one row per step and one column per metric, ordered by step."""
@@ -190,7 +210,7 @@ class Run:
         Raises:
             UserError: The record has no such rollout.
         """
-        found = self.consistent(lambda found: self._fetch(found, keys, _names(ROW_COLUMNS, columns)))
+        found = self.consistent(lambda found: fetched(self.storage, found, keys, _names(ROW_COLUMNS, columns)))
         return found.select(_names(ROW_COLUMNS, columns))
 
     def read(
@@ -243,15 +263,17 @@ class Run:
         return table if columns is None else table.select(list(columns))
 
     def pandas(
-        self, name: str, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None
+        self, name: str = "rows", columns: Sequence[str] | None = None, steps: Iterable[int] | None = None
     ) -> "pandas.DataFrame":
-        """Returns the same as a pandas data frame; pandas must be installed."""
+        """Returns the same as a pandas data frame, the rows if nothing is named; raises UserError without pandas."""
+        _require("pandas")
         return self.arrow(name, columns, steps).to_pandas(maps_as_pydicts="strict")
 
     def polars(
-        self, name: str, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None
+        self, name: str = "rows", columns: Sequence[str] | None = None, steps: Iterable[int] | None = None
     ) -> "polars.DataFrame":
-        """Returns the same as a polars data frame; polars must be installed."""
+        """Returns the same as a polars data frame, the rows if nothing is named; raises UserError without polars."""
+        _require("polars")
         import polars
 
         found = polars.from_arrow(self.arrow(name, columns, steps))
@@ -304,7 +326,7 @@ class Run:
                     if found == snapshot(self.storage):
                         raise
             except (ValueError, OSError) as error:
-                reason = str(error).splitlines()[0]
+                reason = first_line(error)
                 raise UserError(f"the record in {self.folder} cannot be read: {reason}") from error
 
     def _table(
@@ -338,45 +360,10 @@ class Run:
         rows = lines_of_steps(self.storage, segment, "rows", ["step", "sample"], steps)
         return tokens_of_rows(self.storage, segment, rows, columns, steps)
 
-    def _fetch(self, found: Snapshot, keys: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
-        asked = np.array([(step << 32) + sample for step, sample in keys], np.int64)
-        wanted, place = np.unique(asked, return_inverse=True)
-        fields = [column for column in (*ROW_COLUMNS, *PLACE_COLUMNS) if column.name in columns]
-        tables, which = [arrow_schema(fields).empty_table()], [np.array([], np.int64)]
-        for segment in with_steps(found.rows, {step for step, _ in keys}):
-            some, at = lines_of_keys(self.storage, segment, columns, wanted)
-            tables, which = tables + some, which + at
-        there = np.concatenate(which)
-        if len(there) < len(wanted):
-            missing = int(np.setdiff1d(np.arange(len(wanted)), there)[0])
-            step, sample = keys[list(place).index(missing)]
-            count = self.rows(["sample"], [step]).num_rows
-            raise UserError(f"{self.folder} has no sample {sample} in step {step}, which has {count} rollouts")
-        return union(*tables).take(np.argsort(there)[place])
 
-    def _tokens_of(self, found: Snapshot, step: int, keys: Array) -> pa.Table:
-        parts = [arrow_schema(TOKEN_COLUMNS).empty_table()]
-        for segment in with_steps(found.rows, {step}):
-            tables, _ = lines_of_keys(self.storage, segment, _PLACES, keys)
-            if tables:
-                parts.append(self._tokens_in(segment, step, keys, union(*tables)))
-        return union(*parts)
-
-    def _tokens_in(self, segment: Segment, step: int, keys: Array, places: pa.Table) -> pa.Table:
-        """Returns the tokens in one segment of rollouts, whose places it tells."""
-
-        def wanted(tokens: pa.Table) -> pa.Table:
-            return tokens.filter(pa.array(np.isin(rollout_keys(tokens), keys)))
-
-        if set(places.column_names) == set(_PLACES) and not any(column.null_count for column in places.columns):
-            start, count = (places[name].to_numpy() for name in _PLACES)
-            first = int(start.min())
-            between = int((start + count).max()) - first
-            tokens = wanted(lines_at(self.storage, segment, "tokens", None, first, between))
-            if tokens.num_rows == count.sum():
-                return tokens
-        # An older record does not say where the tokens are, or more has just been added to the step.
-        return wanted(lines_of_steps(self.storage, segment, "tokens", None, {step}))
+def _require(package: str) -> None:
+    if find_spec(package) is None:
+        raise UserError(f"{package} is not installed; install it with: pip install {package}")
 
 
 def _names(declared: Sequence[Column], columns: Sequence[str] | None) -> list[str]:

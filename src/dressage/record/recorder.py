@@ -11,8 +11,9 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from dressage.errors import UserError, is_disk_full
+from dressage.errors import NoRoomError, UserError, no_room
 from dressage.record.compaction import WAITING
+from dressage.record.lock import Lock
 from dressage.record.merger import Merger
 from dressage.record.padding import padded
 from dressage.record.precision import Array, rounded
@@ -41,14 +42,31 @@ class Recorder:
         attempt: Number that ``begin_attempt`` returned; None = a new one begins with the first step that is recorded.
         rank: Number of this process; every one but 0 needs the attempt.
         queue_size: Most calls that wait to be written.
+        lock: The right to write the run, where the caller has it; None = rank 0 takes it until it is closed.
+
+    Raises:
+        LockedError: Another process writes the run.
     """
 
-    def __init__(self, folder: Place, *, attempt: int | None = None, rank: int = 0, queue_size: int = 4) -> None:
+    def __init__(
+        self,
+        folder: Place,
+        *,
+        attempt: int | None = None,
+        rank: int = 0,
+        queue_size: int = 4,
+        lock: Lock | None = None,
+    ) -> None:
         if queue_size < 1:
             raise ValueError(f"queue_size is {queue_size}, at least 1 is needed")
         if rank and attempt is None:
             raise ValueError(f"rank {rank} needs the attempt that begin_attempt returned to one of the processes")
         self._files = storage(folder)
+        self._own_lock = Lock(self._files) if lock is None and not rank else None
+        self._lock = lock or self._own_lock
+        if self._lock is not None:
+            self._lock.keep_alive()
+        self._newest_file = ""
         if not rank and not self._files.exists("run.json"):
             write_run(self._files, {"dressage": version("dressage")})
         self._attempt = -1 if attempt is None else attempt
@@ -116,6 +134,8 @@ class Recorder:
             self._queue.put(None)
             self._thread.join()
             self._merger.close()
+            if self._own_lock is not None:
+                self._own_lock.release()
         self._raise_error()
 
     def __enter__(self) -> Self:
@@ -171,6 +191,7 @@ class Recorder:
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             try:
+                self._check_place()
                 job()
             except BaseException as error:
                 # What comes after an error is still written if it can be: it was handed over before anybody knew.
@@ -178,15 +199,22 @@ class Recorder:
             finally:
                 self._queue.task_done()
 
+    def _check_place(self) -> None:
+        """Sees to it that nothing is recorded where nobody will find the rest of it."""
+        if self._lock is not None:
+            self._lock.check()
+        if self._newest_file and not self._files.exists(self._newest_file):
+            raise UserError(f"{self._files.path('record')} was deleted or moved while it was being written")
+
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or self._for_user(error)
 
     def _for_user(self, error: BaseException) -> BaseException:
-        if not is_disk_full(error):
+        room = no_room(error)
+        if room is None:
             return error
-        plain = UserError(
-            f"the disk is full: the record in {self._files.path('record')} could not be written; "
-            f"free space, then continue with --resume {self._files.root}"
+        plain = NoRoomError(
+            f"{room.reason}: the record in {self._files.path('record')} could not be written; {room.advice}"
         )
         plain.__cause__ = error
         return plain
@@ -207,6 +235,7 @@ class Recorder:
         flat |= {"step": np.full(len(index), step), "sample": samples[index], "position": position}
         row_table, token_table = table_of(ROW_COLUMNS, rows), table_of(TOKEN_COLUMNS, flat)
         write_segment(self._files, step, self._attempt, self._rank, row_table, token_table)
+        self._newest_file = segment_name("rows", step, self._attempt, self._rank)
         self._compact("rows", step)
 
     def _write_metrics(self, step: int, metrics: dict[str, float]) -> None:
@@ -216,6 +245,7 @@ class Recorder:
             row = self._files.parquet(name).read().to_pylist()[0] | row
         columns = [*STEP_COLUMNS, *(Column(name, pa.float64(), "") for name in row if name not in ("step", "attempt"))]
         write_parquet(self._files, name, table_of(columns, {name: [value] for name, value in row.items()}))
+        self._newest_file = name
         self._compact("steps", step)
 
     def _compact(self, kind: Kind, step: int) -> None:

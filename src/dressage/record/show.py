@@ -15,6 +15,8 @@ from dressage.errors import UserError
 from dressage.record.reader import Run
 from dressage.record.schema import ROW_COLUMNS
 from dressage.record.storage import Place
+from dressage.text.counting import counted
+from dressage.text.visible import visible_line
 
 MOST_STEPS = 20
 MEANS = {"reward": "reward", "k1": "KL", "entropy": "entropy", "length": "length"}
@@ -52,9 +54,6 @@ TOKEN_NUMBERS = {
     "token_reward": "token reward",
     "advantage": "advantage",
 }
-# Control characters would steer the terminal; each is shown as its own picture instead.
-VISIBLE = {code: 0x2400 + code for code in range(32)} | {0x7F: "␡", ord("\n"): "↵"}
-VISIBLE |= dict.fromkeys(range(0x80, 0xA0), "\ufffd")
 
 
 def show(place: Place, console: Console, *, step: int | None = None, sample: int | None = None, limit: int = 5) -> None:
@@ -71,6 +70,8 @@ def show(place: Place, console: Console, *, step: int | None = None, sample: int
         UserError: ``place`` is no run, or the rollout is not in it.
     """
     run = dressage.open(place)
+    if step is not None:
+        _check_step(run, step)
     if sample is None:
         _show_header(run, console)
         _show_steps(run, console)
@@ -82,14 +83,29 @@ def show(place: Place, console: Console, *, step: int | None = None, sample: int
         _show_rollout(run, console, step, sample)
 
 
+def _check_step(run: Run, step: int) -> None:
+    steps = run.rows(["step"])["step"].unique().sort().to_pylist()
+    if step not in steps:
+        known = (
+            f"it has rollouts of {counted(len(steps), 'step')}, {steps[0]} to {steps[-1]}"
+            if steps
+            else "it has no rollouts"
+        )
+        raise UserError(f"{run.folder} has no rollout of step {step}; {known}")
+
+
 def headline(place: Place) -> str | None:
-    """Returns what a run has learned in a few words, such as ``held-out perplexity 256 → 1.31``, if it was measured."""
+    """Returns what changed in a run, such as ``held-out perplexity 256 → 1.31 (fell)``, if it was measured."""
     table = dressage.open(place).steps()
     name = next((name for name in HEADLINES if name in table.column_names), None)
     if name is None:
         return None
     values = table[name].drop_null().to_pylist()
-    return f"{HEADLINES[name]} {_number(values[0])} → {_number(values[-1])}"
+    first, last = values[0], values[-1]
+    if len(values) == 1:
+        return f"{HEADLINES[name]} {_number(first)}"
+    way = "rose" if last > first else "fell" if last < first else "stayed"
+    return f"{HEADLINES[name]} {_number(first)} → {_number(last)} ({way})"
 
 
 def _show_header(run: Run, console: Console) -> None:
@@ -99,7 +115,14 @@ def _show_header(run: Run, console: Console) -> None:
     facts |= {name: run.info.get(name) for name in ("algorithm", "format", "source")}
     facts["steps"] = f"{steps[0]} to {steps[-1]}, {len(steps)} recorded" if steps else "none recorded yet"
     facts["rollouts"] = rows.num_rows or None
+    facts["changed"] = "; ".join(map(_changed, run.info.get("changes", []))) or None
     console.print(_facts(facts))
+
+
+def _changed(change: Mapping[str, Any]) -> str:
+    """Which settings a resumed run went on with, and from which step."""
+    settings = ", ".join(f"{name} {was} → {now}" for name, (was, now) in change["settings"].items())
+    return f"from step {change['start_step']} on: {settings}"
 
 
 def _show_steps(run: Run, console: Console) -> None:
@@ -233,7 +256,7 @@ def shown(value: Any, newline: str = "↵") -> Text:
     text = _number(value) if isinstance(value, float) else str(value)
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}… and {len(text) - LONGEST:,} characters more"
-    return Text(text.translate(VISIBLE).replace("↵", newline))
+    return Text(visible_line(text).replace("↵", newline))
 
 
 def _shorten(text: str, longest: int = 300) -> str:

@@ -1,5 +1,6 @@
 """Where a run's files are: a folder on this machine, or a place that fsspec reaches, such as s3://bucket/run."""
 
+import hashlib
 import os
 import tempfile
 import time
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from dressage.errors import UserError
+from dressage.errors import UserError, first_line
 from dressage.record.files import replacing
 
 SETTLED = 2 * 10**9
@@ -58,8 +59,14 @@ class Storage(Protocol):
     def writing(self, name: str) -> AbstractContextManager[IO[bytes]]:
         """Opens a file that readers see once the block has ended, and never if it fails."""
 
+    def create(self, name: str, content: bytes) -> bool:
+        """Writes a file that is not there yet; returns False, and writes nothing, if it is."""
+
     def delete(self, name: str) -> None:
         """Removes a file; one that is not there is no mistake."""
+
+    def lock_file(self) -> Path:
+        """Returns the file of this machine that the processes of this machine lock when they write here."""
 
 
 Place = Path | str | Storage
@@ -83,7 +90,7 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowInvalid as error:
-        raise UserError(f"{path} is no whole Parquet file: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} is no whole Parquet file: {first_line(error)}") from error
 
 
 class Folder:
@@ -131,8 +138,20 @@ class Folder:
     def writing(self, name: str) -> AbstractContextManager[BinaryIO]:
         return replacing(self._folder / name)
 
+    def create(self, name: str, content: bytes) -> bool:
+        try:
+            with (self._folder / name).open("xb") as file:
+                file.write(content)
+        except FileExistsError:
+            return False
+        return True
+
     def delete(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
+
+    def lock_file(self) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder.resolve() / ".lock"
 
 
 class Remote:
@@ -189,11 +208,21 @@ class Remote:
             file.flush()
             self.filesystem.put_file(file.name, self._at(name))
 
+    def create(self, name: str, content: bytes) -> bool:
+        try:
+            self.filesystem.pipe_file(self._at(name), content, mode="create")  # a conditional write
+        except FileExistsError:
+            return False
+        return True
+
     def delete(self, name: str) -> None:
         try:
             self.filesystem.rm_file(self._at(name))
         except FileNotFoundError:
             return
+
+    def lock_file(self) -> Path:
+        return Path(tempfile.gettempdir()) / f"dressage-{hashlib.sha256(self.root.encode()).hexdigest()[:16]}.lock"
 
     def _at(self, name: str) -> str:
         return f"{self._base}/{name}"

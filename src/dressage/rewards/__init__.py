@@ -11,6 +11,7 @@ from dressage.rewards.base import RewardFunction, call_reward
 from dressage.rewards.classifier import ClassifierReward
 from dressage.rewards.exact_match import exact_match
 from dressage.rewards.function import load_function
+from dressage.rewards.http import HttpReward
 from dressage.rewards.lowercase import lowercase
 from dressage.rewards.pipeline import PipelineReward
 from dressage.rewards.sentiment import sentiment
@@ -21,6 +22,9 @@ MODELS: dict[str, type[ClassifierReward] | type[PipelineReward]] = {
     "classifier": ClassifierReward,
     "pipeline": PipelineReward,
 }
+"""Made of their options and a device."""
+SERVICES: dict[str, type[HttpReward]] = {"http": HttpReward}
+"""Made of their options."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,29 @@ class Scored:
 
 
 def build_rewards(settings: Sequence[RewardSettings], device: torch.device) -> tuple[Reward, ...]:
-    """Make the rewards of a recipe; raises UserError where one cannot be made."""
-    return tuple(Reward(s.name or s.use, _build(s, device), s.weight) for s in settings)
+    """Make the rewards of a recipe.
+
+    Raises:
+        UserError: one cannot be made, or two have the same name.
+    """
+    names = [one.label for one in settings]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"two rewards are called {twice[0]!r}; give one of them another name (rewards.name)")
+    return tuple(Reward(one.label, _build(one, device), one.weight) for one in settings)
+
+
+def rehearse(rewards: Sequence[Reward], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
+    """Call every reward once, on an empty and a short response to the first two prompts of the data.
+
+    A mistake in a reward is thus found before a model is loaded and anything is written.
+
+    Raises:
+        UserError: a reward takes other arguments, asks for a column that the data has not, raises something, or does
+            not return a number per response.
+    """
+    responses = ["", "Yes."][: len(prompts)]
+    rows = {name: list(values[: len(responses)]) for name, values in columns.items()}
+    score(rewards, prompts[: len(responses)], responses, rows)
 
 
 def score(
@@ -54,13 +79,15 @@ def score(
     for reward in rewards:
         for name, values in call_reward(reward.function, reward.name, prompts, responses, columns).items():
             if name in parts:
-                raise UserError(f"two rewards are called {name!r}; give one of them another name")
+                raise UserError(f"two rewards are called {name!r}; give one of them another name (rewards.name)")
             parts[name] = values
             total = [t + reward.weight * v for t, v in zip(total, values, strict=True)]
     return Scored(parts, total)
 
 
 def _build(settings: RewardSettings, device: torch.device) -> RewardFunction:
+    if settings.use in SERVICES:
+        return SERVICES[settings.use](**settings.options)
     if settings.use in MODELS:
         try:
             return MODELS[settings.use](**{"device": device, **settings.options})
@@ -71,6 +98,6 @@ def _build(settings: RewardSettings, device: torch.device) -> RewardFunction:
     if settings.use in FUNCTIONS:
         return FUNCTIONS[settings.use]
     if ":" not in settings.use:
-        known = ", ".join([*FUNCTIONS, *MODELS])
+        known = ", ".join([*FUNCTIONS, *MODELS, *SERVICES])
         raise UserError(f"there is no reward {settings.use!r}; use {known}, file.py:function or module:function")
     return load_function(settings.use)

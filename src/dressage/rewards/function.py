@@ -5,7 +5,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from dressage.errors import UserError
+from dressage.errors import UserError, told
 from dressage.rewards.base import RewardFunction
 
 
@@ -13,7 +13,7 @@ def load_function(name: str) -> RewardFunction:
     """Load "file.py:function" or "module:function".
 
     Raises:
-        UserError: the file, the module or the function is not there.
+        UserError: the file, the module or the function is not there, or running the file raises something.
     """
     place, colon, attribute = name.rpartition(":")
     if not colon:
@@ -28,16 +28,15 @@ def load_function(name: str) -> RewardFunction:
 def _from_file(file: Path) -> object:
     name = f"dressage_reward_{file.stem}"  # a file called random.py must not become everybody's `random`
     spec = importlib.util.spec_from_file_location(name, file)
-    if not file.exists() or spec is None or spec.loader is None:
+    if not file.is_file() or spec is None or spec.loader is None:
         raise UserError(f"reward {file}: there is no such file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that what the file defines can be pickled and found by name
-    spec.loader.exec_module(module)
+    with told(f"the reward's file {file.name}"):
+        spec.loader.exec_module(module)
     return module
 
 
 def _from_module(place: str) -> object:
-    try:
+    with told(f"the reward's module {place}"):
         return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        raise UserError(f"reward module {place!r}: {error}") from None

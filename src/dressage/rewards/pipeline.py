@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from transformers import pipeline
 
+from dressage.data.special_tokens import Around
 from dressage.errors import UserError
+from dressage.models.classifier import ADDS_START
 from dressage.models.load import load_classifier
 
 
@@ -37,6 +39,11 @@ class PipelineReward:
         if task not in ("sentiment-analysis", "text-classification"):
             raise UserError(f"reward {path}: task is sentiment-analysis or text-classification, not {task!r}")
         model, tokenizer = load_classifier(path)
+        if getattr(model.config, ADDS_START, None) is False and Around.of(tokenizer).start:
+            raise UserError(
+                f"reward {path}: it learned from texts without the start token, which a pipeline adds; "
+                'set use = "classifier"'
+            )
         self.pipe: Any = pipeline(task, model=model, tokenizer=tokenizer, device=device)  # type: ignore[call-overload]
         self.label, self.apply, self.batch_size = label, apply, batch_size
         known = list((self.pipe.model.config.id2label or {}).values())

@@ -2,23 +2,34 @@
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dressage.config import Settings
+from dressage.config_paths import FunctionName, full_path
 
 
 class RewardSettings(Settings):
     """One reward. Several are added up, each times its weight."""
 
-    use: str
-    """"sentiment", "exact_match", "lowercase", "classifier", "pipeline", or your own function as file.py:function or
-    module:function"""
+    use: FunctionName
+    """"sentiment", "exact_match", "lowercase", "classifier", "pipeline", "http", or your own function as
+    file.py:function or module:function"""
     name: str | None = None
-    """what it is called in the record; none = `use`"""
+    """what it is called in the record; none = the name of the function, or `use`"""
     weight: float = 1.0
     """factor in the sum"""
     options: dict[str, Any] = Field(default_factory=dict)
-    """arguments of a classifier or pipeline, such as path, label and batch_size"""
+    """arguments of a classifier, pipeline or HTTP reward, such as path, label, url and batch_size: docs/rewards.md"""
+
+    @property
+    def label(self) -> str:
+        """What it is called in the record."""
+        return self.name or self.use.rpartition(":")[2]
+
+    @field_validator("options")
+    @classmethod
+    def _full_path(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return {name: full_path(value) if name == "path" else value for name, value in options.items()}
 
 
 class ShapingSettings(Settings):

@@ -3,19 +3,24 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
+import dressage
 from dressage.config import Settings
+from dressage.config_paths import expanded
 from dressage.data.chat import Chat
-from dressage.data.prompts import PromptSet, PromptSettings, load_prompts, tokenize
+from dressage.data.load import load
+from dressage.data.prompts import PromptSet, PromptSettings, check_prompts, load_prompts, tokenize
+from dressage.data.view import AnyDataSettings, ViewSettings, recognised
 from dressage.errors import UserError
 from dressage.models.policy import Policy
 from dressage.models.trained import load_trained
 from dressage.record.files import replacing, write_table
+from dressage.record.writable import check_new
 from dressage.sampling.sampler import Sampler
 from dressage.sampling.settings import SamplingSettings
 from dressage.train.processes import Processes
@@ -49,12 +54,19 @@ class ResponseSettings(UseSettings):
     batch_size: int = Field(32, ge=1)
     """responses sampled at the same time; it changes no response"""
 
+    @model_validator(mode="after")
+    def _check_data(self) -> Self:
+        check_prompts(self.data)
+        return self
+
 
 class GenerateSettings(ResponseSettings):
     """Sample responses of a model."""
 
     prompt: tuple[str, ...] | str = ()
     """a prompt, or a list of them, instead of data"""
+    raw: bool = False
+    """continue prompts as plain text, also where the run that trained the model made conversations of them"""
     out: Path | None = None
     """a .jsonl, .json or .parquet file to write; none = print"""
 
@@ -98,8 +110,10 @@ def responses(
             model and whichever prompts these are.
     """
     chosen = range(len(prompts)) if indices is None else indices
-    collector = Collector(prompts, Sampler(policy, tokenizer, settings.sampling, settings.seed), (), tokenizer)
     total = len(chosen) * settings.samples
+    sampler = Sampler(policy, tokenizer, settings.sampling, settings.seed)
+    sampler.prepare(min(total, settings.batch_size), max((len(prompts.ids[index]) for index in chosen), default=0))
+    collector = Collector(prompts, sampler, (), tokenizer)
     for start in range(0, total, settings.batch_size):
         rows = range(start, min(start + settings.batch_size, total))
         groups = [row // settings.samples for row in rows]
@@ -117,6 +131,8 @@ def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]
     Raises:
         UserError: there is no such model, or no prompt.
     """
+    if not settings.raw:
+        settings = settings.model_copy(update={"data": _as_trained(model, settings.data)})
     policy, tokenizer = load_policy(model, settings)
     prompts = _prompts(settings, tokenizer)
     taken = {"response", "finish_reason"} & set(prompts.columns)
@@ -137,8 +153,7 @@ def write(rows: Iterator[dict[str, Any]], out: Path) -> int:
     Raises:
         UserError: the file exists, or its name says none of these.
     """
-    if out.exists():
-        raise UserError(f"{out} exists already; choose another --out")
+    check_new(out)
     if out.suffix not in FORMATS:
         raise UserError(f"--out {out}: the name must end in {', '.join(FORMATS)}")
     if out.suffix == ".jsonl":
@@ -160,6 +175,29 @@ def _write_lines(rows: Iterator[dict[str, Any]], out: Path) -> int:
             count += 1
             file.write(f"{json.dumps(row, ensure_ascii=False, default=str)}\n".encode())
     return count
+
+
+def _as_trained(model: str, data: PromptSettings) -> PromptSettings:
+    """The settings, with conversations made of texts in the way of the run that trained the model, if it did."""
+    place = expanded(model)
+    folder = next((one for one in (place, place.parent) if (one / "run.json").exists()), None)
+    if folder is None or (folder is place.parent and place.name != "model"):
+        return data
+    trained = dressage.open(folder).info.get("config", {}).get("data", {})
+    if not (trained.get("chat") or trained.get("template") or _has_conversations(trained)):
+        return data
+    own = {name: trained.get(name) for name in ("template", "system") if getattr(data, name) is None}
+    return data.model_copy(update={"chat": True, **own})
+
+
+def _has_conversations(trained: Mapping[str, Any]) -> bool:
+    """Whether the first row that a run was trained on is a conversation; if its data is gone, it is taken for text."""
+    try:
+        settings = AnyDataSettings.model_validate({**trained, "max_rows": 1, "validation": 0.0})
+        row = load(settings, recognised(ViewSettings(data=settings)).kind).train[0]
+    except (UserError, ValueError):
+        return False
+    return not isinstance(row.prompt, str)
 
 
 def _prompts(settings: GenerateSettings, tokenizer: PreTrainedTokenizerBase) -> PromptSet:

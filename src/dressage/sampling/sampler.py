@@ -1,19 +1,20 @@
-"""Sampling with a Hugging Face model: a preallocated KV cache and one draw per row and token."""
+"""Sampling with a Hugging Face model: a cache of keys and values, and one draw per row and token."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, StaticCache
+from transformers import PreTrainedTokenizerBase
 
-from dressage.models.policy import Policy, causal, output_weight, positions, trunk
-from dressage.models.shared_prompts import distinct
-from dressage.ops.linear import linear
+from dressage.models.parts import causal
+from dressage.models.policy import Policy
+from dressage.sampling.decoding import CacheKind, check_scoring, choose_cache, decode, full_passes, new_cache
 from dressage.sampling.distribution import draw, sampling_logprobs
 from dressage.sampling.randomness import Purpose, generator, token_uniforms
+from dressage.sampling.room import check_room
 from dressage.sampling.settings import SamplingSettings
 from dressage.sampling.stop import StopTexts
 from dressage.types import Batch
@@ -40,17 +41,44 @@ class Sampler:
         tokenizer: its tokenizer.
         settings: how to sample.
         seed: with step and row it determines every draw.
+        is_scored: whether the policy also scores what is sampled, in padded rows.
     """
 
     def __init__(
-        self, policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: SamplingSettings, seed: int
+        self,
+        policy: Policy,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: SamplingSettings,
+        seed: int,
+        is_scored: bool = False,
     ) -> None:
         self.policy = policy
         self.tokenizer = tokenizer
         self.settings = settings
         self.seed = seed
+        self.is_scored = is_scored
         self.stop = StopTexts(tokenizer, settings.stop)
+        self._cache: CacheKind = "static"
+        self._rows = self._size = 0  # what it was prepared for
         self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), device=causal(policy.model).device)
+
+    def prepare(self, rows: int, prompt: int) -> None:
+        """Make sure that so many responses to prompts of so many tokens fit, and are sampled and scored correctly.
+
+        Raises:
+            UserError: they do not fit, or no cache or not the scores agree with the model's full forward pass.
+        """
+        longest = self.settings.longest
+        size = prompt + longest
+        if rows > self._rows or size > self._size:
+            check_room(self.policy.model, rows, min(rows, self.settings.batch_size or rows), prompt, longest)
+        if size > self._size:
+            self.policy.eval()
+            expected = full_passes(self.policy.model, size)
+            self._cache = choose_cache(self.policy.model, size, expected)
+            if self.is_scored:
+                check_scoring(self.policy, expected)
+        self._rows, self._size = max(rows, self._rows), max(size, self._size)
 
     @torch.no_grad()
     def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
@@ -62,6 +90,7 @@ class Sampler:
             rows: where these prompts stand in the step's global batch; the same row always gets the same draws.
             temperature: in the place of that of the settings.
         """
+        self.prepare(len(rows), prompts["prompt_ids"].shape[1])
         self.policy.eval()
         settings = (
             self.settings if temperature is None else self.settings.model_copy(update={"temperature": temperature})
@@ -88,10 +117,12 @@ class Sampler:
         growing = _Growing(len(prompts), limits, self.eos.tolist(), self.stop)
         logprobs: list[Tensor] = []
         numbers = torch.from_numpy(uniforms).to(self.eos.device)
-        decoder = self._decode(prompts, int(limits.max()))
-        token = None
-        for t in range(int(limits.max())):
-            logits = decoder.send(token)
+        longest = int(limits.max())
+        ids, mask = (prompts[name].to(self.eos.device) for name in ("prompt_ids", "prompt_mask"))
+        model = self.policy.model
+        decoder = decode(model, ids, mask, new_cache(model, self._cache, ids.shape[1] + longest))
+        logits = next(decoder)
+        for t in range(longest):
             banned = self.eos if t < settings.min_new_tokens else None
             if settings.temperature == 0:
                 distribution = logits.log_softmax(-1)
@@ -103,31 +134,8 @@ class Sampler:
             growing.append(token.tolist())
             if growing.all_done:
                 break
+            logits = decoder.send(token)
         return growing.responses(torch.stack(logprobs, dim=1), int(self.tokenizer.pad_token_id))
-
-    def _decode(self, prompts: Batch, longest: int) -> Generator[Tensor, Tensor | None, None]:
-        """Yield the logits `[B, V]` of each next token; the chosen token is sent back."""
-        ids, mask = prompts["prompt_ids"].to(self.eos.device), prompts["prompt_mask"].to(self.eos.device)
-        model = trunk(self.policy.model)
-        head = output_weight(self.policy.model).float()
-        cache = StaticCache(config=causal(self.policy.model).config, max_cache_len=ids.shape[1] + longest)
-        position = positions(mask)
-        among = distinct(ids, mask)
-
-        def states(ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:
-            output = model(
-                input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
-            )
-            return output.last_hidden_state[:, -1].float()  # type: ignore[no-any-return]
-
-        last = states(ids[among.first], mask[among.first], position[among.first])[among.prompt]
-        among.spread(cache)
-        while True:
-            token = yield linear(last, head)
-            assert token is not None
-            ids, position = token[:, None], position[:, -1:] + 1
-            mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
-            last = states(ids, mask, position)
 
 
 class _Growing:

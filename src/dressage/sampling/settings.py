@@ -48,6 +48,11 @@ class SamplingSettings(Settings):
     def _check(self) -> Self:
         if self.random_length and not 1 <= self.random_length[0] <= self.random_length[1]:
             raise ValueError(f"random_length must be [low, high] with 1 <= low <= high, not {list(self.random_length)}")
+        if self.random_length:
+            self.refuse("max_new_tokens", "beside random_length; set one of them")
+        if self.temperature == 0:
+            for name in ("top_k", "top_p"):
+                self.refuse(name, "with temperature 0, which always takes the likeliest token")
         if self.min_new_tokens > self.longest:
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is over the length limit {self.longest}")
         if "" in self.stop:

@@ -55,6 +55,8 @@ class CleaningSettings(Settings):
                 raise ValueError(f"{field}: there is no {unknown!r}; use {', '.join(table)}")
         if self.discard and self.discard_reward is None:
             raise ValueError("discard needs discard_reward: a reward below what yours give, such as -10")
+        if not self.discard:
+            self.refuse("discard_reward", "without discard, which names the responses that get it")
         return self
 
 

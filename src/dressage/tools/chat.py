@@ -9,12 +9,17 @@ from pydantic import Field
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 
 from dressage.data.chat import Chat, read_template
+from dressage.data.encode import Asked, Encoder
 from dressage.data.types import Turn
-from dressage.models.policy import Policy, causal
+from dressage.models.parts import causal
+from dressage.models.policy import Policy
+from dressage.sampling.decoding import check_generate
 from dressage.sampling.generate import UseSettings, load_policy
 from dressage.sampling.randomness import Purpose, generator
+from dressage.sampling.room import position_limit
 from dressage.sampling.sampler import eos_token_ids
 from dressage.sampling.settings import SamplingSettings
+from dressage.text.visible import visible
 
 
 class TalkSettings(UseSettings):
@@ -61,8 +66,10 @@ class Talk:
     def __init__(self, policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: TalkSettings) -> None:
         self.policy, self.tokenizer, self.settings = policy, tokenizer, settings
         self.chat = Chat(tokenizer, read_template(settings.template), settings.system)
+        self.encoder = Encoder(self.chat)
         self.turns: list[Turn] = []
         self.chat.render(self.chat.opened([Turn("user", "")]), answer=True)  # a missing template is said before waiting
+        check_generate(policy.model)
 
     def reset(self) -> None:
         """Forget what was said."""
@@ -71,21 +78,22 @@ class Talk:
     def answer(self, line: str) -> None:
         """Print the model's answer while it is sampled; what was said before is remembered."""
         turns = [*self.turns, Turn("user", line)]
-        text = self.chat.render(self.chat.opened(turns), answer=True)
-        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").to(self.policy.device)
-        length = ids["input_ids"].shape[1]
+        (prompt,) = self.encoder.prompts([Asked("the conversation", tuple(turns))])
+        ids = torch.tensor([prompt.ids], device=self.policy.device)
+        length = len(prompt.ids)
         model: Any = causal(self.policy.model)
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        limit = position_limit(model.config)
         if limit is not None and length + self.settings.sampling.max_new_tokens > limit:
             print(f"(this conversation no longer fits into the model's {limit} tokens; /reset starts a new one)")
             return
         # Every turn has its own numbers, so that answers depend on nothing but the seed and what was said.
         torch.manual_seed(int(generator(self.settings.seed, Purpose.GLOBAL, step=len(turns)).integers(2**32)))
         whole = model.generate(
-            **ids,
+            ids,
+            attention_mask=torch.ones_like(ids),
             generation_config=self._generation(),
             tokenizer=self.tokenizer,
-            streamer=TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
+            streamer=_Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
         )
         answer = self.tokenizer.decode(whole[0, length:], skip_special_tokens=True)
         self.turns = [*turns, Turn("assistant", str(answer))]
@@ -104,6 +112,13 @@ class Talk:
             eos_token_id=eos_token_ids(self.policy, self.tokenizer, sampling),
             pad_token_id=self.tokenizer.pad_token_id,
         )
+
+
+class _Streamer(TextStreamer):
+    """Prints text as it comes; to a terminal with signs for what would command it."""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        super().on_finalized_text(visible(text) if sys.stdout.isatty() else text, stream_end)
 
 
 def _lines() -> Iterator[str]:

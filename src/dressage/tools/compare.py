@@ -17,24 +17,25 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from dressage.config_paths import LocalPath
 from dressage.data.prompts import PromptSet, load_prompts
 from dressage.errors import UserError
 from dressage.models.settings import StartSettings
 from dressage.models.trained import load_start_tokenizer
-from dressage.record.files import new_folder, write_json
-from dressage.record.show import VISIBLE
+from dressage.record.files import write_json
+from dressage.record.new_folder import new_folder
+from dressage.record.writable import check_new
 from dressage.sampling.generate import Response, ResponseSettings, load_policy, responses
 from dressage.text.statistics import contains, distinct, words
-from dressage.tools.scorers import ScorerSettings, estimate, parts_of, score_by_length, shown
+from dressage.text.visible import visible, visible_line
+from dressage.tools.scorers import ScorerSettings, check_scorers, estimate, parts_of, score_by_length, shown
 from dressage.train.intervals import Interval, mean_interval
-
-_VISIBLE = {code: sign for code, sign in VISIBLE.items() if chr(code) not in "\n\t"}
 
 
 class CompareSettings(ResponseSettings, ScorerSettings):
     """Compare models on the same prompts with the same random numbers."""
 
-    prompts: str | None = None
+    prompts: LocalPath | None = None
     """a file of prompts; short for data.path"""
     show: int = Field(3, ge=0)
     """prompts whose responses are shown side by side in the terminal"""
@@ -110,8 +111,8 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
     Raises:
         UserError: there is no model or no prompt, or the folder to write exists.
     """
-    if settings.out is not None and settings.out.exists():
-        raise UserError(f"{settings.out} exists already; choose another --out")
+    if settings.out is not None:
+        check_new(settings.out)
     if len(set(models)) < len(models) or not models:
         raise UserError("name the models to compare, each of them once: dressage compare A B --prompts FILE")
     if settings.prompts is not None:
@@ -120,6 +121,8 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
     indices = _common(sets)
     if not indices[0]:
         raise UserError("no prompt is short enough for every model; raise data.max_prompt_tokens")
+    if settings.rewards:
+        check_scorers(settings, settings.device, sets[0])
     answers = [_answers(*each, settings) for each in zip(models, sets, indices, strict=True)]
     scores = [_scores(answer, settings) for answer in answers]
     comparison = Comparison(
@@ -136,11 +139,11 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
 
 def show(comparison: Comparison, console: Console, prompts: int) -> None:
     """Print the table, and the first responses to the first prompts side by side."""
-    names = [escape(name) for name in comparison.names]
+    names = [escape(visible_line(name)) for name in comparison.names]
     title = f"{comparison.prompts} prompts, responses to each: {comparison.samples}"
     table = Table("", *names, title=title)
     for label, cells in rows(comparison):
-        table.add_row(Text(label), *cells)
+        table.add_row(Text(visible_line(label)), *cells)
     console.print(table)
     sides = Table(*names, show_lines=True)
     for number in range(min(prompts, comparison.prompts)):
@@ -152,7 +155,7 @@ def show(comparison: Comparison, console: Console, prompts: int) -> None:
 def write(comparison: Comparison, out: Path) -> None:
     """Write comparison.html and comparison.json into the new folder `out`."""
     environment = Environment(loader=PackageLoader("dressage.tools"), autoescape=True, trim_blocks=True)
-    environment.filters["visible"] = lambda text: text.translate(_VISIBLE)
+    environment.filters["visible"] = visible
     script = files("dressage.tools").joinpath("templates", "comparison.js").read_text(encoding="utf-8")
     page = environment.get_template("comparison.html").render(
         comparison=comparison,
@@ -249,8 +252,8 @@ def _share(share: float | None) -> str:
 
 
 def _side(response: dict[str, Any]) -> Text:
-    text = Text(response["prompt"].translate(VISIBLE), style="dim")
-    text.append(response["response"].translate(VISIBLE), style="default")
+    text = Text(visible_line(response["prompt"]), style="dim")
+    text.append(visible_line(response["response"]), style="default")
     if "reward" in response:
         text.append(f"  [{response['reward']:+.3f}]", style="bold")
     return text

@@ -8,11 +8,12 @@ from pydantic import model_validator
 
 from dressage.data.chat import Chat
 from dressage.data.prompts import load_prompts
-from dressage.errors import UserError
 from dressage.record.files import write_json
+from dressage.record.writable import check_new
 from dressage.sampling.generate import ResponseSettings, load_policy, responses
+from dressage.text.counting import counted
 from dressage.tools.perplexity import Likelihood, TextSettings, measure, read_documents
-from dressage.tools.scorers import ScorerSettings, estimate, parts_of, score_by_length, shown
+from dressage.tools.scorers import ScorerSettings, check_scorers, estimate, parts_of, score_by_length, shown
 from dressage.train.intervals import Interval
 
 
@@ -28,6 +29,12 @@ class EvaluateSettings(ResponseSettings, ScorerSettings):
     def _anything(self) -> Self:
         if not any((self.text.path, self.text.mix, self.data.path, self.data.mix)):
             raise ValueError("give --text.path FILE for the perplexity, --data.path FILE and --rewards, or both")
+        if not (self.data.path or self.data.mix):
+            for name in ("rewards", "samples", "seed"):
+                self.refuse(name, "without --data.path, the prompts that responses are sampled to")
+        if not (self.text.path or self.text.mix):
+            for name in ("context", "stride"):
+                self.refuse(f"text.{name}", "without --text.path")
         return self
 
 
@@ -50,7 +57,7 @@ class Evaluation:
                 f"            {text.tokens} tokens of {text.documents} documents; windows of {text.context} tokens "
                 f"every {text.stride}",
             ]
-        count = f"{len(self.responses)} responses"
+        count = counted(len(self.responses), "response")
         return "\n".join(
             [*lines, *(f"{name}  {shown(mean)}, 95 % interval, {count}" for name, mean in self.rewards.items())]
         )
@@ -62,17 +69,19 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
     Raises:
         UserError: there is no model, no data or no reward, or the file to write exists.
     """
-    if settings.out is not None and settings.out.exists():
-        raise UserError(f"{settings.out} exists already; choose another --out")
+    if settings.out is not None:
+        check_new(settings.out)
     policy, tokenizer = load_policy(model, settings)
+    prompts = load_prompts(settings.data, tokenizer) if settings.data.path or settings.data.mix else None
+    if prompts is not None:
+        check_scorers(settings, settings.device, prompts)
     likelihood = None
     if settings.text.path or settings.text.mix:
         documents = read_documents(settings.text, Chat.of(settings.text, tokenizer))
         likelihood = measure(policy, documents, settings.text, settings.batch_size, int(tokenizer.pad_token_id))
     rewards: dict[str, Interval] = {}
     answers: list[dict[str, Any]] = []
-    if settings.data.path or settings.data.mix:
-        prompts = load_prompts(settings.data, tokenizer)
+    if prompts is not None:
         said = list(responses(policy, tokenizer, prompts, settings))
         columns = {name: [one.columns[name] for one in said] for name in prompts.columns}
         texts = [one.prompt for one in said], [one.response for one in said]

@@ -15,7 +15,8 @@ from dressage.data.load import load
 from dressage.data.prompts import padded_prompts
 from dressage.data.types import Demonstration
 from dressage.errors import UserError
-from dressage.models.policy import Policy, causal
+from dressage.models.parts import causal
+from dressage.models.policy import Policy
 
 _LONGEST_WINDOW = 1024
 

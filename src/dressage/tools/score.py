@@ -11,9 +11,12 @@ from dressage.data.fields import Fields, Row
 from dressage.data.notes import Notes
 from dressage.data.settings import SourceSettings
 from dressage.data.sources import read
+from dressage.data.special_tokens import Reading
 from dressage.errors import UserError
 from dressage.record.files import replacing
+from dressage.record.writable import check_new
 from dressage.sampling.generate import write
+from dressage.text.counting import counted
 from dressage.tools.scorers import ScorerSettings, estimate, parts_of, score_by_length, shown
 from dressage.train.intervals import Interval
 
@@ -29,6 +32,9 @@ class ScoreSettings(ScorerSettings):
     "answer"}; input and output are known too"""
     split: str = "train"
     """split of a Hub data set"""
+    special_tokens: Reading = "control"
+    """how a reward model reads special tokens in prompts: control = as such, since prompts that `generate` or a record
+    wrote have those of the chat template; text = as text like any other. In responses they are text"""
     device: str | None = None
     """where to compute; none = a GPU where there is one"""
     out: Path | None = None
@@ -44,7 +50,7 @@ class Summary(NamedTuple):
     """the sum of all, and every part"""
 
     def __str__(self) -> str:
-        lines = [f"{self.responses} responses to {self.prompts} prompts; mean and 95 % interval"]
+        lines = [f"{counted(self.responses, 'response')} to {counted(self.prompts, 'prompt')}; mean and 95 % interval"]
         return "\n".join([*lines, *(f"{name}  {shown(interval)}" for name, interval in self.rewards.items())])
 
 
@@ -67,13 +73,13 @@ def score(path: str, settings: ScoreSettings) -> Summary:
     Raises:
         UserError: no such file, rows without prompt and response, or no reward.
     """
-    if settings.out is not None and settings.out.exists():
-        raise UserError(f"{settings.out} exists already; choose another --out")
+    if settings.out is not None:
+        check_new(settings.out)
     said = list(_responses(path, settings))
     if not said:
         raise UserError(f"{path}: there is no response in it")
     prompts, responses = [one.prompt for one in said], [one.response for one in said]
-    scored = score_by_length(settings, settings.device, prompts, responses, _columns(said, settings.columns))
+    scored = score_by_length(_reading(settings), settings.device, prompts, responses, _columns(said, settings.columns))
     if settings.out is not None:
         parts = [dict(zip(scored.parts, values, strict=True)) for values in zip(*scored.parts.values(), strict=True)]
         _write(said, scored.total, parts, settings.out)
@@ -82,6 +88,16 @@ def score(path: str, settings: ScoreSettings) -> Summary:
     return Summary(
         len(numbers), len(said), {name: estimate(values, groups) for name, values in parts_of(scored).items()}
     )
+
+
+def _reading(settings: ScoreSettings) -> ScoreSettings:
+    """The settings in which reward models read special tokens as these say, unless their own options do."""
+    reading = {"special_tokens": settings.special_tokens}
+    rewards = [
+        one.model_copy(update={"options": reading | one.options}) if one.use == "classifier" else one
+        for one in settings.rewards
+    ]
+    return settings.model_copy(update={"rewards": tuple(rewards)})
 
 
 def _responses(path: str, settings: ScoreSettings) -> Iterator[_Said]:

@@ -8,8 +8,9 @@ import torch
 from pydantic import field_validator
 
 from dressage.config import Settings
+from dressage.data.prompts import PromptSet
 from dressage.errors import UserError
-from dressage.rewards import FUNCTIONS, Scored, build_rewards, score
+from dressage.rewards import FUNCTIONS, Reward, Scored, build_rewards, rehearse, score
 from dressage.rewards.settings import RewardSettings
 from dressage.train.intervals import Interval, mean_interval, share_interval
 from dressage.train.processes import Processes
@@ -19,14 +20,23 @@ class ScorerSettings(Settings):
     """What responses are scored by."""
 
     rewards: tuple[RewardSettings, ...] = ()
-    """rewards as in a recipe, or short: a name such as "exact_match", a function as file.py:function, or a reward
-    model's run, folder or Hub name; several in a list"""
+    """rewards as in a recipe, or short: a name such as "exact_match", a function as file.py:function, the URL
+    of a server, or a reward model's run, folder or Hub name; several in a list"""
 
     @field_validator("rewards", mode="before")
     @classmethod
     def _short(cls, given: Any) -> Any:
         several = [given] if isinstance(given, str | dict) else given
         return [_written_out(one) if isinstance(one, str) else one for one in several]
+
+
+def check_scorers(settings: ScorerSettings, device: str | None, prompts: PromptSet) -> None:
+    """Make the rewards and call them on the first prompts, before any response is sampled.
+
+    Raises:
+        UserError: one of them cannot be made or called.
+    """
+    rehearse(_build(settings, device), prompts.texts, prompts.columns)
 
 
 def score_by_length(
@@ -41,11 +51,9 @@ def score_by_length(
     Raises:
         UserError: there is no reward, or one of them cannot be made.
     """
-    if not settings.rewards:
-        raise UserError('name what scores the responses: --rewards FOLDER, --rewards exact_match or --rewards "[…]"')
     order = sorted(range(len(responses)), key=lambda row: -len(prompts[row]) - len(responses[row]))
     scored = score(
-        build_rewards(settings.rewards, torch.device(Processes(device).device)),
+        _build(settings, device),
         [prompts[row] for row in order],
         [responses[row] for row in order],
         {name: [values[row] for row in order] for name, values in columns.items()},
@@ -77,7 +85,15 @@ def shown(interval: Interval) -> str:
     return f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
+def _build(settings: ScorerSettings, device: str | None) -> tuple[Reward, ...]:
+    if not settings.rewards:
+        raise UserError('name what scores the responses: --rewards FOLDER, --rewards exact_match or --rewards "[…]"')
+    return build_rewards(settings.rewards, torch.device(Processes(device).device))
+
+
 def _written_out(scorer: str) -> dict[str, Any]:
+    if scorer.startswith(("http://", "https://")):
+        return {"use": "http", "options": {"url": scorer}}
     if scorer in FUNCTIONS or ":" in scorer:
         return {"use": scorer}
     return {"use": "classifier", "name": Path(scorer).name, "options": {"path": scorer}}

@@ -12,9 +12,10 @@ from dressage.data.prompts import PromptSet, load_prompts, tokenize
 from dressage.errors import UserError
 from dressage.integrations.trackers import require
 from dressage.models.load import prepare, with_pad_token
-from dressage.models.policy import build_learner, build_policy
-from dressage.models.trained import load_start
-from dressage.rewards import Reward, build_rewards
+from dressage.models.policy import Policy, build_learner, build_policy
+from dressage.models.settings import StartSettings
+from dressage.models.trained import check_start, load_start
+from dressage.rewards import Reward, build_rewards, rehearse
 from dressage.rewards.base import RewardFunction
 from dressage.rewards.shaping import Shaping
 from dressage.sampling.randomness import Purpose, generator
@@ -54,9 +55,20 @@ def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processe
     if settings.batch_size < processes.count:
         raise UserError(f"batch_size {settings.batch_size} is less than one row for each process")
     require(settings.trackers)
+    for name, start in settings.starts().items():
+        if name != "model" or inputs.model is None:
+            check_place(name, start)
     if isinstance(settings, RolloutRun):
         return build_rollout_trainer(settings, inputs, processes)
     return build_example_trainer(settings, inputs, processes)
+
+
+def check_place(name: str, start: StartSettings) -> None:
+    """Look whether the model that a group of settings names is there; raises UserError where it is not."""
+    try:
+        check_start(start)
+    except UserError as error:
+        raise UserError(f"{name}.path: {error}") from error
 
 
 def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Processes) -> RolloutTrainer:
@@ -66,15 +78,12 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     tokenizer = inputs.tokenizer or settings.load_tokenizer()
     tokenizer = _ready(tokenizer, settings.model.path, settings.data)
     prompts = _prompts(settings, inputs, tokenizer)
-    _seed_initial_weights(settings.seed)  # adapters start at random
-    model = inputs.model or load_start(settings.model, settings.model.quantization)
-    policy = build_policy(
-        prepare(model), settings.model, settings.critic, settings.reference, settings.scoring_temperature
-    ).to(processes.device)
-    processes.share_weights(policy)
+    rehearse(rewards, prompts.texts, prompts.columns)
+    policy = _policy(settings, inputs, processes)
     stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
     sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
-    sampler = Sampler(policy, tokenizer, sampling, settings.seed)
+    sampler = Sampler(policy, tokenizer, sampling, settings.seed, is_scored=True)
+    sampler.prepare(len(processes.share(settings.batch_size)), max(map(len, prompts.ids)))
     return RolloutTrainer(
         settings=settings,
         learner=Learner(policy, Optimizer(policy, settings.optimizer), settings.algorithm, processes),
@@ -91,6 +100,22 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         kl_coef=settings.kl.coef,
         folder=settings.run,
     )
+
+
+def _policy(settings: RolloutRun, inputs: Inputs, processes: Processes) -> Policy:
+    """The policy as it starts, with the critic and the reference of the settings, the same in every process."""
+    _seed_initial_weights(settings.seed)  # adapters start at random
+    model = inputs.model or load_start(settings.model, settings.model.quantization)
+    policy = build_policy(
+        prepare(model),
+        settings.model,
+        settings.critic,
+        settings.reference,
+        settings.scoring_temperature,
+        settings.shares_prompts,
+    ).to(processes.device)
+    processes.share_weights(policy)
+    return policy
 
 
 def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Processes) -> ExampleTrainer:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dressage
+from dressage.command_line import command_line
 from dressage.doctor.watch import Watch
 from dressage.doctor.words import language
 from dressage.index.findings import Finding, findings_file, read_findings
 from dressage.index.folder import index_folder
-from dressage.train.settings import DoctorSettings
+from dressage.train.doctor_settings import DoctorSettings
+from dressage.train.log import LOGGER
 
 MOST_LINES = 2
 """Findings that are named at the end of a run."""
@@ -42,6 +44,7 @@ class Attendance:
         grave = [finding for finding in new if self.settings.answer(finding) == "stop"]
         for finding in new:
             if finding not in grave:
+                LOGGER.warning("doctor: %s", _described(finding))
                 print(f"doctor: {_described(finding)}", file=sys.stderr)
         return "\n".join(_described(finding, self.settings.stopping(finding)) for finding in grave) or None
 
@@ -54,12 +57,12 @@ def verdict(settings: DoctorSettings, folder: Path) -> list[str]:
     """Looks at a run that has ended and returns the lines that say what was found."""
     watch = _watch(settings, folder)
     if not watch.look("end"):
-        return [f"doctor   could not look at the record; dressage doctor {folder} says why"]
+        return [f"doctor   could not look at the record; {command_line('doctor', folder)} says why"]
     found = _found(watch, settings)
     if not found:
         return ["doctor   found nothing wrong"]
     lines = [f"doctor   {_title(finding)}; change: {finding.fix}" for finding in found[:MOST_LINES]]
-    return [*lines, f"         {len(found)} found in all: dressage doctor {folder}"]
+    return [*lines, f"         {len(found)} found in all: {command_line('doctor', folder)}"]
 
 
 def _watch(settings: DoctorSettings, folder: Path) -> Watch:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dressage.errors import StoppedError
+from dressage.errors import SignalledError, StoppedError
 from dressage.integrations.trackers import Trackers
 from dressage.record.recorder import Recorder
 from dressage.train.checkpoint import Checkpoint, save
 from dressage.train.settings import CheckpointSettings, ExampleRun, RolloutRun
+from dressage.train.signals import Signals
 from dressage.train.update import Learner
 
 Report = Callable[[int, dict[str, float]], None]
@@ -35,6 +36,8 @@ class Trainer(ABC):
     trackers: Trackers | None
     """None on all processes but the main one"""
     next_step: int
+    signals: Signals = field(default_factory=Signals, kw_only=True)
+    """what asks for the end of the run"""
 
     @abstractmethod
     def step(self, step: int) -> dict[str, float]:
@@ -80,26 +83,38 @@ class Trainer(ABC):
             what is measured of the trained model.
 
         Raises:
-            StoppedError: there was a reason to stop; the checkpoint is written.
+            StoppedError: there was a reason to stop, or a signal; the checkpoint is written.
         """
         self.prepare(folder)
         checkpoint: CheckpointSettings = self.settings.checkpoint
         while self.next_step < self.steps:
-            metrics = self.step(self.next_step)
-            self._log(self.next_step, metrics)
-            report(self.next_step, metrics)
-            self.next_step += 1
-            reason = self.reason_to_stop()
-            due = checkpoint.every and self.next_step % checkpoint.every == 0
-            if due or self.next_step == self.steps or reason:
-                self.save(folder)
-            if reason and self.next_step < self.steps:
-                place = f"stopped after {self.next_step} of {self.steps} steps"
-                raise StoppedError(f"{place}\n{reason}\nThe checkpoint is complete: --resume {folder} goes on as it is")
+            with self.signals.deferred():
+                metrics = self.step(self.next_step)
+                self._log(self.next_step, metrics)
+                report(self.next_step, metrics)
+                self.next_step += 1
+                reason, signal = self.reason_to_stop(), self.signal()
+                due = checkpoint.every and self.next_step % checkpoint.every == 0
+                if due or self.next_step == self.steps or reason or signal:
+                    self.save(folder)
+            if self.next_step < self.steps:
+                self._stop(reason, signal)
         final = self.finish(folder)
         if final:
             self._log(self.steps, final)
         return final
+
+    def signal(self) -> int:
+        """The signal that asked any of the processes for the end; 0 = none did. All processes must call this."""
+        return int(self.learner.processes.combine({"signal": float(self.signals.asked)}, max)["signal"])
+
+    def _stop(self, reason: str | None, signal: int) -> None:
+        """End the run between two steps if something asks for it; the checkpoint is written."""
+        place = f"{self.next_step} of {self.steps} steps"
+        if signal:
+            raise SignalledError(f"interrupted after {place}; the checkpoint is complete", signal)
+        if reason:
+            raise StoppedError(f"stopped after {place}\n{reason}\nThe checkpoint is complete")
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         if self.recorder is not None:

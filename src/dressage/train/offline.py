@@ -44,7 +44,9 @@ class ExampleTrainer(Trainer):
                 evaluation = self.evaluate()
         with clock("data"):
             start = step * settings.batch_size
-            batch = self._batch(self.examples.train.take(start, self._count(start)), step)
+            batch = self._batch(
+                self.examples.train.take(start, taken_at(settings, self.examples.train.size, start)), step
+            )
         rate = learning_rate(settings.optimizer, step, self.steps)
         with clock("update"):
             seen = optimize(self.learner, batch, settings.update, Place(settings.seed, step, rate))
@@ -70,7 +72,7 @@ class ExampleTrainer(Trainer):
         weight = 0.0
         if len(share):
             mine = sorted((held_out[i] for i in share), key=size_of)
-            sums, weight = measure(self.learner, self.examples.collate(mine), self._evaluated_at_once())
+            sums, weight = measure(self.learner, self.examples.collate(mine), evaluated_at_once(self.settings))
         total = processes.combine({"weight": weight}, sum)["weight"]
         if not total:
             return {}
@@ -90,24 +92,29 @@ class ExampleTrainer(Trainer):
     def notes(self) -> list[str]:
         return self.examples.notes()
 
-    def _count(self, start: int) -> int:
-        """How many examples the step at `start` takes: the last one of the passes may be smaller."""
-        size, settings = self.examples.train.size, self.settings
-        if settings.steps is not None or size is None:
-            return settings.batch_size
-        return min(settings.batch_size, math.ceil(settings.epochs * size) - start)
-
     def _batch(self, examples: Sequence[Any], step: int) -> Batch:
-        rows = list(range(len(examples)))
-        if self.settings.update.layout == "grouped":
-            rows.sort(key=lambda row: size_of(examples[row]))
+        rows = arranged(self.settings, examples)
         batch = self.examples.collate([examples[row] for row in rows])
         row = torch.tensor(rows)
         return batch.with_columns(row=row, step=torch.full_like(row, step))
 
-    def _evaluated_at_once(self) -> int:
-        # Nothing is kept for a backward pass, but the examples may be many.
-        return self.settings.update.micro_batch_size or self.settings.batch_size
+
+def taken_at(settings: ExampleRun, size: int | None, start: int) -> int:
+    """How many examples the step at `start` takes: the last one of the passes may be smaller."""
+    if settings.steps is not None or size is None:
+        return settings.batch_size
+    return min(settings.batch_size, math.ceil(settings.epochs * size) - start)
+
+
+def arranged(settings: ExampleRun, examples: Sequence[Any]) -> list[int]:
+    """The order in which the examples of a step are divided into micro-batches."""
+    rows = list(range(len(examples)))
+    return sorted(rows, key=lambda row: size_of(examples[row])) if settings.update.layout == "grouped" else rows
+
+
+def evaluated_at_once(settings: ExampleRun) -> int:
+    """How many examples are measured at a time: nothing is kept for a backward pass, but they may be many."""
+    return settings.update.micro_batch_size or settings.batch_size
 
 
 def steps_of(settings: ExampleRun, size: int | None) -> int | None:

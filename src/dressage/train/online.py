@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dressage.algorithms.base import RolloutAlgorithm
 from dressage.data.order import Stream
+from dressage.errors import SignalledError, UserCodeError
 from dressage.models.policy import Policy, Scores
 from dressage.models.trained import save_trained
 from dressage.ops.kl import adapted_coefficient
@@ -24,7 +25,7 @@ from dressage.train.metrics import Clock, rollout_metrics, value_metrics
 from dressage.train.optimizer import learning_rate
 from dressage.train.rollouts import Collector, Rows, joined, score_rollouts
 from dressage.train.settings import RolloutRun
-from dressage.train.update import Metrics, Place, averaged, update
+from dressage.train.update import Metrics, Place, averaged, micro_batches, mini_batches, update
 from dressage.types import Batch
 
 TOKEN_COLUMNS = (
@@ -75,7 +76,7 @@ class RolloutTrainer(Trainer):
     def step(self, step: int) -> Metrics:
         """Sample, reward, score, credit, record, update."""
         clock = Clock()
-        round_ = self.unfinished or self._collect(step, clock)
+        round_ = self.unfinished or self._collected(step, clock)
         self.unfinished = None
         with clock("record"):
             self._record(step, round_)
@@ -113,7 +114,7 @@ class RolloutTrainer(Trainer):
         state = checkpoint.state
         self.kl_coef, self.prompts_used = state["kl_coef"], state["prompts_used"]
         self.shaping.moments = RunningMoments(**state["moments"])
-        self.told = set(state.get("told", ()))
+        self.told = set(state["told"])
         if checkpoint.tensors:
             batch = Batch(checkpoint.tensors)
             self.unfinished = Round(batch, state["rows"], state["metrics"], state["updates"])
@@ -132,17 +133,32 @@ class RolloutTrainer(Trainer):
             rows = ", ".join(str(row + 1) for row in dropped[:10]) + (", …" if len(dropped) > 10 else "")
             count = len(dropped) + len(self.collector.prompts)
             notes.append(f"{len(dropped)} of {count} prompts are over data.max_prompt_tokens and dropped: rows {rows}")
+        weakness = self.settings.kl_use.weakness
+        if self.settings.kl.coef and weakness:
+            notes.append(weakness)
         filters = self.settings.sampling.filters
         if filters:
             notes.append(f"sampling is filtered ({', '.join(filters)}): KL is measured wrongly and may become negative")
         return notes
 
+    def _collected(self, step: int, clock: Clock) -> Round:
+        """Rollouts; where a reward fails, the steps before this one are kept in a checkpoint."""
+        used = self.prompts_used
+        try:
+            return self._collect(step, clock)
+        except UserCodeError:
+            self.prompts_used = used
+            # Other processes may not have failed and would be waited for in vain.
+            if step and self.learner.processes.count == 1:
+                self.save(self.folder)
+            raise
+
     def _collect(self, step: int, clock: Clock) -> Round:
         """Rollouts until enough of them can be learned from, or no more may be sampled."""
         _seed_everything(self.settings.seed, step, self.learner.processes.rank)
-        batches, rows, first = [], [], None
+        batches, rows = [], []
         for sampled in range(self.algorithm.most_batches):
-            batch, more, first = self._sample(step, sampled, clock)
+            batch, more = self._sample(step, sampled, clock)
             batches.append(batch)
             rows.append(more)
             learned = self._informative(rows)
@@ -150,12 +166,15 @@ class RolloutTrainer(Trainer):
                 break
         if not bool(learned.any()):
             learned[: self.settings.batch_size] = True
+        batch, all_rows = joined(batches, rows)
+        with clock("score"):
+            batch, first = self._score(step, batch, learned)
         with clock("credit"):
-            batch, all_rows = joined(batches, rows)
             batch, all_rows = self._shape(batch.with_columns(learned=learned), all_rows)
             batch = self.algorithm.credit(batch, self.kl_coef)
         metrics = rollout_metrics(batch, all_rows, self.kl_coef, self.settings.penalty) | self.algorithm.metrics(batch)
-        return Round(batch, all_rows, metrics, [], first)
+        # The graph is that of the rows that were to be learned; an algorithm may have chosen fewer since.
+        return Round(batch, all_rows, metrics, [], first if torch.equal(batch["learned"], learned) else None)
 
     def _informative(self, rows: list[Rows]) -> Tensor:
         """The first responses that can be learned from, at most a batch of them: `[B]` bool."""
@@ -163,7 +182,7 @@ class RolloutTrainer(Trainer):
         informative = self.algorithm.informative(rewards, group)
         return informative & (informative.cumsum(0) <= self.settings.batch_size)
 
-    def _sample(self, step: int, sampled: int, clock: Clock) -> tuple[Batch, Rows, Scores | None]:
+    def _sample(self, step: int, sampled: int, clock: Clock) -> tuple[Batch, Rows]:
         settings, processes = self.settings, self.learner.processes
         share = processes.share(settings.batch_size)
         numbers = range(sampled * settings.batch_size + share.start, sampled * settings.batch_size + share.stop)
@@ -172,13 +191,23 @@ class RolloutTrainer(Trainer):
             batch, rows = self.collector.sample(self._prompts(share), step, numbers, temperature)
         with clock("reward"):
             rows = self.collector.reward(rows, settings.shaping.subtract_query)
-        with clock("score"):
-            batch, first = score_rollouts(
-                self.policy, batch, settings.penalty, settings.update.micro_batch_size, self._is_single_pass(share)
-            )
         groups = [number // settings.samples_per_prompt for number in numbers]
-        batch, rows = processes.gather(batch, rows | {"group_id": groups})
-        return batch, rows, first
+        return processes.gather(batch, rows | {"group_id": groups})
+
+    def _score(self, step: int, batch: Batch, learned: Tensor) -> tuple[Batch, Scores | None]:
+        """Score all rollouts, in the very micro-batches in which the first epoch learns from them.
+
+        Matrix products of another size round differently, in bfloat16 by a hundredth of a nat per token: a ratio would
+        differ from 1 before anything was learned.
+        """
+        processes, update = self.learner.processes, self.settings.update
+        rows, rest = learned.nonzero().squeeze(1), (~learned).nonzero().squeeze(1)
+        passes = [rows[mini] for mini in mini_batches(len(rows), update, self._place(step), 0)]
+        batches = [*passes, *rest.split(self.settings.batch_size)]
+        parts = [some[part] for some in batches for part in micro_batches(len(some), update, processes)]
+        # Where the update's only forward pass is this one, its graph is kept for it.
+        is_only_pass = update.epochs == len(passes) == len(micro_batches(len(rows), update, processes)) == 1
+        return score_rollouts(self.policy, batch, self.settings.penalty, parts, processes, is_only_pass)
 
     def _prompts(self, share: range) -> list[int]:
         per_prompt = self.settings.samples_per_prompt
@@ -186,12 +215,6 @@ class RolloutTrainer(Trainer):
         prompts = self.order.take(self.prompts_used, count)
         self.prompts_used += count
         return [prompts[row // per_prompt] for row in share]
-
-    def _is_single_pass(self, share: range) -> bool:
-        """Whether the update's only forward pass is the one that scoring does: then its graph is kept for it."""
-        update = self.settings.update
-        fits = 0 < len(share) <= (update.micro_batch_size or len(share))
-        return update.epochs == update.mini_batches == 1 and fits and self.algorithm.most_batches == 1
 
     def _shape(self, batch: Batch, rows: Rows) -> tuple[Batch, Rows]:
         ended = [reason != "length" for reason in rows["finish_reason"]]
@@ -217,23 +240,28 @@ class RolloutTrainer(Trainer):
         settings = self.settings
         every = settings.checkpoint.updates
         total = settings.update.epochs * settings.update.mini_batches
-        # The graph is that of all rollouts.
-        first = round_.first if bool(round_.batch["learned"].all()) else None
         learned = round_.batch.take(round_.batch["learned"].nonzero().squeeze(1))
 
         def save_inside(done: list[Metrics]) -> None:
-            if every and len(done) % every == 0 and len(done) < total:
+            signal = self.signal()
+            if len(done) < total and (signal or (every and len(done) % every == 0)):
                 inside = {"rows": round_.rows, "metrics": round_.metrics, "updates": done}
                 # An algorithm may give one tensor two names, which a file of tensors does not allow.
                 tensors = {name: column.clone() for name, column in round_.batch.columns.items()}
                 self.save(self.folder, tensors, **inside)
+            if signal and len(done) < total:
+                place = f"in step {step}, after {len(done)} of its {total} updates"
+                raise SignalledError(f"interrupted {place}; the checkpoint is complete", signal)
 
-        place = Place(settings.seed, step, learning_rate(settings.optimizer, step, self.steps))
+        place = self._place(step)
         round_.updates = update(
-            self.learner, learned, settings.update, place, first=first, done=round_.updates, after=save_inside
+            self.learner, learned, settings.update, place, first=round_.first, done=round_.updates, after=save_inside
         )
         round_.metrics["optim/learning_rate"] = place.learning_rate
         round_.metrics["optim/mini_batches"] = float(len(round_.updates))
+
+    def _place(self, step: int) -> Place:
+        return Place(self.settings.seed, step, learning_rate(self.settings.optimizer, step, self.steps))
 
     def _adapt(self, kl: float, samples: int) -> None:
         target = self.settings.kl.target

@@ -42,40 +42,42 @@ class Processes:
         start = sum(len(part) for part in parts[: self.rank])
         return range(start, start + len(parts[self.rank]))
 
+    def of_all(self, value: T) -> list[T]:
+        """What every process gives, in the order of rank, on every process."""
+        if self.count == 1:
+            return [value]
+        everything: list[Any] = [None] * self.count
+        dist.all_gather_object(everything, value)
+        return everything
+
     def gather(self, batch: Batch, rows: dict[str, list[Any]]) -> tuple[Batch, dict[str, list[Any]]]:
         """The batches and rows of all processes, joined in the order of rank, on every process (on CPU)."""
         if self.count == 1:
             return batch, rows
-        everything: list[Any] = [None] * self.count
-        dist.all_gather_object(everything, (dict(batch.columns), rows))
+        everything = self.of_all((dict(batch.columns), rows))
         columns = {name: stacked([part[0][name] for part in everything], name) for name in batch.columns}
         return Batch(columns), {name: [x for part in everything for x in part[1][name]] for name in rows}
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Add up the gradients of all processes, in place."""
+        """Add up the gradients of all processes, in place and in float32."""
         if self.count == 1:
             return
         for parameter in module.parameters():
             if parameter.requires_grad:
                 # A process whose share was empty has no gradient yet must take part in the sum.
                 if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
                 dist.all_reduce(parameter.grad)
 
     def sum_tensor(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, on every process (on CPU)."""
-        if self.count == 1:
-            return tensor
-        everything: list[Any] = [None] * self.count
-        dist.all_gather_object(everything, tensor)
-        return torch.stack(everything).sum(0)
+        return tensor if self.count == 1 else torch.stack(self.of_all(tensor)).sum(0)
 
     def combine(self, values: dict[str, float], how: Any) -> dict[str, float]:
         """Reduce named numbers over all processes with `how` (`sum` or `max`)."""
         if self.count == 1:
             return values
-        everything: list[Any] = [None] * self.count
-        dist.all_gather_object(everything, values)
+        everything = self.of_all(values)
         return {name: how(part[name] for part in everything if name in part) for name in set().union(*everything)}
 
     def of_main(self, value: T) -> T:

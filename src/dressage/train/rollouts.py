@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from dressage.ops import kl
 from dressage.rewards import Reward, score
 from dressage.sampling.sampler import Responses, Sampler
 from dressage.text.cleaning import CleaningSettings, discard, is_discarded
+from dressage.train.processes import Processes
 from dressage.types import Batch, stacked
 
 Rows = dict[str, list[Any]]
@@ -85,24 +87,40 @@ class Collector:
 
 
 def score_rollouts(
-    policy: Policy, batch: Batch, estimator: str | None, micro_batch_size: int, keep_graph: bool
+    policy: Policy,
+    batch: Batch,
+    estimator: str | None,
+    parts: Sequence[Tensor],
+    processes: Processes,
+    keep_graph: bool = False,
 ) -> tuple[Batch, Scores | None]:
     """Add `logprob` and `entropy`, with a critic `value`, with a reference `ref_logprob` and, if an estimator is named,
     `kl_penalty`, each `[B, T]`.
 
-    With `keep_graph` the policy's scores are returned with their graph as well, for a step whose only forward pass
-    this is.
+    Args:
+        policy: with its reference.
+        batch: the rollouts of all processes.
+        estimator: of the penalty.
+        parts: the rows that this process scores at a time; those of all processes are all rows.
+        processes: that score the rest.
+        keep_graph: return the policy's scores of the first part with their graph, for a step whose only forward pass
+            this is.
     """
-    parts = []
-    scores = None
-    for micro in batch.split(micro_batch_size or len(batch)):
-        on_device = micro.to(policy.device)
-        with torch.set_grad_enabled(keep_graph):
-            scores = policy(on_device)
-        columns = dict(_score_columns(policy, on_device, scores, estimator))
-        parts.append({name: _widened(column, batch["mask"].shape[1]) for name, column in columns.items()})
-    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return batch.with_columns(**joined), scores if keep_graph else None
+    scored, first = [], None
+    for number, rows in enumerate(parts):
+        micro = batch.take(rows).to(policy.device)
+        keeps = keep_graph and number == 0
+        with torch.set_grad_enabled(keeps):
+            scores = policy(micro)
+        first = scores if keeps else first
+        columns = {name: column.cpu() for name, column in _score_columns(policy, micro, scores, estimator)}
+        scored.append((rows, columns))
+    whole: dict[str, Tensor] = {}
+    for rows, columns in chain.from_iterable(processes.of_all(scored)):
+        for name, column in columns.items():
+            place = whole.setdefault(name, torch.zeros_like(batch["mask"]))
+            place[rows, : column.shape[1]] = column
+    return batch.with_columns(**whole), first
 
 
 def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str | None) -> Iterator[tuple[str, Tensor]]:
@@ -126,10 +144,6 @@ def joined(batches: Sequence[Batch], rows: Sequence[Rows]) -> tuple[Batch, Rows]
         return batches[0], rows[0]
     columns = {name: stacked([batch[name] for batch in batches], name) for name in batches[0].columns}
     return Batch(columns), {name: [value for part in rows for value in part[name]] for name in rows[0]}
-
-
-def _widened(column: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(column.cpu(), (0, width - column.shape[1]))
 
 
 def _unpadded(responses: Responses) -> list[list[int]]:

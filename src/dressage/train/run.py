@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,23 +15,39 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import dressage
-from dressage.algorithms import ALGORITHMS, name_of
-from dressage.config import check
-from dressage.errors import UserError
+from dressage.algorithms import name_of
+from dressage.config import describe
+from dressage.continuing import continuation
+from dressage.errors import (
+    NonFiniteError,
+    NoRoomError,
+    StoppedError,
+    TerminatedError,
+    UserCodeError,
+    UserError,
+    no_room,
+)
 from dressage.integrations.trackers import Trackers
-from dressage.models.policy import causal
-from dressage.record import Recorder, begin_attempt, write_run, write_vocabulary
+from dressage.models.parts import causal
+from dressage.notebook import curves_of, page
+from dressage.record import Lock, Recorder, begin_attempt, write_run, write_vocabulary
+from dressage.record.new_folder import check_free
+from dressage.record.writable import check_writable
 from dressage.rewards import Reward
 from dressage.rewards.base import RewardFunction
+from dressage.text.counting import counted
 from dressage.train.build import Inputs, build
 from dressage.train.checkpoint import latest
+from dressage.train.log import logging_to
 from dressage.train.loop import Report, Trainer
 from dressage.train.memory import keep_freed_memory
 from dressage.train.online import RolloutTrainer
 from dressage.train.processes import Processes
 from dressage.train.progress import Progress
+from dressage.train.resuming import changes, notes_on, record_changes, settings_of
 from dressage.train.rollouts import Collector
 from dressage.train.settings import ExampleRun, RolloutRun, RunSettings
+from dressage.train.signals import Signals
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,15 @@ class Result:
     those of a reward model are merged into its weights when it is saved"""
     tokenizer: PreTrainedTokenizerBase
 
+    def __repr__(self) -> str:
+        return f"Result({str(self.folder)!r}, {counted(len(self.metrics), 'step')})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        facts = {"steps": len(self.metrics), "model": self.folder / "model"}
+        facts |= {name: f"{value:.4g}" for name, value in self.final.items()}
+        return page(f"Result of {self.folder}", facts, curves_of(self.metrics))
+
 
 class Training:
     """A run that is built and can be started; between the two its parts can be looked at.
@@ -57,10 +83,11 @@ class Training:
         tokenizer: of the model.
         prompts: texts, or columns by name of which one is called `prompt` and the others go to the rewards.
         rewards: a function `(prompts, responses, **columns)`, or several `Reward`s.
-        resume: continue the run in `settings.run` from its newest checkpoint, or from its beginning if it has none.
+        resume: continue the run in `settings.run` from its newest intact checkpoint, or from its beginning if it has
+            none or nothing was begun there; its length and what changes no number may be set anew.
 
     Raises:
-        UserError: something in the settings or the data is wrong.
+        UserError: something in the settings or the data is wrong, or another process writes the run.
     """
 
     def __init__(
@@ -73,21 +100,59 @@ class Training:
         rewards: RewardFunction | Sequence[Reward] | None = None,
         resume: bool = False,
     ) -> None:
-        folder = settings.run
-        if not resume and folder.exists():
-            raise UserError(
-                f"the run folder {folder} exists already; continue it with --resume {folder}, or choose another"
-            )
-        self.settings, self.resume = settings, resume
+        self.settings = settings
         self._inputs = Inputs(model, tokenizer, prompts, rewards)
+        self._begun = resume and (settings.run / "run.json").exists()
+        if not self._begun:
+            check_writable(settings.run)
+            _check_free(settings.run)
+        self._changes = changes(settings) if self._begun else {}
+        self._made = False
+        """whether the folder is this process' own, and not one that another has made meanwhile"""
+        self._remarks: list[str] = []
         self.processes = Processes(settings.model.device)
+        # What is continued is this process' from here on: between now and the start nobody may go on with it.
+        self._lock = Lock(settings.run) if self._begun and self.processes.is_main else None
+        try:
+            if self._lock is not None:
+                self._lock.keep_alive()  # if it is killed while it loads a model, another machine can tell
+            self._build()
+        except BaseException:
+            self._release()
+            raise
+
+    def _build(self) -> None:
         keep_freed_memory()
-        self.trainer = build(settings, self._inputs, self.processes)
-        if resume:
-            _check_same_model(folder, self.trainer)
-        checkpoint = latest(folder) if resume else None
+        self.trainer = build(self.settings, self._inputs, self.processes)
+        self.trainer.signals = Signals(quiet=not self.processes.is_main, alone=self.processes.count == 1)
+        if not self._begun:
+            return
+        folder, trainer = self.settings.run, self.trainer
+        _check_same_model(folder, trainer)
+        checkpoint = latest(folder, self._remarks.append)
         if checkpoint is not None:
-            self.trainer.restore(checkpoint)
+            trainer.restore(checkpoint)
+        if trainer.next_step > trainer.steps:
+            raise UserError(
+                f"{folder} has done {counted(trainer.next_step, 'step')} already: it cannot end after {trainer.steps}"
+            )
+        self._remarks += notes_on(self.settings, self._changes, trainer.next_step, trainer.steps)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def __repr__(self) -> str:
+        done = f"{self.trainer.next_step} of {self.trainer.steps} steps done"
+        return f"Training({name_of(self.settings)}, {str(self.settings.run)!r}, {done})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the settings that are not the defaults."""
+        defaults = {name: default for name, _, default, _ in describe(type(self.settings))}
+        now = {name: value for name, _, value, _ in describe(type(self.settings), values=self.settings)}
+        changed = {name: value for name, value in now.items() if defaults.get(name) != value}
+        facts = {"progress": f"{self.trainer.next_step} of {self.trainer.steps} steps", **changed}
+        return page(f"Training by {name_of(self.settings)} into {self.settings.run}", facts, {})
 
     @property
     def collector(self) -> Collector:
@@ -103,15 +168,53 @@ class Training:
 
         Raises:
             UserError: the numbers stopped being finite, a reward went wrong, or the disk is full.
+            StoppedError: the doctor, Ctrl-C or SIGTERM ended the run; the checkpoint is complete. A note on it, and on
+                other errors after which the run can be continued, says how.
         """
+        self.processes.wait()
+        try:
+            if self.processes.is_main:
+                self._open_folder()
+            self.processes.wait()
+            with logging_to(self.settings.run, self.processes.rank):
+                return self._run(report)
+        except BaseException as error:
+            self._remove_unbegun(error)
+            self._add_way_on(error)
+            raise
+        finally:
+            self._release()
+
+    def _add_way_on(self, error: BaseException) -> None:
+        """Note on an error after which the run can be continued how that is done."""
+        ends = isinstance(error, StoppedError | UserCodeError | NoRoomError | KeyboardInterrupt | TerminatedError)
+        way = continuation(self.settings.run) if ends or no_room(error) else None
+        if way is None:
+            return
+        step = self.trainer.next_step
+        if isinstance(error, UserCodeError) and step:
+            error.args = (f"{error}\nfix it; the steps before step {step} are recorded",)
+        error.add_note(f"continue with: {way}")
+
+    def _remove_unbegun(self, error: BaseException) -> None:
+        """Remove the folder of a run that failed in its first step: it would be in the way of the corrected command.
+
+        What can be continued is kept, and a record that shows where numbers stopped being finite; and so is what
+        another process has begun there meanwhile.
+        """
+        folder = self.settings.run
+        mine = self._made and self._lock is not None and self._lock.is_held
+        begun = self.trainer.next_step > 0 or (folder / "checkpoints").exists()
+        is_kept = isinstance(error, StoppedError | NonFiniteError) or not isinstance(error, Exception)
+        if mine and not begun and not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run(self, report: Report | None) -> Result:
         folder, trainer, main = self.settings.run, self.trainer, self.processes.is_main
-        self.processes.wait()
-        if main:
-            self._open_folder()
-        self.processes.wait()
         metrics: list[dict[str, float]] = []
         notes = self._notes()
         with (
+            trainer.signals,
             Progress(trainer.steps, trainer.next_step, notes, quiet=bool(report) or not main) as progress,
             trainer.recorder or nullcontext(),
             trainer.trackers or nullcontext(),
@@ -126,21 +229,27 @@ class Training:
 
     def _notes(self) -> list[str]:
         trainer = self.trainer
-        notes = trainer.notes()
+        notes = [*self._remarks, *trainer.notes()]
         if trainer.next_step >= trainer.steps:
-            notes.append(f"{self.settings.run} is complete: all its {trainer.steps} steps are done")
+            notes.append(f"{self.settings.run} is complete: all its steps are done ({trainer.steps})")
         return notes
 
     def _open_folder(self) -> None:
-        folder = self.settings.run
-        if not self.resume:
-            write_run(folder, _describe(self.settings, self._inputs, self.trainer))
+        """Take the folder and write what describes the run; run.json comes first, and whoever has it can go on."""
+        folder, settings, trainer = self.settings.run, self.settings, self.trainer
+        if not self._begun:
+            self._lock = Lock(folder)
+            self._lock.keep_alive()
+            _check_free(folder)  # who had it before may just have left
+            self._made = True
+            write_run(folder, _describe(settings, self._inputs, trainer))
+        elif self._changes:
+            record_changes(settings, self._changes, trainer.next_step, trainer.steps)
         if not (folder / "vocabulary.parquet").exists():
-            _write_vocabulary(folder, self.trainer.tokenizer)
-        self.trainer.recorder = Recorder(folder, attempt=begin_attempt(folder, self.trainer.next_step))
-        settings = self.settings
-        self.trainer.trackers = Trackers(
-            settings.trackers, folder, settings.project, settings.model_dump(mode="json"), self.trainer.next_step
+            _write_vocabulary(folder, trainer.tokenizer)
+        trainer.recorder = Recorder(folder, attempt=begin_attempt(folder, trainer.next_step), lock=self._lock)
+        trainer.trackers = Trackers(
+            settings.trackers, folder, settings.project, settings.model_dump(mode="json"), trainer.next_step
         )
 
 
@@ -149,34 +258,31 @@ def train(settings: RolloutRun | ExampleRun, *, report: Report | None = None, **
     return Training(settings, **inputs).run(report)
 
 
-def resume(folder: Path, algorithm: str) -> Result:
+def resume(folder: Path, algorithm: str, flags: Sequence[str] = ()) -> Result:
     """Continue a run from its own folder.
 
     Args:
         folder: of the run.
         algorithm: its name in the table of algorithms.
+        flags: settings that are to be others from here on, such as `--steps 200`.
 
     Raises:
-        UserError: there is no run in the folder, another algorithm trained it, or it was started from Python with
-            objects that only Python has.
+        UserError: there is no run in the folder, another algorithm trained it, a setting may not change, or it was
+            started from Python with objects that only Python has.
     """
-    info = dressage.open(folder).info
-    if info.get("inputs"):
-        raise UserError(
-            f"{folder} was started from Python with its own {', '.join(info['inputs'])}; "
-            "continue it there with Training(..., resume=True)"
-        )
-    if "config" not in info:
-        raise UserError(f"{folder} was not trained here, it was imported: there is nothing to resume")
-    if info["algorithm"] != algorithm:
-        raise UserError(f"{folder} is a run of {info['algorithm']}: dressage {info['algorithm']} --resume {folder}")
-    settings = check(ALGORITHMS[algorithm].settings, {**info["config"], "run": folder}, f"{folder}/run.json")
-    return train(settings, resume=True)
+    return train(settings_of(folder, algorithm, flags), resume=True)
+
+
+def _check_free(folder: Path) -> None:
+    way = continuation(folder)
+    if way is not None:
+        raise UserError(f"the run folder {folder} exists already; choose another, or continue it with: {way}")
+    check_free(folder)
 
 
 def _collect(metrics: list[dict[str, float]], report: Report, step: int, seen: dict[str, float]) -> None:
     metrics.append(seen)
-    report(step, seen)
+    report(step, dict(seen))
 
 
 def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:

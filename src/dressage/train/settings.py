@@ -1,10 +1,9 @@
 """The settings of a training run that every algorithm shares."""
 
-import difflib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from rich.console import Console
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,14 +11,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from dressage.config import Settings
 from dressage.data.chat import ChatSettings
 from dressage.data.examples import Examples
-from dressage.data.prompts import PromptSettings
-from dressage.index.findings import Finding
+from dressage.data.prompts import PromptSettings, check_prompts
 from dressage.integrations.trackers import Names
-from dressage.models.settings import ModelSettings, ReferenceSettings, ValueSettings
+from dressage.models.settings import ModelSettings, ReferenceSettings, StartSettings, ValueSettings
 from dressage.models.trained import load_start, load_start_tokenizer
 from dressage.rewards.settings import RewardSettings, ShapingSettings
 from dressage.sampling.settings import SamplingSettings
 from dressage.text.cleaning import CleaningSettings
+from dressage.train.doctor_settings import DoctorSettings
 
 
 class CoefficientSettings(Settings):
@@ -32,13 +31,43 @@ class CoefficientSettings(Settings):
     horizon: float = Field(10_000, gt=0)
     """responses over which β adapts: one step changes it by at most 0.2 · responses / horizon"""
 
+    @model_validator(mode="after")
+    def _check_horizon(self) -> Self:
+        if self.target is None:
+            self.refuse("horizon", "without target, which makes the coefficient adapt")
+        return self
+
 
 class KLSettings(CoefficientSettings):
     """The penalty for leaving the reference."""
 
     estimator: Literal["kl", "abs", "mse", "k3", "full"] = "kl"
     """of the penalty: kl = k1 = Δ (log π − log π_ref), abs = |Δ|, mse = k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ, full = exact
-    over the vocabulary; the reported objective KL is k1 whatever stands here"""
+    over the vocabulary. Only kl has the gradient of the KL in the reward; the others do not hold the policy. The
+    reported objective KL is k1 whatever stands here"""
+
+
+class KLUse(NamedTuple):
+    """Where the KL to the reference goes, and by which estimator."""
+
+    place: Literal["reward", "loss"]
+    estimator: str
+    """k1, k2, k3, abs or full"""
+
+    @property
+    def weakness(self) -> str | None:
+        """Why this does not hold the policy to the reference; None where it does."""
+        if self.place == "reward" and self.estimator != "k1":
+            return (
+                f"the KL in the reward is estimated by {self.estimator}, whose gradient there is not that of the KL: "
+                "it does not hold the policy to the reference; k1 does"
+            )
+        if self.place == "loss" and self.estimator == "k1":
+            return (
+                "the KL in the loss is estimated by k1, whose gradient there is 0 on average: "
+                "it does not hold the policy to the reference; k2 and k3 do"
+            )
+        return None
 
 
 class OptimizeSettings(Settings):
@@ -61,6 +90,17 @@ class UpdateSettings(OptimizeSettings):
     """skip an optimiser step whose mean ratio π/π_old is over this; the skipped step changes nothing; none = off"""
     target_policy_kl: float | None = Field(None, gt=0)
     """end the step's updates when KL(π_old ‖ π) per token passes 1.5 times this; none = off"""
+
+    @property
+    def total(self) -> int:
+        """Optimiser steps of a training step."""
+        return self.epochs * self.mini_batches
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if self.total == 1:
+            self.refuse("target_policy_kl", "with one optimiser step per training step: there is none left to skip")
+        return self
 
 
 class OptimizerSettings(Settings):
@@ -88,6 +128,17 @@ class CheckpointSettings(Settings):
     keep: int = Field(2, ge=1)
     """the newest ones that stay on disk"""
 
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one checkpoint only, that of the end."""
+        return self.every == 0
+
+    @model_validator(mode="after")
+    def _check_keep(self) -> Self:
+        if self.is_single:
+            self.refuse("keep", "with every 0, which leaves one checkpoint, at the end")
+        return self
+
 
 class BatchSettings(OptimizeSettings):
     """How a batch of examples becomes an optimiser step."""
@@ -105,63 +156,16 @@ class RolloutCheckpointSettings(CheckpointSettings):
     """optimiser steps between checkpoints inside a training step, whose rollouts are then kept with them; 0 = only
     between training steps"""
 
+    @property
+    def is_single(self) -> bool:
+        return self.every == self.updates == 0
+
 
 class EvaluationSettings(Settings):
     """Measuring on rows that are not learned from."""
 
     every: int = Field(0, ge=0)
     """training steps between evaluations; 0 = only before the first step and after the last"""
-
-
-Answer = Literal["warn", "stop", "ignore"]
-
-
-class DoctorSettings(Settings):
-    """The doctor, who looks at the record while the run trains, in a process beside it."""
-
-    on_finding: Answer = "warn"
-    """what happens at a finding. "warn": it is said; "stop": the run ends and leaves a checkpoint, except at notes,
-    which are only worth a look; "ignore": the doctor does not look"""
-    rules: dict[str, Answer] = Field(default={})
-    """another answer for the findings of some rules, such as {"length-exploited" = "stop", "stalls" = "ignore"}; "stop"
-    also where another finding explains them"""
-    share: float = Field(0.01, gt=0, le=1)
-    """of the time that looking may take: after a look of a second the doctor rests for 1 / share seconds"""
-
-    @property
-    def looks(self) -> bool:
-        """Whether anything is done about any finding."""
-        return self.on_finding != "ignore" or any(answer != "ignore" for answer in self.rules.values())
-
-    @property
-    def stops(self) -> bool:
-        """Whether any finding may end the run."""
-        return "stop" in (self.on_finding, *self.rules.values())
-
-    def answer(self, finding: Finding) -> Answer:
-        """What is done about a finding."""
-        if self.stopping(finding):
-            return "stop"
-        named = self.rules.get(finding.id)
-        if named is None and finding.severity == "note" and self.on_finding == "stop":
-            return "warn"
-        return named or self.on_finding
-
-    def stopping(self, finding: Finding) -> list[str]:
-        """The consequences of a finding that are to end the run whatever they come from."""
-        return [name for name in finding.consequences if self.rules.get(name) == "stop"]
-
-    @field_validator("rules")
-    @classmethod
-    def _check_names(cls, rules: dict[str, Answer]) -> dict[str, Answer]:
-        from dressage.doctor.own import all_rules
-
-        rules = {name.replace("_", "-"): answer for name, answer in rules.items()}
-        known = {rule.name for rule in all_rules()} if rules else set()
-        for name in rules.keys() - known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-            raise ValueError(f"there is no rule {name!r}; did you mean {near[0]!r}?")
-        return rules
 
 
 class RunSettings(Settings):
@@ -176,14 +180,29 @@ class RunSettings(Settings):
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW"""
     trackers: Names = ()
-    """where metrics are sent beside the record: "tensorboard", "wandb", "trackio", or several of them"""
+    """where metrics are sent beside the record: "tensorboard", "wandb", "trackio", "mlflow", or several of them"""
     project: str = "dressage"
-    """what W&B and trackio file the run under"""
+    """what W&B, Trackio and MLflow file the run under"""
+
+    makes_models: ClassVar[bool] = False
+    """whether the run can begin with `model.new`"""
+
+    @model_validator(mode="after")
+    def _check_run(self) -> Self:
+        if not set(self.trackers) - {"tensorboard"}:
+            self.refuse("project", "without a tracker that has projects, such as wandb")
+        if self.model.new is not None and not self.makes_models:
+            raise ValueError("model.new has no effect here: only dressage sft makes new models")
+        return self
 
     @property
     def algorithm(self) -> Any:
         """The group of settings that is the algorithm."""
         raise NotImplementedError
+
+    def starts(self) -> dict[str, StartSettings]:
+        """What is loaded before the first step, by the group of settings that names it."""
+        return {} if self.model.new is not None else {"model": self.model}
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the model as it starts."""
@@ -223,6 +242,10 @@ class RolloutRun(RunSettings):
     doctor: DoctorSettings = DoctorSettings()
     """who looks at the record while the run trains"""
 
+    def starts(self) -> dict[str, StartSettings]:
+        start = self.reference.start(self.model.dtype)
+        return super().starts() | ({} if start is None else {"reference": start})
+
     @property
     def critic(self) -> ValueSettings | None:
         """The critic, for algorithms that have one."""
@@ -234,6 +257,11 @@ class RolloutRun(RunSettings):
         return None
 
     @property
+    def kl_use(self) -> KLUse:
+        """Where the KL goes, and by which estimator."""
+        return KLUse("reward", "k1")
+
+    @property
     def scoring_temperature(self) -> float:
         """What divides the logits of policy and reference when responses are scored."""
         return self.sampling.temperature
@@ -241,6 +269,15 @@ class RolloutRun(RunSettings):
     def sampling_temperature(self, step: int) -> float:
         """What divides the logits when the responses of a training step are sampled."""
         return self.sampling.temperature
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether scoring and learning read a prompt once for all its responses in a micro-batch.
+
+        Activations that are computed again in the backward pass cannot be kept as keys and values.
+        """
+        several = self.samples_per_prompt > 1 and self.update.micro_batch_size != 1
+        return several and not self.model.gradient_checkpointing
 
     def show(self, folder: Path, console: Console) -> None:
         from dressage.train.doctor import verdict
@@ -259,6 +296,13 @@ class RolloutRun(RunSettings):
             raise ValueError(f"{self.update.mini_batches} mini-batches cannot be made of {self.batch_size} responses")
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature 0 always takes the likeliest token; training must explore")
+        total = self.update.total
+        if self.checkpoint.updates and self.checkpoint.updates >= total:
+            raise ValueError(
+                f"checkpoint.updates {self.checkpoint.updates} has no effect with {total} optimiser steps per training "
+                "step (update.epochs · update.mini_batches); set it lower, or to 0"
+            )
+        check_prompts(self.data)
         if self.shaping.normalise and not self.shaping.scale:
             raise ValueError("shaping.normalise needs shaping.scale")
         return self
@@ -282,7 +326,7 @@ class ExampleRun(RunSettings):
     """A run that learns from examples which others made."""
 
     epochs: float = Field(1.0, gt=0)
-    """passes over the examples"""
+    """passes over the examples; `steps`, where it is set, takes its place, so that a flag shortens any recipe"""
     steps: int | None = Field(None, ge=1)
     """optimiser steps; none = as many as the passes need"""
     batch_size: int = Field(32, ge=1)
@@ -295,6 +339,13 @@ class ExampleRun(RunSettings):
     """what a killed run continues from"""
     data: ChatSettings = ChatSettings()
     """the examples"""
+
+    @model_validator(mode="after")
+    def _check_evaluation(self) -> Self:
+        data = self.data
+        if self.evaluation.every and not (data.validation or data.validation_path or data.validation_split):
+            raise ValueError("evaluation.every has no effect without held-out rows; set data.validation")
+        return self
 
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[Any]:
         """Read what is learned from."""

@@ -1,8 +1,9 @@
 """From credited data to new weights. The only place that divides: by the weight of the whole mini-batch."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -73,7 +74,8 @@ def update(
     metrics = list(done)
     if done and done[-1]["optim/stopped"]:
         return metrics
-    for rows in list(_mini_batches(len(batch), settings, place))[len(done) :]:
+    epochs = (mini_batches(len(batch), settings, place, epoch) for epoch in range(settings.epochs))
+    for rows in list(chain.from_iterable(epochs))[len(done) :]:
         seen = optimize(learner, batch.take(rows), settings, place, first, lambda seen: _verdict(seen, settings))
         metrics.append(seen)
         after(metrics)
@@ -130,14 +132,19 @@ def averaged(metrics: list[Metrics]) -> Metrics:
     return {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in values.items()}
 
 
-def _mini_batches(size: int, settings: UpdateSettings, place: Place) -> Iterator[Tensor]:
+def mini_batches(size: int, settings: UpdateSettings, place: Place, epoch: int) -> list[Tensor]:
+    """The rows of each optimiser step of one pass over a step's `size` rollouts."""
     if settings.mini_batches == 1:  # order would change nothing but rounding
-        yield from [torch.arange(size)] * settings.epochs
-        return
-    for epoch in range(settings.epochs):
-        order = generator(place.seed, Purpose.MINI_BATCHES, place.step, epoch).permutation(size)
-        # An algorithm may learn from fewer rows than there are mini-batches.
-        yield from (part for part in torch.from_numpy(order).tensor_split(settings.mini_batches) if len(part))
+        return [torch.arange(size)]
+    order = generator(place.seed, Purpose.MINI_BATCHES, place.step, epoch).permutation(size)
+    # An algorithm may learn from fewer rows than there are mini-batches.
+    return [part for part in torch.from_numpy(order).tensor_split(settings.mini_batches) if len(part)]
+
+
+def micro_batches(size: int, settings: OptimizeSettings, processes: Processes) -> Sequence[Tensor]:
+    """What this process computes at a time, of a mini-batch of `size` rows."""
+    mine = torch.tensor(processes.share(size), dtype=torch.long)
+    return mine.split(settings.micro_batch_size or len(mine)) if len(mine) else ()
 
 
 def _accumulate(learner: Learner, mini: Batch, settings: OptimizeSettings, place: Place, first: Any) -> Metrics:
@@ -146,10 +153,8 @@ def _accumulate(learner: Learner, mini: Batch, settings: OptimizeSettings, place
     total, weight = float(algorithm.total(mini)), float(algorithm.weights(mini).sum())
     means: Metrics = {}
     maxima: Metrics = {}
-    share = processes.share(len(mini))
-    mine = mini.take(torch.tensor(share)) if len(share) else None
-    for micro in mine.split(settings.micro_batch_size or len(mine)) if mine is not None and weight else ():
-        micro = micro.to(learner.device)
+    for rows in micro_batches(len(mini), settings, processes) if weight else ():
+        micro = mini.take(rows).to(learner.device)
         weights = algorithm.weights(micro)
         result = algorithm.loss(learner.model(micro) if first is None else first, micro)
         loss = weighted_mean(result.loss, weights, total)

@@ -11,8 +11,9 @@ from dressage.doctor.report.plain import view
 from dressage.doctor.rows import numbers
 from dressage.doctor.rule import Rule
 from dressage.doctor.series import Array
-from dressage.doctor.words import Language, number, visible
+from dressage.doctor.words import Language, number
 from dressage.record import Run
+from dressage.text.visible import visible
 
 MOST_PLACES = 3
 BEFORE, BEHIND = 60, 140

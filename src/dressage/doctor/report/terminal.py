@@ -7,10 +7,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dressage.command_line import command_line
 from dressage.doctor.data import RunData
 from dressage.doctor.diagnosis import Diagnosis, Finding
 from dressage.doctor.finding import Evidence, Skipped
 from dressage.doctor.words import Language, number
+from dressage.text.visible import visible
 
 COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 
@@ -20,7 +22,7 @@ def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Langua
     say = language.phrase
     steps = data.rows.steps
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
-    console.print(Text.assemble((data.run.folder, "bold"), f"  {where}{len(data.rows)} {say('rollouts')}"))
+    console.print(Text.assemble((visible(data.run.folder), "bold"), f"  {where}{len(data.rows)} {say('rollouts')}"))
     if diagnosis.healthy and not diagnosis.findings:
         console.print(Text(say("Nothing was found wrong."), "bold green"))
     elif not diagnosis.findings:
@@ -29,7 +31,7 @@ def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Langua
     for finding in diagnosis.causes:
         _show_cause(console, finding, folded, language)
     if any(finding.reading.evidence for finding in diagnosis.causes):
-        command = f"dressage show {data.run.folder} --step … --sample …"
+        command = f"{visible(command_line('show', data.run.folder))} --step … --sample …"
         console.print(Text(f"\n{say('One rollout token by token')}: {command}", "dim"))
     _show_names(console, say("Healthy"), "", [rule.name for rule, _ in diagnosis.healthy])
     for reason in dict.fromkeys(one.reason for one in diagnosis.skipped):
@@ -76,4 +78,4 @@ def _show_cause(console: Console, finding: Finding, folded: dict[str, Finding], 
 
 def _place(place: Evidence, language: Language) -> str:
     parts = {"step": place.step, "sample": place.sample, "token": place.start}
-    return " ".join(f"{language.phrase(name)} {at}" for name, at in parts.items() if at is not None)
+    return " · ".join(f"{language.phrase(name)} {at}" for name, at in parts.items() if at is not None)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
+from dressage.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
 from dressage.doctor.groups import within
 from dressage.doctor.rows import Rows
 from dressage.doctor.rule import rule
@@ -242,7 +242,7 @@ def repetition_loops(data: RunData) -> Reading | None:
 def _compressed(rows: Rows) -> Array:
     """Returns [n] how much of a long response zlib can leave out; NaN for a short one."""
     texts = [(text or "").encode("utf-8", "surrogatepass") for text in rows.texts("response")]
-    return np.array([1 - 2 * len(zlib.compress(t)) / len(t) if len(t) >= 200 else np.nan for t in texts])
+    return np.array([max(0.0, 1 - 2 * len(zlib.compress(t)) / len(t)) if len(t) >= 200 else np.nan for t in texts])
 
 
 @rule(
@@ -252,7 +252,7 @@ def _compressed(rows: Rows) -> Array:
     title="Echo trap: variety falls, then the gradient breaks out",
     cause="The spread of the rewards within a prompt fell to {seen} of what it was, and gradient spikes follow from "
     "step {step} on.",
-    healthy="spread of the reward within a prompt, as a share of the start: above 30 % before any gradient spike",
+    healthy="spread of the reward within a prompt, relative to its start: above 30 % before any gradient spike",
     fix="drop prompts with little spread, grpo.clip_high = 0.28 (a wider upper clip), update.epochs = 1",
     source="RAGEN 2504.20073",
     explains=["gradient-spike", "entropy-collapse"],
@@ -265,11 +265,11 @@ def echo_trap(data: RunData) -> Reading | None:
     share = smoothed(spread).value / spread.first()
     narrow = since(spread, share < 0.3, 5)
     if narrow is None:
-        return Reading(Share(share[-1]), False)
+        return Reading(Percent(share[-1]), False)
     typical = float(np.median(norm.value[norm.step <= narrow]))
     spikes = norm.step[(norm.step > narrow) & (norm.value > 5 * typical)]
     return Reading(
-        Share(share[-1]),
+        Percent(share[-1]),
         len(spikes) >= 2,
         narrow,
         data.step_evidence(spikes[:3]),

@@ -3,8 +3,8 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Curve, Phrase, Reading, Share, Words
-from dressage.doctor.kl import estimates
+from dressage.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
+from dressage.doctor.kl import NAMES, estimates
 from dressage.doctor.rule import rule
 from dressage.doctor.rules.consequences import CRITIC
 from dressage.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
@@ -277,6 +277,56 @@ def kl_in_few_tokens(data: RunData) -> Reading | None:
             along=Phrase("per cent of the tokens, those that differ the most first"),
         )
     return Reading(Share(seen), sick, first, sample.spans(mine[order]), {"where": Phrase(where)}, curve=curve)
+
+
+def _use(data: RunData) -> tuple[str, str] | None:
+    """Returns where β·KL goes and by which estimator, as the settings say."""
+    settings = {
+        "ppo": ("reward", data.setting("config.kl.estimator")),
+        "rloo": ("reward", data.setting("config.rloo.kl_estimator")),
+        "grpo": (data.setting("config.grpo.kl_in"), data.setting("config.grpo.kl_estimator", None)),
+    }
+    place, name = settings.get(data.algorithm or "", (None, None))
+    if name is None and data.algorithm == "grpo":
+        name = {"loss": "k3", "reward": "k1"}.get(place)
+    return None if place is None or name is None else (place, NAMES.get(name, name))
+
+
+def _weight(place: str, estimator: str, log_ratio: Array) -> Array:
+    """Returns what ∇ log π is multiplied by; for the gradient of KL(π ‖ π_ref) that is Δ itself."""
+    if place == "loss":
+        return {"k1": np.ones_like(log_ratio), "k2": log_ratio, "k3": -np.expm1(-log_ratio)}[estimator]
+    # The exact KL of a token's distribution is the same whichever token was drawn: it rewards none above another.
+    return estimates(log_ratio).get(estimator, np.zeros_like(log_ratio))
+
+
+@rule(
+    row=71,
+    needs=["info.config.kl", "rows.kl_coef", "tokens.logprob", "tokens.ref_logprob"],
+    title="The KL estimator does not hold the policy where it stands",
+    cause="The KL goes into the {place} by the estimator {estimator}, whose gradient there is not that of the KL. What "
+    "pulls back to the reference is the part of it that changes sign with log π − log π_ref: {seen} of the KL's own.",
+    healthy="the estimator's pull towards the reference where it stands, relative to the KL's own: at least 50 %",
+    fix='in the reward take k1 (kl.estimator = "kl", grpo.kl_estimator = "k1"), in the loss k2 or k3',
+    source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
+    explains=["kl-explosion", "penalty-mis-scaled", "coefficient-runaway"],
+)
+def estimator_misplaced(data: RunData) -> Reading | None:
+    sample, use = data.sample, _use(data)
+    delta = sample["log_ratio"]
+    near = sample.trained & (np.abs(delta) < 1) & (np.abs(delta) > 0)
+    if use is None or not near.any() or not np.any(data.rows["kl_coef"] > 0):
+        return None
+    pull = (_weight(*use, delta[near]) - _weight(*use, -delta[near])) / 2
+    share = float(np.sum(pull * delta[near]) / np.sum(delta[near] ** 2))
+    return Reading(
+        Percent(share),
+        share < 0.5,
+        int(sample.rows.steps[0]),
+        sample.worst(np.where(sample.trained, np.abs(delta), np.nan)),
+        {"place": Phrase(use[0]), "estimator": use[1]},
+        curve=Curve(objective(data), name=Phrase("KL to the reference in nats per response")),
+    )
 
 
 @rule(

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Phrase, Reading, Words
+from dressage.doctor.finding import Phrase, Reading, Share, Words
 from dressage.doctor.groups import within
 from dressage.doctor.rows import Rows
 from dressage.doctor.rule import rule
@@ -30,8 +30,8 @@ MOST_ROLLOUTS = 2000
     title="The reward has nothing to do with the response",
     cause="{what}: the scores are shuffled among the responses, or are noise. The variance that is left is {seen} of "
     "the whole.",
-    healthy="share of the reward's variance that is left among equal responses to a prompt: below 0.5; or, where the "
-    "policy moves and the reward does not rise, that length and words do not explain: below 0.98",
+    healthy="share of the reward's variance that is left among equal responses to a prompt: below 50 %; or, where the "
+    "policy moves and the reward does not rise, that length and words do not explain: below 98 %",
     fix="check the order in which scores come back; dressage check examines the reward model on pairs",
     source="StackLLaMA; Secrets of RLHF II 2401.06080; own statistic",
     explains=["reward-falls", "kl-flat", "kl-explosion", *CRITIC],
@@ -39,7 +39,7 @@ MOST_ROLLOUTS = 2000
 def reward_is_noise(data: RunData) -> Reading | None:
     rows = data.sample.rows
     reward = _trimmed(within(rows, rows["reward"]))
-    left, places = _left_among_equals(rows, reward)
+    left, places = _left_among_equals(rows)
     what, sick = "Equal responses to the same prompt differ in reward", left > 0.5
     if np.isnan(left):
         left, places = _left_by_words(rows, reward), np.arange(3)
@@ -48,7 +48,7 @@ def reward_is_noise(data: RunData) -> Reading | None:
     if np.isnan(left):
         return None
     words: Words = {"what": Phrase(what)}
-    return Reading(left, sick, int(rows.steps[0]), data.sample.evidence(places), words)
+    return Reading(Share(left), sick, int(rows.steps[0]), data.sample.evidence(places), words)
 
 
 def _trimmed(reward: Array) -> Array:
@@ -57,19 +57,46 @@ def _trimmed(reward: Array) -> Array:
     return np.asarray(np.clip(reward, low, high))
 
 
-def _left_among_equals(rows: Rows, reward: Array) -> tuple[float, Array]:
-    """Returns the variance among equal responses to a prompt as a share of all, and those that differ the most."""
-    same: dict[tuple[str | None, str | None], list[int]] = {}
-    for i, key in enumerate(zip(rows.texts("prompt"), rows.texts("response"), strict=True)):
-        same.setdefault(key, []).append(i)
-    repeated = [members for members in same.values() if len(members) >= 2]
-    pairs = sum(len(members) - 1 for members in repeated)
-    spread = float(np.nanvar(reward))
-    if pairs < 20 or spread < 1e-10:
-        return float("nan"), np.arange(0)
-    values = _trimmed(rows["reward"])
-    inside = sum(float(np.nanvar(values[members])) * len(members) for members in repeated) / pairs
-    return inside / spread, np.array(max(repeated, key=lambda members: float(np.ptp(values[members]))))
+def _left_among_equals(rows: Rows) -> tuple[float, Array]:
+    """Returns the variance among equal responses to a prompt as a share of all, and those that differ the most.
+
+    All is what the responses beside them have: siblings, whose prompt is as hard and whose step as late; where too few
+    of them are equal, those to the same prompt at any time; and last those to any prompt.
+    """
+    prompts, responses = (_numbered(rows.texts(name)) for name in ("prompt", "response"))
+    nothing: tuple[float, Array] = float("nan"), np.arange(0)
+    beside = (rows.group, prompts, np.zeros(len(rows), np.int64))
+    found = (_left_beside(rows["reward"], among, np.stack([among, prompts, responses])) for among in beside)
+    return next((one for one in found if np.isfinite(one[0])), nothing)
+
+
+def _left_beside(reward: Array, among: Array, keys: Array) -> tuple[float, Array]:
+    """As ``_left_among_equals``, of the rollouts [n] beside which there are others; equal are those of equal keys."""
+    equal = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    different = np.bincount(among[np.unique(equal, return_index=True)[1]], minlength=int(among.max(initial=-1)) + 1)
+    there = np.flatnonzero(np.isfinite(reward) & (different[among] > 1))
+    equal, among = equal[there], among[there]
+    pairs = len(there) - len(np.unique(equal))
+    if pairs < 20:
+        return float("nan"), there[:0]
+    values = _trimmed(reward[there] - _mean_of(among, reward[there]))
+    inside = np.sum((values - _mean_of(equal, values)) ** 2) / pairs
+    whole = np.sum((values - _mean_of(among, values)) ** 2) / (len(there) - len(np.unique(among)))
+    if whole < 1e-10:
+        return float("nan"), there[:0]
+    most = equal[np.argmax(np.abs(values - _mean_of(equal, values)))]
+    # Responses that are repeated may differ more than the others do: then all of the variance is left.
+    return min(1.0, float(inside / whole)), there[equal == most]
+
+
+def _numbered(texts: list[str | None]) -> Array:
+    known: dict[str | None, int] = {}
+    return np.array([known.setdefault(text, len(known)) for text in texts], np.int64)
+
+
+def _mean_of(key: Array, values: Array) -> Array:
+    """Returns [n] the mean of the values with the same key."""
+    return np.asarray((np.bincount(key, values) / np.maximum(np.bincount(key), 1))[key])
 
 
 def _left_by_words(rows: Rows, reward: Array) -> float:
@@ -92,7 +119,8 @@ def _left_by_words(rows: Rows, reward: Array) -> float:
         ridge = has[part].T @ has[part] + 5 * np.eye(has.shape[1])
         fitted = np.linalg.solve(ridge, has[part].T @ (goal[part] - goal[part].mean()))
         left += float(np.sum((goal[~part] - goal[part].mean() - has[~part] @ fitted) ** 2))
-    return left / float(np.sum((goal - goal.mean()) ** 2))
+    # On rollouts that it has not seen, a fit that found nothing is even worse than the mean.
+    return min(1.0, left / float(np.sum((goal - goal.mean()) ** 2)))
 
 
 def _moves_in_vain(data: RunData) -> bool:

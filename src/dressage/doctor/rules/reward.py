@@ -3,7 +3,7 @@
 import numpy as np
 
 from dressage.doctor.data import RunData
-from dressage.doctor.finding import Curve, Phrase, Reading, Share
+from dressage.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from dressage.doctor.groups import groups, repeated, within
 from dressage.doctor.rows import Rows
 from dressage.doctor.rule import rule
@@ -296,7 +296,7 @@ def reward_exhausted(data: RunData) -> Reading | None:
         sick,
         since(spread, spread.value < 0.2 * spread.first(), 3),
         data.step_evidence(spread.step[-1:]),
-        {"share": Share(share), "before": before, "after": after},
+        {"share": Percent(share), "before": before, "after": after},
         curve=Curve(
             Series(spread.step, spread.value / spread.first()),
             low=0.1,

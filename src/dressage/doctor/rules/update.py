@@ -54,6 +54,8 @@ def ratio_blow_up(data: RunData) -> Reading | None:
 )
 def clip_fraction_high(data: RunData) -> Reading | None:
     points = data.metric("policy/clip_fraction")
+    if len(points) and not 0 <= points.value.min() <= points.value.max() <= 1:
+        return None  # somebody's own measure of clipping, such as per cent
     whole_sequences = data.setting("config.grpo.ratio") == "sequence"
     limit = 0.9 if whole_sequences else 0.25
     first = since(smoothed(points), smoothed(points).value > limit, 5)

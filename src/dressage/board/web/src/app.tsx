@@ -14,6 +14,7 @@ import { useKeys } from "./state/keys";
 import { theme } from "./state/preferences";
 import { go, type Route, tabRoute, useRoute, type View, VIEWS } from "./state/router";
 import { useStore } from "./state/store";
+import { visible } from "./maths/text";
 import { PAGES } from "./views/pages";
 
 const LETTERS: Record<View, string> = {
@@ -23,6 +24,7 @@ const LETTERS: Record<View, string> = {
   tokens: "t",
   patterns: "p",
   compare: "c",
+  settings: "e",
 };
 
 const ahead = (to: Route): void => lookAhead(PAGES[to.view], to);
@@ -47,7 +49,7 @@ function Board() {
   const error = useStore(boardError);
   const [help, setHelp] = useState(false);
   const title = `${run.name} · ${t(view)} · Dressage`;
-  useLayoutEffect(() => void (document.title = title), [title]);
+  useLayoutEffect(() => void (document.title = visible(title)), [title]);
   const views = VIEWS.map((name) => [`g ${LETTERS[name]}`, () => show(name)] as const);
   useKeys({
     ...Object.fromEntries(views),
@@ -93,7 +95,7 @@ function useMissing(run: RunSummary): string | null {
   const steps = run.steps;
   if (steps && step !== undefined && !(Number(step) >= steps[0] && Number(step) <= steps[1]))
     return t("noStep", { step, first: steps[0], last: steps[1] });
-  if (run.columns.rows.length > 0 || view === "overview") return null;
+  if (run.columns.rows.length > 0 || view === "overview" || view === "settings") return null;
   return t(steps && run.indexed === 1 ? "noRollouts" : "nothingYet");
 }
 

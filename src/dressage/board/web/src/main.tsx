@@ -6,6 +6,7 @@ import { inSnapshot, snapshotRoute } from "./api/snapshot";
 import { loadRuns } from "./state/board";
 import { applyTheme } from "./state/preferences";
 import { currentRoute, go, parseRoute } from "./state/router";
+import { showOnlyVisible } from "./safe-text";
 import { askEarly } from "./state/series";
 import "uplot/dist/uPlot.min.css";
 import "./style/base.css";
@@ -15,6 +16,7 @@ import "./style/table.css";
 import "./style/views.css";
 import "./style/tokens.css";
 
+showOnlyVisible();
 applyTheme();
 if (inSnapshot && location.hash === "") {
   const { view, query } = parseRoute(snapshotRoute());

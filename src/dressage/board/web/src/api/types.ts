@@ -205,12 +205,14 @@ export interface ComparedSide extends Place {
 export interface Comparison {
   total: number;
   prompts: { prompt: string; runs: ComparedSide[] }[];
+  /** names of settings of the rewards and of parts that differ; if there are any, nothing is ranked */
+  rewards_differ: string[];
   /** wins[i][j]: prompts where side i's mean reward is above side j's */
-  wins: number[][];
-  ties: number[][];
+  wins: number[][] | null;
+  ties: number[][] | null;
   sides: { n: number; mean: Maybe }[];
   /** last side minus first, by prompt */
-  differences: { edges: number[]; counts: number[] };
+  differences: { edges: number[]; counts: number[] } | null;
 }
 
 export interface Finding {

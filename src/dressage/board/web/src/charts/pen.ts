@@ -1,5 +1,7 @@
 /** Draws the same picture on a canvas or as SVG. */
 
+import { visible } from "../maths/text";
+
 export interface Stroke {
   colour: string;
   width?: number;
@@ -57,7 +59,7 @@ export class CanvasPen implements Pen {
     this.context.fillStyle = colour;
     this.context.font = `${bold ? "600 " : ""}${size}px ${this.font}`;
     this.context.textAlign = align;
-    this.context.fillText(text, x, y);
+    this.context.fillText(visible(text), x, y);
   }
 }
 
@@ -86,7 +88,7 @@ export class SvgPen implements Pen {
     const weight = bold ? ' font-weight="600"' : "";
     this.parts.push(
       `<text x="${short(x)}" y="${short(y)}" fill="${colour}" font-size="${size}" text-anchor="${anchor}"${weight}>` +
-        `${escaped(text)}</text>`,
+        `${escaped(visible(text))}</text>`,
     );
   }
 

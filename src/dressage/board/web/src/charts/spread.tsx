@@ -2,6 +2,7 @@
 
 import { useCallback } from "preact/hooks";
 import type { Pattern, Steps } from "../api/types";
+import { useText } from "../i18n";
 import { Card } from "../parts/card";
 import { percent } from "../maths/format";
 import { apart } from "../maths/numbers";
@@ -15,7 +16,8 @@ interface Props {
   title: string;
   hint: string;
   steps: Steps[];
-  patterns: Pattern[];
+  /** patterns by the curve that they share; the first gives it its name */
+  lines: Pattern[][];
   step: number;
   onStep: (step: number) => void;
   onPattern: (pattern: Pattern) => void;
@@ -23,16 +25,17 @@ interface Props {
 
 const HEIGHT = 230;
 
-export function SpreadChart({ title, hint, steps, patterns, step, onStep, onPattern }: Props) {
+export function SpreadChart({ title, hint, steps, lines, step, onStep, onPattern }: Props) {
+  const t = useText();
   const colours = usePalette();
   const drawHere = useCallback(
-    (pen: Pen, width: number, height: number): void => draw(pen, width, height, steps, patterns, step, colours, 8),
-    [steps, patterns, step, colours],
+    (pen: Pen, width: number, height: number): void => draw(pen, width, height, steps, lines, step, colours, 8),
+    [steps, lines, step, colours],
   );
   const save = (): [string, number, number] => {
     const pen = new SvgPen(colours.sans);
     pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
-    draw(pen, 860, 380, steps, patterns, step, colours, 36);
+    draw(pen, 860, 380, steps, lines, step, colours, 36);
     return [pen.svg(860, 380, colours.surface), 860, 380];
   };
   const pick = (x: number, _: number, width: number): void => {
@@ -44,23 +47,48 @@ export function SpreadChart({ title, hint, steps, patterns, step, onStep, onPatt
   return (
     <Card title={title} hint={hint} save={save}>
       <div class="legend">
-        {patterns.map((pattern, i) => (
-          <button
-            type="button"
-            key={`${pattern.kind} ${pattern.text}`}
-            class="key quiet"
-            onClick={() => onPattern(pattern)}
-          >
-            <i style={{ background: curveColour(colours, i) }} />
-            <bdi>{label(pattern.text)}</bdi>{" "}
-            <b>
-              {percent(pattern.first)} → {percent(pattern.last)}
-            </b>
-          </button>
+        {lines.map((patterns, i) => (
+          <span key={nameOf(patterns[0]!)} class="keys" title={patterns.length > 1 ? t("sameCurve") : undefined}>
+            {patterns.slice(0, NAMED).map((pattern, at) => (
+              <Name
+                key={nameOf(pattern)}
+                pattern={pattern}
+                colour={at === 0 ? curveColour(colours, i) : null}
+                onPattern={onPattern}
+              />
+            ))}
+            {patterns.length > NAMED && <span class="muted">= … +{patterns.length - NAMED}</span>}
+          </span>
         ))}
       </div>
       <Picture height={HEIGHT} label={title} draw={drawHere} onClick={pick} />
     </Card>
+  );
+}
+
+/** Of the patterns of one curve so many are named in the legend. */
+const NAMED = 4;
+
+const nameOf = ({ kind, text }: Pattern): string => `${kind} ${text}`;
+
+interface NameProps {
+  pattern: Pattern;
+  /** null = it has the curve of the pattern before it */
+  colour: string | null;
+  onPattern: (pattern: Pattern) => void;
+}
+
+function Name({ pattern, colour, onPattern }: NameProps) {
+  return (
+    <button type="button" class="key quiet" onClick={() => onPattern(pattern)}>
+      {colour === null ? "= " : <i style={{ background: colour }} />}
+      <bdi>{label(pattern.text)}</bdi>{" "}
+      {colour !== null && (
+        <b>
+          {percent(pattern.first)} → {percent(pattern.last)}
+        </b>
+      )}
+    </button>
   );
 }
 
@@ -84,12 +112,13 @@ function draw(
   width: number,
   height: number,
   steps: Steps[],
-  patterns: Pattern[],
+  lines: Pattern[][],
   step: number,
   colours: Palette,
   top: number,
 ): void {
   const frame = frameOf(width, height, top);
+  const patterns = lines.map(([first]) => first!);
   const shares = patterns.flatMap((pattern) => pattern.share).filter((share) => share !== null);
   const tallest = Math.max(0.05, ...shares);
   const [first, last] = [steps[0]?.[0] ?? 0, steps[steps.length - 1]?.[1] ?? 1];
@@ -116,7 +145,9 @@ function draw(
       return share === null || !place ? [] : [[x((place[0] + place[1]) / 2), y(share)]];
     });
     pen.line(points, { colour, width: 1.8 });
-    pen.text(frame.right + 8, places[i]! + 4, `${label(pattern.text, AT_END)} ${percent(lastOf(pattern.share))}`, {
+    const others = lines[i]!.length > 1 ? ` +${lines[i]!.length - 1}` : "";
+    const name = label(pattern.text, AT_END) + others;
+    pen.text(frame.right + 8, places[i]! + 4, `${name} ${percent(lastOf(pattern.share))}`, {
       colour,
       size: 11.5,
       bold: true,

@@ -242,4 +242,17 @@ export const en = {
   findPattern: "Find a pattern",
   growthHint: "In percentage points",
   looking: "Looking through the responses …",
+  settings: "Settings",
+  findSetting: "Find a setting or a value",
+  noSettings: "This run has no recorded settings.",
+  noSettingFound: "No setting matches.",
+  general: "General",
+  setting: "Setting",
+  settingsDiffer: "Settings that differ",
+  settingsSame: "All other recorded settings, {count} of them, are the same.",
+  allSettings: "All settings",
+  rewardsDiffer:
+    "The rewards of these runs differ ({what}): a higher reward does not mean a better run, so nothing is ranked.",
+  rewardParts: "reward parts",
+  sameCurve: "the same curve",
 };

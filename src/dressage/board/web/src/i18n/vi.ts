@@ -241,4 +241,17 @@ export const vi: Dictionary = {
   findPattern: "Tìm mẫu",
   growthHint: "Tính bằng điểm phần trăm",
   looking: "Đang tìm …",
+  settings: "Thiết lập",
+  findSetting: "Tìm thiết lập hoặc giá trị",
+  noSettings: "Lần chạy này không ghi lại thiết lập.",
+  noSettingFound: "Không có thiết lập nào khớp.",
+  general: "Chung",
+  setting: "Mục thiết lập",
+  settingsDiffer: "Thiết lập khác nhau",
+  settingsSame: "{count} thiết lập còn lại đã ghi đều giống nhau.",
+  allSettings: "Mọi thiết lập",
+  rewardsDiffer:
+    "Phần thưởng của các lần chạy này khác nhau ({what}): phần thưởng cao hơn không có nghĩa là tốt hơn, nên không xếp hạng.",
+  rewardParts: "thành phần phần thưởng",
+  sameCurve: "cùng một đường",
 };

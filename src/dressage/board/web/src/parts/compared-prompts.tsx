@@ -41,15 +41,17 @@ export function ComparedPrompts({ sides, comparison, order, offset, loading }: P
         <span class="muted">{loading ? "…" : whole(comparison.total)}</span>
         <span class="space" />
         <SaveTable name={t("samePrompts")} rows={() => table(comparison, sides.map(name))} />
-        <Segments
-          options={orders}
-          chosen={order}
-          onChoose={(key) => patchRoute({ sort: key, offset: undefined }, true)}
-        />
+        {comparison.wins && (
+          <Segments
+            options={orders}
+            chosen={order}
+            onChoose={(key) => patchRoute({ sort: key, offset: undefined }, true)}
+          />
+        )}
       </div>
       {comparison.prompts.length === 0 && <p class="empty">{t("noSharedPrompts")}</p>}
       {comparison.prompts.map((prompt) => (
-        <OnePrompt key={prompt.prompt} sides={sides} prompt={prompt} />
+        <OnePrompt key={prompt.prompt} sides={sides} prompt={prompt} ranked={comparison.wins !== null} />
       ))}
       <Pages
         offset={offset}
@@ -68,7 +70,14 @@ function table({ prompts }: Comparison, names: string[]): unknown[][] {
   return [head, ...rows];
 }
 
-function OnePrompt({ sides, prompt: { prompt, runs } }: { sides: Side[]; prompt: Comparison["prompts"][number] }) {
+interface PromptProps {
+  sides: Side[];
+  prompt: Comparison["prompts"][number];
+  /** whether rewards of the sides can be compared */
+  ranked: boolean;
+}
+
+function OnePrompt({ sides, prompt: { prompt, runs }, ranked }: PromptProps) {
   const t = useText();
   const colours = usePalette();
   const [first, last] = [runs[0]?.mean ?? null, runs[runs.length - 1]?.mean ?? null];
@@ -77,9 +86,11 @@ function OnePrompt({ sides, prompt: { prompt, runs } }: { sides: Side[]; prompt:
     <article class="group">
       <header>
         <span class="line">{oneLine(gist(prompt))}</span>
-        <b class={`number ${(difference ?? 0) < 0 ? "warning" : ""}`} title={t("differenceHint")}>
-          {signed(difference)}
-        </b>
+        {ranked && (
+          <b class={`number ${(difference ?? 0) < 0 ? "warning" : ""}`} title={t("differenceHint")}>
+            {signed(difference)}
+          </b>
+        )}
       </header>
       <div class="siblings">
         {runs.map(({ mean, n, step, sample, response }, i) => (

@@ -8,7 +8,7 @@ const PAUSE_MS = 120;
 
 interface Props {
   /** key of the query; another text begins at the first page again */
-  name: "q" | "filter" | "find";
+  name: "q" | "filter" | "find" | "setting";
   hint: string;
   title?: string;
   class: string;

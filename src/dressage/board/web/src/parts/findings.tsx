@@ -46,7 +46,7 @@ function One({ run, finding }: { run: number; finding: Finding }) {
         <span class="chips">
           {rollouts.slice(0, MOST).map(({ step, sample, token }) => (
             <button key={`${step}.${sample}`} type="button" onClick={() => openTokens(run, step, sample, token)}>
-              {step}.{sample}
+              {t("stepNumber", { step })} · {t("sampleNumber", { sample })}
             </button>
           ))}
         </span>

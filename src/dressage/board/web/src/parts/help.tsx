@@ -15,6 +15,7 @@ const KEYS: [string[], Key][] = [
   [["g c"], "compare"],
   [["/"], "keySearch"],
   [["1–9"], "keyMetric"],
+  [["g e"], "settings"],
   [["←", "→"], "keyToken"],
   [["d"], "keyTheme"],
   [["?"], "keyHelp"],

@@ -19,18 +19,19 @@ export function WinsTable({ sides, comparison }: Props) {
   const name = useSideName();
   const known = comparison.sides;
   return (
-    <Card title={t("whoWins")} hint={t("whoWinsHint")}>
+    <Card title={t(comparison.wins ? "whoWins" : "meanReward")} hint={comparison.wins ? t("whoWinsHint") : undefined}>
       <table class="plain wins">
         <thead>
           <tr>
             <th />
             <th class="number">{t("rollouts")}</th>
             <th class="number">{t("meanReward")}</th>
-            {sides.map((side, i) => (
-              <th key={i} class="number" title={name(side)}>
-                {t("beats", { name: name(side) })}
-              </th>
-            ))}
+            {comparison.wins &&
+              sides.map((side, i) => (
+                <th key={i} class="number" title={name(side)}>
+                  {t("beats", { name: name(side) })}
+                </th>
+              ))}
           </tr>
         </thead>
         <tbody>
@@ -44,9 +45,10 @@ export function WinsTable({ sides, comparison }: Props) {
               </td>
               <td class="number">{whole(known[i]?.n)}</td>
               <td class="number">{number(known[i]?.mean)}</td>
-              {sides.map((_, j) =>
-                i === j ? <td key={j} /> : <Wins key={j} comparison={comparison} row={i} column={j} />,
-              )}
+              {comparison.wins &&
+                sides.map((_, j) =>
+                  i === j ? <td key={j} /> : <Wins key={j} comparison={comparison} row={i} column={j} />,
+                )}
             </tr>
           ))}
         </tbody>
@@ -69,7 +71,7 @@ function Wins({
 }) {
   const t = useText();
   const colours = usePalette();
-  const won = wins[row]![column]!;
+  const won = wins![row]![column]!;
   const share = total > 0 ? won / total : 0;
   const alpha = Math.round(share * STRONGEST)
     .toString(16)
@@ -77,7 +79,7 @@ function Wins({
   return (
     <td
       class="number"
-      title={t("winsOf", { wins: whole(won), total: whole(total), ties: whole(ties[row]![column]) })}
+      title={t("winsOf", { wins: whole(won), total: whole(total), ties: whole(ties![row]![column]) })}
       style={{ backgroundColor: colours.hues.positive + alpha }}
     >
       {total > 0 ? percent(share, 0) : "–"}

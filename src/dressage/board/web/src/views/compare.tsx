@@ -10,6 +10,7 @@ import { useText } from "../i18n";
 import { formatSides, parseSides, type Side, usualSides } from "../maths/sides";
 import { ComparedCurves } from "../parts/compared-curves";
 import { ComparedPrompts, ORDERS } from "../parts/compared-prompts";
+import { ComparedSettings } from "../parts/compared-settings";
 import { Problem } from "../parts/failure";
 import { SideBar, useSideName } from "../parts/side-bar";
 import { WinsTable } from "../parts/wins-table";
@@ -36,16 +37,23 @@ export function Compare() {
   const url = address("compare", { runs: formatSides(sides), sort: order, offset, limit: PROMPTS });
   const { data, error, loading } = useResource<Comparison>(sides.length > 1 ? url : null);
   const set = (next: Side[]): void => patchRoute({ sides: formatSides(next), offset: undefined }, true);
-  const usable = data && data.wins.length === sides.length ? data : null;
+  const usable = data && data.sides.length === sides.length ? data : null;
+  const different = usable && usable.rewards_differ.length > 0 ? usable.rewards_differ.join(", ") : null;
   return (
     <main class="view">
       <SideBar sides={sides} onChange={set} />
+      {different !== null && (
+        <p class="warning" role="alert">
+          {t("rewardsDiffer", { what: different })}
+        </p>
+      )}
       <ComparedCurves sides={sides} />
+      <ComparedSettings sides={sides} />
       <Problem text={error} />
       {usable && (
         <div class="two">
           <WinsTable sides={sides} comparison={usable} />
-          {usable.total > 0 && (
+          {usable.differences && usable.total > 0 && (
             <HistogramChart
               title={t("differenceOf", { a: name(sides[sides.length - 1]!), b: name(sides[0]!) })}
               hint={t("differenceHint")}

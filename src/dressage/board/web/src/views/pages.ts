@@ -6,6 +6,7 @@ import { Compare } from "./compare";
 import { Overview } from "./overview";
 import { Patterns } from "./patterns";
 import { Responses } from "./responses";
+import { Settings } from "./settings";
 import { StepView } from "./step";
 import { Tokens } from "./tokens";
 
@@ -16,4 +17,5 @@ export const PAGES: Record<View, () => JSX.Element> = {
   tokens: Tokens,
   patterns: Patterns,
   compare: Compare,
+  settings: Settings,
 };

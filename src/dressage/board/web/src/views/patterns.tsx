@@ -7,7 +7,7 @@ import { Spark, Whisker } from "../charts/spark";
 import { SpreadChart } from "../charts/spread";
 import { useText } from "../i18n";
 import { percent, signed, whole } from "../maths/format";
-import { telling } from "../maths/patterns";
+import { lines, telling } from "../maths/patterns";
 import { visible } from "../maths/text";
 import { Card } from "../parts/card";
 import { Problem } from "../parts/failure";
@@ -37,7 +37,7 @@ export function Patterns() {
   const found = telling(data?.patterns ?? [], kind);
   const search = (pattern: Pattern): void =>
     go("responses", { run: String(run.run), q: pattern.text, sort: "-reward" });
-  const drawn = { patterns: found.slice(0, DRAWN), step, onStep: selectStep, onPattern: search };
+  const drawn = { lines: lines(found, DRAWN), step, onStep: selectStep, onPattern: search };
   return (
     <main class="view">
       <Choice kind={kind} order={order} />

@@ -1,0 +1,6 @@
+"""How many of something there are, in words."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 step", "2 steps", "0 steps"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

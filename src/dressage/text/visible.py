@@ -1,0 +1,34 @@
+"""Text that others wrote, safe to print: characters that would act or hide are shown as signs."""
+
+BIDI = {
+    0x061C: "ALM", 0x200E: "LRM", 0x200F: "RLM", 0x202A: "LRE", 0x202B: "RLE", 0x202C: "PDF", 0x202D: "LRO",
+    0x202E: "RLO", 0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI",
+}  # fmt: skip
+"""What changes the direction of the text around it, by its name in Unicode Standard Annex 9."""
+HIDDEN = (*range(0x80, 0xA0), 0x200B, 0x2028, 0x2029, *range(0x2060, 0x2065), 0xFEFF, *range(0xD800, 0xE000))
+"""C1 controls, spaces without width, separators, and halves of surrogate pairs, which no terminal can be sent."""
+
+SIGNS = {code: chr(0x2400 + code) for code in range(32)} | {0x7F: "␡", ord("\n"): "↵"}
+"""What stands for a character where text takes one line."""
+SIGNS |= {code: f"⟨{name}⟩" for code, name in BIDI.items()} | {code: f"⟨U+{code:04X}⟩" for code in HIDDEN}
+
+_SIGNS = {code: sign for code, sign in SIGNS.items() if chr(code) not in "\n\t"}
+_ESCAPES = {code: f"\\u{code:04x}" for code in (0x7F, *BIDI, *HIDDEN)}
+
+
+def visible(text: str) -> str:
+    """Show control characters, direction marks and lone surrogates as signs such as ``␛`` or ``⟨RLO⟩``.
+
+    Line breaks and tabs stay, as do letters of every script and the joiners that emoji and Persian are written with.
+    """
+    return text.translate(_SIGNS)
+
+
+def visible_line(text: str) -> str:
+    """Show text in one line: as ``visible``, with ``↵`` for a line break and ``␉`` for a tab."""
+    return text.translate(SIGNS)
+
+
+def safe_json(text: str) -> str:
+    """Escape what ``json.dumps(ensure_ascii=False)`` leaves raw although it acts on a terminal."""
+    return text.translate(_ESCAPES)

@@ -1,0 +1,113 @@
+"""What a command that ends early prints as the way on: a command that can be pasted, or nothing."""
+
+import errno
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dressage import cli
+from dressage.command_line import command_line
+from dressage.continuing import continuation
+from dressage.errors import StoppedError, TerminatedError, UserError
+from dressage.record import write_run
+
+TRAINED = {"algorithm": "dpo", "config": {}, "inputs": [], "processes": 1}
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        (TRAINED, ["dressage", "dpo", "--resume", "my run"]),
+        (
+            TRAINED | {"processes": 2},
+            ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "--", "dressage", "dpo", "--resume", "my run"],
+        ),
+        (TRAINED | {"inputs": ["prompts"]}, ["Training(..., resume=True)", "in", "Python"]),
+        (TRAINED | {"algorithm": "MyRun"}, None),
+        (TRAINED | {"trainer": "verl"}, None),
+        ({"dressage": "1.0"}, None),
+        (None, None),
+    ],
+)
+def test_what_continues_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, info: dict[str, Any] | None, expected: list[str] | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("my run")
+    folder.mkdir()
+    if info is not None:
+        write_run(folder, info)
+    way = continuation(folder)
+    if expected is None:
+        assert way is None
+    elif expected[-1] == "Python":
+        assert way == " ".join(expected)
+    else:
+        assert way is not None
+        program, *words = shlex.split(way)
+        assert [Path(program).name, *words] == expected
+
+
+def test_the_launcher_of_several_processes_can_be_pasted() -> None:
+    line = command_line("--version", processes=2)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0 and [text.split()[0] for text in done.stdout.splitlines()] == ["dressage"] * 2
+
+
+def noted(error: BaseException) -> BaseException:
+    error.add_note("continue with: the run's command")
+    return error
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "way"),
+    [
+        (["ppo", "a b.toml"], noted(StoppedError("why")), "the run's command"),
+        (["ppo", "a b.toml"], noted(KeyboardInterrupt()), "the run's command"),
+        (["ppo", "a b.toml"], noted(TerminatedError()), "the run's command"),
+        (["ppo", "a b.toml"], noted(OSError(errno.ENOSPC, "full")), "the run's command"),
+        (["ppo", "a b.toml"], KeyboardInterrupt(), None),
+        (["ppo", "a b.toml"], TerminatedError(), None),
+        (["ppo", "a b.toml"], FULL, None),
+        (["ppo", "a b.toml"], UserError("why"), None),
+        (["align", "a b.toml"], noted(StoppedError("why")), "dressage align 'a b.toml'"),
+        (["align", "a b.toml"], KeyboardInterrupt(), "dressage align 'a b.toml'"),
+        (["align", "a b.toml"], TerminatedError(), "dressage align 'a b.toml'"),
+        (["align", "a b.toml"], FULL, "dressage align 'a b.toml'"),
+        (["align", "a b.toml"], UserError("why"), None),
+        (["demo"], noted(StoppedError("why")), None),
+        (["demo"], noted(KeyboardInterrupt()), None),
+        (["show", "run"], KeyboardInterrupt(), None),
+    ],
+    ids=repr,
+)
+def test_the_way_on_stands_at_the_end_of_the_line(
+    command: list[str],
+    error: BaseException,
+    way: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def app() -> None:
+        """Ends as Typer's does."""
+        try:
+            raise error
+        except KeyboardInterrupt as interrupt:
+            raise SystemExit(130) from interrupt
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(sys, "argv", ["dressage", *command])
+    with pytest.raises(SystemExit):
+        cli.main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("dressage: ")
+    found = line.partition("; continue with: ")[2]
+    assert found.endswith(way) if way else "continue" not in line

@@ -1,0 +1,86 @@
+"""Whoever calls a command from Python has its own handlers of signals afterwards."""
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_helpers import RECIPE, write_recipe
+
+from dressage import cli
+from dressage.handlers import handling
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def ours(number: int, frame: object) -> None:
+    raise AssertionError("nobody sends a signal")
+
+
+@pytest.fixture
+def mine() -> Iterator[None]:
+    before = {number: signal.signal(number, ours) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+COMMANDS = {
+    "that succeeds": (["--version"], 0),
+    "that finds a mistake": (["show", "nowhere"], 2),
+    "that trains": (["ppo", "recipe.toml"], 0),
+    "that follows files": (["import", "in.jsonl", "imported", "--follow", "--until-idle", "0"], 0),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_leaves_the_handlers_as_they_were(
+    tmp_path: Path, name: str, mine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, code = COMMANDS[name]
+    write_recipe(tmp_path, RECIPE)
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "p", "response": "r", "reward": 0.5, "step": 0}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dressage", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == code
+    assert [signal.getsignal(number) for number in SIGNALS] == [ours, ours]
+
+
+def test_a_command_that_sigterm_ends_leaves_the_handlers_as_they_were(
+    mine: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "app", lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 143 and capsys.readouterr().err.startswith("dressage: interrupted by SIGTERM")
+    assert [signal.getsignal(number) for number in SIGNALS] == [ours, ours]
+
+
+def test_handlers_are_put_back_one_within_the_other_and_after_an_error(mine: None) -> None:
+    seen = []
+    with pytest.raises(KeyError), handling(lambda *_: seen.append("outer"), *SIGNALS):
+        with handling(lambda *_: seen.append("inner"), signal.SIGTERM):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        raise KeyError
+    assert seen == ["inner", "outer", "outer"]
+    assert [signal.getsignal(number) for number in SIGNALS] == [ours, ours]
+
+
+def test_another_thread_changes_nothing(mine: None) -> None:
+    seen = []
+
+    def work() -> None:
+        with handling(lambda *_: None, *SIGNALS):
+            seen.extend(signal.getsignal(number) for number in SIGNALS)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [ours, ours]

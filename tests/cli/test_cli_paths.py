@@ -1,0 +1,132 @@
+"""Paths that cannot be written or read, and files that must not grow: one plain line, and nothing left behind."""
+
+import ctypes
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_helpers import dressage, fresh
+
+import dressage as package
+from dressage.record import Recorder, write_run
+
+
+@pytest.fixture(scope="module")
+def read_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system that is mounted read-only, which root cannot write either."""
+    place = tmp_path_factory.mktemp("read-only")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"none", str(place).encode(), b"tmpfs", 1, None):  # 1 = MS_RDONLY
+        pytest.skip("this process may not mount file systems")
+    yield place
+    libc.umount2(str(place).encode(), 2)  # 2 = MNT_DETACH: also while another process is in it
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = fresh(tmp_path / "here")
+    (folder / "responses.jsonl").write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
+    (folder / "dangling").symlink_to("nowhere/at/all")
+    write_run(folder / "old", {"algorithm": "ppo"})
+    with Recorder(folder / "old", attempt=0) as recorder:
+        recorder.metrics(0, {"loss": 1.0})
+    return folder
+
+
+MAP = ["--map", "prompt=prompt", "--map", "response=response"]
+COMMANDS = {
+    "train": ["ppo", "recipe.toml", "--run", "{path}"],
+    "demo": ["demo", "--run", "{path}", "--model.path", "tiny"],
+    "import": ["import", "responses.jsonl", "{path}", *MAP],
+    "import and follow": ["import", "responses.jsonl", "{path}", *MAP, "--follow", "--until-idle", "0.1"],
+    "export": ["export", "old", "{path}"],
+    "score": ["score", "responses.jsonl", "--rewards", "lowercase", "--out", "{path}.jsonl"],
+    "generate": ["generate", "tiny", "--prompt", "A", "--out", "{path}.jsonl"],
+    "compare": ["compare", "tiny", "other", "--prompts", "prompts.txt", "--out", "{path}"],
+    "evaluate": ["evaluate", "tiny", "--text.path", "prompts.txt", "--out", "{path}.json"],
+    "doctor": ["doctor", "old", "--html", "{path}"],
+}
+PLACES = {
+    "below a file": ("recipe.toml/new", "recipe.toml"),
+    "a name that is too long": ("n" * 300, "File name too long"),
+    "a path that is too long": ("/".join(["n" * 100] * 50), "File name too long"),
+    "below a link to nothing": ("dangling/new", "dangling"),
+    "where no file can be": ("/proc/new", "/proc/new"),
+}
+
+
+def refused(folder: Path, command: str, path: str, part: str) -> None:
+    before = sorted(str(one) for one in folder.rglob("*") if one.name not in (".out", ".err", ".operations"))
+    done = dressage(folder, *(word.format(path=path) for word in COMMANDS[command]))
+    assert done.code == 2, done
+    assert done.err.startswith("dressage: ") and len(done.err.splitlines()) == 1, done.err
+    assert part in done.err
+    after = sorted(str(one) for one in folder.rglob("*") if one.name not in (".out", ".err", ".operations"))
+    assert after == before
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_places_that_cannot_be_written(folder: Path, command: str, place: str) -> None:
+    refused(folder, command, *PLACES[place])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_read_only_file_system(folder: Path, read_only: Path, command: str) -> None:
+    refused(folder, command, f"{read_only}/runs/new", "Read-only file system")
+
+
+READING = {
+    "a recipe": ["ppo", "{path}"],
+    "data": ["ppo", "recipe.toml", "--data.path", "{path}"],
+    "a model": ["ppo", "recipe.toml", "--model.path", "{path}"],
+    "a reward": ["ppo", "recipe.toml", "--rewards", '[{{use = "{path}.py:f"}}]'],
+    "a reward model": ["ppo", "recipe.toml", "--rewards", '[{{use = "classifier", options = {{path = "{path}"}}}}]'],
+    "a run to resume": ["ppo", "--resume", "{path}"],
+    "a run": ["show", "{path}"],
+    "a run to compact": ["compact", "{path}"],
+    "a run to diagnose": ["doctor", "{path}"],
+    "rules": ["doctor", "old", "--rules", "{path}"],
+    "a source": ["import", "{path}", "new"],
+    "responses": ["score", "{path}", "--rewards", "lowercase"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["recipe.toml/inside", "n" * 300, "./dangling", "old/record"])
+@pytest.mark.parametrize("what", READING)
+def test_places_that_cannot_be_read(folder: Path, what: str, path: str) -> None:
+    done = dressage(folder, *(word.format(path=path) for word in READING[what]))
+    assert done.code == 2, done
+    assert done.err.startswith("dressage: ") and len(done.err.splitlines()) <= 2, done.err
+    assert not (folder / "run").exists() and not (folder / "new").exists()
+
+
+def limited(folder: Path, size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command whose files may not become larger than so many bytes."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
+    code = f"import sys; {limit}; sys.argv = {['dressage', *arguments]!r}; from dressage.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+
+
+def test_a_limit_on_the_size_of_files_is_like_a_full_disk(folder: Path) -> None:
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    done = limited(folder, 2_000, "ppo", "recipe.toml", "--checkpoint.every", "1")
+    assert done.returncode == 2, done
+    assert done.stderr.splitlines()[-1].startswith("dressage: the limit on the size of a file is reached"), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "run").exists()  # no step was done
+    whole = dressage(folder, "ppo", "recipe.toml")
+    assert whole.code == 0, whole.err
+    size = max(path.stat().st_size for path in (folder / "run" / "model").iterdir())
+    assert package.open(folder / "run").rows().num_rows == 8
+    done = limited(folder, size // 2, "ppo", "recipe.toml", "--run", "again")
+    assert done.returncode == 2 and "the limit on the size of a file is reached" in done.stderr, done.stderr
+    assert "--resume" in done.stderr
+    os.chdir(folder)
+    done = dressage(folder, "ppo", "--resume", "again")
+    assert done.code == 0, done.err

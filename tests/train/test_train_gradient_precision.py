@@ -1,0 +1,54 @@
+"""Gradients of weights in bfloat16 are added up in float32, over micro-batches and over processes."""
+
+import json
+from pathlib import Path
+
+import torch
+from test_train_processes import HERE, torchrun
+from torch import Tensor
+from train_helpers import rollouts
+
+from dressage.algorithms.raft import RAFT
+from dressage.models.load import prepare
+from dressage.models.policy import Policy
+from dressage.models.tiny import tiny_model
+from dressage.train.optimizer import Optimizer
+from dressage.train.processes import Processes
+from dressage.train.settings import OptimizerSettings, UpdateSettings
+from dressage.train.update import Learner, Place, update
+
+ROWS = 128
+
+
+def test_the_sum_of_many_micro_batches_is_that_of_float64() -> None:
+    responses = [[40 + row % 7, 60 + row % 11, 90 + row % 13][: 1 + row % 3] for row in range(ROWS)]
+    batch = rollouts([[70 + row % 17, 100 + row % 5] for row in range(ROWS)], responses)
+    batch = batch.with_columns(advantage=batch["mask"])
+    policy = Policy(prepare(tiny_model(dtype=torch.bfloat16)))
+    optimizer = Optimizer(policy, OptimizerSettings())
+    weights = list(policy.parameters())
+    sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
+    for row in batch.split(1):
+        gradients = torch.autograd.grad(-policy(row).logprob.sum() / batch["mask"].sum(), weights)
+        for total, gradient in zip(sums, gradients, strict=True):
+            total += gradient.double()
+    once = UpdateSettings(epochs=1, micro_batch_size=1, max_grad_norm=None)
+    learner = Learner(policy, optimizer, RAFT(), Processes("cpu"))
+    (seen,) = update(learner, batch, once, Place(0, 0, 1e-9))
+    state = optimizer.state()
+    averages = [state[f"exp_avg.{name}"].double() / (1 - 0.9) for name in optimizer.parameters]
+    assert error(averages, sums) < 1e-6
+    norm = sum(float((total**2).sum()) for total in sums) ** 0.5
+    assert abs(seen["optim/grad_norm"] / norm - 1) < 1e-5
+
+
+def error(seen: list[Tensor], expected: list[Tensor]) -> float:
+    """The length of the difference over the length of what is expected."""
+    differences = sum(float(((a - b) ** 2).sum()) for a, b in zip(seen, expected, strict=True))
+    return float((differences / sum(float((b**2).sum()) for b in expected)) ** 0.5)
+
+
+def test_the_sum_over_processes_is_in_float32(tmp_path: Path) -> None:
+    done = torchrun(str(HERE / "two_gradients.py"), "gradients.json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "gradients.json").read_text()) == [[257.0, 257.0], [513.0, 513.0]]

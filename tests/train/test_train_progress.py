@@ -1,0 +1,24 @@
+"""What is shown while a run trains."""
+
+import pytest
+from rich.text import Text
+
+from dressage.train.progress import Progress
+
+
+def test_the_live_lines_fit_80_columns_without_losing_a_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes what it writes to for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    metrics = {
+        "reward/mean": -0.1469, "kl/objective": 12.345, "kl/coef": 0.07, "policy/entropy": 3.394,
+        "length/response_mean": 128.25, "tokens_per_second": 12044.0, "time/total": 2.0,
+    }  # fmt: skip
+    with Progress(steps=20, done=0, notes=[], quiet=False) as progress:
+        progress.report(0, metrics)
+    *_, bar, numbers = Text.from_ansi(capsys.readouterr().out).plain.rstrip().splitlines()
+    assert " 1 of 20 steps done " in f" {bar.strip()} " and " left " in bar and "…" not in bar
+    assert numbers.strip() == "reward -0.147  KL 12.35  β 0.070  entropy 3.39  length 128.2  tokens/s 12044"
+    assert max(len(bar), len(numbers)) <= 80

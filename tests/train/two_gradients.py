@@ -1,0 +1,31 @@
+"""Started by torchrun: gradients of two processes, added up and written to the file named by the argument."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dressage.train.optimizer import Optimizer
+from dressage.train.processes import Processes
+from dressage.train.settings import OptimizerSettings
+
+
+def main(file: Path) -> None:
+    processes = Processes("cpu")
+    module = nn.Linear(1, 2, dtype=torch.bfloat16)
+    Optimizer(module, OptimizerSettings())
+    # 256 and 1 are numbers of bfloat16, 257 and 513 are not; only the first process has seen the bias.
+    module.weight.sum().mul([256.0, 1.0][processes.rank]).backward()
+    if processes.rank == 0:
+        for gradient in (256.0, 1.0, 256.0):
+            module.bias.sum().mul(gradient).backward()
+    processes.sum_gradients(module)
+    gradients = (module.weight.grad, module.bias.grad)
+    if processes.is_main:
+        file.write_text(json.dumps([gradient.flatten().tolist() for gradient in gradients if gradient is not None]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
