@@ -247,7 +247,7 @@ def test_sigterm_before_anything_is_begun_leaves_nothing_held(here: Path) -> Non
 def test_ctrl_c_before_anything_is_begun_is_one_line(here: Path) -> None:
     (here / "rewards.py").write_text(LOADING)
     terminal = Terminal(here, "ppo", "recipe.toml")
-    terminal.wait_for_text("loaded")
+    terminal.wait_for_text("loaded\r\n")
     terminal.press_ctrl_c()
     assert terminal.end() == 130 and terminal.said.split() == ["loaded", "^Cdressage:", "interrupted"]
     assert not (here / "run").exists()

@@ -1,9 +1,8 @@
 import os
-import socket
+import re
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,25 +21,26 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """An S3-compatible server, in a process of its own."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An S3-compatible server, in a process of its own, at a port that it takes itself."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stderr=-3, stdout=-3
-    )
-    settings = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-    settings |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+    log = tmp_path_factory.mktemp("server") / "log"
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     before = dict(os.environ)
-    os.environ.update(settings)
     try:
-        _wait_for(process, port)
+        settings = {"AWS_ENDPOINT_URL": _address(process, log), "AWS_DEFAULT_REGION": "us-east-1"}
+        settings |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_EC2_METADATA_DISABLED": "true"}
+        os.environ.update(settings)
         import s3fs
 
-        s3fs.S3FileSystem().mkdir("bucket")
+        s3fs.S3FileSystem.clear_instance_cache()  # one made earlier keeps the address of its own server
+        try:
+            s3fs.S3FileSystem().mkdir("bucket")
+        except OSError as error:
+            raise AssertionError(f"exit code {process.poll()}: {log.read_text()}") from error
         yield "s3://bucket"
     finally:
         os.environ.clear()
@@ -49,13 +49,12 @@ def server() -> Iterator[str]:
         process.wait(60)
 
 
-def _wait_for(process: "subprocess.Popen[bytes]", port: int) -> None:
-    """Waits until the server answers as itself: meanwhile others may listen on its port."""
-    for _ in range(600):
-        assert process.poll() is None, "the server has not started"
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/data.json", timeout=10):
-                return
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError("the server has not started")
+def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    """Waits until the server says where it listens."""
+    for _ in range(1200):
+        said = re.search(r"Running on (http://\S+)\n", log.read_text())
+        if said:
+            return said.group(1)
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.1)
+    raise AssertionError(f"the server has not started: {log.read_text()}")
