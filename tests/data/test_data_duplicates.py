@@ -57,6 +57,6 @@ def test_the_report_is_printed_as_it_is():
     print_duplicates(duplicates([Prompt("[red]x"), Prompt("[red]x")], [Prompt("y" * 101)]), console)
     printed = console.export_text()
     assert "2 rows, 1 held out" in printed
-    assert "1 rows repeat an earlier row" in printed
+    assert "rows that repeat an earlier row: 1" in printed
     assert "row 2, as in row 1: [red]x" in printed
-    assert "0 held-out rows are rows that are trained on" in printed
+    assert "held-out rows that are trained on: 0" in printed

@@ -135,7 +135,7 @@ def test_a_run_cannot_be_shorter_than_it_is(tmp_path: Path) -> None:
 def test_a_run_is_not_resumed_into_another_folder(tmp_path: Path) -> None:
     Training(settings(tmp_path / "run", data__path=str(written(tmp_path)), rewards=[{"use": "lowercase"}])).run(quiet)
     assert settings_of(tmp_path / "run", "ppo", ["--run", str(tmp_path / "run")]).run == tmp_path / "run"
-    with pytest.raises(UserError, match=r"--resume goes on in .*run: leave out --run"):
+    with pytest.raises(UserError, match=r"--resume goes on in .*run; leave out --run.*dressage ppo --resume .*run$"):
         settings_of(tmp_path / "run", "ppo", ["--run", "other"])
 
 

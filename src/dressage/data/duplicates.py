@@ -55,9 +55,9 @@ def duplicates(
         len(said),
         len(apart),
         (
-            _found("rows repeat an earlier row", _repeats(said), show),
-            _found("held-out rows are rows that are trained on", _matches(apart, said), show),
-            _found("held-out prompts are trained on", _matches([one[:1] for one in apart], asked), show),
+            _found("rows that repeat an earlier row", _repeats(said), show),
+            _found("held-out rows that are trained on", _matches(apart, said), show),
+            _found("held-out prompts that are trained on", _matches([one[:1] for one in apart], asked), show),
         ),
     )
 
@@ -66,7 +66,7 @@ def print_duplicates(report: Duplicates, console: Console) -> None:
     """Print the counts and the first examples."""
     console.print(f"{report.rows:,} rows, {report.held_out:,} held out")
     for found in report.found:
-        console.print(f"[bold]{found.count:,}[/] {found.what}")
+        console.print(f"{found.what}: [bold]{found.count:,}[/]")
         for row, of, text in found.examples:
             short = text if len(text) <= 100 else text[:100] + "…"
             console.print(f"  row {row}, as in row {of}: {escape(visible(short))}", highlight=False)

@@ -60,7 +60,8 @@ def settings_of(folder: Path, algorithm: str, flags: Sequence[str]) -> RolloutRu
     _check_algorithm(info, folder, algorithm)
     values = overlaid(copy.deepcopy(info["config"]), flags)
     if values["run"] != info["config"]["run"]:
-        raise UserError(f"--resume goes on in {folder}: leave out --run, or copy the folder and resume the copy")
+        way = command_line(algorithm, "--resume", folder)
+        raise UserError(f"--resume goes on in {folder}; leave out --run, or copy the folder and resume the copy: {way}")
     values["run"] = folder
     source = "the flags" if flags else f"{folder}/run.json"
     return check(ALGORITHMS[algorithm].settings, values, source)  # type: ignore[no-any-return]

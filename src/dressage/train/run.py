@@ -231,7 +231,8 @@ class Training:
         trainer = self.trainer
         notes = [*self._remarks, *trainer.notes()]
         if trainer.next_step >= trainer.steps:
-            notes.append(f"{self.settings.run} is complete: all its steps are done ({trainer.steps})")
+            done = f"{self.settings.run} is complete: all its steps are done ({trainer.steps})"
+            notes.append(f"{done}; to train longer, resume it with a larger number of steps")
         return notes
 
     def _open_folder(self) -> None:

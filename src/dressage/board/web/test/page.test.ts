@@ -50,6 +50,9 @@ test("the browser's first language that the page speaks", () => {
 
 test("values go where the blanks are, whatever they contain", () => {
   assert.equal(translate(en, "rolloutCount", { count: "$&" }), "$& rollouts");
+  assert.equal(translate(en, "rolloutCount", { count: "1" }), "1 rollout");
+  assert.equal(translate(en, "rolloutCount", { count: 21 }), "21 rollouts");
+  assert.equal(translate(en, "beyondLimits", { count: 1 }).slice(0, 12), "1 token lies");
 });
 
 test("SVG text cannot leave its element", () => {
