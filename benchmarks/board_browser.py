@@ -22,7 +22,7 @@ from generate_record import Plan, add_arguments, generate, plan_in, plan_of
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-STATIC = Path(__file__).parents[1] / "src/dressage/board/static"
+STATIC = Path(__file__).parents[1] / "src/cavesson/board/static"
 COLUMNS = ["reward", "k1", "length", "entropy", "repetition", "gap", "log_ratio_max", "value_error", "part/helpful"]
 WORDS = ["sta", "tion", "#", "ver", "音", "ăn", "сто", "ment", "inging", "🙂", "xyzzy", "бле", "的", "pro", "ous"]
 PHRASES = ["con de", "pro ex", "ing al", "er. ", "!!", "了。", "núi biển", "ly fo ca"]

@@ -1,4 +1,4 @@
-"""The same work without Dressage: PyTorch and transformers doing what no PPO can leave out, and nothing else.
+"""The same work without Cavesson: PyTorch and transformers doing what no PPO can leave out, and nothing else.
 
 Each model passes over the data as seldom as possible: the policy once to sample and once with gradients (those
 log-probabilities are the old ones as well), the critic once with gradients, reference and reward model once without.

@@ -16,15 +16,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import dressage
+import cavesson
 from benchmarks.faults.case import Case
-from dressage.doctor.data import RunData
-from dressage.doctor.diagnosis import Finding, diagnose
-from dressage.doctor.finding import Reading
-from dressage.doctor.report.chart import drawn
-from dressage.doctor.rule import Rule
-from dressage.doctor.rules import RULES
-from dressage.doctor.words import language, number
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import Finding, diagnose
+from cavesson.doctor.finding import Reading
+from cavesson.doctor.report.chart import drawn
+from cavesson.doctor.rule import Rule
+from cavesson.doctor.rules import RULES
+from cavesson.doctor.words import language, number
 
 FOLDER = Path(__file__).parents[1] / "docs" / "diagnosis"
 STYLE = """text{fill:#6b737b;font:11px sans-serif}.end{text-anchor:end}.middle{text-anchor:middle}
@@ -111,7 +111,7 @@ def index(prose: dict[str, Any]) -> str:
     """Returns the page that leads to the others."""
     parts = [
         "# What goes wrong in RLHF, by what one sees",
-        "Every finding of [`dressage doctor`](../doctor.md) has a page: how it looks, what it comes from, what to "
+        "Every finding of [`cavesson doctor`](../doctor.md) has a page: how it looks, what it comes from, what to "
         "change, and what resembles it. The pictures are of small runs in which a fault was planted "
         "([benchmarks/faults](../../benchmarks/faults)): the green band is healthy, the red line is where it began.",
     ]
@@ -136,7 +136,7 @@ def draw(runs: Path) -> dict[str, Any]:
         case = Case(**json.loads(file.read_text("utf-8")))
         if case.part != "calibration" or not case.faults:
             continue
-        for finding in diagnose(RunData(dressage.open(file.parent)), RULES).findings:
+        for finding in diagnose(RunData(cavesson.open(file.parent)), RULES).findings:
             best, worth = shown.get(finding.rule.name), _worth(finding, case)
             if worth is not None and (best is None or worth < best[0]):
                 shown[finding.rule.name] = worth, case, finding.reading

@@ -42,9 +42,9 @@ def main() -> None:
     run = str(given.run)
     with TemporaryDirectory() as folder:
         ways = {
-            "dressage doctor": ("dressage", "doctor", run),
-            "dressage doctor --html": ("dressage", "doctor", run, "--html", f"{folder}/page.html"),
-            "look": ("dressage.doctor.look", run, f"{folder}/findings.json", "", str(os.getpid())),
+            "cavesson doctor": ("cavesson", "doctor", run),
+            "cavesson doctor --html": ("cavesson", "doctor", run, "--html", f"{folder}/page.html"),
+            "look": ("cavesson.doctor.look", run, f"{folder}/findings.json", "", str(os.getpid())),
         }
         for name, (module, *arguments) in ways.items():
             measured(module, *arguments)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dressage.record import Recorder, begin_attempt, write_run, write_vocabulary
+from cavesson.record import Recorder, begin_attempt, write_run, write_vocabulary
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

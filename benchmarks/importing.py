@@ -38,7 +38,7 @@ def write(path: Path, megabytes: int) -> int:
 
 def measure(source: Path, run: Path) -> None:
     """Import and print seconds, MB/s, processor time and the peak memory of this process and of the largest other."""
-    from dressage.importers import import_run
+    from cavesson.importers import import_run
 
     start, cpu = time.perf_counter(), cpu_seconds()
     report = import_run(source, run)
@@ -60,11 +60,11 @@ def stages(source: Path, run: Path) -> None:
     """Print the processor milliseconds per MB of each stage in one process, the least over the parts of a file."""
     import orjson
 
-    from dressage.importers.batch import Batch
-    from dressage.importers.importing import AT_ONCE
-    from dressage.importers.processes import prepare
-    from dressage.importers.reading import File
-    from dressage.importers.rl_logging_board import FORMAT
+    from cavesson.importers.batch import Batch
+    from cavesson.importers.importing import AT_ONCE
+    from cavesson.importers.processes import prepare
+    from cavesson.importers.reading import File
+    from cavesson.importers.rl_logging_board import FORMAT
 
     prepare()
     batch = Batch(run, FORMAT)

@@ -1,4 +1,4 @@
-"""Matrix products of `dressage.ops.linear` against PyTorch's, in float32 at the shapes of SmolLM2-135M.
+"""Matrix products of `cavesson.ops.linear` against PyTorch's, in float32 at the shapes of SmolLM2-135M.
 
 Times are of all products of one pass: forward, gradient of the input, gradient of the weight.
 """
@@ -12,7 +12,7 @@ import work
 from torch import Tensor
 from torch.nn import functional
 
-from dressage.ops.linear import linear
+from cavesson.ops.linear import linear
 
 ROUNDS = 5
 LAYER = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))

@@ -1,4 +1,4 @@
-"""How well `dressage check` predicts the peak memory of a run: full training and LoRA, several lengths and algorithms.
+"""How well `cavesson check` predicts the peak memory of a run: full training and LoRA, several lengths and algorithms.
 
 Every case is predicted in one process and trained, two steps, in another; both are fresh. On CPU the peak is VmHWM, the
 most that was resident, libraries included. "own" is the same without what was resident after the same run of next to
@@ -51,7 +51,7 @@ def make_model(folder: Path, hidden: int = 512, layers: int = 8, vocabulary: int
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from dressage.models.tiny import tiny_tokenizer
+    from cavesson.models.tiny import tiny_tokenizer
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -94,11 +94,11 @@ def _row(command: str, length: int, number: int) -> dict[str, str]:
 
 
 def predict(case: dict[str, Any]) -> dict[str, float]:
-    """The prediction, as `dressage check` makes it."""
-    from dressage.algorithms import ALGORITHMS
-    from dressage.check.recipe import Planned
-    from dressage.check.run import memory_only
-    from dressage.config import check
+    """The prediction, as `cavesson check` makes it."""
+    from cavesson.algorithms import ALGORITHMS
+    from cavesson.check.recipe import Planned
+    from cavesson.check.run import memory_only
+    from cavesson.config import check
 
     settings = check(ALGORITHMS[case["command"]].settings, case["settings"], "the case")
     report = memory_only(Planned("case", case["command"], settings, (), False))
@@ -119,9 +119,9 @@ def measure(case: dict[str, Any]) -> dict[str, float]:
 
 def _train(case: dict[str, Any]) -> str:
     """Train two steps; says on which kind of device."""
-    from dressage.algorithms import ALGORITHMS
-    from dressage.config import check
-    from dressage.train.run import Training
+    from cavesson.algorithms import ALGORITHMS
+    from cavesson.config import check
+    from cavesson.train.run import Training
 
     training = Training(check(ALGORITHMS[case["command"]].settings, case["settings"], "the case"))
     training.run(lambda _step, _metrics: None)

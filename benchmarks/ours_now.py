@@ -1,4 +1,4 @@
-"""Dressage's SFT, reward model and GRPO on the work of work.py and examples.py, with everything on that a user has."""
+"""Cavesson's SFT, reward model and GRPO on the work of work.py and examples.py, with everything on that a user has."""
 
 import json
 from argparse import Namespace
@@ -11,10 +11,10 @@ import examples
 import work
 from transformers import AutoConfig
 
-from dressage import Training, UserError
-from dressage.algorithms.grpo import GRPORun
-from dressage.algorithms.reward_model import RewardModelRun
-from dressage.algorithms.sft import SFTRun
+from cavesson import Training, UserError
+from cavesson.algorithms.grpo import GRPORun
+from cavesson.algorithms.reward_model import RewardModelRun
+from cavesson.algorithms.sft import SFTRun
 
 GROUP = 8
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-import dressage
-from dressage.record import Recorder, Run, begin_attempt, compact, write_run
-from dressage.record.schema import TOKEN_COLUMNS
+import cavesson
+from cavesson.record import Recorder, Run, begin_attempt, compact, write_run
+from cavesson.record.schema import TOKEN_COLUMNS
 
 FIVE = ("token_id", "logprob", "ref_logprob", "value", "token_reward")
 """Columns that are to take at most 12 bytes per token together."""
@@ -75,11 +75,11 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, help="draw so many instead of taking the run's own")
     parser.add_argument("--batch", type=int, default=64, help="rollouts per step")
     given = parser.parse_args()
-    rows, tokens = padded(dressage.open(given.run), np.random.default_rng(0), given.rollouts)
+    rows, tokens = padded(cavesson.open(given.run), np.random.default_rng(0), given.rollouts)
     count = int(tokens["mask"].sum())
     with TemporaryDirectory() as name:
         seconds = write(Path(name), rows, tokens, given.batch)
-        run = dressage.open(name)
+        run = cavesson.open(name)
         numbers: dict[str, Any] = {"record": "as written", "tokens": count, "seconds": seconds, **sizes(run, count)}
         print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in numbers.items()}))
         started = time.process_time()

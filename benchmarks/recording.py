@@ -12,10 +12,10 @@ from typing import Any
 
 import work
 
-from dressage import PPORun, Recorder, Training
-from dressage.config import load
-from dressage.demo.openings import TRAINING
-from dressage.demo.run import RECIPE
+from cavesson import PPORun, Recorder, Training
+from cavesson.config import load
+from cavesson.demo.openings import TRAINING
+from cavesson.demo.run import RECIPE
 
 
 class TimedRecorder(Recorder):

@@ -73,7 +73,7 @@ COMPARED = (
     _grpo("tiny", 16, "grpo", 2.0),
 )
 RECORDED = {"smol": ("smol", "32", "2"), "tiny": ("tiny", "64", "20")}
-"""model, batch and steps of recording.py; "tiny" without a folder is Dressage's own 0.3 million parameters"""
+"""model, batch and steps of recording.py; "tiny" without a folder is Cavesson's own 0.3 million parameters"""
 
 
 def measure(python: Path | str, script: str, *arguments: str) -> Numbers:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-jaxtyping.install_import_hook("dressage.ops", "beartype.beartype")
+jaxtyping.install_import_hook("cavesson.ops", "beartype.beartype")
 
 # Several test processes share the cores.
 torch.set_num_threads(1)
@@ -50,7 +50,7 @@ def handlers() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
     """One token per byte; token 0 ends a response, token 1 pads."""
-    from dressage.models.tiny import tiny_tokenizer
+    from cavesson.models.tiny import tiny_tokenizer
 
     return tiny_tokenizer()
 

@@ -134,7 +134,7 @@ def imports(found: Figures) -> str:
         if (extra := _news(one, own[one.case]))
     ]
     return f"""What other trainers would have left of held-out runs (one per fault, every healthy one, seed
-{CALIBRATION_SEEDS.stop}), written as they write it and imported with `dressage import`:
+{CALIBRATION_SEEDS.stop}), written as they write it and imported with `cavesson import`:
 RL Logging Board's lines with log-probabilities, reference, values and token rewards;
 verl's `rollout_data_dir`; the Parquet files of TRL's `log_completions`, which its GRPO and RLOO write, so that there is
 no PPO among them. Neither settings nor metrics come along, and of verl and TRL no tokens. *Can be seen* are the faults

@@ -5,9 +5,9 @@ from typing import Any
 
 from benchmarks.faults import chinese, world
 from benchmarks.faults.setup import LEARNING_RATE, Setup
-from dressage.train.evaluate import evaluate
-from dressage.train.online import RolloutTrainer
-from dressage.train.run import Training
+from cavesson.train.evaluate import evaluate
+from cavesson.train.online import RolloutTrainer
+from cavesson.train.run import Training
 
 Plain = Callable[[Setup], None]
 

@@ -12,15 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import dressage
+import cavesson
 from benchmarks.faults.case import CALIBRATION_SEEDS, Case
 from benchmarks.faults.fault import ONLINE
 from benchmarks.faults.planted import FAULTS
 from benchmarks.faults.results import Result, case_of, said_of
-from dressage.exporters import EXPORTERS
-from dressage.importers import import_run
-from dressage.importers.rollout import to_json
-from dressage.record import Run
+from cavesson.exporters import EXPORTERS
+from cavesson.importers import import_run
+from cavesson.importers.rollout import to_json
+from cavesson.record import Run
 
 COLUMNS = ("step", "sample", "split", "prompt", "response", "ground_truth", "reward", "reward_parts")
 
@@ -30,7 +30,7 @@ def write_verl(folder: Path, out: Path) -> None:
 
     ``reward_extra_info`` is what the reward function returned beside the score: its parts, where there are several.
     """
-    for step, rows in _steps(dressage.open(folder)):
+    for step, rows in _steps(cavesson.open(folder)):
         with (out / f"{step + 1}.jsonl").open("w", encoding="utf-8") as file:
             for row in rows:
                 line = {"input": row["prompt"], "output": row["response"], "gts": row["ground_truth"]}
@@ -44,7 +44,7 @@ def write_trl(folder: Path, out: Path) -> None:
 
     The rewards are those of each function, without weights; the advantage is one number per response.
     """
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     advantage = _advantages(run)
     (out / "completions").mkdir()
     for step, rows in _steps(run):
@@ -112,4 +112,4 @@ def _imported(folder: Path, case: Case, name: str) -> Result:
         out.mkdir()
         WRITERS[name](folder, out)
         import_run(out, run, name)
-        return said_of(dressage.open(run), case)
+        return said_of(cavesson.open(run), case)

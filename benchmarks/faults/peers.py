@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import dressage
+import cavesson
 from benchmarks.faults.results import Result, accepted_of
-from dressage.doctor.rules import RULES
-from dressage.record import Run
+from cavesson.doctor.rules import RULES
+from cavesson.record import Run
 
 TEXT = Path(__file__).with_suffix(".md")
 """What they are, what they are given and how it is counted."""
@@ -195,7 +195,7 @@ def ask(python: Path, folders: Sequence[Path]) -> list[dict[str, Said]]:
     with TemporaryDirectory() as place:
         files = [Path(place, f"{folder.name}.json") for folder in folders]
         for folder, file in zip(folders, files, strict=True):
-            file.write_text(json.dumps(logs_of(dressage.open(folder))), encoding="utf-8")
+            file.write_text(json.dumps(logs_of(cavesson.open(folder))), encoding="utf-8")
         lines = subprocess.run([python, ASK, *files], capture_output=True, text=True, check=True).stdout.splitlines()
     return [{name: Said(**said) for name, said in json.loads(line).items()} for line in lines]
 

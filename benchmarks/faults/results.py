@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import dressage
+import cavesson
 from benchmarks.faults.case import Case
 from benchmarks.faults.planted import FAULTS
-from dressage.doctor.data import RunData
-from dressage.doctor.diagnosis import Diagnosis, diagnose
-from dressage.doctor.rule import KINDS
-from dressage.doctor.rules import RULES
-from dressage.record import Run
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import Diagnosis, diagnose
+from cavesson.doctor.rule import KINDS
+from cavesson.doctor.rules import RULES
+from cavesson.record import Run
 
 SCALARS = frozenset(["info", "steps"])
 """What is left where only scalars are recorded."""
@@ -127,7 +127,7 @@ def result_of(folder: Path, early: bool = False) -> tuple[Result, Result]:
     case = case_of(folder)
     if not (folder / "run.json").exists():
         return Result(case), Result(case)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     found = said_of(run, case)
     if early and any(found.right):
         found = replace(found, caught=_caught(run, case, found.steps))

@@ -14,14 +14,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.faults import world
-from dressage.algorithms.grpo import GRPORun
-from dressage.algorithms.ppo import PPORun
-from dressage.algorithms.rloo import RLOORun
-from dressage.models.policy import Policy
-from dressage.record import compact
-from dressage.record.storage import storage
-from dressage.rewards.base import RewardFunction
-from dressage.train.run import Training
+from cavesson.algorithms.grpo import GRPORun
+from cavesson.algorithms.ppo import PPORun
+from cavesson.algorithms.rloo import RLOORun
+from cavesson.models.policy import Policy
+from cavesson.record import compact
+from cavesson.record.storage import storage
+from cavesson.rewards.base import RewardFunction
+from cavesson.train.run import Training
 
 RUNS = {"ppo": PPORun, "grpo": GRPORun, "rloo": RLOORun}
 LEARNING_RATE = 6e-4
@@ -138,10 +138,10 @@ def _steps(training: Training, setup: Setup) -> Iterator[None]:
 
 def _leave_gold(setup: Setup, folder: Path) -> None:
     """Writes the mean true reward of each step: what the run was really for."""
-    import dressage
+    import cavesson
 
     by_step: dict[int, list[float]] = {}
-    for row in dressage.open(folder).rows(["step", "prompt", "response", "split"]).to_pylist():
+    for row in cavesson.open(folder).rows(["step", "prompt", "response", "split"]).to_pylist():
         if row["split"] != "eval":
             by_step.setdefault(row["step"], []).extend(setup.gold([row["prompt"]], [row["response"]]))
     means = {step: sum(some) / len(some) for step, some in sorted(by_step.items())}

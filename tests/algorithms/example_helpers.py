@@ -10,13 +10,13 @@ import torch
 from settings_helpers import changed
 from torch import Tensor
 
-from dressage.algorithms import ALGORITHMS
-from dressage.algorithms.base import Loss
-from dressage.config import check
-from dressage.models.tiny import tiny_model, tiny_tokenizer
-from dressage.train.run import Result, Training
-from dressage.train.settings import ExampleRun
-from dressage.types import Batch
+from cavesson.algorithms import ALGORITHMS
+from cavesson.algorithms.base import Loss
+from cavesson.config import check
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.train.run import Result, Training
+from cavesson.train.settings import ExampleRun
+from cavesson.types import Batch
 
 BEGINNINGS = ("The ferry", "A dog and its", "On the table", "Rain", "At noon the", "We")
 KIND = (" sleeps softly.", " is kind.", " sings of home.", " shines, warm and clear.")

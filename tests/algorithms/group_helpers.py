@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dressage.algorithms.base import RolloutAlgorithm
-from dressage.algorithms.grpo import GRPO
-from dressage.models.policy import Scores
-from dressage.ops.masked import weighted_mean
-from dressage.types import Batch
+from cavesson.algorithms.base import RolloutAlgorithm
+from cavesson.algorithms.grpo import GRPO
+from cavesson.models.policy import Scores
+from cavesson.ops.masked import weighted_mean
+from cavesson.types import Batch
 
 LENGTHS = (3, 1, 4, 2, 4, 0, 2, 3)
 GROUP = (5, 5, 5, 5, 9, 9, 9, 9)

@@ -8,15 +8,15 @@ import torch
 from example_helpers import build, demonstrations, explained, finish, logprobs, loss_of, pairs, quiet, settings
 from safetensors.torch import load_file
 
-import dressage
-from dressage.algorithms.dpo import DPO
-from dressage.errors import UserError
-from dressage.models.sequences import PairLogprobs
-from dressage.models.tiny import tiny_model, tiny_tokenizer
-from dressage.models.trained import load_trained
-from dressage.ops.preferences import bradley_terry
-from dressage.train.run import Training, resume
-from dressage.types import Batch
+import cavesson
+from cavesson.algorithms.dpo import DPO
+from cavesson.errors import UserError
+from cavesson.models.sequences import PairLogprobs
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.models.trained import load_trained
+from cavesson.ops.preferences import bradley_terry
+from cavesson.train.run import Training, resume
+from cavesson.types import Batch
 
 LOSSES = ("sigmoid", "ipo", "hinge")
 
@@ -161,7 +161,7 @@ def test_it_learns_to_prefer_what_is_chosen(tmp_path: Path, loss_type):
     assert result.final["eval/loss/total"] < 0.8 * result.metrics[0]["eval/loss/total"]
     assert result.final["eval/dpo/accuracy"] == 1
     assert result.final["eval/dpo/reward_margin"] > 0.1
-    recorded = dressage.open(tmp_path / "run").steps()["eval/dpo/accuracy"].to_pylist()
+    recorded = cavesson.open(tmp_path / "run").steps()["eval/dpo/accuracy"].to_pylist()
     assert recorded[-1] == 1
 
 

@@ -11,11 +11,11 @@ import torch
 from group_helpers import LIMIT, grpo, uneven
 from torch import Tensor
 
-from dressage.algorithms.grpo import GRPORun
-from dressage.config import load
-from dressage.errors import UserError
-from dressage.ops.kl import k1
-from dressage.types import Batch
+from cavesson.algorithms.grpo import GRPORun
+from cavesson.config import load
+from cavesson.errors import UserError
+from cavesson.ops.kl import k1
+from cavesson.types import Batch
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms" / "grpo.md"
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from group_helpers import LIMIT, accumulated, grpo, moved, scores, uneven, weighted_means
 
-from dressage.algorithms.grpo import GRPO
-from dressage.ops.kl import k3
-from dressage.types import Batch
+from cavesson.algorithms.grpo import GRPO
+from cavesson.ops.kl import k3
+from cavesson.types import Batch
 
 # --- what is averaged over ---
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
 
-import dressage
-from dressage.algorithms.raft import RAFT, RAFTRun, print_rounds, rounds, write_training_set
-from dressage.config import check
-from dressage.errors import UserError
-from dressage.models.policy import Policy
-from dressage.models.tiny import tiny_model
-from dressage.ops.masked import weighted_mean
-from dressage.rewards.lowercase import lowercase
-from dressage.train.run import Result, train
-from dressage.types import Batch
+import cavesson
+from cavesson.algorithms.raft import RAFT, RAFTRun, print_rounds, rounds, write_training_set
+from cavesson.config import check
+from cavesson.errors import UserError
+from cavesson.models.policy import Policy
+from cavesson.models.tiny import tiny_model
+from cavesson.ops.masked import weighted_mean
+from cavesson.rewards.lowercase import lowercase
+from cavesson.train.run import Result, train
+from cavesson.types import Batch
 
 
 def rollouts(
@@ -272,7 +272,7 @@ def finished(folder: Path, **changes: Any) -> Result:
 
 def test_a_run_leaves_what_its_record_says_it_learned(tmp_path):
     result = finished(tmp_path / "run")
-    run = dressage.open(result.folder)
+    run = cavesson.open(result.folder)
     for step in range(2):
         learned = {row["sample"] for row in run.tokens(step).to_pylist() if row["advantage"] == 1}
         rows = [row for row in run.rows(steps=[step]).to_pylist() if row["sample"] in learned]

@@ -9,11 +9,11 @@ from example_helpers import build, explained, finish, loss_of, pairs, quiet, set
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
-from dressage.algorithms.reward_model import BradleyTerry
-from dressage.models.sequences import PairRewards
-from dressage.models.tiny import tiny_tokenizer
-from dressage.rewards.classifier import ClassifierReward
-from dressage.types import Batch
+from cavesson.algorithms.reward_model import BradleyTerry
+from cavesson.models.sequences import PairRewards
+from cavesson.models.tiny import tiny_tokenizer
+from cavesson.rewards.classifier import ClassifierReward
+from cavesson.types import Batch
 
 FILES = ("reward_model.json", "reward_model.md", "reward_model.png", "extreme_cases.jsonl")
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"  # noqa: E501

@@ -11,12 +11,12 @@ from example_helpers import finish, settings
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from dressage.data.prompts import PromptSettings, load_prompts
-from dressage.errors import UserError
-from dressage.models.tiny import tiny_tokenizer
-from dressage.rewards.classifier import ClassifierReward
-from dressage.rewards.pipeline import PipelineReward
-from dressage.tools.score import ScoreSettings, score
+from cavesson.data.prompts import PromptSettings, load_prompts
+from cavesson.errors import UserError
+from cavesson.models.tiny import tiny_tokenizer
+from cavesson.rewards.classifier import ClassifierReward
+from cavesson.rewards.pipeline import PipelineReward
+from cavesson.tools.score import ScoreSettings, score
 
 ROWS = [
     {"prompt": "On the table", "chosen": " lay a letter.", "rejected": " X"},

@@ -6,11 +6,11 @@ import pytest
 import torch
 from group_helpers import LIMIT, accumulated, full, moved, scores, trl_inputs, trl_trainer, uneven, weighted_means
 
-from dressage.algorithms.grpo import GRPO
-from dressage.algorithms.rloo import RLOO, RLOORun
-from dressage.config import load
-from dressage.errors import UserError
-from dressage.types import Batch
+from cavesson.algorithms.grpo import GRPO
+from cavesson.algorithms.rloo import RLOO, RLOORun
+from cavesson.config import load
+from cavesson.errors import UserError
+from cavesson.types import Batch
 
 
 def credited(rewards: list[float], group: list[int], **changes: Any) -> list[float]:

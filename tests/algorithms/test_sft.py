@@ -6,14 +6,14 @@ import pytest
 import torch
 from example_helpers import build, demonstrations, explained, finish, logprobs, loss_of, quiet, settings
 
-import dressage
-from dressage.algorithms.sft import SFT
-from dressage.errors import UserError
-from dressage.models.neftune import neftune
-from dressage.models.policy import Scores
-from dressage.models.sequences import lay_out
-from dressage.models.trained import load_trained
-from dressage.types import Batch
+import cavesson
+from cavesson.algorithms.sft import SFT
+from cavesson.errors import UserError
+from cavesson.models.neftune import neftune
+from cavesson.models.policy import Scores
+from cavesson.models.sequences import lay_out
+from cavesson.models.trained import load_trained
+from cavesson.types import Batch
 
 LAYOUTS = ("packed", "grouped", "padded")
 
@@ -98,7 +98,7 @@ def test_it_learns_what_it_is_shown(tmp_path: Path):
     # Of 24 different sentences the words repeat: far below the 258 of a model that knows nothing.
     assert result.metrics[0]["eval/perplexity"] > 200
     assert result.final["eval/perplexity"] < 2
-    recorded = dressage.open(tmp_path / "run").steps()["eval/perplexity"].to_pylist()
+    recorded = cavesson.open(tmp_path / "run").steps()["eval/perplexity"].to_pylist()
     assert recorded[-1] == result.final["eval/perplexity"]
     saved, _ = load_trained(str(tmp_path / "run"))
     held_out = demonstrations(48)[36:]

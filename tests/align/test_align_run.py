@@ -11,13 +11,13 @@ import pytest
 from align_helpers import RECIPE, same, weights, write
 from safetensors.torch import load_file
 
-from dressage.algorithms import ALGORITHMS
-from dressage.align.run import align
-from dressage.config import check
-from dressage.errors import UserError
-from dressage.train.run import train
+from cavesson.algorithms import ALGORITHMS
+from cavesson.align.run import align
+from cavesson.config import check
+from cavesson.errors import UserError
+from cavesson.train.run import train
 
-SCRIPT = "import sys; from pathlib import Path; from dressage.align.run import align; align(Path(sys.argv[1]))"
+SCRIPT = "import sys; from pathlib import Path; from cavesson.align.run import align; align(Path(sys.argv[1]))"
 
 
 @pytest.fixture

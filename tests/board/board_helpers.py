@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "index"))
 
 from index_helpers import indexed
 
-import dressage.record
-from dressage.board.runs import Board
-from dressage.board.server import create_app
+import cavesson.record
+from cavesson.board.runs import Board
+from cavesson.board.server import create_app
 
 HOST = "127.0.0.1:6008"
 ORIGIN = {"origin": f"http://{HOST}"}
@@ -23,7 +23,7 @@ def board_of(*folders: Path) -> Board:
     """Opens runs whose index is up to date."""
     for folder in folders:
         indexed(folder)
-    return Board([dressage.record.open(folder) for folder in folders])
+    return Board([cavesson.record.open(folder) for folder in folders])
 
 
 def client_of(board: Board, token: str | None = None, **kwargs: Any) -> TestClient:

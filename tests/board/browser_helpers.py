@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from dressage.record import Recorder, begin_attempt, write_run, write_vocabulary
+from cavesson.record import Recorder, begin_attempt, write_run, write_vocabulary
 
 STEPS = 10
 BATCH = 16
@@ -147,10 +147,10 @@ def _tokens(generator: np.random.Generator, ids: list[list[int]], rewards: np.nd
 
 
 class BoardProcess:
-    """``dressage board`` as a person starts it; a context manager."""
+    """``cavesson board`` as a person starts it; a context manager."""
 
     def __init__(self, *runs: Path) -> None:
-        command = [sys.executable, "-m", "dressage", "board", *map(str, runs), "--port", "0", "--no-browser"]
+        command = [sys.executable, "-m", "cavesson", "board", *map(str, runs), "--port", "0", "--no-browser"]
         # Not a pipe: one that nobody reads is full some day.
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, text=True)

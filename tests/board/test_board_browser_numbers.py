@@ -10,13 +10,13 @@ import pytest
 from browser_helpers import STEPS, go, opened, parsed
 from playwright.sync_api import Page, expect
 
-import dressage
+import cavesson
 
 
 @pytest.fixture(scope="module")
 def rows(runs_told):
     """Every rollout of the first run, by step and sample."""
-    return dressage.open(runs_told[0]).rows().to_pylist(maps_as_pydicts="strict")
+    return cavesson.open(runs_told[0]).rows().to_pylist(maps_as_pydicts="strict")
 
 
 def trained(rows, step):
@@ -235,7 +235,7 @@ def card(page: Page) -> dict[str, list[str]]:
 
 
 def test_the_numbers_of_a_token_are_those_of_the_record(browser, board_told, runs_told):
-    table = dressage.open(runs_told[0]).tokens(5, 6).to_pylist()
+    table = cavesson.open(runs_told[0]).tokens(5, 6).to_pylist()
     with opened(browser, f"{board_told.address}/tokens?step=5&sample=6") as page:
         page.locator(".tok").first.wait_for()
         expect(page.locator(".bar .facts")).to_contain_text(f"Tokens\n{len(table)}", use_inner_text=True)
@@ -299,7 +299,7 @@ def test_who_wins_where(browser, board_told, runs_told, sides):
     for side in sides.split(","):
         run, _, steps = side.partition("@")
         low, high = map(int, steps.split("-")) if steps else (0, STEPS)
-        every = dressage.open(runs_told[int(run)]).rows().to_pylist()
+        every = cavesson.open(runs_told[int(run)]).rows().to_pylist()
         found.append(means(row for row in every if low <= row["step"] <= high))
     common = set(found[0]) & set(found[1])
     wins = [sum(found[i][p] > found[1 - i][p] for p in common) for i in (0, 1)]

@@ -7,7 +7,7 @@ import pytest
 from browser_helpers import BoardProcess, Vocabulary, opened, record_run
 from playwright.sync_api import Page, expect
 
-from dressage.record import Recorder, write_run
+from cavesson.record import Recorder, write_run
 
 LONG = "reward_whose_name_is_longer_than_any_line_of_the_page_" * 3
 TALE, LOSSES, NOTHING, LARGE = range(4)

@@ -9,7 +9,7 @@ import pytest
 from browser_helpers import COLUMNS, VIEWS, BoardProcess, Vocabulary, go, opened, record_run, record_step
 from playwright.sync_api import Page, expect
 
-from dressage.record import Recorder, begin_attempt, write_run, write_vocabulary
+from cavesson.record import Recorder, begin_attempt, write_run, write_vocabulary
 
 HOSTILE = [
     "<script>window.hacked = 1</script>",

@@ -7,7 +7,7 @@ import pytest
 from browser_helpers import BoardProcess, go, opened, record_run, settle
 from playwright.sync_api import expect
 
-from dressage.record import Recorder, begin_attempt, write_run
+from cavesson.record import Recorder, begin_attempt, write_run
 
 BASE = {
     "steps": 20,
@@ -23,7 +23,7 @@ OTHERS = BASE | {"rewards": [{"use": "length", "weight": 2.0}]}
 def board(tmp_path_factory):
     folder = tmp_path_factory.mktemp("settings")
     runs = [
-        record_run(folder / name, steps=3, better=better, config=config, versions={"dressage": "1.0"})
+        record_run(folder / name, steps=3, better=better, config=config, versions={"cavesson": "1.0"})
         for name, better, config in (("base", 0.0, BASE), ("faster", 1.0, FASTER), ("others", 5.0, OTHERS))
     ]
     with BoardProcess(*runs) as board:

@@ -11,7 +11,7 @@ import pytest
 from browser_helpers import BoardProcess, opened, parsed
 from playwright.sync_api import expect
 
-import dressage
+import cavesson
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "recipes/tiny-ppo.toml"
@@ -21,7 +21,7 @@ RECIPE = "recipes/tiny-ppo.toml"
 def run(tmp_path_factory):
     """Three steps of PPO on the tiny model: seconds."""
     folder = tmp_path_factory.mktemp("trained") / "tiny"
-    command = [sys.executable, "-m", "dressage", "ppo", RECIPE, "--run", str(folder), "--steps", "3"]
+    command = [sys.executable, "-m", "cavesson", "ppo", RECIPE, "--run", str(folder), "--steps", "3"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "--batch_size", "16"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
@@ -31,7 +31,7 @@ def run(tmp_path_factory):
 
 
 def test_a_run_of_the_trainer_is_shown_from_the_curves_to_the_tokens(browser, run):
-    record = dressage.open(run)
+    record = cavesson.open(run)
     rewards = np.array([row["reward"] for row in record.rows(steps=[2]).to_pylist()])
     metrics = record.steps().to_pylist()[-1]
     with BoardProcess(run) as board, opened(browser, board.address) as page:

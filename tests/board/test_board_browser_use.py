@@ -13,7 +13,7 @@ import pytest
 from browser_helpers import BATCH, EVALUATED, STEPS, BoardProcess, go, opened, parsed, record_run, saved, settle
 from playwright.sync_api import Page, expect
 
-import dressage
+import cavesson
 
 SIZE = BATCH + EVALUATED
 
@@ -22,7 +22,7 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from browser_helpers import Vocabulary, record_step
-from dressage.record import Recorder
+from cavesson.record import Recorder
 with Recorder(sys.argv[2], attempt=0) as recorder:
     for step, _ in zip(range(2, 5), sys.stdin):
         record_step(recorder, Vocabulary(), step, pause=2.0)
@@ -45,7 +45,7 @@ def test_a_run_in_training_grows_on_the_page(browser, tmp_path):
                 expect(status).to_contain_text(f"{(step + 1) * SIZE} rollouts", timeout=30_000)
                 # Without a step in the address, the newest is followed.
                 expect(page.locator(".timeline output b")).to_have_text(str(step))
-            trained = [r["reward"] for r in dressage.open(folder).rows(steps=[3]).to_pylist() if r["split"] == "train"]
+            trained = [r["reward"] for r in cavesson.open(folder).rows(steps=[3]).to_pylist() if r["split"] == "train"]
             mean = page.locator(".charts .card", has_text="Reward").first.locator(".key b").first
             expect(mean).to_have_text(f"{sum(trained) / len(trained):.4g}")
             expect(page.locator(".charts .card", has_text="Gradient norm").locator(".key b")).to_have_text(
@@ -210,7 +210,7 @@ def test_a_table_is_saved_with_its_rollouts(browser, board_told, tmp_path):
 
 @pytest.mark.parametrize("form", ["CSV", "PARQUET", "JSONL"])
 def test_rows_are_saved_as_tables(browser, board_told, runs_told, tmp_path, form):
-    wanted = [row for row in dressage.open(runs_told[0]).rows().to_pylist() if row["reward"] > 2]
+    wanted = [row for row in cavesson.open(runs_told[0]).rows().to_pylist() if row["reward"] > 2]
     with opened(browser, f"{board_told.address}/responses?sort=-reward&filter=reward+%3E+2") as page:
         expect(page.locator(".bar output")).to_have_text(f"{len(wanted)} rollouts")
         export(page)

@@ -7,7 +7,7 @@ import pytest
 from browser_helpers import VIEWS, go, opened, settle
 from playwright.sync_api import Page, expect
 
-I18N = Path(__file__).parents[2] / "src" / "dressage" / "board" / "web" / "src" / "i18n"
+I18N = Path(__file__).parents[2] / "src" / "cavesson" / "board" / "web" / "src" / "i18n"
 LANGUAGES = {"en": "en-US", "zh": "zh-CN", "vi": "vi-VN"}
 # Columns of the record, which have the same name in every language.
 COLUMNS = {"value", "return to go", "return", "entropy", "length", "reward"}

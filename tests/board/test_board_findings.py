@@ -9,13 +9,13 @@ from board_helpers import board_of, client_of
 from browser_helpers import wait_for
 from index_helpers import new_run, record
 
-from dressage.board.live import _position
-from dressage.doctor.look import look
-from dressage.doctor.words import LANGUAGES
-from dressage.index import watch
-from dressage.index.findings import findings_file, read_findings
-from dressage.index.watch import start
-from dressage.record import Recorder
+from cavesson.board.live import _position
+from cavesson.doctor.look import look
+from cavesson.doctor.words import LANGUAGES
+from cavesson.index import watch
+from cavesson.index.findings import findings_file, read_findings
+from cavesson.index.watch import start
+from cavesson.record import Recorder
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_file_that_is_no_findings_is_none(run, board, content):
 
 
 def test_the_server_does_not_know_the_doctor():
-    code = "import sys, dressage.board.serve\nassert not [m for m in sys.modules if 'doctor.d' in m or 'scipy' in m]"
+    code = "import sys, cavesson.board.serve\nassert not [m for m in sys.modules if 'doctor.d' in m or 'scipy' in m]"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record, rows_of, tokens_of
 from starlette.testclient import TestClient
 
-import dressage.record
-from dressage.board import overview
-from dressage.board import sql as sql_module
-from dressage.board.runs import Board
-from dressage.board.security import CONTENT_SECURITY_POLICY
-from dressage.board.server import create_app
-from dressage.errors import UserError
-from dressage.index.build import Builder
-from dressage.record import Recorder, begin_attempt, write_run
+import cavesson.record
+from cavesson.board import overview
+from cavesson.board import sql as sql_module
+from cavesson.board.runs import Board
+from cavesson.board.security import CONTENT_SECURITY_POLICY
+from cavesson.board.server import create_app
+from cavesson.errors import UserError
+from cavesson.index.build import Builder
+from cavesson.record import Recorder, begin_attempt, write_run
 
 NAMES = [
     "../../etc/passwd",
@@ -113,7 +113,7 @@ def test_a_broken_file_is_told_in_one_line(tmp_path, kind, how):
     found = answers(client)
     assert found["/api/runs"].status_code == 200
     # The same of an index that is made of such a record: it does not grow, and what is asked is answered.
-    again = Board([dressage.record.open(folder)])
+    again = Board([cavesson.record.open(folder)])
     shutil.rmtree(folder / "index")
     builder = Builder(again.runs[0].record, again.runs[0].folder)
     try:
@@ -197,7 +197,7 @@ def test_a_run_without_tokens(tmp_path):
     rows |= {"response": ["a b", "b c", "c d", "d e"], "reward": [0.0, 1.0, 2.0, 3.0]}
     tokens = pa.table({"step": pa.array([], pa.int32()), "sample": pa.array([], pa.int32())})
     tokens = tokens.append_column("position", pa.array([], pa.int32()))
-    dressage.record.write_rollouts(folder, begin_attempt(folder, 0), pa.table(rows), tokens)
+    cavesson.record.write_rollouts(folder, begin_attempt(folder, 0), pa.table(rows), tokens)
     client = client_of(board_of(folder))
     found = answers(client)
     refused = {path: answer.json()["error"] for path, answer in found.items() if answer.status_code != 200}

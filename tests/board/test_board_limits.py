@@ -28,8 +28,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dressage.board import connections
-from dressage.board.connections import MOST, REQUEST_SECONDS, Connection, Seldom
+from cavesson.board import connections
+from cavesson.board.connections import MOST, REQUEST_SECONDS, Connection, Seldom
 
 SLOW = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b"
 
@@ -175,7 +175,7 @@ def test_who_reads_nothing_of_an_answer_is_disconnected_and_who_reads_slowly_is_
 
 
 def test_a_server_without_room_for_files_says_so_once(run):
-    command = f"ulimit -n 110; exec {sys.executable} -m dressage board '{run}' --port 0 --no-browser"
+    command = f"ulimit -n 110; exec {sys.executable} -m cavesson board '{run}' --port 0 --no-browser"
     process = subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

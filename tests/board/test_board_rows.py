@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_helpers import new_run, record, text_of
 
-import dressage.record
-from dressage.board import search as search_module
-from dressage.board.selection import Order, page_of
+import cavesson.record
+from cavesson.board import search as search_module
+from cavesson.board.selection import Order, page_of
 
 KEYS = ("step", "sample")
 
@@ -22,7 +22,7 @@ def get(client, path, **parameters):
 
 @pytest.fixture(scope="module")
 def table(folder):
-    return dressage.record.open(folder).rows().to_pylist(maps_as_pydicts="strict")
+    return cavesson.record.open(folder).rows().to_pylist(maps_as_pydicts="strict")
 
 
 def keys(rows):

@@ -8,12 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record, text_of
 
-from dressage.board import scanner as scanner_module
-from dressage.board import search as search_module
-from dressage.board.expressions import compiled, escaped, required
-from dressage.board.scanner import Looked, spans
-from dressage.board.search import keys_of
-from dressage.errors import UserError
+from cavesson.board import scanner as scanner_module
+from cavesson.board import search as search_module
+from cavesson.board.expressions import compiled, escaped, required
+from cavesson.board.scanner import Looked, spans
+from cavesson.board.search import keys_of
+from cavesson.errors import UserError
 
 
 def keys(got):
@@ -174,7 +174,7 @@ def test_nothing_is_found_where_there_is_nothing(client, parameters):
 def test_superseded_rollouts_are_not_found(tmp_path):
     from index_helpers import rows_of, tokens_of
 
-    from dressage.record import Recorder, begin_attempt
+    from cavesson.record import Recorder, begin_attempt
 
     folder = new_run(tmp_path / "run")
     record(folder, range(2), response=["needle one"] * 6)

@@ -9,10 +9,10 @@ from board_helpers import HOST, ORIGIN, client_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dressage.board.page import STATIC
-from dressage.board.security import CONTENT_SECURITY_POLICY, is_loopback
-from dressage.board.serve import _address
-from dressage.errors import UserError
+from cavesson.board.page import STATIC
+from cavesson.board.security import CONTENT_SECURITY_POLICY, is_loopback
+from cavesson.board.serve import _address
+from cavesson.errors import UserError
 
 STAR = "/api/runs/0/stars/1/1"
 JSON = {"content-type": "application/json"}
@@ -108,17 +108,17 @@ def test_a_token_is_needed_for_everything_and_stays_out_of_addresses(guarded):
     assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
     assert guarded.get("/api/runs").status_code == 200, "the cookie is enough"
     guarded.cookies.clear()
-    assert guarded.get("/api/runs", headers={"cookie": b'dressage_token="; bad=\x01'}).status_code == 401
+    assert guarded.get("/api/runs", headers={"cookie": b'cavesson_token="; bad=\x01'}).status_code == 401
 
 
 @pytest.mark.parametrize(
     ("option", "value"), [("token", ""), ("token", " "), ("token", "a b"), ("token", "é"), ("host", "")]
 )
 def test_an_empty_token_or_host_is_an_error(folder, option, value):
-    command = [sys.executable, "-m", "dressage", "board", str(folder), "--no-browser", "--port", "0"]
+    command = [sys.executable, "-m", "cavesson", "board", str(folder), "--no-browser", "--port", "0"]
     done = subprocess.run([*command, f"--{option}", value], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith(f"dressage: {'the ' if option == 'token' else '--'}{option} ")
+    assert done.stderr.startswith(f"cavesson: {'the ' if option == 'token' else '--'}{option} ")
     assert done.stderr.count("\n") == 1
 
 

@@ -19,13 +19,13 @@ import pytest
 from board_helpers import ORIGIN, board_of, client_of
 from index_helpers import indexed, new_run, record, rows_of, tokens_of
 
-import dressage.record
-from dressage.board.api import ENDPOINTS
-from dressage.board.live import EventsQuery, events
-from dressage.board.runs import Board
-from dressage.board.server import json_response
-from dressage.index.build import Builder
-from dressage.record import Recorder, write_vocabulary
+import cavesson.record
+from cavesson.board.api import ENDPOINTS
+from cavesson.board.live import EventsQuery, events
+from cavesson.board.runs import Board
+from cavesson.board.server import json_response
+from cavesson.index.build import Builder
+from cavesson.record import Recorder, write_vocabulary
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_an_export_holds_what_the_selection_means(own, form):
     parameters = {"format": form, "filter": "length > 3", "sort": "-reward", "steps": "1-2"}
     answer = client.get("/api/runs/0/export", params=parameters)
     assert answer.status_code == 200 and f'filename="own.{form}"' in answer.headers["content-disposition"]
-    table = dressage.record.open(own).rows(steps=[1, 2]).to_pylist(maps_as_pydicts="strict")
+    table = cavesson.record.open(own).rows(steps=[1, 2]).to_pylist(maps_as_pydicts="strict")
     wanted = sorted((t for t in table if t["length"] > 3), key=lambda t: -t["reward"])
     if form == "csv":
         got = list(csv.DictReader(io.StringIO(answer.text, newline="")))
@@ -101,7 +101,7 @@ def test_what_json_hardly_can_say_is_said(tmp_path):
 
 def test_a_run_that_is_not_on_this_machine_is_indexed_in_the_cache(own, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    board = Board([dressage.record.open(f"file://{own}")])
+    board = Board([cavesson.record.open(f"file://{own}")])
     folder = board.runs[0].folder
     assert folder.is_relative_to(tmp_path / "cache")
     builder = Builder(board.runs[0].record, folder)
@@ -115,7 +115,7 @@ def test_a_run_that_is_not_on_this_machine_is_indexed_in_the_cache(own, tmp_path
 
 
 def test_the_board_needs_no_torch():
-    code = "import sys, dressage.board.serve\nassert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, cavesson.board.serve\nassert not {'torch', 'transformers'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -267,7 +267,7 @@ def wait_for(test, seconds=90):
 
 
 def start_board(*arguments):
-    command = [sys.executable, "-m", "dressage", "board", *map(str, arguments), "--no-browser"]
+    command = [sys.executable, "-m", "cavesson", "board", *map(str, arguments), "--no-browser"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

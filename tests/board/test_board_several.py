@@ -5,10 +5,10 @@ import json
 import pytest
 from board_helpers import board_of
 
-from dressage.board import api
-from dressage.board.api import Endpoint
-from dressage.board.selection import RunQuery
-from dressage.board.several import answer_all
+from cavesson.board import api
+from cavesson.board.api import Endpoint
+from cavesson.board.selection import RunQuery
+from cavesson.board.several import answer_all
 
 ANSWERED = [
     "runs",

@@ -8,8 +8,8 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
-from dressage.board import site
-from dressage.board.site import Site
+from cavesson.board import site
+from cavesson.board.site import Site
 
 
 @pytest.fixture

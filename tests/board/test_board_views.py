@@ -5,11 +5,11 @@ import pytest
 from board_helpers import board_of, client_of
 from index_helpers import new_run, record, rows_of, text_of, tokens_of
 
-import dressage.record
-from dressage.board import groups
-from dressage.board.runs import Board
-from dressage.index.build import Builder
-from dressage.record import Recorder, begin_attempt
+import cavesson.record
+from cavesson.board import groups
+from cavesson.board.runs import Board
+from cavesson.index.build import Builder
+from cavesson.record import Recorder, begin_attempt
 
 
 def get(client, path, **parameters):
@@ -20,7 +20,7 @@ def get(client, path, **parameters):
 
 @pytest.fixture(scope="module")
 def table(folder):
-    return dressage.record.open(folder).rows().to_pylist(maps_as_pydicts="strict")
+    return cavesson.record.open(folder).rows().to_pylist(maps_as_pydicts="strict")
 
 
 def test_the_list_of_runs(client, folder, table):
@@ -31,7 +31,7 @@ def test_the_list_of_runs(client, folder, table):
     assert set(run["columns"]["parts"]) == {"good", "bad/../"}
     assert {"token_id", "logprob", "ref_logprob"} <= set(run["columns"]["tokens"])
     assert "value" not in run["columns"]["tokens"] and "reward" in run["columns"]["rows"]
-    assert get(client, "runs/0/info") == dressage.record.open(folder).info
+    assert get(client, "runs/0/info") == cavesson.record.open(folder).info
     assert client.get("/api/runs/0/findings").json() is None
 
 
@@ -40,7 +40,7 @@ def test_how_much_of_a_run_is_indexed(tmp_path):
     with Recorder(logged) as recorder:
         recorder.metrics(0, {"loss": 1.0})
     record(recorded, [0])
-    board = Board([dressage.record.open(folder) for folder in (logged, recorded)])
+    board = Board([cavesson.record.open(folder) for folder in (logged, recorded)])
     # Without rollouts there is nothing to do; those of the other run wait.
     assert [run["indexed"] for run in get(client_of(board), "runs")] == [1, 0]
     board.scanner.stop()
@@ -124,7 +124,7 @@ HEAT = {
 def test_a_heat_map_has_the_means_of_its_cells(client, folder, column):
     got = get(client, "runs/0/heat", column=column, buckets=4, positions=1)
     assert got["steps"] == [[0, 2], [3, 5], [6, 8], [9, 11]] and got["positions"] == [[0, 15]]
-    run = dressage.record.open(folder)
+    run = cavesson.record.open(folder)
     for (first, last), mean, count in zip(got["steps"], got["mean"], got["count"], strict=True):
         values = [
             HEAT[column](a, b)
@@ -275,7 +275,7 @@ def test_more_like_this(tmp_path):
 def test_more_like_this_of_a_run_that_is_not_indexed_is_nothing_yet(tmp_path):
     folder = new_run(tmp_path / "run")
     record(folder, [0])
-    board = Board([dressage.record.open(folder)])
+    board = Board([cavesson.record.open(folder)])
     assert get(client_of(board), "runs/0/similar/0/0") == {"rows": []}
     builder = Builder(board.runs[0].record, board.runs[0].folder)
     builder.update()

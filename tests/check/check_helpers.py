@@ -5,9 +5,9 @@ from typing import Any
 
 from settings_helpers import changed
 
-from dressage.algorithms import ALGORITHMS
-from dressage.check.finding import Finding, Result
-from dressage.config import check
+from cavesson.algorithms import ALGORITHMS
+from cavesson.check.finding import Finding, Result
+from cavesson.config import check
 
 PROMPTS = ("The first", "A second one", "Some third prompt", "And a fourth")
 

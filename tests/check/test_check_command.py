@@ -1,4 +1,4 @@
-"""`dressage check`: exit codes, JSON, which command a recipe is for, and a reward alone."""
+"""`cavesson check`: exit codes, JSON, which command a recipe is for, and a reward alone."""
 
 import json
 import re
@@ -8,15 +8,15 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 from typer.testing import CliRunner
 
-from dressage.check.finding import Finding
-from dressage.check.recipe import planned
-from dressage.check.run import _too_long
-from dressage.check.said import read_said, unlearned
-from dressage.cli import app
-from dressage.data.view import AnyDataSettings
-from dressage.errors import UserError
-from dressage.record import write_run
-from dressage.rewards.settings import RewardSettings
+from cavesson.check.finding import Finding
+from cavesson.check.recipe import planned
+from cavesson.check.run import _too_long
+from cavesson.check.said import read_said, unlearned
+from cavesson.cli import app
+from cavesson.data.view import AnyDataSettings
+from cavesson.errors import UserError
+from cavesson.record import write_run
+from cavesson.rewards.settings import RewardSettings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

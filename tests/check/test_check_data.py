@@ -8,11 +8,11 @@ from check_helpers import found, run_of
 from pytest import MonkeyPatch
 from transformers import PreTrainedTokenizerBase
 
-from dressage.check import disk
-from dressage.check.data import check_examples, check_prompts
-from dressage.check.disk import check_disk, disk_need
-from dressage.data.prompts import load_prompts
-from dressage.data.types import Demonstration
+from cavesson.check import disk
+from cavesson.check.data import check_examples, check_prompts
+from cavesson.check.disk import check_disk, disk_need
+from cavesson.data.prompts import load_prompts
+from cavesson.data.types import Demonstration
 
 
 def rows(folder: Path, texts: list[str]) -> None:

@@ -10,12 +10,12 @@ import torch
 from check_helpers import run_of
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerBase
 
-from dressage.check.allocation import Allocations, FakeTensorMode
-from dressage.check.heap import Heap, has_glibc
-from dressage.check.largest import Rollouts, largest_rollouts, largest_sequences
-from dressage.check.memory import Memory, example_memory, rollout_memory
-from dressage.data.prompts import load_prompts
-from dressage.models.tiny import tiny_model
+from cavesson.check.allocation import Allocations, FakeTensorMode
+from cavesson.check.heap import Heap, has_glibc
+from cavesson.check.largest import Rollouts, largest_rollouts, largest_sequences
+from cavesson.check.memory import Memory, example_memory, rollout_memory
+from cavesson.data.prompts import load_prompts
+from cavesson.models.tiny import tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import memory as benchmark

@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from dressage.check.finding import Fine, Result, Skipped
-from dressage.check.report import show
-from dressage.check.run import Report
-from dressage.check.short_run import First, Suggestion
+from cavesson.check.finding import Fine, Result, Skipped
+from cavesson.check.report import show
+from cavesson.check.run import Report
+from cavesson.check.short_run import First, Suggestion
 
 HEALTHY = "β of the KL penalty; about 0.0044 ends near 6 nats per response"
 REASON = "it trains 4 steps without the KL penalty of the recipe; that has to be asked for"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from check_helpers import found
 
-from dressage.check.finding import Finding, Fine, Skipped
-from dressage.check.reward import Said, examine, spread_out
+from cavesson.check.finding import Finding, Fine, Skipped
+from cavesson.check.reward import Said, examine, spread_out
 
 WORDS = ["warm", "soup", "and", "bread", "are", "ready", "on", "the", "long", "table", "by", "the", "window", "tonight"]
 FRIENDLY = [" ".join(WORDS[i % 5 : i % 5 + 5 + i % 7]) for i in range(24)]

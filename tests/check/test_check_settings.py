@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from check_helpers import found, run_of
 
-from dressage.check.finding import Finding
-from dressage.check.settings import check_settings, highest_rate
-from dressage.command_line import command_line
-from dressage.record import write_run
+from cavesson.check.finding import Finding
+from cavesson.check.settings import check_settings, highest_rate
+from cavesson.command_line import command_line
+from cavesson.record import write_run
 
 LARGE = 1_000_000_000
 

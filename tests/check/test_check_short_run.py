@@ -9,8 +9,8 @@ import pytest
 import torch
 from check_helpers import found, run_of
 
-from dressage.algorithms.grpo import GRPO
-from dressage.check.short_run import (
+from cavesson.algorithms.grpo import GRPO
+from cavesson.check.short_run import (
     First,
     Suggestion,
     _suggestion,
@@ -20,8 +20,8 @@ from dressage.check.short_run import (
     short_settings,
     suggested_coefficient,
 )
-from dressage.models.policy import Scores
-from dressage.types import Batch
+from cavesson.models.policy import Scores
+from cavesson.types import Batch
 
 
 def test_the_coefficient_ends_at_its_target_where_rewards_are_normal() -> None:

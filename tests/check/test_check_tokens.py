@@ -6,8 +6,8 @@ from typing import Any
 from check_helpers import found, run_of
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from dressage.check.tokens import check_tokens
-from dressage.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.check.tokens import check_tokens
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
 
 # ChatML with an end of turn that is a token of its own.
 TEMPLATE = (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["dressage.cli", "dressage.train.run", "dressage.sampling.generate"])
+_FORKS.set_forkserver_preload(["cavesson.cli", "cavesson.train.run", "cavesson.sampling.generate"])
 SECONDS = 300
 """After which a command does not end any more."""
 
@@ -27,14 +27,14 @@ class Done(NamedTuple):
 
 
 def start(folder: Path, *arguments: str, **fate: int) -> multiprocessing.process.BaseProcess:
-    """Start `dressage ARGUMENTS` in `folder`; `fate` as in `_watch_disk`."""
+    """Start `cavesson ARGUMENTS` in `folder`; `fate` as in `_watch_disk`."""
     process = _FORKS.Process(target=_command, args=(folder, list(arguments), fate), name=" ".join(arguments))
     process.start()
     return process
 
 
-def dressage(folder: Path, *arguments: str, **fate: int) -> Done:
-    """Run `dressage ARGUMENTS` in `folder`."""
+def cavesson(folder: Path, *arguments: str, **fate: int) -> Done:
+    """Run `cavesson ARGUMENTS` in `folder`."""
     process = start(folder, *arguments, **fate)
     end(process)
     return Done(process.exitcode, (folder / ".out").read_text(), (folder / ".err").read_text())
@@ -49,7 +49,7 @@ def end(process: multiprocessing.process.BaseProcess) -> None:
 
 
 def in_terminal(folder: Path, *arguments: str, typed: str = "") -> str:
-    """What `dressage ARGUMENTS` writes to a real terminal that knows no colours, where `typed` is typed."""
+    """What `cavesson ARGUMENTS` writes to a real terminal that knows no colours, where `typed` is typed."""
     ours, theirs = os.openpty()
     process = _FORKS.Process(target=_command, args=(folder, list(arguments), {}, os.ttyname(theirs)))
     process.start()
@@ -77,12 +77,12 @@ def _command(folder: Path, arguments: list[str], fate: dict[str, int], terminal:
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     import torch
 
-    from dressage import cli
+    from cavesson import cli
 
     torch.set_num_threads(1)
     os.environ["COLUMNS"] = "250"
     count = _watch_disk(**fate)
-    sys.argv = ["dressage", *arguments]
+    sys.argv = ["cavesson", *arguments]
     try:
         cli.main()
     finally:

@@ -8,13 +8,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from cli_helpers import RECIPE, dressage, fresh, write_recipe
+from cli_helpers import RECIPE, cavesson, fresh, write_recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from dressage import open as open_run
-from dressage.algorithms.ppo import PPORun
-from dressage.config import describe
-from dressage.sampling.generate import GenerateSettings
+from cavesson import open as open_run
+from cavesson.algorithms.ppo import PPORun
+from cavesson.config import describe
+from cavesson.sampling.generate import GenerateSettings
 
 LORA = f"{RECIPE}\n[model.lora]\nrank = 2\n"
 
@@ -23,9 +23,9 @@ LORA = f"{RECIPE}\n[model.lora]\nrank = 2\n"
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run of a whole model and one of an adapter."""
     folder = fresh(tmp_path_factory.mktemp("trained") / "here")
-    assert dressage(folder, "ppo", "recipe.toml").code == 0
+    assert cavesson(folder, "ppo", "recipe.toml").code == 0
     write_recipe(folder, LORA)
-    assert dressage(folder, "ppo", "recipe.toml", "--run", "adapter", "--optimizer.learning_rate=1e-2").code == 0
+    assert cavesson(folder, "ppo", "recipe.toml", "--run", "adapter", "--optimizer.learning_rate=1e-2").code == 0
     return folder
 
 
@@ -36,11 +36,11 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_a_run_says_where_everything_is_and_nothing_on_stderr(tmp_path: Path) -> None:
-    done = dressage(fresh(tmp_path / "here"), "ppo", "recipe.toml")
+    done = cavesson(fresh(tmp_path / "here"), "ppo", "recipe.toml")
     assert done.code == 0 and done.err == ""
     steps = [line for line in done.out.splitlines() if line.startswith("step ")]
     assert [line.split()[1] for line in steps] == ["0", "1"]
-    for shown in ("reward", "KL", "tokens/s", "run      run", "model    run/model", "dressage show run"):
+    for shown in ("reward", "KL", "tokens/s", "run      run", "model    run/model", "cavesson show run"):
         assert shown in done.out
 
 
@@ -57,7 +57,7 @@ def test_flags_lie_over_the_recipe_and_are_written_into_the_run(tmp_path: Path) 
         "--sampling.top-k",
         "9",
     ]
-    done = dressage(here, "ppo", *flags[:2], "recipe.toml", *flags[2:])
+    done = cavesson(here, "ppo", *flags[:2], "recipe.toml", *flags[2:])
     assert done.code == 0 and not (here / "run").exists()
     assert "sampling is filtered (top_k 9)" in done.out
     config = open_run(here / "other").info["config"]
@@ -70,7 +70,7 @@ def test_no_recipe_is_needed(tmp_path: Path) -> None:
     here = fresh(tmp_path / "here")
     config = tomllib.loads(RECIPE)
     flags = ["--steps", "1", "--batch_size", "2", "--run", "bare", "--data.path", config["data"]["path"]]
-    done = dressage(here, "ppo", *flags, "--rewards", '[{use = "lowercase", weight = 2.0}]')
+    done = cavesson(here, "ppo", *flags, "--rewards", '[{use = "lowercase", weight = 2.0}]')
     assert done.code == 0, done.err
     for row in open_run(here / "bare").rows().to_pylist():
         assert row["reward"] == 2 * dict(row["reward_parts"])["lowercase"]
@@ -96,18 +96,18 @@ def test_the_model_loads_with_hugging_face(folder: Path, name: str) -> None:
 
 
 def test_show(folder: Path) -> None:
-    whole = dressage(folder, "show", "run")
+    whole = cavesson(folder, "show", "run")
     assert whole.code == 0 and whole.err == ""
     for text in ("ppo", "0 to 1, 2 recorded", "best by reward", "worst by reward", "highest KL", "KL coefficient"):
         assert text in whole.out
-    step = dressage(folder, "show", "run", "--step", "1", "--limit", "1")
+    step = cavesson(folder, "show", "run", "--step", "1", "--limit", "1")
     assert step.code == 0 and step.out.count("\n") < whole.out.count("\n")
-    one = dressage(folder, "show", "run", "--step", "1", "--sample", "2")
+    one = cavesson(folder, "show", "run", "--step", "1", "--sample", "2")
     row = open_run(folder / "run").rollout(1, 2).row
     assert one.code == 0 and row["prompt"] in one.out and "token reward" in one.out
     for arguments in (["--step", "7", "--sample", "0"], ["--sample", "0"]):
-        wrong = dressage(folder, "show", "run", *arguments)
-        assert wrong.code == 2 and wrong.err.startswith("dressage: ")
+        wrong = cavesson(folder, "show", "run", *arguments)
+        assert wrong.code == 2 and wrong.err.startswith("cavesson: ")
 
 
 def test_data_show_takes_a_recipe_or_a_file(tmp_path: Path) -> None:
@@ -115,31 +115,31 @@ def test_data_show_takes_a_recipe_or_a_file(tmp_path: Path) -> None:
     path = tomllib.loads(RECIPE)["data"]["path"]
     second = (here / path).read_text().splitlines()[1]
     for arguments in (["recipe.toml"], [path, "--kind", "prompts"]):
-        done = dressage(here, "data", "show", *arguments, "--row", "2")
+        done = cavesson(here, "data", "show", *arguments, "--row", "2")
         assert done.code == 0, done.err
         assert second in done.out.replace("│", "")
         assert ("recipe of" in done.out) == (arguments == ["recipe.toml"])
 
 
 def test_export_and_import_bring_every_rollout_back(folder: Path) -> None:
-    done = dressage(folder, "export", "run", "board")
+    done = cavesson(folder, "export", "run", "board")
     assert done.code == 0 and "8 rollouts" in done.out
-    assert dressage(folder, "export", "run", "board").code == 2  # not over what is there
-    done = dressage(folder, "import", "board", "back")
+    assert cavesson(folder, "export", "run", "board").code == 2  # not over what is there
+    done = cavesson(folder, "import", "board", "back")
     assert done.code == 0 and "8 rollouts" in done.out
-    assert dressage(folder, "import", "board", "back").code == 2
+    assert cavesson(folder, "import", "board", "back").code == 2
     first, second = open_run(folder / "run"), open_run(folder / "back")
     for name in ("step", "prompt", "response", "reward"):
         assert first.rows()[name] == second.rows()[name]
     assert first.tokens(1)["logprob"] == second.tokens(1)["logprob"]
-    assert dressage(folder, "show", "back").code == 0
+    assert cavesson(folder, "show", "back").code == 0
 
 
 @pytest.mark.parametrize("model", ["run", "run/model", "adapter", "adapter/model", "tiny"])
 def test_generate_is_decided_by_its_seed(folder: Path, model: str) -> None:
     def responses(name: str, seed: int, *flags: str) -> list[dict[str, str]]:
         arguments = ["--data.path", "prompts.txt", "--samples", "2", "--sampling.max_new_tokens", "6"]
-        done = dressage(folder, "generate", model, *arguments, "--seed", str(seed), "--out", name, *flags)
+        done = cavesson(folder, "generate", model, *arguments, "--seed", str(seed), "--out", name, *flags)
         assert done.code == 0, done.err
         assert "6 responses" in done.out
         return [json.loads(line) for line in (folder / name).read_text().splitlines()]
@@ -155,25 +155,25 @@ def test_generate_is_decided_by_its_seed(folder: Path, model: str) -> None:
 
 def test_generate_prints_and_does_not_overwrite(folder: Path) -> None:
     greedy = ["generate", "run", "--prompt", "On the table", "--sampling.temperature", "0", "--seed"]
-    first, second = dressage(folder, *greedy, "1"), dressage(folder, *greedy, "2")
+    first, second = cavesson(folder, *greedy, "1"), cavesson(folder, *greedy, "2")
     assert first.code == 0 and first.out == second.out and first.out.startswith("On the table")
-    assert dressage(folder, *greedy, "1", "--out", "new/folder/a.jsonl").code == 0
+    assert cavesson(folder, *greedy, "1", "--out", "new/folder/a.jsonl").code == 0
     assert json.loads((folder / "new" / "folder" / "a.jsonl").read_text())["response"] in first.out
     (folder / "mine.jsonl").write_text("mine")
-    done = dressage(folder, *greedy, "1", "--out", "mine.jsonl")
-    assert done.code == 2 and done.err.startswith("dressage: mine.jsonl exists already")
+    done = cavesson(folder, *greedy, "1", "--out", "mine.jsonl")
+    assert done.code == 2 and done.err.startswith("cavesson: mine.jsonl exists already")
     assert (folder / "mine.jsonl").read_text() == "mine"
 
 
 def test_an_adapter_generates_otherwise_than_its_base(folder: Path) -> None:
     arguments = ["--data.path", "prompts.txt", "--samples", "9", "--sampling.max_new_tokens", "20"]
-    base, adapter = (dressage(folder, "generate", model, *arguments).out for model in ("tiny", "adapter"))
+    base, adapter = (cavesson(folder, "generate", model, *arguments).out for model in ("tiny", "adapter"))
     assert base != adapter
 
 
 @pytest.mark.parametrize(("command", "kind"), [("ppo", PPORun), ("generate", GenerateSettings)])
 def test_help_lists_every_setting_with_its_default(tmp_path: Path, command: str, kind: type) -> None:
-    done = dressage(fresh(tmp_path / "here"), command, "--help", "all")
+    done = cavesson(fresh(tmp_path / "here"), command, "--help", "all")
     assert done.code == 0 and done.err == ""
     lines = {line.split()[0]: " ".join(line.split()) for line in done.out.splitlines() if line.startswith("--")}
     settings = list(describe(kind))
@@ -185,11 +185,11 @@ def test_help_lists_every_setting_with_its_default(tmp_path: Path, command: str,
 
 def test_the_installed_script_and_the_module(folder: Path) -> None:
     """Processes that import everything themselves; the ones above did not."""
-    script = Path(sys.executable).with_name("dressage")
+    script = Path(sys.executable).with_name("cavesson")
     done = subprocess.run([script, "ppo", "recipe.toml", "--stepz", "1"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "dressage: recipe.toml: unknown setting 'stepz'; did you mean 'steps'?\n"
-    module = [sys.executable, "-m", "dressage"]
+    assert done.stderr == "cavesson: recipe.toml: unknown setting 'stepz'; did you mean 'steps'?\n"
+    module = [sys.executable, "-m", "cavesson"]
     done = subprocess.run([*module, "show", "run"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0 and "best by reward" in done.stdout
 
@@ -197,9 +197,9 @@ def test_the_installed_script_and_the_module(folder: Path) -> None:
 def test_reading_needs_no_torch(folder: Path) -> None:
     code = """
 import sys
-from dressage import cli
+from cavesson import cli
 for arguments in (["show", "run"], ["export", "run", "out"], ["import", "out", "back"]):
-    sys.argv = ["dressage", *arguments]
+    sys.argv = ["cavesson", *arguments]
     try:
         cli.main()
     except SystemExit as stop:
@@ -219,9 +219,9 @@ def test_a_recipe_works_from_any_folder_and_its_run_is_resumed_from_any_other(tm
     (here / "recipe.toml").write_text(RECIPE.replace('use = "lowercase"', 'use = "mine.py:short"'))
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-    done = dressage(tmp_path / "first", "ppo", "../project/recipe.toml")
+    done = cavesson(tmp_path / "first", "ppo", "../project/recipe.toml")
     assert done.code == 0, done.err
     (tmp_path / "first" / "run" / "model").rename(tmp_path / "model")
-    done = dressage(tmp_path / "second", "ppo", "--resume", "../first/run")
+    done = cavesson(tmp_path / "second", "ppo", "--resume", "../first/run")
     assert done.code == 0, done.err
     assert (tmp_path / "first" / "run" / "model").is_dir()

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from dressage import cli
-from dressage.command_line import command_line
-from dressage.continuing import continuation
-from dressage.errors import StoppedError, TerminatedError, UserError
-from dressage.record import write_run
+from cavesson import cli
+from cavesson.command_line import command_line
+from cavesson.continuing import continuation
+from cavesson.errors import StoppedError, TerminatedError, UserError
+from cavesson.record import write_run
 
 TRAINED = {"algorithm": "dpo", "config": {}, "inputs": [], "processes": 1}
 
@@ -22,15 +22,15 @@ TRAINED = {"algorithm": "dpo", "config": {}, "inputs": [], "processes": 1}
 @pytest.mark.parametrize(
     ("info", "expected"),
     [
-        (TRAINED, ["dressage", "dpo", "--resume", "my run"]),
+        (TRAINED, ["cavesson", "dpo", "--resume", "my run"]),
         (
             TRAINED | {"processes": 2},
-            ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "--", "dressage", "dpo", "--resume", "my run"],
+            ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "--", "cavesson", "dpo", "--resume", "my run"],
         ),
         (TRAINED | {"inputs": ["prompts"]}, ["Training(..., resume=True)", "in", "Python"]),
         (TRAINED | {"algorithm": "MyRun"}, None),
         (TRAINED | {"trainer": "verl"}, None),
-        ({"dressage": "1.0"}, None),
+        ({"cavesson": "1.0"}, None),
         (None, None),
     ],
 )
@@ -56,7 +56,7 @@ def test_what_continues_a_run(
 def test_the_launcher_of_several_processes_can_be_pasted() -> None:
     line = command_line("--version", processes=2)
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0 and [text.split()[0] for text in done.stdout.splitlines()] == ["dressage"] * 2
+    assert done.returncode == 0 and [text.split()[0] for text in done.stdout.splitlines()] == ["cavesson"] * 2
 
 
 def noted(error: BaseException) -> BaseException:
@@ -78,10 +78,10 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
         (["ppo", "a b.toml"], TerminatedError(), None),
         (["ppo", "a b.toml"], FULL, None),
         (["ppo", "a b.toml"], UserError("why"), None),
-        (["align", "a b.toml"], noted(StoppedError("why")), "dressage align 'a b.toml'"),
-        (["align", "a b.toml"], KeyboardInterrupt(), "dressage align 'a b.toml'"),
-        (["align", "a b.toml"], TerminatedError(), "dressage align 'a b.toml'"),
-        (["align", "a b.toml"], FULL, "dressage align 'a b.toml'"),
+        (["align", "a b.toml"], noted(StoppedError("why")), "cavesson align 'a b.toml'"),
+        (["align", "a b.toml"], KeyboardInterrupt(), "cavesson align 'a b.toml'"),
+        (["align", "a b.toml"], TerminatedError(), "cavesson align 'a b.toml'"),
+        (["align", "a b.toml"], FULL, "cavesson align 'a b.toml'"),
         (["align", "a b.toml"], UserError("why"), None),
         (["demo"], noted(StoppedError("why")), None),
         (["demo"], noted(KeyboardInterrupt()), None),
@@ -104,10 +104,10 @@ def test_the_way_on_stands_at_the_end_of_the_line(
             raise SystemExit(130) from interrupt
 
     monkeypatch.setattr(cli, "app", app)
-    monkeypatch.setattr(sys, "argv", ["dressage", *command])
+    monkeypatch.setattr(sys, "argv", ["cavesson", *command])
     with pytest.raises(SystemExit):
         cli.main()
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("dressage: ")
+    assert line.startswith("cavesson: ")
     found = line.partition("; continue with: ")[2]
     assert found.endswith(way) if way else "continue" not in line

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from dressage import open as open_run
+from cavesson import open as open_run
 
 ROOT = Path(__file__).parents[2]
 # What a line in the table and a file beside it do, without writing into the package.
 ADDED = """
 import sys
-import dressage.algorithms
-from dressage.algorithms import ALGORITHMS, Entry
-dressage.algorithms.__path__.append(sys.argv[1])
+import cavesson.algorithms
+from cavesson.algorithms import ALGORITHMS, Entry
+cavesson.algorithms.__path__.append(sys.argv[1])
 ALGORITHMS.update(eval("{" + sys.argv[2] + "}"))
 import torch
-from dressage import cli
+from cavesson import cli
 torch.set_num_threads(1)
-sys.argv = ["dressage", *sys.argv[3:]]
+sys.argv = ["cavesson", *sys.argv[3:]]
 cli.main()
 """
 
@@ -36,18 +36,18 @@ def test_the_worked_example_trains_resumes_and_explains_itself(blocks: list[str]
     (tmp_path / "reinforce.py").write_text(page, encoding="utf-8")
     run = tmp_path / "run"
 
-    def dressage(*arguments: str) -> str:
+    def cavesson(*arguments: str) -> str:
         command = [sys.executable, "-c", ADDED, str(tmp_path), line, *arguments]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     flags = ["--steps", "40", "--run", str(run), "--model.device", "cpu", "--update.epochs", "1"]
-    dressage("reinforce", "recipes/tiny-grpo.toml", *flags)
+    cavesson("reinforce", "recipes/tiny-grpo.toml", *flags)
     rewards = open_run(run).steps()["reward/mean"].to_pylist()
     assert sum(rewards[-5:]) / 5 > 2 * sum(rewards[:5]) / 5
-    assert "is complete" in dressage("reinforce", "--resume", str(run))
-    assert "--reinforce.entropy_coef" in dressage("reinforce", "--help", "reinforce")
+    assert "is complete" in cavesson("reinforce", "--resume", str(run))
+    assert "--reinforce.entropy_coef" in cavesson("reinforce", "--help", "reinforce")
 
 
 def test_the_worked_example_is_in_the_style_of_the_house(blocks: list[str], tmp_path: Path) -> None:

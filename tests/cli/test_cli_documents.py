@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_helpers import Done, dressage, fresh
+from cli_helpers import Done, cavesson, fresh
 
-from dressage import open as open_run
-from dressage.algorithms import ALGORITHMS
-from dressage.config import load
+from cavesson import open as open_run
+from cavesson.algorithms import ALGORITHMS
+from cavesson.config import load
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -52,7 +52,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         recipe = [] if FLAGS[name][-len(PAIRS) :] == PAIRS else ["recipe.toml"]
         flags = ["--run", "run", "--model.device", "cpu", "--batch_size", "4", *FLAGS[name]]
-        done = dressage(folder, name, *recipe, *flags)
+        done = cavesson(folder, name, *recipe, *flags)
         assert done.code == 0, done.err
         found[name] = {_generic(n) for n in open_run(folder / "run").steps().column_names} - {"step", "attempt"}
     return found
@@ -75,14 +75,14 @@ def test_every_documented_metric_is_logged(logged: dict[str, set[str]], name: st
     assert not {_generic(n) for n in first_cells} - logged[name], "not logged"
 
 
-RECIPES = [*sorted((ROOT / "recipes").rglob("*.toml")), ROOT / "src" / "dressage" / "demo" / "demo.toml"]
+RECIPES = [*sorted((ROOT / "recipes").rglob("*.toml")), ROOT / "src" / "cavesson" / "demo" / "demo.toml"]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_recipe_is_valid(recipe: Path) -> None:
     known = [name for name in [*ALGORITHMS, "align"] if name in recipe.stem]
     if known == ["align"]:
-        pytest.importorskip("dressage.align.recipe").read_recipe(recipe, [])
+        pytest.importorskip("cavesson.align.recipe").read_recipe(recipe, [])
         return
     settings = load(ALGORITHMS[known[0] if known else "ppo"].settings, recipe, [])
     assert settings != type(settings)()
@@ -94,7 +94,7 @@ def test_every_algorithm_has_a_tiny_recipe_which_runs_from_the_repository(name: 
     here = fresh(tmp_path / "here")
     (here / "recipes").symlink_to(ROOT / "recipes")
     flags = ["--steps", "2", "--batch_size", "8", "--run", "run", "--model.device", "cpu"]
-    done: Done = dressage(here, name, f"recipes/tiny-{name}.toml", *flags)
+    done: Done = cavesson(here, name, f"recipes/tiny-{name}.toml", *flags)
     assert done.code == 0, done.err
     assert done.out.splitlines()[-1].startswith("result   ")
     assert open_run(here / "run").steps().num_rows >= 2

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cli_helpers import RECIPE, write_recipe
 
-from dressage import cli
-from dressage.handlers import handling
+from cavesson import cli
+from cavesson.handlers import handling
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -44,7 +44,7 @@ def test_a_command_leaves_the_handlers_as_they_were(
     write_recipe(tmp_path, RECIPE)
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "p", "response": "r", "reward": 0.5, "step": 0}) + "\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["dressage", *arguments])
+    monkeypatch.setattr(sys, "argv", ["cavesson", *arguments])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == code
@@ -57,7 +57,7 @@ def test_a_command_that_sigterm_ends_leaves_the_handlers_as_they_were(
     monkeypatch.setattr(cli, "app", lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(SystemExit) as end:
         cli.main()
-    assert end.value.code == 143 and capsys.readouterr().err.startswith("dressage: interrupted by SIGTERM")
+    assert end.value.code == 143 and capsys.readouterr().err.startswith("cavesson: interrupted by SIGTERM")
     assert [signal.getsignal(number) for number in SIGNALS] == [ours, ours]
 
 

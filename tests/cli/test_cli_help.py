@@ -11,12 +11,12 @@ import typer
 from pydantic import BaseModel
 from typer.main import get_command
 
-from dressage import cli
-from dressage.algorithms import ALGORITHMS
-from dressage.cli_help import explain
-from dressage.command_line import command_line
-from dressage.config import describe, groups
-from dressage.sampling.generate import GenerateSettings
+from cavesson import cli
+from cavesson.algorithms import ALGORITHMS
+from cavesson.cli_help import explain
+from cavesson.command_line import command_line
+from cavesson.config import describe, groups
+from cavesson.sampling.generate import GenerateSettings
 
 SCREEN = 54
 """Lines of a terminal of 100 columns."""
@@ -25,7 +25,7 @@ SCREEN = 54
 def page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: type[BaseModel], *of: str) -> str:
     """What `--help` of a command with these settings prints."""
     monkeypatch.setenv("COLUMNS", "100")
-    context = typer.Context(get_command(cli.app), info_name="dressage ppo")
+    context = typer.Context(get_command(cli.app), info_name="cavesson ppo")
     context.args = list(of)
     explain(context, kind, "RECIPE.toml")
     return capsys.readouterr().out
@@ -51,7 +51,7 @@ def test_every_page_fits_a_screen_and_together_they_have_every_setting(
 @pytest.mark.parametrize("name", KINDS)
 def test_types_are_words(name: str) -> None:
     for setting, kind, *_ in describe(KINDS[name]):
-        assert not {"typing", "Literal", "Annotated", "Union", "Optional", "dressage", "'"} & set(
+        assert not {"typing", "Literal", "Annotated", "Union", "Optional", "cavesson", "'"} & set(
             kind.replace("[", " ").replace(".", " ").replace("(", " ").split()
         ), f"{setting}: {kind}"
         assert "'" not in kind and "Annotated" not in kind
@@ -81,7 +81,7 @@ def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Complet
 
 
 def test_the_help_of_the_demo_has_its_own_defaults(tmp_path: Path) -> None:
-    done = run(sys.executable, "-m", "dressage", "demo", "--help", "all", cwd=tmp_path, COLUMNS="200")
+    done = run(sys.executable, "-m", "cavesson", "demo", "--help", "all", cwd=tmp_path, COLUMNS="200")
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if line.startswith("--")}
     recipe = tomllib.loads(cli.DEMO.read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def test_the_help_of_the_demo_has_its_own_defaults(tmp_path: Path) -> None:
     assert lines["--model.lora.rank"] == str(recipe["model"]["lora"]["rank"])
 
 
-SCRIPT = Path(sys.executable).with_name("dressage")
+SCRIPT = Path(sys.executable).with_name("cavesson")
 
 
 def test_a_printed_command_can_be_pasted(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_a_printed_command_can_be_pasted(tmp_path: Path) -> None:
     for number, (program, path, shown) in enumerate(
         [
             (SCRIPT, elsewhere, str(SCRIPT)),
-            (here / "bin" / "dressage", elsewhere, "bin/dressage"),
-            (SCRIPT, there, "dressage"),
+            (here / "bin" / "cavesson", elsewhere, "bin/cavesson"),
+            (SCRIPT, there, "cavesson"),
         ]
     ):
         done = run(program, "import", source, f"my run {number}", cwd=here, **path)
@@ -120,4 +120,4 @@ def test_a_printed_command_can_be_pasted(tmp_path: Path) -> None:
 def test_without_a_script_the_module_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "argv", ["-c"])
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert command_line("show", "run") == f"{tmp_path}/python -m dressage show run"
+    assert command_line("show", "run") == f"{tmp_path}/python -m cavesson show run"

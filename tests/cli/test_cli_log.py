@@ -6,10 +6,10 @@ import warnings
 from pathlib import Path
 
 import pytest
-from cli_helpers import RECIPE, dressage, fresh
+from cli_helpers import RECIPE, cavesson, fresh
 
-from dressage.record import begin_attempt, write_run
-from dressage.train.log import logging_to
+from cavesson.record import begin_attempt, write_run
+from cavesson.train.log import logging_to
 
 REWARD = """
 import logging, warnings
@@ -31,14 +31,14 @@ def test_a_run_that_failed_and_was_continued(tmp_path: Path) -> None:
     here = fresh(tmp_path / "here")
     (here / "mine.py").write_text(REWARD)
     (here / "recipe.toml").write_text(RECIPE.replace('"lowercase"', '"mine.py:mine"').replace("steps = 2", "steps = 8"))
-    failed = dressage(here, "ppo", "recipe.toml", "--checkpoint.every", "1")
+    failed = cavesson(here, "ppo", "recipe.toml", "--checkpoint.every", "1")
     assert failed.code == 2 and "ZeroDivisionError" in failed.err and "Traceback" not in failed.err
-    continued = dressage(here, "ppo", "--resume", "run")
+    continued = cavesson(here, "ppo", "--resume", "run")
     assert continued.code == 0, continued.err
     log = (here / "run" / "log.txt").read_text(encoding="utf-8")
     entries = re.findall(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (INFO|WARNING|ERROR) (\w+): (.*)$", log, re.MULTILINE)
     starts = [text for level, _, text in entries if text.startswith("attempt ")]
-    assert starts[0].startswith("attempt 0 from step 0: dressage ") and starts[0].endswith("--checkpoint.every 1")
+    assert starts[0].startswith("attempt 0 from step 0: cavesson ") and starts[0].endswith("--checkpoint.every 1")
     assert re.match(r"attempt 1 from step [1-4]: .* ppo --resume run$", starts[1]) and len(starts) == 2
     # Every line of a step that was printed, in its order; times differ from call to call, the lines do not.
     printed = [line for out in (failed.out, continued.out) for line in out.splitlines() if line.startswith("step ")]
@@ -61,7 +61,7 @@ def test_the_rest_of_logging_stays_as_it_was(tmp_path: Path, caplog: pytest.LogC
     with pytest.raises(ValueError, match="no"), logging_to(tmp_path / "run", 1):
         raise ValueError("no")
     assert logging.getLogger().handlers == root and warnings.showwarning is show
-    assert logging.getLogger("dressage").handlers == [] and logging.getLogger("dressage").propagate
+    assert logging.getLogger("cavesson").handlers == [] and logging.getLogger("cavesson").propagate
     lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
-    assert "attempt 0 from step 3" in lines[0] and lines[1].endswith("ERROR dressage: interrupted")
-    assert "process 1 ERROR dressage: ended by ValueError" in lines[2]  # another process writes its errors only
+    assert "attempt 0 from step 3" in lines[0] and lines[1].endswith("ERROR cavesson: interrupted")
+    assert "process 1 ERROR cavesson: ended by ValueError" in lines[2]  # another process writes its errors only

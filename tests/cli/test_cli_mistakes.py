@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_helpers import RECIPE, Done, dressage, fresh
+from cli_helpers import RECIPE, Done, cavesson, fresh
 
-from dressage import open as open_run
-from dressage.record import write_run
+from cavesson import open as open_run
+from cavesson.record import write_run
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def refused(done: Done, *texts: str) -> None:
     """Exit code 2, one or two lines that say what and where, no traceback, nothing else said."""
     lines = done.err.splitlines()
     assert done.code == 2, done
-    assert 1 <= len(lines) <= 2 and lines[0].startswith("dressage: "), done.err
+    assert 1 <= len(lines) <= 2 and lines[0].startswith("cavesson: "), done.err
     for text in texts:
         assert text in done.err, done.err
 
@@ -54,7 +54,7 @@ SETTINGS = {
 def test_in_the_recipe(folder: Path, mistake: str) -> None:
     old, new, texts = SETTINGS[mistake]
     change(folder, old, new)
-    refused(dressage(folder, "ppo", "recipe.toml"), *texts)
+    refused(cavesson(folder, "ppo", "recipe.toml"), *texts)
     assert not (folder / "run").exists()
 
 
@@ -71,13 +71,13 @@ FLAGS = {
 @pytest.mark.parametrize("mistake", FLAGS)
 def test_in_the_flags(folder: Path, mistake: str) -> None:
     arguments, texts = FLAGS[mistake]
-    refused(dressage(folder, "ppo", "recipe.toml", *arguments), *texts)
+    refused(cavesson(folder, "ppo", "recipe.toml", *arguments), *texts)
     assert not (folder / "run").exists()
 
 
 def test_a_recipe_that_is_not_there(folder: Path) -> None:
-    refused(dressage(folder, "ppo", "recipes.toml"), "recipes.toml", "no such recipe")
-    refused(dressage(folder, "ppo", "."), "folder")
+    refused(cavesson(folder, "ppo", "recipes.toml"), "recipes.toml", "no such recipe")
+    refused(cavesson(folder, "ppo", "."), "folder")
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_a_recipe_that_is_not_there(folder: Path) -> None:
 )
 def test_in_the_data(folder: Path, name: str, content: str, text: str) -> None:
     (folder / name).write_text(content)
-    refused(dressage(folder, "ppo", "recipe.toml", "--data.path", name), name, text)
+    refused(cavesson(folder, "ppo", "recipe.toml", "--data.path", name), name, text)
     assert not (folder / "run").exists()
 
 
 def test_prompts_that_are_all_too_long(folder: Path) -> None:
-    refused(dressage(folder, "ppo", "recipe.toml", "--data.max_prompt_tokens", "1"), "max_prompt_tokens")
+    refused(cavesson(folder, "ppo", "recipe.toml", "--data.max_prompt_tokens", "1"), "max_prompt_tokens")
     assert not (folder / "run").exists()
 
 
@@ -156,51 +156,51 @@ number = 7
 def test_a_reward_function_that_goes_wrong_in_the_second_step(folder: Path, name: str, texts: list[str]) -> None:
     (folder / "mine.py").write_text(REWARDS)
     change(folder, '"lowercase"', f'"mine.py:{name}"')
-    refused(dressage(folder, "ppo", "recipe.toml"), f"the reward {name} r", *texts)
+    refused(cavesson(folder, "ppo", "recipe.toml"), f"the reward {name} r", *texts)
     assert open_run(folder / "run").rows()["step"].to_pylist() == [0] * 4
 
 
 @pytest.mark.parametrize("name", ["nothing", "number"])
 def test_a_reward_that_is_no_function(folder: Path, name: str) -> None:
     (folder / "mine.py").write_text(REWARDS)
-    refused(dressage(folder, "ppo", "recipe.toml", "--rewards", f'[{{use = "mine.py:{name}"}}]'), "mine.py", name)
+    refused(cavesson(folder, "ppo", "recipe.toml", "--rewards", f'[{{use = "mine.py:{name}"}}]'), "mine.py", name)
     assert not (folder / "run").exists()
 
 
 def test_numbers_that_stop_being_numbers(folder: Path) -> None:
-    done = dressage(folder, "ppo", "recipe.toml", "--optimizer.learning_rate", "1e30")
+    done = cavesson(folder, "ppo", "recipe.toml", "--optimizer.learning_rate", "1e30")
     refused(done, "step ", "record up to here is complete")
     assert open_run(folder / "run").rows(steps=[0]).num_rows == 4
     # The run can still be looked at.
-    assert dressage(folder, "show", "run").code == 0
+    assert cavesson(folder, "show", "run").code == 0
 
 
 def test_a_run_folder_that_exists_is_not_touched(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "mine.txt").write_text("mine")
-    refused(dressage(folder, "ppo", "recipe.toml"), "dressage: run exists and is not an empty folder: name a new one")
+    refused(cavesson(folder, "ppo", "recipe.toml"), "cavesson: run exists and is not an empty folder: name a new one")
     assert [path.name for path in (folder / "run").iterdir()] == ["mine.txt"]
 
 
 def test_resuming_what_is_no_run(folder: Path) -> None:
-    done = dressage(folder, "ppo", "--resume", "nowhere")
-    refused(done, "nothing was begun in nowhere", "dressage ppo RECIPE.toml --resume nowhere")
+    done = cavesson(folder, "ppo", "--resume", "nowhere")
+    refused(done, "nothing was begun in nowhere", "cavesson ppo RECIPE.toml --resume nowhere")
     assert not (folder / "nowhere").exists()
     (folder / "broken").mkdir()
     (folder / "broken" / "run.json").write_text("{")
-    refused(dressage(folder, "ppo", "--resume", "broken"), "broken", "no JSON")
+    refused(cavesson(folder, "ppo", "--resume", "broken"), "broken", "no JSON")
     write_run(folder / "imported", {"format": "rl-logging-board"})
-    refused(dressage(folder, "ppo", "--resume", "imported"), "imported")
-    refused(dressage(folder, "ppo", "recipe.toml", "--resume", "imported"), "imported was not trained here")
-    refused(dressage(folder, "ppo", "--resume", "imported", "--steps", "9"), "imported was not trained here")
+    refused(cavesson(folder, "ppo", "--resume", "imported"), "imported")
+    refused(cavesson(folder, "ppo", "recipe.toml", "--resume", "imported"), "imported was not trained here")
+    refused(cavesson(folder, "ppo", "--resume", "imported", "--steps", "9"), "imported was not trained here")
 
 
 def test_resuming_a_run_whose_settings_nobody_knows_any_more(folder: Path) -> None:
-    assert dressage(folder, "ppo", "recipe.toml", "--steps", "1").code == 0
+    assert cavesson(folder, "ppo", "recipe.toml", "--steps", "1").code == 0
     info = json.loads((folder / "run" / "run.json").read_text())
     info["config"]["ppo"]["moxie"] = 1
     (folder / "run" / "run.json").write_text(json.dumps(info))
-    refused(dressage(folder, "ppo", "--resume", "run"), "run.json", "ppo.moxie")
+    refused(cavesson(folder, "ppo", "--resume", "run"), "run.json", "ppo.moxie")
 
 
 OTHERS = {
@@ -216,7 +216,7 @@ OTHERS = {
     "generate with a wrong setting": (["generate", "tiny", "--promt", "Hello"], ["promt", "prompt"]),
     "generate from a file that is not there": (["generate", "tiny", "--data.path", "no.txt"], ["no.txt"]),
     "generate into a file from no model": (["generate", "./no", "--prompt", "A", "--out", "a.jsonl"], ["./no"]),
-    "the demo into what exists": (["demo", "--run", "."], ["dressage: . exists and is not an empty folder"]),
+    "the demo into what exists": (["demo", "--run", "."], ["cavesson: . exists and is not an empty folder"]),
 }  # fmt: skip
 
 
@@ -224,20 +224,20 @@ OTHERS = {
 def test_of_the_other_commands(folder: Path, mistake: str) -> None:
     arguments, texts = OTHERS[mistake]
     before = {path.name for path in folder.iterdir()}
-    refused(dressage(folder, *arguments), *texts)
+    refused(cavesson(folder, *arguments), *texts)
     own = {".out", ".err", ".operations"}
     assert {path.name for path in folder.iterdir()} - own == before
 
 
 @pytest.mark.parametrize("arguments", [["show"], ["neigh"], ["show", "run", "--nothing"], ["export", "run"]])
 def test_usage_is_explained_without_a_traceback(folder: Path, arguments: list[str]) -> None:
-    done = dressage(folder, *arguments)
+    done = cavesson(folder, *arguments)
     assert done.code == 2 and "Traceback" not in done.err
-    assert "Usage" in done.err or "dressage --help lists them" in done.err
+    assert "Usage" in done.err or "cavesson --help lists them" in done.err
 
 
 def test_generate_from_a_run_that_has_not_finished(folder: Path) -> None:
     (folder / "mine.py").write_text(REWARDS)
     change(folder, '"lowercase"', '"mine.py:none"')
-    assert dressage(folder, "ppo", "recipe.toml").code == 2
-    refused(dressage(folder, "generate", "run", "--prompt", "Hello"), "not finished", "dressage ppo --resume run")
+    assert cavesson(folder, "ppo", "recipe.toml").code == 2
+    refused(cavesson(folder, "generate", "run", "--prompt", "Hello"), "not finished", "cavesson ppo --resume run")

@@ -11,10 +11,10 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-import dressage
-from dressage.algorithms import ALGORITHMS
+import cavesson
+from cavesson.algorithms import ALGORITHMS
 
-SCRIPT = Path(sys.executable).with_name("dressage")
+SCRIPT = Path(sys.executable).with_name("cavesson")
 
 
 def python(code: str) -> str:
@@ -24,10 +24,10 @@ def python(code: str) -> str:
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:
-    version = importlib.metadata.version("dressage")
-    assert dressage.__version__ == version
+    version = importlib.metadata.version("cavesson")
+    assert cavesson.__version__ == version
     done = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"dressage {version}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"cavesson {version}\n", "")
 
 
 def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -45,26 +45,26 @@ def test_a_python_prompt_completes_every_settings_class_and_what_a_user_calls() 
     needed |= {"open", "Recorder", "Training", "Result", "Run", "Rollout", "Reward", "UserError"}
     code = """
 import rlcompleter
-import dressage
-completer, n = rlcompleter.Completer({"dressage": dressage}), 0
-while (match := completer.complete("dressage.", n)) is not None:
-    print(match.removeprefix("dressage.").split("(")[0])
+import cavesson
+completer, n = rlcompleter.Completer({"cavesson": cavesson}), 0
+while (match := completer.complete("cavesson.", n)) is not None:
+    print(match.removeprefix("cavesson.").split("(")[0])
     n += 1
 """
     offered = set(python(code).split())
-    assert not needed - offered, "add these to dressage/__init__.py"
-    assert offered == set(dressage.__all__) - {"__version__"}
+    assert not needed - offered, "add these to cavesson/__init__.py"
+    assert offered == set(cavesson.__all__) - {"__version__"}
 
 
 def test_nothing_but_public_names_is_offered() -> None:
     """Neither what the package imports for itself, nor modules that were imported since."""
-    assert python("import dressage, dressage.record.reader; print(*dir(dressage))").split() == sorted(dressage.__all__)
+    assert python("import cavesson, cavesson.record.reader; print(*dir(cavesson))").split() == sorted(cavesson.__all__)
 
 
-@pytest.mark.parametrize("name", sorted(set(dressage.__all__) - {"__version__"}))
+@pytest.mark.parametrize("name", sorted(set(cavesson.__all__) - {"__version__"}))
 def test_every_public_name_is_what_it_says(name: str) -> None:
-    found = getattr(dressage, name)
-    assert found.__name__ == name and found.__module__.startswith("dressage.")
+    found = getattr(cavesson, name)
+    assert found.__name__ == name and found.__module__.startswith("cavesson.")
 
 
 def test_without_torch_the_prompt_still_completes_what_reading_needs() -> None:
@@ -78,19 +78,19 @@ class Nothing(importlib.machinery.PathFinder):
 
 sys.meta_path[-1] = Nothing
 import rlcompleter
-import dressage
-completer = rlcompleter.Completer({"dressage": dressage})
-print(completer.complete("dressage.o", 0), completer.complete("dressage.Rec", 0), completer.complete("dressage.PPO", 0))
-print(*dir(dressage))
+import cavesson
+completer = rlcompleter.Completer({"cavesson": cavesson})
+print(completer.complete("cavesson.o", 0), completer.complete("cavesson.Rec", 0), completer.complete("cavesson.PPO", 0))
+print(*dir(cavesson))
 print("torch" in sys.modules)
 """
-    seen = "dressage.open( dressage.Recorder( None\nRecorder Rollout Run UserError __version__ open\nFalse\n"
+    seen = "cavesson.open( cavesson.Recorder( None\nRecorder Rollout Run UserError __version__ open\nFalse\n"
     assert python(code) == seen
 
 
 @pytest.mark.parametrize(
     ("typed", "completed"),
-    [("dressage gene", ["generate"]), ("dressage data l", ["lengths"]), ("dressage show --st", ["--step"])],
+    [("cavesson gene", ["generate"]), ("cavesson data l", ["lengths"]), ("cavesson show --st", ["--step"])],
 )
 def test_bash_completes(typed: str, completed: list[str]) -> None:
     """The script that is installed, in a real bash."""
@@ -102,7 +102,7 @@ def test_bash_completes(typed: str, completed: list[str]) -> None:
     ).stdout
     assert "complete" in script
     words = typed.split()
-    ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _dressage_completion dressage; echo ${{COMPREPLY[@]}}"
+    ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _cavesson_completion cavesson; echo ${{COMPREPLY[@]}}"
     environment = os.environ | {"PATH": f"{SCRIPT.parent}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, env=environment)
     assert done.stdout.split() == completed, done.stderr

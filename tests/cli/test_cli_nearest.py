@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from cli_helpers import dressage, write_recipe
+from cli_helpers import cavesson, write_recipe
 
-from dressage.algorithms.ppo import PPORun
-from dressage.config import SettingsError
-from dressage.errors import UserError
-from dressage.models.load import load_causal, load_tokenizer, only_gguf
-from dressage.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.algorithms.ppo import PPORun
+from cavesson.config import SettingsError
+from cavesson.errors import UserError
+from cavesson.models.load import load_causal, load_tokenizer, only_gguf
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
 
 SFT = """
 run = "run"
@@ -31,7 +31,7 @@ TEMPLATE = (
     ("arguments", "line"),
     [
         (["pppo"], "there is no command 'pppo'; did you mean 'ppo'?"),
-        (["xyz"], "there is no command 'xyz'; dressage --help lists them"),
+        (["xyz"], "there is no command 'xyz'; cavesson --help lists them"),
         (["data", "shwo"], "there is no command 'shwo'; did you mean 'show'?"),
         (
             ["ppo", "one.toml"],
@@ -62,9 +62,9 @@ def test_a_mistake_is_one_line(tmp_path, arguments, line):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "prompts.txt").write_text("a\n")
     tiny_model().save_pretrained(tmp_path / "bare")
-    done = dressage(tmp_path, *arguments)
+    done = cavesson(tmp_path, *arguments)
     assert (done.code, done.out) == (2, "")
-    assert done.err == f"dressage: {line.replace('{folder}', str(tmp_path))}\n"
+    assert done.err == f"cavesson: {line.replace('{folder}', str(tmp_path))}\n"
 
 
 def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
@@ -73,10 +73,10 @@ def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
     )
     recipe = tmp_path / "recipe.toml"
     recipe.write_bytes(b"\xef\xbb\xbf" + recipe.read_bytes())
-    assert dressage(tmp_path, "ppo", "recipe.toml").code == 0
-    done = dressage(tmp_path, "show", "run", "--step", "999")
+    assert cavesson(tmp_path, "ppo", "recipe.toml").code == 0
+    done = cavesson(tmp_path, "show", "run", "--step", "999")
     assert done.code == 2
-    assert done.err == "dressage: run has no rollout of step 999; it has rollouts of 1 step, 0 to 0\n"
+    assert done.err == "cavesson: run has no rollout of step 999; it has rollouts of 1 step, 0 to 0\n"
 
 
 def test_python_says_the_nearest_setting():
@@ -116,17 +116,17 @@ def test_generate_asks_a_run_in_the_form_that_it_learned(tmp_path, form):
     text = {"prompt": "hi", "completion": "yo"}
     (tmp_path / "talks.jsonl").write_text(2 * (json.dumps(row if form == "messages" else text) + "\n"))
     write_recipe(tmp_path, f"{SFT}template = '{TEMPLATE}'\nchat = {'true' if form == 'chat' else 'false'}\n")
-    assert dressage(tmp_path, "sft", "recipe.toml").code == 0
+    assert cavesson(tmp_path, "sft", "recipe.toml").code == 0
     asked = ("--prompt", "hello", "--sampling.max_new_tokens", "2")
     for model in ("run", "run/model"):
-        assert dressage(tmp_path, "generate", model, *asked).out.startswith("<user>hello<assistant>")
-        raw = dressage(tmp_path, "generate", model, *asked, "--raw", "true").out
+        assert cavesson(tmp_path, "generate", model, *asked).out.startswith("<user>hello<assistant>")
+        raw = cavesson(tmp_path, "generate", model, *asked, "--raw", "true").out
         assert raw.startswith("hello") and "<" not in raw[:6]
 
 
 def test_generate_continues_texts_of_a_run_that_learned_texts(tmp_path):
     (tmp_path / "talks.jsonl").write_text(2 * '{"text": "the old bridge"}\n')
     write_recipe(tmp_path, SFT)
-    assert dressage(tmp_path, "sft", "recipe.toml").code == 0
-    said = dressage(tmp_path, "generate", "run", "--prompt", "hello", "--sampling.max_new_tokens", "2").out
+    assert cavesson(tmp_path, "sft", "recipe.toml").code == 0
+    said = cavesson(tmp_path, "generate", "run", "--prompt", "hello", "--sampling.max_new_tokens", "2").out
     assert said.startswith("hello")

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_helpers import dressage, fresh
+from cli_helpers import cavesson, fresh
 
-import dressage as package
-from dressage.record import Recorder, write_run
+import cavesson as package
+from cavesson.record import Recorder, write_run
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ PLACES = {
 
 def refused(folder: Path, command: str, path: str, part: str) -> None:
     before = sorted(str(one) for one in folder.rglob("*") if one.name not in (".out", ".err", ".operations"))
-    done = dressage(folder, *(word.format(path=path) for word in COMMANDS[command]))
+    done = cavesson(folder, *(word.format(path=path) for word in COMMANDS[command]))
     assert done.code == 2, done
-    assert done.err.startswith("dressage: ") and len(done.err.splitlines()) == 1, done.err
+    assert done.err.startswith("cavesson: ") and len(done.err.splitlines()) == 1, done.err
     assert part in done.err
     after = sorted(str(one) for one in folder.rglob("*") if one.name not in (".out", ".err", ".operations"))
     assert after == before
@@ -100,16 +100,16 @@ READING = {
 @pytest.mark.parametrize("path", ["recipe.toml/inside", "n" * 300, "./dangling", "old/record"])
 @pytest.mark.parametrize("what", READING)
 def test_places_that_cannot_be_read(folder: Path, what: str, path: str) -> None:
-    done = dressage(folder, *(word.format(path=path) for word in READING[what]))
+    done = cavesson(folder, *(word.format(path=path) for word in READING[what]))
     assert done.code == 2, done
-    assert done.err.startswith("dressage: ") and len(done.err.splitlines()) <= 2, done.err
+    assert done.err.startswith("cavesson: ") and len(done.err.splitlines()) <= 2, done.err
     assert not (folder / "run").exists() and not (folder / "new").exists()
 
 
 def limited(folder: Path, size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command whose files may not become larger than so many bytes."""
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
-    code = f"import sys; {limit}; sys.argv = {['dressage', *arguments]!r}; from dressage.cli import main; main()"
+    code = f"import sys; {limit}; sys.argv = {['cavesson', *arguments]!r}; from cavesson.cli import main; main()"
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
 
 
@@ -117,10 +117,10 @@ def test_a_limit_on_the_size_of_files_is_like_a_full_disk(folder: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     done = limited(folder, 2_000, "ppo", "recipe.toml", "--checkpoint.every", "1")
     assert done.returncode == 2, done
-    assert done.stderr.splitlines()[-1].startswith("dressage: the limit on the size of a file is reached"), done.stderr
+    assert done.stderr.splitlines()[-1].startswith("cavesson: the limit on the size of a file is reached"), done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / "run").exists()  # no step was done
-    whole = dressage(folder, "ppo", "recipe.toml")
+    whole = cavesson(folder, "ppo", "recipe.toml")
     assert whole.code == 0, whole.err
     size = max(path.stat().st_size for path in (folder / "run" / "model").iterdir())
     assert package.open(folder / "run").rows().num_rows == 8
@@ -128,5 +128,5 @@ def test_a_limit_on_the_size_of_files_is_like_a_full_disk(folder: Path) -> None:
     assert done.returncode == 2 and "the limit on the size of a file is reached" in done.stderr, done.stderr
     assert "--resume" in done.stderr
     os.chdir(folder)
-    done = dressage(folder, "ppo", "--resume", "again")
+    done = cavesson(folder, "ppo", "--resume", "again")
     assert done.code == 0, done.err

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import dressage, end, start, write_recipe
+from cli_helpers import cavesson, end, start, write_recipe
 
-from dressage import open as open_run
+from cavesson import open as open_run
 
 STEPS = 6
 RECIPE = f"""
@@ -73,9 +73,9 @@ class Whole:
 
     def __init__(self, folder: Path) -> None:
         self.folder = prepare(folder)
-        dressage(self.folder, "--help")  # the first process is forked from one that must still import everything
+        cavesson(self.folder, "--help")  # the first process is forked from one that must still import everything
         started = time.monotonic()
-        done = dressage(self.folder, "ppo", "recipe.toml")
+        done = cavesson(self.folder, "ppo", "recipe.toml")
         self.seconds = time.monotonic() - started
         assert done.code == 0, done.err
         self.operations = int((self.folder / ".operations").read_text())
@@ -140,7 +140,7 @@ def check_killed(folder: Path) -> None:
 
 
 def finish(folder: Path, whole: Whole) -> None:
-    done = dressage(folder, *again(folder))
+    done = cavesson(folder, *again(folder))
     assert done.code == 0, done.err
     seen = result(folder / "run")
     for name, expected in whole.result.items():
@@ -155,7 +155,7 @@ KILLS = [(0.0,), (0.02,), (0.07,), (0.3,), (0.37,), (0.62,), (0.98,), (0.2, 0.15
 def test_killed_between_two_disk_operations(whole: Whole, tmp_path: Path, fractions: tuple[float, ...]) -> None:
     folder = prepare(tmp_path / "here")
     for fraction in fractions:
-        done = dressage(folder, *again(folder), die_at=1 + int(fraction * whole.operations))
+        done = cavesson(folder, *again(folder), die_at=1 + int(fraction * whole.operations))
         assert done.code == -signal.SIGKILL
         check_killed(folder)
     finish(folder, whole)
@@ -171,9 +171,9 @@ def test_killed_at_each_of_the_first_moments_it_gets_on(tmp_path: Path) -> None:
     for operation in range(1, 10):  # run.json, the vocabulary, the attempt, and the first rollouts
         shutil.rmtree(folder / "run", ignore_errors=True)
         command = ["ppo", "recipe.toml", "--resume", "run"]  # a scheduler runs the same command again
-        assert dressage(folder, *command, die_at=operation).code == -signal.SIGKILL
+        assert cavesson(folder, *command, die_at=operation).code == -signal.SIGKILL
         begun.append((folder / "run" / "run.json").exists())
-        done = dressage(folder, *command)
+        done = cavesson(folder, *command)
         assert done.code == 0, (operation, done.err)
         assert open_run(folder / "run").rows(["step"])["step"].to_pylist() == [0] * 4
     assert set(begun) == {False, True}
@@ -201,9 +201,9 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     whole: Whole, tmp_path: Path, fraction: float, begun: bool
 ) -> None:
     folder = prepare(tmp_path / "here")
-    done = dressage(folder, "ppo", "recipe.toml", full_at=1 + int(fraction * whole.operations))
-    assert done.code == 2 and done.err.startswith("dressage: the disk is full") and len(done.err.splitlines()) == 1
-    way = re.findall(r"; continue with: \S*dressage (.*)\n", done.err)
+    done = cavesson(folder, "ppo", "recipe.toml", full_at=1 + int(fraction * whole.operations))
+    assert done.code == 2 and done.err.startswith("cavesson: the disk is full") and len(done.err.splitlines()) == 1
+    way = re.findall(r"; continue with: \S*cavesson (.*)\n", done.err)
     # Of a run that fails in its first step nothing is left: the same command starts it.
     assert way == (["ppo --resume run"] if begun else []) and (folder / "run").exists() == begun
     check_killed(folder)
@@ -223,7 +223,7 @@ def test_killed_at_random_moments(whole: Whole, tmp_path: Path) -> None:
 
 def test_a_real_command_killed_from_outside(whole: Whole, tmp_path: Path) -> None:
     folder = prepare(tmp_path / "here")
-    command = [sys.executable, "-c", "import torch; torch.set_num_threads(1); import dressage.cli; dressage.cli.main()"]
+    command = [sys.executable, "-c", "import torch; torch.set_num_threads(1); import cavesson.cli; cavesson.cli.main()"]
     process = subprocess.Popen([*command, "ppo", "recipe.toml"], cwd=folder, stdout=subprocess.DEVNULL)
     record = folder / "run" / "record"
     deadline = time.monotonic() + 120
@@ -241,7 +241,7 @@ def test_a_real_command_killed_from_outside(whole: Whole, tmp_path: Path) -> Non
 def test_a_finished_run_says_so_and_stays_as_it_is(whole: Whole, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     shutil.copytree(whole.folder, folder)
-    done = dressage(folder, "ppo", "--resume", "run")
+    done = cavesson(folder, "ppo", "--resume", "run")
     assert done.code == 0, done.err
     assert "complete" in done.out and "step 0 " not in done.out
     assert result(folder / "run") == whole.result

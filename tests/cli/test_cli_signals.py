@@ -17,7 +17,7 @@ import cli_helpers
 import pytest
 from cli_helpers import write_recipe
 
-import dressage
+import cavesson
 
 SLOW = """
 import time
@@ -56,7 +56,7 @@ on_finding = "ignore"
 )
 SECONDS = 240
 """For which anything is waited for."""
-DRESSAGE = "import torch; torch.set_num_threads(1); import dressage.cli; dressage.cli.main()"
+CAVESSON = "import torch; torch.set_num_threads(1); import cavesson.cli; cavesson.cli.main()"
 
 
 class Terminal:
@@ -64,7 +64,7 @@ class Terminal:
 
     opened: ClassVar[list["Terminal"]] = []
 
-    def __init__(self, folder: Path, *arguments: str, code: str = DRESSAGE) -> None:
+    def __init__(self, folder: Path, *arguments: str, code: str = CAVESSON) -> None:
         self.said = ""
         self._code: int | None = None
         self.pid, self._handle = pty.fork()
@@ -156,7 +156,7 @@ def recorded(run: Path, step: int) -> Callable[[], bool]:
 def results(run: Path) -> tuple[dict[str, bytes], list[dict[str, object]]]:
     weights = {path.name: path.read_bytes() for path in (run / "model").glob("*.safetensors")}
     assert weights
-    return weights, dressage.open(run).rows().drop_columns("attempt").to_pylist()
+    return weights, cavesson.open(run).rows().drop_columns("attempt").to_pylist()
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run without interruption."""
     folder = prepared(tmp_path_factory.mktemp("whole") / "here")
     (folder / "rewards.py").write_text(SLOW.replace("0.3", "0.0"))
-    subprocess.run([sys.executable, "-c", DRESSAGE, "ppo", "recipe.toml"], cwd=folder, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", CAVESSON, "ppo", "recipe.toml"], cwd=folder, check=True, capture_output=True)
     return folder
 
 
@@ -205,12 +205,12 @@ def test_a_second_ctrl_c_ends_at_once(here: Path) -> None:
     began = time.monotonic()
     terminal.press_ctrl_c()
     assert terminal.end() == 130 and time.monotonic() - began < 15
-    assert re.search(r"dressage: interrupted; continue with: \S*dressage ppo --resume run\r\n$", terminal.said)
+    assert re.search(r"cavesson: interrupted; continue with: \S*cavesson ppo --resume run\r\n$", terminal.said)
     assert "Traceback" not in terminal.said
 
 
 def test_sigterm_saves_as_well(here: Path, whole: object) -> None:
-    patient = f"import dressage.train.signals as s; s.TWICE *= 20; {DRESSAGE}"  # this machine may be busy
+    patient = f"import cavesson.train.signals as s; s.TWICE *= 20; {CAVESSON}"  # this machine may be busy
     process = subprocess.Popen(
         [sys.executable, "-c", patient, "ppo", "recipe.toml"], cwd=here, stdout=-3, stderr=subprocess.PIPE, text=True
     )
@@ -234,13 +234,13 @@ def test_sigterm_saves_as_well(here: Path, whole: object) -> None:
 def test_sigterm_before_anything_is_begun_leaves_nothing_held(here: Path) -> None:
     (here / "rewards.py").write_text(LOADING)
     process = subprocess.Popen(
-        [sys.executable, "-c", DRESSAGE, "ppo", "recipe.toml"],
+        [sys.executable, "-c", CAVESSON, "ppo", "recipe.toml"],
         cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None and "loaded" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (143, "dressage: interrupted by SIGTERM\n")
+    assert (process.returncode, err) == (143, "cavesson: interrupted by SIGTERM\n")
     assert not (here / "run").exists()
 
 
@@ -249,7 +249,7 @@ def test_ctrl_c_before_anything_is_begun_is_one_line(here: Path) -> None:
     terminal = Terminal(here, "ppo", "recipe.toml")
     terminal.wait_for_text("loaded\r\n")
     terminal.press_ctrl_c()
-    assert terminal.end() == 130 and terminal.said.split() == ["loaded", "^Cdressage:", "interrupted"]
+    assert terminal.end() == 130 and terminal.said.split() == ["loaded", "^Ccavesson:", "interrupted"]
     assert not (here / "run").exists()
 
 
@@ -261,7 +261,7 @@ def test_ctrl_c_ends_an_align_recipe_between_updates(here: Path) -> None:
     terminal.press_ctrl_c()
     assert terminal.end() == 130, terminal.said
     assert "finishing the step" in terminal.said and "stage ppo: interrupted" in terminal.said
-    assert re.search(r"checkpoint is complete; continue with: \S*dressage align align.toml\r\n$", terminal.said)
+    assert re.search(r"checkpoint is complete; continue with: \S*cavesson align align.toml\r\n$", terminal.said)
     assert list((here / "all" / "ppo" / "checkpoints").iterdir())
 
 
@@ -290,10 +290,10 @@ def test_ctrl_c_leaves_a_conversation(finished: Path) -> None:
 
 
 def test_ctrl_c_in_any_other_command_is_one_line(finished: Path) -> None:
-    code = "import dressage.cli, dressage.record.query; print('begins', flush=True); dressage.cli.main()"
+    code = "import cavesson.cli, cavesson.record.query; print('begins', flush=True); cavesson.cli.main()"
     terminal = Terminal(finished, "sql", "run", "select count(*) from range(1000000000000)", code=code)
     terminal.wait_for_text("begins")
     time.sleep(2)
     terminal.press_ctrl_c()
     assert terminal.end() == 130, terminal.said
-    assert terminal.said.split() == ["begins", "^Cdressage:", "interrupted"]
+    assert terminal.said.split() == ["begins", "^Ccavesson:", "interrupted"]

@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
-from cli_helpers import dressage, in_terminal
+from cli_helpers import cavesson, in_terminal
 
-from dressage.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
 
 EVIL = "\x1b]0;owned\x07 \x1b[2J \x9b31m \u202eoff \u2066 \x7f\r"
 IN_TOML = json.dumps(EVIL).replace("\x7f", "\\u007f")
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     (folder / "answers.json").write_text(json.dumps(answers))
     tiny_model().save_pretrained(folder / "other")
     tiny_tokenizer().save_pretrained(folder / "other")
-    done = dressage(folder, "import", "rows.jsonl", "run")
+    done = cavesson(folder, "import", "rows.jsonl", "run")
     assert done.code == 0, done.err
     return folder
 
@@ -59,7 +59,7 @@ def test_what_others_wrote_is_shown_by_signs(folder, arguments):
 
 def test_json_has_escapes_and_the_same_values(folder):
     shown = in_terminal(folder, "doctor", "run", "--json")
-    piped = dressage(folder, "doctor", "run", "--json").out
+    piped = cavesson(folder, "doctor", "run", "--json").out
     assert not ACTING.search(shown) and shown == piped
     json.loads(shown)
 
@@ -68,11 +68,11 @@ FLAGS = ("--sampling.max_new_tokens", "1500", "--sampling.min_new_tokens", "1500
 
 
 def test_generated_text_is_exact_in_files_and_pipes_and_safe_in_a_terminal(folder):
-    written = dressage(folder, "generate", "tiny", "--prompt", EVIL, "--out", "said.jsonl", *FLAGS)
+    written = cavesson(folder, "generate", "tiny", "--prompt", EVIL, "--out", "said.jsonl", *FLAGS)
     assert written.code == 0, written.err
     (row,) = map(json.loads, (folder / "said.jsonl").read_text().splitlines())
     assert row["prompt"] == EVIL and ACTING.search(row["response"])  # the tiny model says any byte
-    dressage(folder, "generate", "tiny", "--prompt", EVIL, *FLAGS)
+    cavesson(folder, "generate", "tiny", "--prompt", EVIL, *FLAGS)
     piped = (folder / ".out").read_bytes().decode()
     assert piped.startswith(EVIL + row["response"])
     shown = in_terminal(folder, "generate", "tiny", "--prompt", EVIL, *FLAGS)

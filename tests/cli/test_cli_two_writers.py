@@ -8,9 +8,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from cli_helpers import RECIPE, dressage, end, start, write_recipe
+from cli_helpers import RECIPE, cavesson, end, start, write_recipe
 
-from dressage import open as open_run
+from cavesson import open as open_run
 
 STEPS = 40
 LONG = RECIPE.replace("steps = 2", f"steps = {STEPS}") + "[checkpoint]\nevery = 2\n"
@@ -55,7 +55,7 @@ def test_two_resumes(here: Path) -> None:
     killed.join(60)
     first = standing_still(here, "ppo", "--resume", "run", attempt=1)  # after a kill the folder is nobody's
     try:
-        second = dressage(elsewhere(here), "ppo", "--resume", "../here/run")
+        second = cavesson(elsewhere(here), "ppo", "--resume", "../here/run")
     finally:
         os.kill(first.pid, signal.SIGCONT)
     assert second.code == 2 and len(second.err.splitlines()) == 1
@@ -90,6 +90,6 @@ def test_a_deleted_folder_ends_the_training(here: Path) -> None:
         end(process)
         err = (here / ".err").read_text()
         assert process.exitcode == 2, err
-        assert err.splitlines()[-1] == f"dressage: {Path('run') / gone} was deleted or moved while it was being written"
+        assert err.splitlines()[-1] == f"cavesson: {Path('run') / gone} was deleted or moved while it was being written"
         steps = (here / ".out").read_text().count("reward")
         assert 0 < steps < STEPS - 5

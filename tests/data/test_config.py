@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-from dressage.algorithms.ppo import PPORun
-from dressage.config import Settings, SettingsError, check, describe, load
-from dressage.errors import UserError
+from cavesson.algorithms.ppo import PPORun
+from cavesson.config import Settings, SettingsError, check, describe, load
+from cavesson.errors import UserError
 
 
 class Inner(Settings):

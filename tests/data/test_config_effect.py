@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from dressage.algorithms import ALGORITHMS
-from dressage.config import Settings, check
-from dressage.data.settings import SourceSettings
-from dressage.data.sources import read
-from dressage.errors import UserError
-from dressage.sampling.generate import GenerateSettings
-from dressage.tools.compare import CompareSettings
-from dressage.tools.evaluate import EvaluateSettings
+from cavesson.algorithms import ALGORITHMS
+from cavesson.config import Settings, check
+from cavesson.data.settings import SourceSettings
+from cavesson.data.sources import read
+from cavesson.errors import UserError
+from cavesson.sampling.generate import GenerateSettings
+from cavesson.tools.compare import CompareSettings
+from cavesson.tools.evaluate import EvaluateSettings
 
 TOOLS: dict[str, type[Settings]] = {
     "generate": GenerateSettings, "compare": CompareSettings, "evaluate": EvaluateSettings

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dressage.algorithms.dpo import DPORun
-from dressage.algorithms.ppo import PPORun
-from dressage.config import load
-from dressage.data.chat import read_template
-from dressage.data.settings import SourceSettings
-from dressage.data.sources import read
-from dressage.errors import UserError
-from dressage.models.load import load_causal
+from cavesson.algorithms.dpo import DPORun
+from cavesson.algorithms.ppo import PPORun
+from cavesson.config import load
+from cavesson.data.chat import read_template
+from cavesson.data.settings import SourceSettings
+from cavesson.data.sources import read
+from cavesson.errors import UserError
+from cavesson.models.load import load_causal
 
 RECIPE = """
 [model]

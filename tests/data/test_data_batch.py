@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dressage.types import Batch
+from cavesson.types import Batch
 
 
 def batch() -> Batch:

@@ -1,9 +1,9 @@
 import pytest
 from text_helpers import CHATML, FORGETFUL, LLAMA2, MARKED, NO_SIGNS, PHI3, byte_pairs
 
-from dressage.data.chat import Chat, ChatSettings, read_template
-from dressage.data.types import Turn
-from dressage.errors import UserError
+from cavesson.data.chat import Chat, ChatSettings, read_template
+from cavesson.data.types import Turn
+from cavesson.errors import UserError
 
 TALK = (Turn("user", "What is it?"), Turn("assistant", "A bridge.\n"), Turn("user", "Old?"), Turn("assistant", ""))
 

@@ -2,8 +2,8 @@ import io
 
 from rich.console import Console
 
-from dressage.data.duplicates import duplicates, print_duplicates
-from dressage.data.types import Demonstration, Pair, Prompt, Turn
+from cavesson.data.duplicates import duplicates, print_duplicates
+from cavesson.data.types import Demonstration, Pair, Prompt, Turn
 
 
 def counts(rows, held_out=()):

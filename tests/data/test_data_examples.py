@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dressage.data.examples import Examples, load_demonstrations
-from dressage.data.tokens import TextSettings, Tokens
-from dressage.models.tiny import tiny_tokenizer
+from cavesson.data.examples import Examples, load_demonstrations
+from cavesson.data.tokens import TextSettings, Tokens
+from cavesson.models.tiny import tiny_tokenizer
 
 
 def written(folder: Path, name: str, texts: Sequence[str]) -> str:

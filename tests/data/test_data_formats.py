@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.data.conversations import shared_text
-from dressage.data.fields import Fields, Row
-from dressage.data.formats import FORMATS, convert, recognise
-from dressage.data.load import Loaded, load
-from dressage.data.notes import Notes
-from dressage.data.settings import DataSettings, SourceSettings
-from dressage.data.sources import read as read_rows
-from dressage.data.types import Demonstration, Pair, Prompt, Turn
-from dressage.errors import UserError
+from cavesson.data.conversations import shared_text
+from cavesson.data.fields import Fields, Row
+from cavesson.data.formats import FORMATS, convert, recognise
+from cavesson.data.load import Loaded, load
+from cavesson.data.notes import Notes
+from cavesson.data.settings import DataSettings, SourceSettings
+from cavesson.data.sources import read as read_rows
+from cavesson.data.types import Demonstration, Pair, Prompt, Turn
+from cavesson.errors import UserError
 
 
 def user(text: str) -> Turn:

@@ -4,10 +4,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.data.human_assistant import parse
-from dressage.data.load import Loaded, load
-from dressage.data.settings import DataSettings
-from dressage.data.types import Demonstration, Pair, Prompt, Turn
+from cavesson.data.human_assistant import parse
+from cavesson.data.load import Loaded, load
+from cavesson.data.settings import DataSettings
+from cavesson.data.types import Demonstration, Pair, Prompt, Turn
 
 
 def user(text: str) -> Turn:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from text_helpers import CHATML, byte_pairs
 
-from dressage.data.lengths import LengthSettings, count_tokens, histogram, predict, show_lengths
-from dressage.data.types import Demonstration, Pair, Prompt, Turn
-from dressage.data.view import AnyDataSettings
-from dressage.models.tiny import tiny_tokenizer
+from cavesson.data.lengths import LengthSettings, count_tokens, histogram, predict, show_lengths
+from cavesson.data.types import Demonstration, Pair, Prompt, Turn
+from cavesson.data.view import AnyDataSettings
+from cavesson.models.tiny import tiny_tokenizer
 
 
 def counted(*rows: Prompt | Demonstration | Pair, **options: object) -> dict[str, list[int]]:
@@ -72,7 +72,7 @@ def test_what_a_limit_drops_is_predicted(kind, options, expected):
 
 
 def test_the_prediction_is_what_happens(tmp_path: Path):
-    from dressage.data.prompts import PromptSettings, load_prompts
+    from cavesson.data.prompts import PromptSettings, load_prompts
 
     file = tmp_path / "a.jsonl"
     rows = [{"prompt": "a" * n} for n in range(1, 21)]

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from dressage.data.lmflow import TYPES
-from dressage.data.load import Loaded, load
-from dressage.data.settings import DataSettings
-from dressage.data.types import Demonstration, Pair, Prompt, Turn
-from dressage.errors import UserError
+from cavesson.data.lmflow import TYPES
+from cavesson.data.load import Loaded, load
+from cavesson.data.settings import DataSettings
+from cavesson.data.types import Demonstration, Pair, Prompt, Turn
+from cavesson.errors import UserError
 
 
 def file_of(folder: Path, type_: str, *instances: dict, name: str = "data.json") -> Path:

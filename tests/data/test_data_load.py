@@ -5,10 +5,10 @@ import datasets
 import pytest
 from pydantic import ValidationError
 
-from dressage.data.load import load
-from dressage.data.settings import DataSettings, SourceSettings
-from dressage.data.types import Demonstration, Prompt
-from dressage.errors import UserError
+from cavesson.data.load import load
+from cavesson.data.settings import DataSettings, SourceSettings
+from cavesson.data.types import Demonstration, Prompt
+from cavesson.errors import UserError
 
 
 def numbered(folder: Path, name: str, count: int) -> str:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.data.order import InMemory, Mixed, Streamed, passes_over, permutation
-from dressage.errors import UserError
-from dressage.sampling.randomness import Purpose, generator
+from cavesson.data.order import InMemory, Mixed, Streamed, passes_over, permutation
+from cavesson.errors import UserError
+from cavesson.sampling.randomness import Purpose, generator
 
 seeds, booleans, sizes = st.integers(0, 5), st.booleans(), st.integers(1, 30)
 

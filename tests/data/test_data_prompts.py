@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text_helpers import CHATML, byte_pairs
 
-from dressage.data.chat import Chat
-from dressage.data.prompts import PromptSet, PromptSettings, load_prompts, padded_prompts, tokenize
-from dressage.errors import UserError
+from cavesson.data.chat import Chat
+from cavesson.data.prompts import PromptSet, PromptSettings, load_prompts, padded_prompts, tokenize
+from cavesson.errors import UserError
 
 TEXTS = ["The old bridge", 'said "yes", then', "größer 🙂", "two\nlines"]
 ASKED = [{"role": "user", "content": "What is it?"}]

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 from text_helpers import CHATML, LLAMA2, NO_SIGNS, byte_pairs, word_pieces
 
-from dressage.data.show import ShowSettings, encode_row, seen, show_data, token_text
-from dressage.data.types import Demonstration, Pair, Prompt, Turn
-from dressage.data.view import AnyDataSettings, recognised
-from dressage.errors import UserError
+from cavesson.data.show import ShowSettings, encode_row, seen, show_data, token_text
+from cavesson.data.types import Demonstration, Pair, Prompt, Turn
+from cavesson.data.view import AnyDataSettings, recognised
+from cavesson.errors import UserError
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b\n"}]
 

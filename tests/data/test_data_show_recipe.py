@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from text_helpers import CHATML, byte_pairs
 
-from dressage.data.show_recipe import show_recipe
-from dressage.errors import UserError
-from dressage.models.tiny import tiny_model
+from cavesson.data.show_recipe import show_recipe
+from cavesson.errors import UserError
+from cavesson.models.tiny import tiny_model
 
 PAIR = {"prompt": "a", "chosen": " b", "rejected": " c"}
 SAID = {"prompt": "a", "response": " b"}

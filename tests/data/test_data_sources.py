@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.data.settings import SourceSettings
-from dressage.data.sources import read
-from dressage.errors import UserError
+from cavesson.data.settings import SourceSettings
+from cavesson.data.sources import read
+from cavesson.errors import UserError
 
 TEXTS = ["The old bridge", 'said "yes", then', "größer 🙂", "two\nlines", ""]
 CUT = gzip.compress(b'{"a": 1}' * 99, mtime=0)[:-9]

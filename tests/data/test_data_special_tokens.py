@@ -12,12 +12,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
-from dressage.data.chat import Chat
-from dressage.data.encode import Asked, Encoder
-from dressage.data.prompts import PromptSettings, load_prompts, tokenize
-from dressage.data.special_tokens import SpecialTokens, Written
-from dressage.data.tokens import PairSettings, TextSettings, tokenize_demonstrations, tokenize_pairs
-from dressage.data.types import Demonstration, Pair, Turn
+from cavesson.data.chat import Chat
+from cavesson.data.encode import Asked, Encoder
+from cavesson.data.prompts import PromptSettings, load_prompts, tokenize
+from cavesson.data.special_tokens import SpecialTokens, Written
+from cavesson.data.tokens import PairSettings, TextSettings, tokenize_demonstrations, tokenize_pairs
+from cavesson.data.types import Demonstration, Pair, Turn
 
 
 def unigram() -> PreTrainedTokenizerBase:
@@ -239,7 +239,7 @@ def test_prompts_from_python_are_text_as_well():
 def test_a_slow_tokenizer_says_so(tmp_path: Path):
     from transformers import ByT5Tokenizer
 
-    from dressage.errors import UserError
+    from cavesson.errors import UserError
 
     tokenizer = ByT5Tokenizer()
     with pytest.raises(UserError, match=r"the data has </s> in it, which only a fast tokenizer .* reads as text"):

@@ -4,10 +4,10 @@ from hypothesis import strategies as st
 from text_helpers import CHATML, LLAMA2, MARKED, NO_SIGNS, byte_pairs, word_pieces
 from transformers import PreTrainedTokenizerBase
 
-from dressage.data.tokens import PairSettings, TextSettings, Tokens, tokenize_demonstrations, tokenize_pairs
-from dressage.data.types import Demonstration, Pair, Turn
-from dressage.errors import UserError
-from dressage.models.tiny import tiny_tokenizer
+from cavesson.data.tokens import PairSettings, TextSettings, Tokens, tokenize_demonstrations, tokenize_pairs
+from cavesson.data.types import Demonstration, Pair, Turn
+from cavesson.errors import UserError
+from cavesson.models.tiny import tiny_tokenizer
 
 BPE = byte_pairs()
 QUESTION = (Turn("user", "What is it?"),)
@@ -272,7 +272,7 @@ def test_ids_and_mask_are_those_of_trl(tmp_path):
     trl = pytest.importorskip("trl")
     import datasets
 
-    from dressage.models.tiny import tiny_model
+    from cavesson.models.tiny import tiny_model
 
     rows = [("What is", " it?"), ("the ", "river"), ("the  ", "old"), ("", "It is a river."), ("What is it?", "")]
     chats = [(QUESTION, ANSWER), (QUESTION + MORE[:2], MORE[2:])]
@@ -301,7 +301,7 @@ def test_pairs_are_those_of_trl(tmp_path):
     trl = pytest.importorskip("trl")
     import datasets
 
-    from dressage.models.tiny import tiny_model
+    from cavesson.models.tiny import tiny_model
 
     rows = [("What is", " it?", " old"), ("the ", "river", "!"), ("the  ", "old", " old"), ("What is it?", "", "It is")]
     tokenizer = byte_pairs()

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-import dressage
-from dressage.doctor.data import RunData
-from dressage.doctor.finding import Reading
-from dressage.doctor.rule import Rule
-from dressage.record import Recorder, begin_attempt, write_run
+import cavesson
+from cavesson.doctor.data import RunData
+from cavesson.doctor.finding import Reading
+from cavesson.doctor.rule import Rule
+from cavesson.record import Recorder, begin_attempt, write_run
 
 END = 0
 WORDS = [
@@ -92,7 +92,7 @@ class Made:
         return folder
 
     def data(self, folder: Path) -> RunData:
-        return RunData(dressage.open(self.write(folder)))
+        return RunData(cavesson.open(self.write(folder)))
 
 
 def reading(rule: Rule, made: Made, folder: Path) -> Reading:

@@ -3,9 +3,9 @@
 import pytest
 from doctor_helpers import healthy
 
-from dressage.doctor.diagnosis import diagnose, worst
-from dressage.doctor.finding import Reading
-from dressage.doctor.rule import rule
+from cavesson.doctor.diagnosis import diagnose, worst
+from cavesson.doctor.finding import Reading
+from cavesson.doctor.rule import rule
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.diagnosis import FOLDER, LARGEST, pages, undecided
-from dressage.doctor.rules import RULES
+from cavesson.doctor.rules import RULES
 
 PICTURES = json.loads((FOLDER / "pictures.json").read_text("utf-8"))
 

@@ -10,10 +10,10 @@ from doctor_helpers import healthy
 from sick_response import mark
 
 READ = """
-import sys, dressage
-from dressage.doctor.data import RunData
-from dressage.doctor.rules import RULES
-data = RunData(dressage.open(sys.argv[1]))
+import sys, cavesson
+from cavesson.doctor.data import RunData
+from cavesson.doctor.rules import RULES
+data = RunData(cavesson.open(sys.argv[1]))
 for rule in RULES:
     if all(any(data.has(one) for one in need.split("|")) for need in rule.needs):
         reading = rule.statistic(data)

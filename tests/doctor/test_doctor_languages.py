@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from dressage.algorithms.grpo import GRPORun
-from dressage.algorithms.ppo import PPORun
-from dressage.config import Settings
-from dressage.doctor import diagnosis
-from dressage.doctor.finding import Phrase, Reading, Severity, Share
-from dressage.doctor.report import evidence, page, terminal
-from dressage.doctor.rule import Rule
-from dressage.doctor.rules import (
+from cavesson.algorithms.grpo import GRPORun
+from cavesson.algorithms.ppo import PPORun
+from cavesson.config import Settings
+from cavesson.doctor import diagnosis
+from cavesson.doctor.finding import Phrase, Reading, Severity, Share
+from cavesson.doctor.report import evidence, page, terminal
+from cavesson.doctor.rule import Rule
+from cavesson.doctor.rules import (
     RULES,
     diversity,
     invariants,
@@ -38,7 +38,7 @@ from dressage.doctor.rules import (
     update,
     value,
 )
-from dressage.doctor.words import LANGUAGES, language, number
+from cavesson.doctor.words import LANGUAGES, language, number
 
 MODULES = (
     diversity,

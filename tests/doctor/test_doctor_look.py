@@ -5,12 +5,12 @@ import time
 import sick_invariants
 from doctor_helpers import healthy
 
-from dressage.doctor.diagnosis import diagnose
-from dressage.doctor.look import look
-from dressage.doctor.own import all_rules
-from dressage.doctor.words import LANGUAGES, language, number
-from dressage.index.findings import read_findings
-from dressage.record import write_run
+from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.look import look
+from cavesson.doctor.own import all_rules
+from cavesson.doctor.words import LANGUAGES, language, number
+from cavesson.index.findings import read_findings
+from cavesson.record import write_run
 
 
 def test_the_file_says_what_the_diagnosis_says(tmp_path):

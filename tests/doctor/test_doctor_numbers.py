@@ -9,11 +9,11 @@ from doctor_helpers import healthy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dressage.doctor.groups import groups, within
-from dressage.doctor.rows import Rows
-from dressage.doctor.rules.value import returns
-from dressage.doctor.sample import by_tenth, chosen_steps
-from dressage.doctor.series import averaged, over_median, series, since, slope_by_step, smoothed, trend
+from cavesson.doctor.groups import groups, within
+from cavesson.doctor.rows import Rows
+from cavesson.doctor.rules.value import returns
+from cavesson.doctor.sample import by_tenth, chosen_steps
+from cavesson.doctor.series import averaged, over_median, series, since, slope_by_step, smoothed, trend
 
 
 def test_groups_beside_a_slow_version(tmp_path):
@@ -141,7 +141,7 @@ def test_the_steps_that_are_looked_at_lie_over_the_whole_run(count):
 
 
 def test_of_a_large_step_whole_groups_are_looked_at_and_over_the_run_each_part_of_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("dressage.doctor.sample.MOST_TOKENS", 24 * 8 * 6)
+    monkeypatch.setattr("cavesson.doctor.sample.MOST_TOKENS", 24 * 8 * 6)
     made = healthy(batch=64, siblings=4)
     made.tokens["mask"] = np.arange(made.mask.shape[-1]) < 6 * np.ones((24, 64, 1))
     data = made.data(tmp_path / "run")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from doctor_helpers import healthy
 
-import dressage
-from dressage.doctor import diagnose
-from dressage.doctor.data import RunData
-from dressage.doctor.own import all_rules, rules_in
-from dressage.errors import UserError
+import cavesson
+from cavesson.doctor import diagnose
+from cavesson.doctor.data import RunData
+from cavesson.doctor.own import all_rules, rules_in
+from cavesson.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
@@ -29,7 +29,7 @@ def test_the_rule_of_the_page_finds_what_it_says(share, found, file, tmp_path):
     made = healthy()
     greets = np.random.default_rng(1).random(made.rows["response"].shape) < share
     made.rows["response"] = np.where(greets, "Hello there", made.rows["response"])
-    data = RunData(dressage.open(made.write(tmp_path / "run")))
+    data = RunData(cavesson.open(made.write(tmp_path / "run")))
     diagnosis = diagnose(data, rules_in(file))
     assert [finding.rule.name for finding in diagnosis.findings] == (["greets"] if found else [])
 
@@ -44,7 +44,7 @@ def test_an_installed_package_may_bring_a_rule(file, tmp_path, monkeypatch):
     (installed / "greetings-1.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: greetings\nVersion: 1\n"
     )
-    (installed / "greetings-1.dist-info" / "entry_points.txt").write_text("[dressage.rules]\ngreets = greets:greets\n")
+    (installed / "greetings-1.dist-info" / "entry_points.txt").write_text("[cavesson.rules]\ngreets = greets:greets\n")
     file.rename(installed / "greets.py")
     monkeypatch.syspath_prepend(installed)
     assert [rule.name for rule in all_rules()][-1] == "greets"
@@ -59,7 +59,7 @@ def test_a_file_without_a_rule_is_one_line(code, tmp_path):
         rules_in(file)
 
 
-OWN = """from dressage.doctor import Reading, rule
+OWN = """from cavesson.doctor import Reading, rule
 
 @rule(row=0, needs=["rows.response"], title="T", cause="Seen {{seen}}{cause}.", healthy="h", fix="f", source="s")
 def mine(data):
@@ -85,13 +85,13 @@ def mine(data):
 def test_a_mistake_in_a_rule_is_a_line_that_names_its_place(body, cause, said, tmp_path):
     file = tmp_path / "rules.py"
     file.write_text(OWN.format(body=body, cause=cause))
-    data = RunData(dressage.open(healthy(steps=2, batch=4).write(tmp_path / "run")))
+    data = RunData(cavesson.open(healthy(steps=2, batch=4).write(tmp_path / "run")))
     with pytest.raises(UserError, match=said):
         diagnose(data, rules_in(file))
 
 
 def test_a_rule_that_changes_the_settings_does_so_for_itself(tmp_path):
-    data = RunData(dressage.open(healthy(steps=2, batch=4).write(tmp_path / "run")))
+    data = RunData(cavesson.open(healthy(steps=2, batch=4).write(tmp_path / "run")))
     before = data.setting("config.kl.coef")
     data.info["config"]["kl"]["coef"] = 99
     data.setting("config.kl")["coef"] = 98
@@ -101,7 +101,7 @@ def test_a_rule_that_changes_the_settings_does_so_for_itself(tmp_path):
 def test_the_words_of_a_rule_are_needed_where_it_finds_something(tmp_path):
     file = tmp_path / "rules.py"
     file.write_text(OWN.format(body="return Reading(1.0, sick=False)", cause=" of {all}"))
-    data = RunData(dressage.open(healthy(steps=2, batch=4).write(tmp_path / "run")))
+    data = RunData(cavesson.open(healthy(steps=2, batch=4).write(tmp_path / "run")))
     assert [rule.name for rule, _ in diagnose(data, rules_in(file)).healthy] == ["mine"]
 
 
@@ -125,8 +125,8 @@ def test_what_a_rule_needs_and_how_grave_it_is_have_known_names(change, said, tm
     [("nowhere:rule", "loading the rule nowhere:rule raised ModuleNotFoundError"), ("json:loads", "is none")],
 )
 def test_a_package_whose_rule_is_none_is_one_line(value, said, monkeypatch):
-    entry = EntryPoint("theirs", value, "dressage.rules")
-    monkeypatch.setattr("dressage.doctor.own.entry_points", lambda group: [entry])
+    entry = EntryPoint("theirs", value, "cavesson.rules")
+    monkeypatch.setattr("cavesson.doctor.own.entry_points", lambda group: [entry])
     with pytest.raises(UserError, match=said):
         all_rules()
 

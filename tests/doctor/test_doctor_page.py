@@ -13,20 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import dressage.doctor
-from dressage.cli_doctor import doctor_app
-from dressage.doctor.diagnosis import diagnose
-from dressage.doctor.finding import Curve, Evidence, Phrase, Reading
-from dressage.doctor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, chart, drawn, nice_ticks
-from dressage.doctor.report.evidence import SHADES, evidence
-from dressage.doctor.report.page import page
-from dressage.doctor.rules import RULES
-from dressage.doctor.series import Series
-from dressage.doctor.words import LANGUAGES, language
-from dressage.errors import UserError
-from dressage.record import write_vocabulary
+import cavesson.doctor
+from cavesson.cli_doctor import doctor_app
+from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.finding import Curve, Evidence, Phrase, Reading
+from cavesson.doctor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, chart, drawn, nice_ticks
+from cavesson.doctor.report.evidence import SHADES, evidence
+from cavesson.doctor.report.page import page
+from cavesson.doctor.rules import RULES
+from cavesson.doctor.series import Series
+from cavesson.doctor.words import LANGUAGES, language
+from cavesson.errors import UserError
+from cavesson.record import write_vocabulary
 
-DOCTOR = Path(dressage.doctor.__file__).parent
+DOCTOR = Path(cavesson.doctor.__file__).parent
 BY_NAME = {rule.name: rule for rule in RULES}
 HOSTILE = '</style><script>alert("x")</script><img src=//x.com onerror=x> &amp; \u202eturned\x07'
 VISIBLE = HOSTILE.replace("\u202e", "⟨RLO⟩").replace("\x07", "␇")
@@ -172,8 +172,8 @@ def test_the_tokens_that_matter_are_marked_and_coloured_by_what_the_rule_looks_a
 
 
 def test_of_a_long_response_what_surrounds_the_place_is_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr("dressage.doctor.report.evidence.BEFORE", 2)
-    monkeypatch.setattr("dressage.doctor.report.evidence.BEHIND", 3)
+    monkeypatch.setattr("cavesson.doctor.report.evidence.BEFORE", 2)
+    monkeypatch.setattr("cavesson.doctor.report.evidence.BEHIND", 3)
     made = healthy()
     made.tokens["mask"][0, 0] = True
     made.tokens["token_id"][0, 0] = np.arange(made.mask.shape[-1]) + 1

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-import dressage
-from dressage.cli_doctor import doctor_app
-from dressage.doctor.data import RunData
-from dressage.doctor.diagnosis import diagnose
-from dressage.doctor.look import look
-from dressage.doctor.report.page import page
-from dressage.doctor.report.plain import plain
-from dressage.doctor.report.terminal import show
-from dressage.doctor.rules import RULES
-from dressage.doctor.words import LANGUAGES, language
-from dressage.record import Recorder, begin_attempt, compact, write_run
+import cavesson
+from cavesson.cli_doctor import doctor_app
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.look import look
+from cavesson.doctor.report.page import page
+from cavesson.doctor.report.plain import plain
+from cavesson.doctor.report.terminal import show
+from cavesson.doctor.rules import RULES
+from cavesson.doctor.words import LANGUAGES, language
+from cavesson.record import Recorder, begin_attempt, compact, write_run
 
 RUNS = {algorithm: healthy(algorithm) for algorithm in ("ppo", "grpo")}
 
@@ -36,7 +36,7 @@ def a_run(algorithm="ppo"):
 
 
 def found_in(folder):
-    return diagnose(RunData(dressage.open(folder)), RULES)
+    return diagnose(RunData(cavesson.open(folder)), RULES)
 
 
 def findings(made, folder):
@@ -45,7 +45,7 @@ def findings(made, folder):
 
 def answer(folder):
     """Returns what the doctor says, in every way in which it says it."""
-    data = RunData(dressage.open(folder))
+    data = RunData(cavesson.open(folder))
     diagnosis = diagnose(data, RULES)
     for name in LANGUAGES:
         words = language(name)
@@ -206,7 +206,7 @@ def written(made, folder, ranks, order):
 
 
 def told(folder):
-    return plain(data := RunData(dressage.open(folder)), diagnose(data, RULES), language("en")) | {"run": ""}
+    return plain(data := RunData(cavesson.open(folder)), diagnose(data, RULES), language("en")) | {"run": ""}
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -249,7 +249,7 @@ def test_evaluation_does_not_fool_the_doctor(tmp_path):
             tokens = {name: np.full((9, 99), -30.0) for name in ("logprob", "ref_logprob", "sampler_logprob", "value")}
             tokens |= {"mask": np.ones((9, 99), bool), "token_reward": chance.normal(size=(9, 99))}
             recorder.rollouts(step, rows, tokens)
-    assert len(RunData(dressage.open(folder)).evaluation) == 54
+    assert len(RunData(cavesson.open(folder)).evaluation) == 54
     one, other = told(folder), told(made.write(tmp_path / "without"))
     # What is about the held-out reward can now be measured.
     for said in (one, other):

@@ -11,13 +11,13 @@ import sick_update
 from doctor_helpers import LENGTH, healthy, log_softmax, reading
 from sick import resample
 
-import dressage
-from dressage.doctor.data import RunData
-from dressage.doctor.diagnosis import diagnose
-from dressage.doctor.report.chart import drawn
-from dressage.doctor.rules import RULES
-from dressage.doctor.words import language
-from dressage.record import Recorder, write_rollouts, write_run
+import cavesson
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.report.chart import drawn
+from cavesson.doctor.rules import RULES
+from cavesson.doctor.words import language
+from cavesson.record import Recorder, write_rollouts, write_run
 
 BY_NAME = {rule.name: rule for rule in RULES}
 SICK = sick_invariants.case | sick_kl.case | sick_update.case | sick_reward.case | sick_response.case
@@ -81,7 +81,7 @@ def test_padding_is_seen_where_it_was_recorded(counted, is_sick, tmp_path):
         for number in range(steps):
             there = (step == number) & (mask | (counted == "all"))
             recorder.metrics(number, {"kl/objective": float(delta[there].sum() / batch)})
-    found = BY_NAME["padding-counted"].statistic(RunData(dressage.open(tmp_path)))
+    found = BY_NAME["padding-counted"].statistic(RunData(cavesson.open(tmp_path)))
     assert found.sick == is_sick
     # Of 20 tokens 3 to 6 count, 4.5 on average: 15.5 of padding at 0.1 nats each.
     assert found.seen == pytest.approx(1.55 if is_sick else 0.0, abs=0.05)
@@ -107,7 +107,7 @@ def test_a_rule_without_its_columns_is_skipped_and_says_what_it_needs(tmp_path):
 def test_data_without_columns_has_no_findings(tmp_path):
     made = healthy()
     folder = made.write(tmp_path / "run")
-    found = diagnose(RunData(dressage.open(folder), sees=()), RULES)
+    found = diagnose(RunData(cavesson.open(folder), sees=()), RULES)
     assert found.findings == () and len(found.skipped) == len(RULES)
 
 

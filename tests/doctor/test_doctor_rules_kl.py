@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from doctor_helpers import healthy, reading
 
-from dressage.doctor.rules.kl import kl_explosion
+from cavesson.doctor.rules.kl import kl_explosion
 
 AWAY = np.linspace(0, 4, 24)
 """Nats per token between policy and reference, by step."""

@@ -14,11 +14,11 @@ from doctor_helpers import Made, healthy, reading
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dressage.doctor.diagnosis import diagnose
-from dressage.doctor.finding import Percent, Reading, Share
-from dressage.doctor.rule import Rule
-from dressage.doctor.rules import RULES
-from dressage.doctor.words import language, number
+from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.finding import Percent, Reading, Share
+from cavesson.doctor.rule import Rule
+from cavesson.doctor.rules import RULES
+from cavesson.doctor.words import language, number
 
 CASES = {
     name: sick

@@ -7,14 +7,14 @@ import sick_reward
 from doctor_helpers import healthy
 from rich.console import Console
 
-import dressage
-from dressage.doctor.data import RunData
-from dressage.doctor.diagnosis import diagnose
-from dressage.doctor.report.page import page
-from dressage.doctor.report.terminal import show
-from dressage.doctor.rules import RULES
-from dressage.doctor.words import LANGUAGES, language
-from dressage.record import write_run
+import cavesson
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.report.page import page
+from cavesson.doctor.report.terminal import show
+from cavesson.doctor.rules import RULES
+from cavesson.doctor.words import LANGUAGES, language
+from cavesson.record import write_run
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,12 @@ def test_a_finding_says_since_when_what_to_change_and_where_to_look(sick):
     assert "lower optimizer.learning_rate or update.epochs" in text
     place = next(one for one in sick[1].causes if one.rule.name == "kl-at-start").reading.evidence[0]
     assert f"step {place.step} · sample {place.sample} · token {place.start}" in text
-    assert text.count("dressage show ") == 1
+    assert text.count("cavesson show ") == 1
 
 
 def test_where_nothing_could_be_measured_nothing_is_said_to_be_right(tmp_path):
     write_run(tmp_path, {})
-    data = RunData(dressage.open(tmp_path))
+    data = RunData(cavesson.open(tmp_path))
     empty = data, diagnose(data, RULES)
     assert not empty[1].healthy
     for name, said in ("en", "Nothing could be looked at."), ("zh", "没有可以检查的内容。"):

@@ -8,8 +8,8 @@ import time
 import pytest
 from doctor_helpers import healthy
 
-from dressage.doctor.watch import Watch
-from dressage.index.findings import Findings, findings_file, read_findings, write_findings
+from cavesson.doctor.watch import Watch
+from cavesson.index.findings import Findings, findings_file, read_findings, write_findings
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_run_that_was_removed_meanwhile_stays_removed(run, tmp_path):
 
 
 def test_a_look_ends_with_the_process_that_asked_for_it(run, file):
-    code = "import sys; from dressage.doctor.watch import Watch; from pathlib import Path\n"
+    code = "import sys; from cavesson.doctor.watch import Watch; from pathlib import Path\n"
     code += f"w = Watch({str(run)!r}, Path({str(file)!r})); w.tend('one'); print(w._process.pid)"
     started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     time.sleep(4)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from benchmarks.faults.case import Case
-from dressage.record import Recorder, begin_attempt, write_run, write_vocabulary
+from cavesson.record import Recorder, begin_attempt, write_run, write_vocabulary
 
 CASE = Case("top-k", 1, "grpo", "small", 3)
 PROMPTS = ["a the", "a the", "the", "the"]

@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from faults_helpers import ADVANTAGES, CASE, PROMPTS, RESPONSES, REWARDS, made
 
-import dressage
+import cavesson
 from benchmarks.faults.case import Case
 from benchmarks.faults.imported import WRITERS, chosen, imported
-from dressage.importers import import_run
-from dressage.record import Run
+from cavesson.importers import import_run
+from cavesson.record import Run
 
 
 def written(tmp_path: Path, name: str) -> tuple[Path, Run]:
@@ -21,7 +21,7 @@ def written(tmp_path: Path, name: str) -> tuple[Path, Run]:
     WRITERS[name](made(tmp_path / "run"), out)
     report = import_run(out, tmp_path / "imported", name)
     assert report.rejected == 0
-    return out, dressage.open(tmp_path / "imported")
+    return out, cavesson.open(tmp_path / "imported")
 
 
 @pytest.mark.parametrize("name", ["verl", "trl"])

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from faults_helpers import CASE, made
 
-import dressage
+import cavesson
 from benchmarks.faults.peers import MEANS, NAMES, Said, ask, logs_of, reason_missing, translated
 from benchmarks.faults.planted import FAULTS
 from benchmarks.faults.results import Result
-from dressage.doctor.rules import RULES
+from cavesson.doctor.rules import RULES
 
 MISSING = reason_missing(Path(sys.executable))
 K3 = math.exp(-0.5) - 1 + 0.5
@@ -20,7 +20,7 @@ K3 = math.exp(-0.5) - 1 + 0.5
 
 
 def test_both_are_given_what_was_logged_and_what_follows(tmp_path: Path) -> None:
-    logs = logs_of(dressage.open(made(tmp_path)))
+    logs = logs_of(cavesson.open(made(tmp_path)))
     assert logs["config"] == {
         "algorithm": "grpo", "num_generations": 2, "batch_size": 4, "max_completion_length": 4, "beta": 0.125,
         "learning_rate": 0.5, "max_steps": 2,

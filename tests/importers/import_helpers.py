@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import dressage
+import cavesson
 
 
 def lines(path: Path, *records: Any) -> None:
@@ -11,5 +11,5 @@ def lines(path: Path, *records: Any) -> None:
 
 
 def rows(run: Path, *columns: str) -> list[tuple]:
-    table = dressage.open(run).rows(list(columns))
+    table = cavesson.open(run).rows(list(columns))
     return [tuple(row.values()) for row in table.to_pylist(maps_as_pydicts="strict")]

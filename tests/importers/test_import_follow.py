@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dressage.errors import UserError
-from dressage.importers import follow_run
-from dressage.record import open as open_run
+from cavesson.errors import UserError
+from cavesson.importers import follow_run
+from cavesson.record import open as open_run
 
-COMMAND = [sys.executable, "-m", "dressage", "import"]
+COMMAND = [sys.executable, "-m", "cavesson", "import"]
 
 
 def line(step: int, prompt: str = "p") -> bytes:

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 from import_helpers import lines, rows
 
-import dressage
-from dressage.errors import UserError
-from dressage.exporters.rl_logging_board import export
-from dressage.importers import FORMATS, import_run
+import cavesson
+from cavesson.errors import UserError
+from cavesson.exporters.rl_logging_board import export
+from cavesson.importers import FORMATS, import_run
 
 
 def test_verl(tmp_path):
@@ -80,7 +80,7 @@ def test_nemo_rl(tmp_path):
         ("train", "Question? ", "Think\nResult\nAnswer", [5, 6], 1.0, 3),
         ("eval", "[user]\nQ", "[assistant]\nA", None, 0.25, None),
     ]
-    _, tokens = dressage.open(tmp_path / "run").rollout(3, 0)
+    _, tokens = cavesson.open(tmp_path / "run").rollout(3, 0)
     assert tokens["token_id"].to_pylist() == [7, 8, 9, 4]
     assert tokens["mask"].to_pylist() == [True, True, False, True]
     assert tokens["logprob"].to_pylist() == [-1.25, -2.0, 0.0, -0.5]
@@ -236,7 +236,7 @@ def test_columns_called_as_in_the_record_are_plain(tmp_path, kind, columns, name
     else:
         pq.write_table(pa.Table.from_pylist([record]), path)
     assert import_run(path, tmp_path / "run").format == name
-    run = dressage.open(tmp_path / "run")
+    run = cavesson.open(tmp_path / "run")
     tokens = run.arrow("tokens").to_pydict()
     for column in columns.keys() & {"token_id", "logprob", "value"} if name == "plain" else ():
         assert tokens[column] == columns[column]

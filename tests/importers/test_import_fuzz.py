@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dressage
-from dressage.errors import UserError
-from dressage.importers import FORMATS, import_run
-from dressage.importers.reading import File
-from dressage.importers.rejected import restored
-from dressage.importers.rollout import Broken, parse
-from dressage.importers.sources import files_of
+import cavesson
+from cavesson.errors import UserError
+from cavesson.importers import FORMATS, import_run
+from cavesson.importers.reading import File
+from cavesson.importers.rejected import restored
+from cavesson.importers.rollout import Broken, parse
+from cavesson.importers.sources import files_of
 
 TEXT = st.text(max_size=6) | st.sampled_from(
     ["\ud800", "\\\udfff", "\x00", "\u2028", "../../etc", "<script>", "\x1b[2J"]
@@ -157,13 +157,13 @@ def check(run: Path, report: Any, first: bytes, broken: list[bytes], last: bytes
         assert content == given[number - 1]
     # Every line that is not blank was either read (a record can be several rollouts, or none) or kept.
     read = sum(1 for i, content in enumerate(given, start=1) if content.strip() and i not in rejected)
-    table = dressage.open(run).rows(["step", "sample", "prompt", "response", "reward"])
+    table = cavesson.open(run).rows(["step", "sample", "prompt", "response", "reward"])
     assert table.num_rows == report.rollouts
     assert report.rollouts >= 2 and (report.rollouts == read or report.format == "prime-rl")
     keys = list(zip(table["step"].to_pylist(), table["sample"].to_pylist(), strict=True))
     assert len(set(keys)) == len(keys)
     for step in set(table["step"].to_pylist()):
-        dressage.open(run).tokens(step)
+        cavesson.open(run).tokens(step)
 
 
 @settings(max_examples=15, deadline=None)
@@ -188,7 +188,7 @@ def test_tables_of_trl_with_any_columns(records):
                 return
         report = import_run(folder, folder / "run", "trl")
         assert report.rollouts + report.rejected == 1 + table.num_rows
-        assert dressage.open(folder / "run").rows(["prompt"]).num_rows == report.rollouts
+        assert cavesson.open(folder / "run").rows(["prompt"]).num_rows == report.rollouts
 
 
 def test_bytes_are_counted_as_they_are(tmp_path):
@@ -203,8 +203,8 @@ def test_bytes_are_counted_as_they_are(tmp_path):
 
 
 def test_a_line_that_memory_cannot_hold_is_passed_over(tmp_path, monkeypatch):
-    monkeypatch.setattr("dressage.importers.reading.LONGEST", 1000)
-    monkeypatch.setattr("dressage.importers.reading.BUFFER", 64)
+    monkeypatch.setattr("cavesson.importers.reading.LONGEST", 1000)
+    monkeypatch.setattr("cavesson.importers.reading.BUFFER", 64)
     good = dump(GOOD["verl"])
     path = tmp_path / "in.jsonl"
     path.write_bytes(good + b"\n" + b"x" * 5000 + b"\n" + good + b"\n" + b"y" * 1000)
@@ -252,7 +252,7 @@ def test_names_in_a_source_become_no_paths(tmp_path):
         assert import_run(folder, run, name).rollouts == 2
         assert not [path for path in {*tmp_path.rglob("*")} - before if run not in (path, *path.parents)]
         before = set(tmp_path.rglob("*"))
-    assert dressage.open(folder / "plain").rows(["split"])["split"].to_pylist() == [up, up]
+    assert cavesson.open(folder / "plain").rows(["split"])["split"].to_pylist() == [up, up]
 
 
 def plain_table(**columns: pa.Array) -> pa.Table:
@@ -275,7 +275,7 @@ def test_a_date_that_python_has_not_is_a_broken_row(tmp_path, values):
     assert (report.rollouts, report.rejected) == (2, 1)
     (kept,) = map(json.loads, (tmp_path / "run" / "rejected.jsonl").read_text().splitlines())
     assert kept["line"] == 2 and "holds what Python cannot" in kept["reason"]
-    assert dressage.open(tmp_path / "run").rows(["reward"])["reward"].to_pylist() == [1.0, 3.0]
+    assert cavesson.open(tmp_path / "run").rows(["reward"])["reward"].to_pylist() == [1.0, 3.0]
 
 
 @pytest.mark.parametrize("depth", [50, 300, 900])
@@ -352,16 +352,16 @@ def test_names_of_files_that_are_no_text(tmp_path):
     name = os.fsdecode(b"rank\xff\x1b[J.jsonl")
     (source / name).write_bytes(dump(GOOD["rl-logging-board"]) + b"\nbroken\n")
     done = subprocess.run(
-        [sys.executable, "-m", "dressage", "import", os.fsencode(source), tmp_path / "run"], capture_output=True
+        [sys.executable, "-m", "cavesson", "import", os.fsencode(source), tmp_path / "run"], capture_output=True
     )
     assert done.returncode == 0 and b"\x1b" not in done.stdout + done.stderr, done.stderr.decode()
-    assert dressage.open(tmp_path / "run").info["ranks"] == {"0": "rank\\udcff\x1b[J.jsonl"}
+    assert cavesson.open(tmp_path / "run").info["ranks"] == {"0": "rank\\udcff\x1b[J.jsonl"}
     (kept,) = map(json.loads, (tmp_path / "run" / "rejected.jsonl").read_text().splitlines())
     assert os.fsencode(kept["file"]) == os.fsencode(source / name)
     again = tmp_path / os.fsdecode(b"\xfe.jsonl")
     again.write_bytes(dump(GOOD["verl"]) + b"\n")
     assert import_run(again, tmp_path / "again").rollouts == 1
-    assert dressage.open(tmp_path / "again").info["source"].endswith("\\udcfe.jsonl")
+    assert cavesson.open(tmp_path / "again").info["source"].endswith("\\udcfe.jsonl")
 
 
 def test_more_files_than_there_can_be_processes(tmp_path):

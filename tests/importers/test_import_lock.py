@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dressage.record import open as open_run
+from cavesson.record import open as open_run
 
-COMMAND = [sys.executable, "-m", "dressage", "import"]
+COMMAND = [sys.executable, "-m", "cavesson", "import"]
 LINES = 60_000
 
 
@@ -102,6 +102,6 @@ def test_a_folder_that_is_deleted_ends_following(tmp_path: Path, gone: str) -> N
     shutil.rmtree(tmp_path / "run" / gone)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    expected = f"dressage: {tmp_path / 'run' / gone} was deleted or moved while it was being written"
+    expected = f"cavesson: {tmp_path / 'run' / gone} was deleted or moved while it was being written"
     assert err.strip().splitlines()[-1] == expected
     assert not (tmp_path / "run" / "record").exists()

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dressage
-from dressage.errors import UserError
-from dressage.importers import import_run, importing, processes
-from dressage.importers.batch import Batch
-from dressage.importers.reading import File
+import cavesson
+from cavesson.errors import UserError
+from cavesson.importers import import_run, importing, processes
+from cavesson.importers.batch import Batch
+from cavesson.importers.reading import File
 
 
 def a_line(random: np.random.Generator, step: int) -> bytes:
@@ -49,7 +49,7 @@ def write(folder: Path, seed: int, lines: int, files: int = 2) -> None:
 
 
 def result(run: Path) -> tuple[dict, dict, list[dict]]:
-    opened = dressage.open(run)
+    opened = cavesson.open(run)
     kept = (run / "rejected.jsonl").read_text().splitlines() if (run / "rejected.jsonl").exists() else []
     rollups = opened.arrow("rollups", ["step", "column", "count", "min", "max", "sketch_counts", "bin_counts"])
     return (
@@ -88,13 +88,13 @@ def test_several_processes_find_the_same_as_one(tmp_path, monkeypatch):
     several = import_run(tmp_path / "in", tmp_path / "several", "rl-logging-board")
     assert len(list((tmp_path / "processes").iterdir())) == 3
     assert one.rejected > 10 and one.rollouts > 400
-    rows = dressage.open(tmp_path / "one").rows(["step", "sample"])
+    rows = cavesson.open(tmp_path / "one").rows(["step", "sample"])
     for step in set(rows["step"].to_pylist()):
         samples = rows.filter(pc.equal(rows["step"], step))["sample"].to_pylist()
         assert sorted(samples) == list(range(len(samples)))
     assert several == one
     assert result(tmp_path / "several") == result(tmp_path / "one")
-    assert len(dressage.open(tmp_path / "several").segments()) > 10
+    assert len(cavesson.open(tmp_path / "several").segments()) > 10
 
 
 @pytest.fixture
@@ -189,14 +189,14 @@ def test_what_goes_wrong_in_a_process_is_raised_here(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-IMPORT = "from dressage.importers import import_run; import_run(sys.argv[1], sys.argv[2], 'rl-logging-board')"
-COMMAND = "sys.argv[1:1] = ['import', '--format', 'rl-logging-board']; from dressage.cli import main; main()"
+IMPORT = "from cavesson.importers import import_run; import_run(sys.argv[1], sys.argv[2], 'rl-logging-board')"
+COMMAND = "sys.argv[1:1] = ['import', '--format', 'rl-logging-board']; from cavesson.cli import main; main()"
 
 
 def a_slow_import(tmp_path: Path, how: str = IMPORT) -> subprocess.Popen[bytes]:
     """An import that has written something and has much to do."""
     write(tmp_path / "in", 1, 3000, files=1)
-    slow = "import dressage.importers.importing as i, dressage.importers.processes as p, sys; i.AT_ONCE = 500; "
+    slow = "import cavesson.importers.importing as i, cavesson.importers.processes as p, sys; i.AT_ONCE = 500; "
     slow += "p.os.cpu_count = lambda: 2; import time; read = p.Batch.read; "
     slow += "p.Batch.read = lambda batch, portion: (time.sleep(0.02), read(batch, portion))[1]; "
     slow += how
@@ -224,7 +224,7 @@ def test_sigterm_ends_a_command_that_imports_with_a_line_and_leaves_nothing(tmp_
     process = a_slow_import(tmp_path, COMMAND)
     os.killpg(process.pid, signal.SIGTERM)  # as schedulers do
     _, said = process.communicate(timeout=60)
-    assert (process.returncode, said.decode()) == (143, "dressage: interrupted by SIGTERM\n")
+    assert (process.returncode, said.decode()) == (143, "cavesson: interrupted by SIGTERM\n")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from import_helpers import lines, rows
 
-import dressage
-from dressage.importers import import_run
-from dressage.importers.prime_annotations import Annotations
+import cavesson
+from cavesson.importers import import_run
+from cavesson.importers.prime_annotations import Annotations
 
 
 def prime_node(role: str, text: str, ids: list[int], sampled: bool, parent: int | None, **more: Any) -> dict:
@@ -53,7 +53,7 @@ def test_prime_rl(tmp_path):
         for r in (first, second)
     ]
     assert found == wanted
-    row, tokens = dressage.open(tmp_path / "run").rollout(7, 0)
+    row, tokens = cavesson.open(tmp_path / "run").rollout(7, 0)
     # From the first sampled token on; the template's and the tool's are masked.
     assert row["prompt_ids"] == [1, 2, 3]
     assert tokens["token_id"].to_pylist() == [4, 5, 6, 7, 8]
@@ -134,7 +134,7 @@ def test_a_stream_of_prime_rl_with_what_was_annotated_later(tmp_path, layout, at
 
 def check_stream(run: Path) -> None:
     assert [row[:2] for row in rows(run, "step", "reward")] == [(7, 2.0)] * 4
-    row, tokens = dressage.open(run).rollout(7, 0)
+    row, tokens = cavesson.open(run).rollout(7, 0)
     assert tokens["logprob"].to_pylist() == [-1.5, None, None, -2.5, -3.5]
     assert tokens["advantage"].to_pylist() == [0.5, None, None, 0.25, 0.125]
     assert tokens["sampler_logprob"].to_pylist() == [-0.5, None, None, -0.5, -0.5]
@@ -142,7 +142,7 @@ def check_stream(run: Path) -> None:
     assert tokens["entropy"].to_pylist() == [0.5, None, None, None, None]
     info = json.loads(row["extra"])["trace"]["info"]
     assert info == {"kind": "train", "arrival": {"step": 7}, "effective": True, "ship": {"step": 8}, "advantage": 0.5}
-    _, later = dressage.open(run).rollout(7, 2)
+    _, later = cavesson.open(run).rollout(7, 2)
     assert later["logprob"].null_count == 5 and later["advantage"].to_pylist() == [1.5, None, None, 1.5, 1.5]
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dressage
-from dressage.errors import UserError
-from dressage.exporters import EXPORTERS
-from dressage.importers import import_run
-from dressage.importers.rejected import restored
-from dressage.record import Recorder, write_run, write_vocabulary
+import cavesson
+from cavesson.errors import UserError
+from cavesson.exporters import EXPORTERS
+from cavesson.importers import import_run
+from cavesson.importers.rejected import restored
+from cavesson.record import Recorder, write_run, write_vocabulary
 
 export = EXPORTERS["rl-logging-board"]
 
@@ -86,7 +86,7 @@ def there_and_back(folder: Path, source: Path) -> list[str]:
 def test_the_published_example_comes_back_unchanged(tmp_path):
     write_lines(tmp_path / "source" / "data.jsonl", [EXAMPLE])
     assert there_and_back(tmp_path, tmp_path / "source") == [comparable(EXAMPLE)]
-    run = dressage.open(tmp_path / "run")
+    run = cavesson.open(tmp_path / "run")
     row, tokens = run.rollout(4, 0)
     # Twelve of the thirteen tokens have numbers; the last is padding.
     assert row["length"] == 12
@@ -134,7 +134,7 @@ def test_foreign_files_come_back_with_every_key_and_value(files):
             write_lines(folder / "source" / f"worker{i}.jsonl", lines)
         back = there_and_back(folder, folder / "source")
         assert sorted(back) == sorted(comparable(line) for lines in files for line in lines)
-        run = dressage.open(folder / "run")
+        run = cavesson.open(folder / "run")
         keys = [(row["step"], row["sample"]) for row in run.rows(["step", "sample"]).to_pylist()]
         assert len(set(keys)) == len(keys)
 
@@ -173,7 +173,7 @@ def test_own_runs_go_out_and_in_and_out_again_the_same(own):
                 recorder.rollouts(step, rows, tokens)
         export(folder / "own", folder / "first")
         first = read_lines(folder / "first")
-        expected = expected_lines(dressage.open(folder / "own"), names, calls)
+        expected = expected_lines(cavesson.open(folder / "own"), names, calls)
         assert there_and_back(folder, folder / "first") == first
     assert first == expected
 
@@ -198,7 +198,7 @@ def test_numbers_that_float32_cannot_hold_are_kept(tmp_path):
     line = {"prompt": "", "response": "", "reward": 0.1, "step": 0, "logprobs": exact, "values": [0.5] * 6}
     write_lines(tmp_path / "source" / "a.jsonl", [line])
     assert there_and_back(tmp_path, tmp_path / "source") == [comparable(line)]
-    schema = dressage.open(tmp_path / "run").tokens(0).schema
+    schema = cavesson.open(tmp_path / "run").tokens(0).schema
     assert [str(schema.field(name).type) for name in ("logprob", "value")] == ["double", "float"]
 
 
@@ -217,7 +217,7 @@ def test_files_are_merged_by_step_and_their_numbers_are_ranks(tmp_path):
     write_lines(tmp_path / "source" / "dp_2.jsonl", [line(1, "c"), line(0, "d")])
     write_lines(tmp_path / "source" / "dp_10.jsonl", [line(0, "e"), line(1, "f"), line(0, "g")])
     assert import_(tmp_path / "source", tmp_path / "run") == 5
-    rows = dressage.open(tmp_path / "run").rows(["step", "rank", "sample", "prompt"]).to_pylist()
+    rows = cavesson.open(tmp_path / "run").rows(["step", "rank", "sample", "prompt"]).to_pylist()
     assert [tuple(row.values()) for row in rows] == [
         (0, 2, 0, "d"),
         (0, 10, 1, "e"),
@@ -234,7 +234,7 @@ def test_files_without_numbers_are_counted(tmp_path):
     for name in ("train.jsonl", "eval.jsonl"):
         write_lines(tmp_path / "source" / name, [line | {"prompt": name}])
     import_(tmp_path / "source", tmp_path / "run")
-    rows = dressage.open(tmp_path / "run").rows(["rank", "prompt"]).to_pylist()
+    rows = cavesson.open(tmp_path / "run").rows(["rank", "prompt"]).to_pylist()
     assert [tuple(row.values()) for row in rows] == [(0, "eval.jsonl"), (1, "train.jsonl")]
 
 
@@ -255,7 +255,7 @@ def test_what_lacks_a_logprob_has_no_kl(tmp_path):
     ]
     write_lines(tmp_path / "source" / "a.jsonl", lines)
     import_(tmp_path / "source", tmp_path / "run")
-    rows = dressage.open(tmp_path / "run").rows(["k1", "length"]).to_pylist()
+    rows = cavesson.open(tmp_path / "run").rows(["k1", "length"]).to_pylist()
     # The fourth: (−1 + 1.5) + (−2 + 1.5) = 0; its third reference entry belongs to padding.
     assert [row["k1"] for row in rows] == [None, None, None, 0.0, None]
     assert [row["length"] for row in rows] == [2, 2, 2, 2, None]
@@ -287,7 +287,7 @@ def test_a_broken_line_is_quoted_kept_and_stops_nothing(tmp_path, text, message)
     (kept,) = (tmp_path / "run" / "rejected.jsonl").read_text(encoding="utf-8").splitlines()
     assert restored(kept) == text.encode()
     assert json.loads(kept)["line"] == 2
-    assert dressage.open(tmp_path / "run").rows(["sample"])["sample"].to_pylist() == [0, 1]
+    assert cavesson.open(tmp_path / "run").rows(["sample"])["sample"].to_pylist() == [0, 1]
 
 
 def test_where_nothing_is_right_the_first_line_is_named_and_nothing_left_behind(tmp_path):

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-import dressage.record
-from dressage.index.build import Builder
-from dressage.index.snapshot import Snapshot, snapshot
-from dressage.record import Recorder, begin_attempt, write_run
+import cavesson.record
+from cavesson.index.build import Builder
+from cavesson.index.snapshot import Snapshot, snapshot
+from cavesson.record import Recorder, begin_attempt, write_run
 
 WORDS = [
     "the",
@@ -83,7 +83,7 @@ def tokens_of(step: int, batch: int, width: int = 10) -> dict[str, np.ndarray]:
 
 def indexed(folder: Path) -> Snapshot:
     """Brings the index up to date and returns it."""
-    builder = Builder(dressage.record.open(folder), folder / "index")
+    builder = Builder(cavesson.record.open(folder), folder / "index")
     builder.update()
     while builder.advance():
         pass

@@ -6,18 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record, rows_of, text_of, tokens_of
 
-import dressage.record
-from dressage.errors import UserError
-from dressage.index import build as build_module
-from dressage.index import postings as postings_module
-from dressage.index import text as text_module
-from dressage.index.build import Builder
-from dressage.index.folder import read_state
-from dressage.index.metrics import add_metrics
-from dressage.index.orders import _packed_order, order, places
-from dressage.index.search import candidates
-from dressage.index.snapshot import Snapshot, snapshot
-from dressage.record import Recorder, begin_attempt, compact
+import cavesson.record
+from cavesson.errors import UserError
+from cavesson.index import build as build_module
+from cavesson.index import postings as postings_module
+from cavesson.index import text as text_module
+from cavesson.index.build import Builder
+from cavesson.index.folder import read_state
+from cavesson.index.metrics import add_metrics
+from cavesson.index.orders import _packed_order, order, places
+from cavesson.index.search import candidates
+from cavesson.index.snapshot import Snapshot, snapshot
+from cavesson.record import Recorder, begin_attempt, compact
 
 
 def alive_rows(shot: Snapshot) -> list[tuple[int, int, float]]:
@@ -28,7 +28,7 @@ def alive_rows(shot: Snapshot) -> list[tuple[int, int, float]]:
 
 
 def recorded_rows(folder) -> list[tuple[int, int, float]]:
-    rows = dressage.record.open(folder).rows(["step", "sample", "reward"])
+    rows = cavesson.record.open(folder).rows(["step", "sample", "reward"])
     found = zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True)
     return sorted((step, sample, float(np.float32(reward))) for step, sample, reward in found)
 
@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 def test_every_number_of_the_record_is_in_the_index(folder):
     record(folder, range(4))
-    shot, table = indexed(folder), dressage.record.open(folder).rows()
+    shot, table = indexed(folder), cavesson.record.open(folder).rows()
     assert alive_rows(shot) == recorded_rows(folder)
     for name in ("length", "k1", "k3", "group", "ref_reward", "log_ratio_max"):
         wanted = table[name].to_numpy(zero_copy_only=False).astype(shot.column(name).dtype)
@@ -107,8 +107,8 @@ def test_rollouts_added_to_a_step_and_other_ranks_are_found(folder):
 def test_compaction_changes_nothing(folder):
     record(folder, range(6))
     before = indexed(folder)
-    dressage.record.compact(folder)
-    dressage.record.compact(folder)
+    cavesson.record.compact(folder)
+    cavesson.record.compact(folder)
     after = indexed(folder)
     assert after.rows == before.rows and alive_rows(after) == recorded_rows(folder)
     record(folder, [6], attempt=0)
@@ -139,7 +139,7 @@ def test_a_state_that_cannot_be_read_is_built_anew(folder, broken):
 
 def test_an_index_that_stopped_in_the_middle_goes_on(folder):
     record(folder, range(4))
-    run = dressage.record.open(folder)
+    run = cavesson.record.open(folder)
     stopping = Builder(run, folder / "index")
     stopping.update()
     columns = {path.name: path.read_bytes() for path in (folder / "index").glob("column-*")}
@@ -154,7 +154,7 @@ def by_value(values: list[float]):
 
 
 def test_orders_are_those_of_a_stable_sort(folder, monkeypatch):
-    monkeypatch.setattr("dressage.index.orders.FEWEST", 10)
+    monkeypatch.setattr("cavesson.index.orders.FEWEST", 10)
     record(folder, range(5), ref_reward=np.array([None, 2.0, 1.0, 2.0, None, 0.0]))
     shot = indexed(folder)
     assert shot.state.ordered_rows == shot.rows == 30
@@ -247,7 +247,7 @@ def test_a_word_of_many_rows_is_a_bitmap_that_holds_the_same(tmp_path):
 @pytest.mark.parametrize("start", [0, 2])
 def test_rollouts_that_are_superseded_before_their_words_are_in_have_none(folder, start):
     record(folder, range(4), response=["old"] * 6)
-    builder = Builder(dressage.record.open(folder), folder / "index")
+    builder = Builder(cavesson.record.open(folder), folder / "index")
     builder.update()
     record(folder, range(start, 4), response=["new"] * 6)
     builder.update()
@@ -269,7 +269,7 @@ def test_responses_without_a_word_need_no_files_with_lines(folder, monkeypatch):
 
 
 def test_a_second_writer_is_kept_out(folder):
-    from dressage.index.folder import only_writer
+    from cavesson.index.folder import only_writer
 
     with only_writer(folder / "index") as first, only_writer(folder / "index") as second:
         assert first and not second
@@ -282,7 +282,7 @@ def test_a_file_that_is_missing_is_said_instead_of_waited_for(folder):
     compact(folder)
     (path,) = folder.glob("record/rows-c-*")
     path.unlink()
-    builder = Builder(dressage.record.open(folder), folder / "index")
+    builder = Builder(cavesson.record.open(folder), folder / "index")
     with pytest.raises(UserError, match=path.name):
         builder.update()
 
@@ -297,5 +297,5 @@ def test_what_is_merged_while_it_is_read_is_read_again(folder, monkeypatch):
         return add_metrics(*given)
 
     monkeypatch.setattr(build_module, "add_metrics", merged)
-    Builder(dressage.record.open(folder), folder / "index").update()
+    Builder(cavesson.record.open(folder), folder / "index").update()
     assert alive_rows(snapshot(folder / "index")) == recorded_rows(folder)

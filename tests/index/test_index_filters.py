@@ -6,8 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record
 
-from dressage.errors import UserError
-from dressage.index.filters import matches
+from cavesson.errors import UserError
+from cavesson.index.filters import matches
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from index_helpers import indexed, new_run, record
 
-import dressage.record
-from dressage.index.build import Builder
-from dressage.index.folder import index_folder, read_state
-from dressage.index.snapshot import snapshot
+import cavesson.record
+from cavesson.index.build import Builder
+from cavesson.index.folder import index_folder, read_state
+from cavesson.index.snapshot import snapshot
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_an_index_lies_in_its_run(folder):
-    run = dressage.record.open(folder)
+    run = cavesson.record.open(folder)
     assert index_folder(run) == folder / "index"
     indexed(folder)
     assert index_folder(run) == folder / "index"
@@ -46,7 +46,7 @@ def test_an_index_with_links_is_not_touched(folder, tmp_path, cache, linked):
         indexed(folder)
         (folder / linked).unlink(missing_ok=True)
         (folder / linked).symlink_to(outside / "precious.txt")
-    run = dressage.record.open(folder)
+    run = cavesson.record.open(folder)
     place = index_folder(run)
     assert place.is_relative_to(cache)
     builder = Builder(run, place)
@@ -57,7 +57,7 @@ def test_an_index_with_links_is_not_touched(folder, tmp_path, cache, linked):
 
 def test_a_file_in_place_of_the_index_is_left_alone(folder, cache):
     (folder / "index").write_text("mine")
-    assert index_folder(dressage.record.open(folder)).is_relative_to(cache)
+    assert index_folder(cavesson.record.open(folder)).is_relative_to(cache)
     assert (folder / "index").read_text() == "mine"
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_may_only_be_read_is_indexed_in_the_cache(folder, cache, monk
     # Root may write wherever the file system lets anybody.
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
-    place = index_folder(dressage.record.open(folder))
+    place = index_folder(cavesson.record.open(folder))
     assert place.is_relative_to(cache) and not place.is_relative_to(folder)
 
 
@@ -127,15 +127,15 @@ def test_runs_of_different_folders_have_different_places_in_the_cache(tmp_path, 
     for name in ("a", "b"):
         run = new_run(tmp_path / name)
         (run / "index").write_text("taken")
-        places.add(index_folder(dressage.record.open(run)))
-    assert len(places) == 2 and all(place.parent == cache / "dressage" / "index" for place in places)
+        places.add(index_folder(cavesson.record.open(run)))
+    assert len(places) == 2 and all(place.parent == cache / "cavesson" / "index" for place in places)
 
 
 def test_pandas_stays_out_while_it_is_not_needed():
     code = """
 import sys
 import numpy as np, pyarrow as pa
-from dressage.index.process import small_process
+from cavesson.index.process import small_process
 small_process()
 assert pa.array(np.arange(3)).to_numpy().tolist() == [0, 1, 2]
 assert "pandas" not in sys.modules

@@ -12,13 +12,13 @@ from index_helpers import new_run, record
 from test_index_build import alive_rows, recorded_rows
 from test_index_rollups import check
 
-import dressage.record
-from dressage.index.build import Builder
-from dressage.index.folder import PROBLEM, fingerprint, read_state
-from dressage.index.search import candidates
-from dressage.index.snapshot import Snapshot, snapshot
-from dressage.index.texts import read_texts
-from dressage.index.watch import start
+import cavesson.record
+from cavesson.index.build import Builder
+from cavesson.index.folder import PROBLEM, fingerprint, read_state
+from cavesson.index.search import candidates
+from cavesson.index.snapshot import Snapshot, snapshot
+from cavesson.index.texts import read_texts
+from cavesson.index.watch import start
 
 # Three attempts, the later ones starting at an earlier step than the one before had reached, with compactions between.
 WRITER = """
@@ -26,7 +26,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from index_helpers import record
-from dressage.record import compact
+from cavesson.record import compact
 folder = Path(sys.argv[1])
 for first, stop in ((0, 8), (4, 10), (7, 14)):
     for step in range(first, stop):
@@ -55,7 +55,7 @@ def whole(shot: Snapshot) -> None:
 
 def test_an_index_follows_a_run_that_is_written_compacted_and_restarted(folder):
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(Path(__file__).parent)])
-    builder, looks = Builder(dressage.record.open(folder), folder / "index"), 0
+    builder, looks = Builder(cavesson.record.open(folder), folder / "index"), 0
     while writer.poll() is None:
         if builder.update() or builder.advance():
             whole(snapshot(folder / "index"))
@@ -70,7 +70,7 @@ def test_an_index_follows_a_run_that_is_written_compacted_and_restarted(folder):
     check(folder, shot)
     rows = np.flatnonzero(shot.alive) if shot.alive is not None else np.arange(shot.rows)
     keys = list(zip(shot.raw("step")[rows].tolist(), shot.raw("sample")[rows].tolist(), strict=True))
-    run = dressage.record.open(folder)
+    run = cavesson.record.open(folder)
     wanted = run.fetch(keys, ["response"])["response"].to_pylist()
     assert read_texts(run, shot, rows).response == wanted
     found = candidates(shot, {"concert"})
@@ -120,7 +120,7 @@ def test_a_run_that_begins_later_or_anew_is_followed(tmp_path):
         shutil.rmtree(folder)
         new_run(folder, {"model": "second"})
         record(folder, [5], batch=4)
-        name = fingerprint(dressage.record.open(folder))
+        name = fingerprint(cavesson.record.open(folder))
         wait_for(lambda: rows_in(index) == 4 and read_state(index).run == name)
         assert alive_rows(snapshot(index)) == recorded_rows(folder)
     finally:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.index import maps
-from dressage.index.maps import NEAR, ask_for, mapped, mapped_table, read_ranges, relieve
+from cavesson.index import maps
+from cavesson.index.maps import NEAR, ask_for, mapped, mapped_table, read_ranges, relieve
 
 
 def test_numbers_and_tables_are_those_of_the_file(tmp_path):

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record, rows_of, tokens_of
 
-import dressage.record
-from dressage.index import metrics as metrics_module
-from dressage.index import rollups as rollups_module
-from dressage.index.build import Builder
-from dressage.index.folder import metrics_name
-from dressage.index.rollups import BINS, rollups
-from dressage.index.snapshot import Snapshot, snapshot
-from dressage.record import Recorder, begin_attempt
+import cavesson.record
+from cavesson.index import metrics as metrics_module
+from cavesson.index import rollups as rollups_module
+from cavesson.index.build import Builder
+from cavesson.index.folder import metrics_name
+from cavesson.index.rollups import BINS, rollups
+from cavesson.index.snapshot import Snapshot, snapshot
+from cavesson.record import Recorder, begin_attempt
 
 LEVELS = {"row": ("sketch_keys", "sketch_counts"), "token": ("bin_counts", "bin_sums")}
 NUMBERS = ("count", "sum", "sum_squares", "min", "max")
@@ -36,7 +36,7 @@ def of_the_index(shot: Snapshot, level: str, column: str) -> dict:
 
 
 def of_the_record(folder, level: str, column: str) -> dict:
-    found = dressage.record.open(folder).rollups([column]).to_pylist()
+    found = cavesson.record.open(folder).rollups([column]).to_pylist()
     return {
         (line["step"], line["split"]): (
             [math.nan if line[name] is None else float(line[name]) for name in NUMBERS],
@@ -67,7 +67,7 @@ def folder(tmp_path):
 def test_every_line_of_the_record_is_in_the_index(folder):
     record(folder, range(5), split=["train"] * 4 + ["eval"] * 2)
     shot = indexed(folder)
-    table = dressage.record.open(folder).rollups()
+    table = cavesson.record.open(folder).rollups()
     columns = set(zip(table["level"].to_pylist(), table["column"].to_pylist(), strict=True))
     assert check(folder, shot, sorted(columns)) == table.num_rows > 50
     assert len(rollups(shot, "row", "nothing").lines) == len(rollups(shot, "token", "reward").lines) == 0
@@ -103,7 +103,7 @@ def test_whatever_a_run_does_the_index_has_its_roll_ups(tmp_path_factory, attemp
                     rows = rows_of(start, 3) | {"sample": np.arange(7, 10), "split": ["eval", "train", "eval"]}
                     recorder.rollouts(start, rows, tokens_of(start, 3))
         if compacted:
-            dressage.record.compact(folder)
+            cavesson.record.compact(folder)
         assert check(folder, indexed(folder)) > 0
     finally:
         rollups_module.STEPS_AT_ONCE = before
@@ -139,7 +139,7 @@ def test_files_only_grow_by_what_changed(folder):
     first = indexed(folder).state.rollups
     record(folder, [20], attempt=0)
     second = indexed(folder).state.rollups
-    columns = dressage.record.open(folder).rollups(steps=[20]).to_pydict()["level"]
+    columns = cavesson.record.open(folder).rollups(steps=[20]).to_pydict()["level"]
     # A line that says from which step on the others no longer count, and one for each column.
     assert second["row"][0] - first["row"][0] == 1 + columns.count("row")
     assert second["token"][0] - first["token"][0] == 1 + columns.count("token")
@@ -150,7 +150,7 @@ def test_files_only_grow_by_what_changed(folder):
 def test_metrics_are_those_of_the_record(folder):
     record(folder, range(4))
     shot = indexed(folder)
-    assert shot.metrics.equals(dressage.record.open(folder).steps().combine_chunks())
+    assert shot.metrics.equals(cavesson.record.open(folder).steps().combine_chunks())
     number = shot.state.metrics
     assert indexed(folder).state.metrics == number, "they are not written again while nothing comes"
 
@@ -186,13 +186,13 @@ def test_an_update_that_is_broken_off_leaves_the_lines_that_count(folder, monkey
     record(folder, range(3))
     indexed(folder)
     record(folder, [3], attempt=0)
-    builder = Builder(dressage.record.open(folder), folder / "index")
+    builder = Builder(cavesson.record.open(folder), folder / "index")
 
     def broken(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dressage.index.build.add_rollups", broken)
+        patched.setattr("cavesson.index.build.add_rollups", broken)
         with pytest.raises(KeyboardInterrupt):
             builder.update()
     assert snapshot(folder / "index").rows == 24, "the rollouts are in, their roll-ups are not"

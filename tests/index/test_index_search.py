@@ -4,11 +4,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from index_helpers import WORDS, indexed, new_run, record, text_of
 
-from dressage.index.patterns import counted, read_counts
-from dressage.index.postings import PieceReader
-from dressage.index.search import candidates, dictionary, is_exact
-from dressage.index.words import fold
-from dressage.record import Recorder, begin_attempt
+from cavesson.index.patterns import counted, read_counts
+from cavesson.index.postings import PieceReader
+from cavesson.index.search import candidates, dictionary, is_exact
+from cavesson.index.words import fold
+from cavesson.record import Recorder, begin_attempt
 
 
 @pytest.fixture(scope="module")

@@ -6,18 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record
 
-import dressage.record
-from dressage.index import texts as texts_module
-from dressage.index.folder import read_state
-from dressage.index.texts import LENGTH, ROWS, _strings, read_responses, read_texts
-from dressage.record import begin_attempt
+import cavesson.record
+from cavesson.index import texts as texts_module
+from cavesson.index.folder import read_state
+from cavesson.index.texts import LENGTH, ROWS, _strings, read_responses, read_texts
+from cavesson.record import begin_attempt
 
 HOSTILE = ["", "\x00", "<script>", "🙂" * LENGTH, "é" * (LENGTH - 1), "a" * (LENGTH + 1), "\n\x1b[31m", "والنص"]
 
 
 def recorded(folder, shot, rows) -> list[tuple[str, str]]:
     """Prompt and response of each row, cut; nothing where a later attempt has taken the row's place."""
-    run, found = dressage.record.open(folder), []
+    run, found = cavesson.record.open(folder), []
     for row in rows:
         if shot.alive is not None and not shot.alive[row]:
             found.append(("", ""))
@@ -28,7 +28,7 @@ def recorded(folder, shot, rows) -> list[tuple[str, str]]:
 
 
 def stored(folder, shot, rows) -> list[tuple[str, str]]:
-    texts = read_texts(dressage.record.open(folder), shot, np.array(rows))
+    texts = read_texts(cavesson.record.open(folder), shot, np.array(rows))
     return list(zip(texts.prompt, texts.response, strict=True))
 
 
@@ -61,7 +61,7 @@ def test_texts_are_added_and_none_is_read_from_the_record_again(tmp_path, monkey
         shot = indexed(folder)
         assert shot.state.texts == 11 * last // ROWS * ROWS
         assert stored(folder, shot, range(shot.rows)) == recorded(folder, shot, range(shot.rows))
-    monkeypatch.setattr(dressage.record.Run, "fetch", None)
+    monkeypatch.setattr(cavesson.record.Run, "fetch", None)
     assert stored(folder, shot, range(ROWS - 1, 6 * ROWS))
 
 
@@ -70,7 +70,7 @@ def test_responses_are_whole_wherever_they_stand(tmp_path):
     write(folder, range(7), [*HOSTILE, "b" * (3 * LENGTH)], attempt=0)
     shot = indexed(folder)
     assert shot.rows == 77 and shot.state.texts == 64
-    run = dressage.record.open(folder)
+    run = cavesson.record.open(folder)
     keys = list(zip(shot.raw("step").tolist(), shot.raw("sample").tolist(), strict=True))
     for rows in (np.arange(77), np.array([70, 3, 3, 64, 8, 0]), np.arange(65, 77), np.empty(0, np.int64)):
         wanted = run.fetch([keys[row] for row in rows], ["response"])["response"].to_pylist() if len(rows) else []

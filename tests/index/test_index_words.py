@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dressage.index.features import CHARACTER, NGRAM, WORD, features
-from dressage.index.words import ALONE, LETTER, LONGEST, OVERLAP, SIGN, SPACE, fold, kind_of, words
+from cavesson.index.features import CHARACTER, NGRAM, WORD, features
+from cavesson.index.words import ALONE, LETTER, LONGEST, OVERLAP, SIGN, SPACE, fold, kind_of, words
 
 TEXT = st.text(max_size=60) | st.text(alphabet="aAbB #1.\n人道ĐđéΣİß\x00", max_size=80)
 

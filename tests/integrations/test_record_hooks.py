@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from dressage.integrations import openrlhf, verl
-from dressage.record import open as open_run
-from dressage.record.padding import padded
+from cavesson.integrations import openrlhf, verl
+from cavesson.record import open as open_run
+from cavesson.record.padding import padded
 
 
 class Letters:

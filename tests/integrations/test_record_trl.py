@@ -1,8 +1,8 @@
 """What is recorded of real trainers of TRL, against what they say of themselves and against transformers alone.
 
 TRL 1.16 is what the tests run with. TRL 1.10, the last with PPO, needs an environment of its own:
-`python benchmarks/run.py` makes one under build/trl, and DRESSAGE_TRL_1_10 names the Python of another. It needs
-Dressage's dependencies as well.
+`python benchmarks/run.py` makes one under build/trl, and CAVESSON_TRL_1_10 names the Python of another. It needs
+Cavesson's dependencies as well.
 """
 
 import json
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dressage.importers import import_run
-from dressage.record import Run
-from dressage.record import open as open_run
+from cavesson.importers import import_run
+from cavesson.record import Run
+from cavesson.record import open as open_run
 
 ROOT = Path(__file__).parents[2]
-OLD = Path(os.environ.get("DRESSAGE_TRL_1_10", ROOT / "build" / "trl" / "bin" / "python"))
+OLD = Path(os.environ.get("CAVESSON_TRL_1_10", ROOT / "build" / "trl" / "bin" / "python"))
 NEEDS_OLD = pytest.mark.skipif(not OLD.exists(), reason=f"TRL 1.10 has no environment: {OLD} is not there")
 PYTHONS = {"1.16": Path(sys.executable), "1.10": OLD}
 ROUNDING = 2**-17

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-import dressage
-from dressage.config import Settings, load
-from dressage.errors import UserError
-from dressage.integrations import trackers
-from dressage.integrations.trackers import Names, Trackers
-from dressage.record import Recorder, begin_attempt, write_run
+import cavesson
+from cavesson.config import Settings, load
+from cavesson.errors import UserError
+from cavesson.integrations import trackers
+from cavesson.integrations.trackers import Names, Trackers
+from cavesson.record import Recorder, begin_attempt, write_run
 
 Steps = dict[int, dict[str, float]]
 
@@ -78,7 +78,7 @@ def attempt(folder: Path, names: Names, start: int, end: int) -> None:
 
 
 def recorded(folder: Path) -> Steps:
-    rows = dressage.open(folder).steps().drop_columns(["attempt"]).to_pylist()
+    rows = cavesson.open(folder).steps().drop_columns(["attempt"]).to_pylist()
     return {row.pop("step"): {name: value for name, value in row.items() if value is not None} for row in rows}
 
 
@@ -295,12 +295,12 @@ def test_a_missing_package_is_one_line_with_the_pip_command(tmp_path: Path, monk
 def test_wandb_without_a_key_is_a_plain_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     script = (
-        "import sys; from pathlib import Path; from dressage.integrations.trackers import Trackers;"
+        "import sys; from pathlib import Path; from cavesson.integrations.trackers import Trackers;"
         "Trackers(('wandb',), Path(sys.argv[1]), 'project', {})"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=300)
     *_, first, second = done.stderr.strip().splitlines()
-    assert first.startswith("dressage.errors.UserError: the tracker wandb did not start: ") and "API key" in first
+    assert first.startswith("cavesson.errors.UserError: the tracker wandb did not start: ") and "API key" in first
     assert "WANDB_MODE=offline" in second
     assert not (tmp_path / "trackers.json").exists()
 
@@ -308,7 +308,7 @@ def test_wandb_without_a_key_is_a_plain_message(tmp_path: Path, monkeypatch: pyt
 def test_steps_table_is_read_without_surprises(tmp_path: Path) -> None:
     """The helper above drops what was not measured and nothing else."""
     attempt(tmp_path, (), 0, 3)
-    table = dressage.open(tmp_path).steps()
+    table = cavesson.open(tmp_path).steps()
     assert sum(len(seen) for seen in recorded(tmp_path).values()) == sum(
         pc.count(table[name]).as_py() for name in table.column_names if name not in ("step", "attempt")
     )

@@ -15,7 +15,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
-from dressage.integrations.trl import RecorderCallback, record
+from cavesson.integrations.trl import RecorderCallback, record
 
 PROMPTS = ["one two", "three", "four five six", "seven"]
 

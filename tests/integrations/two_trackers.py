@@ -5,7 +5,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from dressage.integrations.trackers import Trackers
+from cavesson.integrations.trackers import Trackers
 
 state = PartialState(cpu=True)
 with Trackers(("tensorboard", "wandb"), Path(sys.argv[1]), "project", {}) as trackers:

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from dressage.models.load import prepare
-from dressage.models.policy import Policy, build_policy
-from dressage.models.settings import ModelSettings, ReferenceSettings, ValueSettings
-from dressage.models.tiny import tiny_model
-from dressage.types import Batch
+from cavesson.models.load import prepare
+from cavesson.models.policy import Policy, build_policy
+from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
+from cavesson.models.tiny import tiny_model
+from cavesson.types import Batch
 
 PROMPTS = ([20, 21, 22, 23, 24], [30], [40, 41, 42], [50, 51])
 RESPONSES = ([60, 61, 62, 0], [70, 71], [], [80])

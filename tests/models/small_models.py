@@ -5,7 +5,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from dressage.models.load import prepare
+from cavesson.models.load import prepare
 
 WINDOW = 8
 """Attention that does not reach back to the first token reaches back so far."""

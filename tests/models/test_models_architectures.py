@@ -9,19 +9,19 @@ from models_helpers import chosen, own_logprobs
 from small_models import WINDOW, small_model
 from transformers import PreTrainedModel
 
-from dressage.algorithms.rloo import RLOORun
-from dressage.data.prompts import padded_prompts
-from dressage.errors import UserError
-from dressage.models.policy import Policy, Scores
-from dressage.models.sequences import SequencePolicy
-from dressage.models.tiny import tiny_tokenizer
-from dressage.sampling.decoding import CacheKind, check_generate, check_scoring, choose_cache, full_passes
-from dressage.sampling.room import cache_bytes
-from dressage.sampling.sampler import Responses, Sampler
-from dressage.sampling.settings import SamplingSettings
-from dressage.train.build import Inputs, build
-from dressage.train.processes import Processes
-from dressage.types import Batch
+from cavesson.algorithms.rloo import RLOORun
+from cavesson.data.prompts import padded_prompts
+from cavesson.errors import UserError
+from cavesson.models.policy import Policy, Scores
+from cavesson.models.sequences import SequencePolicy
+from cavesson.models.tiny import tiny_tokenizer
+from cavesson.sampling.decoding import CacheKind, check_generate, check_scoring, choose_cache, full_passes
+from cavesson.sampling.room import cache_bytes
+from cavesson.sampling.sampler import Responses, Sampler
+from cavesson.sampling.settings import SamplingSettings
+from cavesson.train.build import Inputs, build
+from cavesson.train.processes import Processes
+from cavesson.types import Batch
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 KINDS = {"preallocated cache": "static", "growing cache": "growing", "refused": "refused"}
@@ -159,7 +159,7 @@ def test_what_is_sampled_and_scored_is_compared_in_both(tmp_path, monkeypatch):
     scored = Sampler(OtherScores(small_model("llama")), tiny_tokenizer(), settings, seed=0, is_scored=True)
     with pytest.raises(UserError, match=r"llama cannot be scored: .* by up to 1 nats"):
         scored.prepare(2, 4)
-    monkeypatch.setattr("dressage.models.policy.Policy", OtherScores)
+    monkeypatch.setattr("cavesson.models.policy.Policy", OtherScores)
     inputs = Inputs(small_model("llama"), tiny_tokenizer(), ["Hi", "Ho"], lambda prompts, responses: [0.0] * 2)
     with pytest.raises(UserError, match="llama cannot be scored"):
         build(RLOORun(run=tmp_path / "run", batch_size=4, samples_per_prompt=2), inputs, Processes("cpu"))

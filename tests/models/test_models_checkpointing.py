@@ -23,13 +23,13 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.dbrx.configuration_dbrx import DbrxAttentionConfig, DbrxFFNConfig
 
-from dressage.errors import UserError
-from dressage.models.checkpointing import recompute_layers
-from dressage.models.load import prepare
-from dressage.models.policy import Policy, build_policy
-from dressage.models.sequences import RewardModel
-from dressage.models.settings import ModelSettings, ReferenceSettings, ValueSettings
-from dressage.types import Batch
+from cavesson.errors import UserError
+from cavesson.models.checkpointing import recompute_layers
+from cavesson.models.load import prepare
+from cavesson.models.policy import Policy, build_policy
+from cavesson.models.sequences import RewardModel
+from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
+from cavesson.types import Batch
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 COMMON = {"vocab_size": 258, "eos_token_id": 0, "pad_token_id": 1, "bos_token_id": 0}

@@ -16,14 +16,14 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from dressage.errors import UserError
-from dressage.models.classifier import load_reward_model
-from dressage.models.policy import build_learner
-from dressage.models.sequences import RewardModel, last_token
-from dressage.models.settings import LoraSettings, ModelSettings
-from dressage.models.tiny import tiny_tokenizer
-from dressage.models.trained import save_trained
-from dressage.types import Batch
+from cavesson.errors import UserError
+from cavesson.models.classifier import load_reward_model
+from cavesson.models.policy import build_learner
+from cavesson.models.sequences import RewardModel, last_token
+from cavesson.models.settings import LoraSettings, ModelSettings
+from cavesson.models.tiny import tiny_tokenizer
+from cavesson.models.trained import save_trained
+from cavesson.types import Batch
 
 END, PAD = 0, 1
 # Ends: a token of the text, the end token, and pads behind it, which a classifier skips.

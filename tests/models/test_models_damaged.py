@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from peft import LoraConfig, get_peft_model
 
-from dressage.errors import UserError
-from dressage.models.load import load_classifier
-from dressage.models.settings import ModelSettings
-from dressage.models.tiny import tiny_model, tiny_tokenizer
-from dressage.models.trained import load_trained, save_trained
+from cavesson.errors import UserError
+from cavesson.models.load import load_classifier
+from cavesson.models.settings import ModelSettings
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.models.trained import load_trained, save_trained
 
 FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-ADAPTER = ["adapter_config.json", "adapter_model.safetensors", "dressage.json", "tokenizer.json"]
+ADAPTER = ["adapter_config.json", "adapter_model.safetensors", "cavesson.json", "tokenizer.json"]
 
 
 def check(folder: Path, name: str) -> None:

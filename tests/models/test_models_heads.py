@@ -25,16 +25,16 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from dressage.data.prompts import padded_prompts
-from dressage.errors import UserError
-from dressage.models.load import prepare
-from dressage.models.policy import Policy
-from dressage.models.sequences import SequencePolicy
-from dressage.models.settings import LoraSettings, ReferenceSettings
-from dressage.models.tiny import tiny_tokenizer
-from dressage.sampling.sampler import Sampler
-from dressage.sampling.settings import SamplingSettings
-from dressage.types import Batch
+from cavesson.data.prompts import padded_prompts
+from cavesson.errors import UserError
+from cavesson.models.load import prepare
+from cavesson.models.policy import Policy
+from cavesson.models.sequences import SequencePolicy
+from cavesson.models.settings import LoraSettings, ReferenceSettings
+from cavesson.models.tiny import tiny_tokenizer
+from cavesson.sampling.sampler import Sampler
+from cavesson.sampling.settings import SamplingSettings
+from cavesson.types import Batch
 
 TOKENS = {"vocab_size": 258, "eos_token_id": 0, "pad_token_id": 1, "bos_token_id": 0, "tie_word_embeddings": False}
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -17,14 +17,14 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-import dressage
-from dressage.errors import UserError
-from dressage.models.fast_linear import FastLinear
-from dressage.models.load import load_causal, load_tokenizer, prepare, resolve
-from dressage.models.policy import Policy
-from dressage.models.settings import LoraSettings, ModelSettings
-from dressage.models.tiny import tiny_model, tiny_tokenizer
-from dressage.models.trained import load_trained, save_trained
+import cavesson
+from cavesson.errors import UserError
+from cavesson.models.fast_linear import FastLinear
+from cavesson.models.load import load_causal, load_tokenizer, prepare, resolve
+from cavesson.models.policy import Policy
+from cavesson.models.settings import LoraSettings, ModelSettings
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.models.trained import load_trained, save_trained
 
 
 def classifier(tied: bool) -> torch.nn.Module:
@@ -197,7 +197,7 @@ def test_a_gguf_file_is_unpacked_without_a_warning(tmp_path, caplog, monkeypatch
 
 
 def test_packages_are_found_without_being_imported():
-    assert resolve("package:dressage") == str(Path(dressage.__file__).parent)
+    assert resolve("package:cavesson") == str(Path(cavesson.__file__).parent)
     assert resolve("some/name") == "some/name"
     with pytest.raises(UserError, match="pip install --no-deps no-such-package"):
         resolve("package:no_such_package")

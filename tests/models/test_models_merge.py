@@ -18,11 +18,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from dressage.errors import UserError
-from dressage.models.load import load_causal
-from dressage.models.merge import MergeSettings, _stored_dtype, merge
-from dressage.models.settings import ModelSettings, StartSettings
-from dressage.models.trained import load_start, load_trained, save_trained
+from cavesson.errors import UserError
+from cavesson.models.load import load_causal
+from cavesson.models.merge import MergeSettings, _stored_dtype, merge
+from cavesson.models.settings import ModelSettings, StartSettings
+from cavesson.models.trained import load_start, load_trained, save_trained
 
 IDS = torch.tensor([[40, 41, 42, 43, 200, 7, 99]])
 QUERY = "model.layers.0.self_attn.q_proj"
@@ -197,5 +197,5 @@ def test_the_hub_is_not_asked_for_the_built_in_model(monkeypatch: pytest.MonkeyP
     def ask(*_: object, **__: object) -> None:
         raise AssertionError("the Hub was asked")
 
-    monkeypatch.setattr("dressage.models.merge.AutoConfig.from_pretrained", ask)
+    monkeypatch.setattr("cavesson.models.merge.AutoConfig.from_pretrained", ask)
     assert _stored_dtype("tiny") == "float32"

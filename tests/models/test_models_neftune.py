@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from models_helpers import sharp_model
 from torch import Tensor
 
-from dressage.models.neftune import neftune
-from dressage.models.sequences import SequencePolicy, lay_out
-from dressage.types import Batch
+from cavesson.models.neftune import neftune
+from cavesson.models.sequences import SequencePolicy, lay_out
+from cavesson.types import Batch
 
 WIDTH = 24
 

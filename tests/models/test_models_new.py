@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from dressage.errors import UserError
-from dressage.models.new import new_model, new_tokenizer
-from dressage.models.settings import ModelSettings, NewModelSettings
-from dressage.models.trained import load_trained, save_trained
+from cavesson.errors import UserError
+from cavesson.models.new import new_model, new_tokenizer
+from cavesson.models.settings import ModelSettings, NewModelSettings
+from cavesson.models.trained import load_trained, save_trained
 
 # No surrogates, which are no characters.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -16,12 +16,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from dressage.data.packing import pack
-from dressage.errors import UserError
-from dressage.models.load import prepare
-from dressage.models.parts import trunk
-from dressage.models.sequences import PairPolicy, RewardModel, SequencePolicy, hidden_states, lay_out
-from dressage.types import Batch
+from cavesson.data.packing import pack
+from cavesson.errors import UserError
+from cavesson.models.load import prepare
+from cavesson.models.parts import trunk
+from cavesson.models.sequences import PairPolicy, RewardModel, SequencePolicy, hidden_states, lay_out
+from cavesson.types import Batch
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=7)
 MODELS = {"rotary positions": sharp_model(), "learned positions": absolute_model()}

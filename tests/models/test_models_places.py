@@ -9,14 +9,14 @@ from models_helpers import batch, policy_of, scramble, sharp_model
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification, LlamaForSequenceClassification, PreTrainedModel
 
-from dressage.algorithms import ALGORITHMS
-from dressage.config import check
-from dressage.errors import UserError
-from dressage.models.parts import trunk
-from dressage.models.settings import LoraSettings, ModelSettings, ReferenceSettings, ValueSettings
-from dressage.models.tiny import tiny_model, tiny_tokenizer
-from dressage.models.trained import save_trained
-from dressage.train.run import Training
+from cavesson.algorithms import ALGORITHMS
+from cavesson.config import check
+from cavesson.errors import UserError
+from cavesson.models.parts import trunk
+from cavesson.models.settings import LoraSettings, ModelSettings, ReferenceSettings, ValueSettings
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.models.trained import save_trained
+from cavesson.train.run import Training
 
 
 def whole(folder: Path) -> PreTrainedModel:

@@ -8,16 +8,16 @@ import pytest
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
-from dressage.algorithms.grpo import GRPORun
-from dressage.algorithms.sft import SFTRun
-from dressage.models.load import load_causal
-from dressage.models.quantized import without_rounding
-from dressage.models.tiny import tiny_model, tiny_tokenizer
-from dressage.models.trained import load_trained
-from dressage.train.run import Training
+from cavesson.algorithms.grpo import GRPORun
+from cavesson.algorithms.sft import SFTRun
+from cavesson.models.load import load_causal
+from cavesson.models.quantized import without_rounding
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.models.trained import load_trained
+from cavesson.train.run import Training
 
 pytestmark = pytest.mark.skipif(
-    find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed: pip install 'dressage[qlora]'"
+    find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed: pip install 'cavesson[qlora]'"
 )
 LORA = {"rank": 4, "alpha": 8}
 

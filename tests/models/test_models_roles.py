@@ -5,12 +5,12 @@ import torch
 from models_helpers import batch, gradients, policy_of, scramble, sharp_model
 from transformers import AutoModelForCausalLM, BertConfig, GPT2Config, LlamaConfig
 
-from dressage.errors import UserError
-from dressage.models.load import prepare
-from dressage.models.parts import trunk
-from dressage.models.policy import Policy
-from dressage.models.settings import LoraSettings, ReferenceSettings, ValueSettings
-from dressage.models.tiny import tiny_model
+from cavesson.errors import UserError
+from cavesson.models.load import prepare
+from cavesson.models.parts import trunk
+from cavesson.models.policy import Policy
+from cavesson.models.settings import LoraSettings, ReferenceSettings, ValueSettings
+from cavesson.models.tiny import tiny_model
 
 AUTO = ReferenceSettings()
 LORA = LoraSettings(rank=4)

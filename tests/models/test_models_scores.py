@@ -6,8 +6,8 @@ from models_helpers import PROMPTS, RESPONSES, absolute_model, batch, gradients,
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dressage.models.policy import Policy, Scores
-from dressage.models.settings import ReferenceSettings, ValueSettings
+from cavesson.models.policy import Policy, Scores
+from cavesson.models.settings import ReferenceSettings, ValueSettings
 
 TRUNK = ValueSettings()
 

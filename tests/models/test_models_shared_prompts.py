@@ -9,13 +9,13 @@ from torch import Tensor
 from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from dressage.data.prompts import padded_prompts
-from dressage.models.load import prepare
-from dressage.models.policy import Policy
-from dressage.models.shared_prompts import distinct
-from dressage.models.tiny import tiny_tokenizer
-from dressage.sampling.sampler import Sampler
-from dressage.sampling.settings import SamplingSettings
+from cavesson.data.prompts import padded_prompts
+from cavesson.models.load import prepare
+from cavesson.models.policy import Policy
+from cavesson.models.shared_prompts import distinct
+from cavesson.models.tiny import tiny_tokenizer
+from cavesson.sampling.sampler import Sampler
+from cavesson.sampling.settings import SamplingSettings
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 COMMON = {"vocab_size": 258, "eos_token_id": 0, "pad_token_id": 1, "bos_token_id": 0}

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dressage.ops.advantages import gae
+from cavesson.ops.advantages import gae
 
 LENGTHS = (5, 3, 1, 0)
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dressage.ops.groups import centred, group_means, group_stds, leave_one_out, varied
+from cavesson.ops.groups import centred, group_means, group_stds, leave_one_out, varied
 
 # Two prompts, five responses: (1, 2, 6) with mean 3, and (4, 4).
 REWARDS, GROUP = torch.tensor([1.0, 4.0, 2.0, 6.0, 4.0]), torch.tensor([7, 2, 7, 7, 2])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import dressage
+import cavesson
 
-SOURCE = Path(dressage.__file__).parent
+SOURCE = Path(cavesson.__file__).parent
 
 
 def imported(file: Path) -> set[str]:
@@ -26,13 +26,13 @@ def imported(file: Path) -> set[str]:
 def test_ops_import_nothing_but_torch_and_each_other(file):
     allowed = {"torch", "jaxtyping", "math", "collections", "typing"}
     for name in imported(file):
-        assert name.split(".")[0] in allowed or name.startswith("dressage.ops."), name
+        assert name.split(".")[0] in allowed or name.startswith("cavesson.ops."), name
 
 
 def test_what_reads_records_needs_neither_torch_nor_transformers():
     packages = ("record", "importers", "exporters")
     files = [file for package in packages for file in sorted((SOURCE / package).glob("*.py"))]
-    modules = ["dressage.config", "dressage.cli", *(f"dressage.{file.parent.name}.{file.stem}" for file in files)]
+    modules = ["cavesson.config", "cavesson.cli", *(f"cavesson.{file.parent.name}.{file.stem}" for file in files)]
     code = f"""
 import importlib, sys
 for name in {[module.removesuffix(".__init__") for module in modules]}:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dressage.ops.kl import ESTIMATORS, absolute, adapted_coefficient, k1, k2, k3
+from cavesson.ops.kl import ESTIMATORS, absolute, adapted_coefficient, k1, k2, k3
 
 
 def distributions() -> tuple[Tensor, Tensor]:

@@ -3,8 +3,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dressage.models.fast_linear import FastLinear, use_fast_linear
-from dressage.ops.linear import linear
+from cavesson.models.fast_linear import FastLinear, use_fast_linear
+from cavesson.ops.linear import linear
 
 
 def leaf(*shape: int) -> Tensor:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dressage.ops.head import Head
-from dressage.ops.logprobs import CHUNK, full_kl, token_logprobs
+from cavesson.ops.head import Head
+from cavesson.ops.logprobs import CHUNK, full_kl, token_logprobs
 
 V, H = 11, 5
 MANY = 2 * CHUNK + 3

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from dressage.ops.losses import clipped_policy, clipped_value
+from cavesson.ops.losses import clipped_policy, clipped_value
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.ops.masked import weighted_mean, weighted_var, whiten
+from cavesson.ops.masked import weighted_mean, weighted_var, whiten
 
 X = torch.tensor([[1.0, 2.0, 100.0], [6.0, float("nan"), 100.0]])
 MASK = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])

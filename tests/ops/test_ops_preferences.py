@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dressage.ops.preferences import bradley_terry, centring, dpo, hinge, ipo
+from cavesson.ops.preferences import bradley_terry, centring, dpo, hinge, ipo
 
 numbers = st.floats(-1e4, 1e4, width=32)
 

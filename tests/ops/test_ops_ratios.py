@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dressage.ops.losses import clipped_policy, clipped_ratio
-from dressage.ops.ratios import (
+from cavesson.ops.losses import clipped_policy, clipped_ratio
+from cavesson.ops.ratios import (
     log_ratio,
     mean_log_ratio,
     response_sum,
@@ -15,7 +15,7 @@ from dressage.ops.ratios import (
     token_ratio,
     truncated_importance,
 )
-from dressage.ops.token_rewards import penalised, soft_overlong
+from cavesson.ops.token_rewards import penalised, soft_overlong
 
 # A response of two tokens that became 2 and 8 times as likely, one of one token, and an empty one; padding is NaN.
 NAN = math.nan

@@ -4,9 +4,9 @@ import jaxtyping
 import pytest
 import torch
 
-from dressage.ops.advantages import gae
-from dressage.ops.kl import k1
-from dressage.ops.token_rewards import token_rewards
+from cavesson.ops.advantages import gae
+from cavesson.ops.kl import k1
+from cavesson.ops.token_rewards import token_rewards
 
 
 def test_tensors_that_would_broadcast_are_refused():

@@ -1,6 +1,6 @@
 import torch
 
-from dressage.ops.token_rewards import token_rewards
+from cavesson.ops.token_rewards import token_rewards
 
 
 def test_by_hand():

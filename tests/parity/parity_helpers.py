@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from dressage.algorithms import ALGORITHMS
-from dressage.config import check
-from dressage.models.tiny import tiny_model, tiny_tokenizer
-from dressage.train.run import Training
+from cavesson.algorithms import ALGORITHMS
+from cavesson.config import check
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.train.run import Training
 
 TOLERANCE = 1e-4
 LEARNING_RATE = 1e-3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from parity_helpers import BATCH_SIZE, STEPS, TOLERANCE, build, losses, save_model, write_rows
 
-import dressage
+import cavesson
 
 pytest.importorskip("trl", reason="TRL is not installed")
 import trl_runs
@@ -81,9 +81,9 @@ def test_losses_are_those_of_trl(tmp_path: Path, model: Path, case: str) -> None
     training = build("grpo", tmp_path / "run", model, prompts, **{**common, **ours})
     seen = losses(training, "loss/total")
     if training.settings.grpo.normalise == "constant":  # the metric is a mean over tokens whatever the loss is
-        tokens = dressage.open(tmp_path / "run").steps()["optim/weight"].to_pylist()
+        tokens = cavesson.open(tmp_path / "run").steps()["optim/weight"].to_pylist()
         seen = [loss * count / (BATCH_SIZE * LONGEST) for loss, count in zip(seen, tokens, strict=True)]
-    finish = dressage.open(tmp_path / "run").rows(["finish_reason"])["finish_reason"].to_pylist()
+    finish = cavesson.open(tmp_path / "run").rows(["finish_reason"])["finish_reason"].to_pylist()
     assert set(finish) == {"eos", "length"}
     settings = {"num_generations": GROUP, "max_completion_length": LONGEST, **theirs}
     expected = trl_runs.grpo(str(model), *recorded(tmp_path / "run"), SLOWLY, **settings)
@@ -94,7 +94,7 @@ def test_losses_are_those_of_trl(tmp_path: Path, model: Path, case: str) -> None
 
 def recorded(folder: Path) -> tuple[list[str], list[list[Sequence[int]]], list[list[float]]]:
     """Prompts, responses as token ids and rewards, by step."""
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     prompts, responses, rewards = [], [], []
     for step in range(STEPS):
         rows = run.rows(steps=[step]).sort_by("sample").to_pylist()

@@ -20,7 +20,7 @@ from parity_helpers import (
     write_rows,
 )
 
-from dressage.models.tiny import tiny_tokenizer
+from cavesson.models.tiny import tiny_tokenizer
 
 pytest.importorskip("trl", reason="TRL is not installed")
 import trl_runs

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from dressage import memory
+from cavesson import memory
 
 CPU = torch.device("cpu")
 
@@ -50,5 +50,5 @@ def test_what_is_touched_is_resident() -> None:
 
 
 def test_the_reader_of_a_record_needs_neither_torch_nor_psutil_for_it() -> None:
-    code = "import sys; from dressage import memory; memory.resident(); print({'torch', 'psutil'} & {*sys.modules})"
+    code = "import sys; from cavesson import memory; memory.resident(); print({'torch', 'psutil'} & {*sys.modules})"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -16,7 +16,7 @@ class Windows:
         frame = sys._getframe(1)
         while "importlib" in frame.f_code.co_filename:
             frame = frame.f_back
-        if name in MISSING and frame.f_globals["__name__"].startswith("dressage"):
+        if name in MISSING and frame.f_globals["__name__"].startswith("cavesson"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return None
 
@@ -29,11 +29,11 @@ sys.meta_path.insert(0, Windows())
 for name in ("nice", "fork", "sysconf", "geteuid", "getuid", "pread", "O_DIRECTORY", "O_NOFOLLOW"):
     delattr(os, name)
 
-import dressage
+import cavesson
 
 light = ("record", "index", "importers", "exporters", "doctor", "board", "text", "cli", "config", "errors", "command")
-names = [name for _, name, _ in pkgutil.iter_modules(dressage.__path__, "dressage.")]
-names = [name for name in names if name.removeprefix("dressage.").startswith(light)]
+names = [name for _, name, _ in pkgutil.iter_modules(cavesson.__path__, "cavesson.")]
+names = [name for name in names if name.removeprefix("cavesson.").startswith(light)]
 count = 0
 while names:
     module = importlib.import_module(names.pop())

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from record_helpers import plain
 
-import dressage
-from dressage.record import Recorder
+import cavesson
+from cavesson.record import Recorder
 
 
 def record(folder: Path | str, steps: range, attempt: int = 0, rank: int = 0, count: int = 3) -> None:
@@ -31,7 +31,7 @@ def record(folder: Path | str, steps: range, attempt: int = 0, rank: int = 0, co
 
 def answers(folder: Path | str) -> str:
     """Everything that can be read, as one text."""
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     rows, steps = run.rows(), run.steps()
     columns = sorted(steps.column_names)
     found: list[Any] = [rows.to_pylist(maps_as_pydicts="strict"), steps.select(columns).to_pylist()]

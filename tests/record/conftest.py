@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dressage.record import write_run
+from cavesson.record import write_run
 
 
 @pytest.fixture

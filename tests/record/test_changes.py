@@ -7,12 +7,12 @@ import pyarrow.compute as pc
 from compaction_helpers import record
 from record_helpers import rollouts
 
-import dressage
-from dressage.record import Recorder, begin_attempt, compact, write_rollouts
+import cavesson
+from cavesson.record import Recorder, begin_attempt, compact, write_rollouts
 
 
 def look(folder: Path, cursor: str | None) -> tuple[int | None, str]:
-    found = dressage.open(folder).changes(cursor)
+    found = cavesson.open(folder).changes(cursor)
     return found.first_step, found.cursor
 
 
@@ -27,7 +27,7 @@ def test_everything_is_new_at_first_and_nothing_after(folder):
     record(folder, range(3, 6), attempt=begin_attempt(folder, 3))
     first, cursor = look(folder, None)
     assert first == 3 and look(folder, cursor) == (None, cursor)
-    assert [segment.first for segment in dressage.open(folder).changes(cursor).segments] == [3, 4, 5]
+    assert [segment.first for segment in cavesson.open(folder).changes(cursor).segments] == [3, 4, 5]
 
 
 def test_new_steps_ranks_and_attempts_are_found_where_they_begin(folder):
@@ -84,7 +84,7 @@ def test_merging_steps_that_are_superseded_is_no_change(folder):
 def test_rollouts_added_to_old_steps_are_found(folder):
     attempt = begin_attempt(folder, 0)
     record(folder, range(5), attempt)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     rows, tokens = run.rows(steps=[2]), run.tokens(2)
     _, cursor = look(folder, None)
     write_rollouts(folder, attempt, moved(rows), moved(tokens))
@@ -96,7 +96,7 @@ def test_a_page_of_rows_comes_in_the_order_asked_for(folder):
     record(folder, range(6), attempt=begin_attempt(folder, 0))
     compact(folder)
     record(folder, range(6, 8))
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     keys = [(7, 2), (0, 1), (5, 0), (0, 1)]
     table = run.fetch(keys, ["reward", "prompt"])
     assert table.column_names == ["reward", "prompt"]
@@ -109,7 +109,7 @@ def test_lines_of_a_file_are_read_from_any_place(folder):
     record(folder, range(6), attempt=begin_attempt(folder, 0))
     compact(folder)
     begin_attempt(folder, 4)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     (segment,) = run.segments()
     assert (segment.first, segment.last, segment.stop) == (0, 5, 4)
     assert run.rows(["step"], [3, 4])["step"].unique().to_pylist() == [3] and run.tokens(4).num_rows == 0
@@ -125,7 +125,7 @@ def test_lines_of_a_file_are_read_from_any_place(folder):
 
 def test_tables_as_data_frames(folder):
     record(folder, range(3), attempt=begin_attempt(folder, 0))
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     frame = run.pandas("rows", ["step", "reward", "reward_parts"], [1, 2])
     assert frame["step"].tolist() == [1] * 3 + [2] * 3 and frame["reward_parts"][0] == {"a": 0.0}
     assert run.pandas("steps")["step"].tolist() == [0, 1, 2]

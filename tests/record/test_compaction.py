@@ -12,9 +12,9 @@ from compaction_helpers import answers, files, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dressage
-from dressage.record import Recorder, begin_attempt, compact, compaction, write_run
-from dressage.record.segments import write_segment
+import cavesson
+from cavesson.record import Recorder, begin_attempt, compact, compaction, write_run
+from cavesson.record.segments import write_segment
 
 
 def test_a_compacted_run_gives_the_same_answers_from_few_files(folder):
@@ -75,7 +75,7 @@ def test_what_was_merged_is_deleted_by_the_next_compaction_only(folder):
     record(folder, range(6, 12))
     assert compact(folder, rank=0, before=(0, 10)) > 0
     assert not [name for name in files(folder) if "-0000000" in name and name.split("-")[1] in ("00000000", "00000003")]
-    assert dressage.open(folder).rows(["step"])["step"].to_pylist() == [s for s in range(12) for _ in range(3)]
+    assert cavesson.open(folder).rows(["step"])["step"].to_pylist() == [s for s in range(12) for _ in range(3)]
 
 
 def test_a_merging_that_is_given_up_at_any_step_changes_nothing(folder):
@@ -117,9 +117,9 @@ def test_rollouts_and_metrics_may_be_merged_at_different_depths(folder, monkeypa
         for _ in range(2):
             compact(folder, rank=0)
             assert answers(folder) == before
-    segments = dressage.open(folder).segments()
+    segments = cavesson.open(folder).segments()
     assert [(segment.first, segment.last, segment.lines) for segment in segments][:2] == [(0, 3, 12), (4, 8, 15)]
-    assert dressage.open(folder).steps()["step"].to_pylist() == list(range(11))
+    assert cavesson.open(folder).steps()["step"].to_pylist() == list(range(11))
 
 
 def test_a_run_that_is_written_is_merged_but_for_the_newest_step_of_each_process(folder):
@@ -137,7 +137,7 @@ def test_a_run_that_is_written_is_merged_but_for_the_newest_step_of_each_process
         assert set(small) < set(files(folder))
         out.rollouts(5, {"prompt": ["p"], "response": ["more"], "reward": [7]}, {"token_id": [[1, 2]]})
         out.metrics(5, {"more": 1.0})
-    assert dressage.open(folder).rows(["response"], [5])["response"].to_pylist() == ["r", "more"]
+    assert cavesson.open(folder).rows(["response"], [5])["response"].to_pylist() == ["r", "more"]
 
 
 def test_nothing_is_added_to_a_step_that_is_compacted(folder):
@@ -150,4 +150,4 @@ def test_nothing_is_added_to_a_step_that_is_compacted(folder):
         out.rollouts(
             1, {"sample": [9], "prompt": ["p"], "response": ["r"], "reward": [1.0]}, {"mask": np.ones((1, 1), bool)}
         )
-    assert dressage.open(folder).rows(["sample"], [1])["sample"].to_pylist() == [0, 1, 2, 9]
+    assert cavesson.open(folder).rows(["sample"], [1])["sample"].to_pylist() == [0, 1, 2, 9]

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from compaction_helpers import answers, files, record
 
-import dressage
-from dressage.record import compact, compaction
+import cavesson
+from cavesson.record import compact, compaction
 
 # Every number follows from step and rank, so that a line too many, too few or from elsewhere would show.
 WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from dressage.record import Recorder, begin_attempt, recorder
+from cavesson.record import Recorder, begin_attempt, recorder
 
 recorder.WAITING = int(sys.argv[3])
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
@@ -39,7 +39,7 @@ with Recorder(folder, attempt=begin_attempt(folder, 0)) as out:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from dressage.record import compact
+from cavesson.record import compact
 
 left = int(sys.argv[2])
 
@@ -55,7 +55,7 @@ def dying(method):
 Path.replace, Path.unlink = dying(Path.replace), dying(Path.unlink)
 compact(sys.argv[1])
 """
-COMPACTER = "import sys; from dressage.record import compact; print(compact(sys.argv[1]))"
+COMPACTER = "import sys; from cavesson.record import compact; print(compact(sys.argv[1]))"
 
 
 def check_whole(run: Any) -> list[int]:
@@ -92,7 +92,7 @@ def test_a_process_killed_while_it_compacts_loses_nothing(folder):
         flushed += map(int, process.stdout.read().split())
         process.wait()
         process.stdout.close()
-        steps = check_whole(dressage.open(folder))
+        steps = check_whole(cavesson.open(folder))
         assert steps[: flushed[-1] + 1] == list(range(flushed[-1] + 1)), f"seed {seed}, trial {trial}"
     before = answers(folder)
     compact(folder)
@@ -122,10 +122,10 @@ def test_a_reader_is_right_at_every_moment_of_writing_and_compacting(folder):
     process = start(WRITER, folder, 40, 3)
     seen: list[int] = []
     while process.poll() is None:
-        before, seen = seen, check_whole(dressage.open(folder))
+        before, seen = seen, check_whole(cavesson.open(folder))
         assert seen[: len(before)] == before
     process.communicate()
-    assert process.returncode == 0 and check_whole(dressage.open(folder)) == list(range(40))
+    assert process.returncode == 0 and check_whole(cavesson.open(folder)) == list(range(40))
 
 
 def test_of_two_compactions_of_the_same_files_one_counts(folder):

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from record_helpers import rollouts
 
-import dressage
-from dressage.cli import main
-from dressage.errors import UserError
-from dressage.exporters import EXPORTERS, tables
-from dressage.record import Recorder, begin_attempt, write_run, write_vocabulary
-from dressage.record.compaction import compact
+import cavesson
+from cavesson.cli import main
+from cavesson.errors import UserError
+from cavesson.exporters import EXPORTERS, tables
+from cavesson.record import Recorder, begin_attempt, write_run, write_vocabulary
+from cavesson.record.compaction import compact
 
 TEXTS = ['=HYPERLINK("http://x")', "", 'a "quoted", cell', "two\r\nlines\n", "\ttab", "+1", "名前 🤖", "NULL"]
 
@@ -55,7 +55,7 @@ def same(first: float | None, second: float | None) -> bool:
 
 def test_parquet_is_the_record(run: Path, tmp_path: Path) -> None:
     assert EXPORTERS["parquet"](run, tmp_path / "out") == 32
-    opened = dressage.open(run)
+    opened = cavesson.open(run)
     for name in ("rows", "tokens", "steps"):
         written, recorded = pq.read_table(tmp_path / "out" / f"{name}.parquet"), opened.arrow(name)
         assert written.schema.names == recorded.schema.names
@@ -67,7 +67,7 @@ def test_json_lines_are_the_record_without_what_was_not_measured(run: Path, tmp_
     EXPORTERS["jsonl"](run, tmp_path / "out")
     for name in ("rows", "tokens"):
         lines = (tmp_path / "out" / f"{name}.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-        recorded = dressage.open(run).arrow(name).to_pylist(maps_as_pydicts="strict")
+        recorded = cavesson.open(run).arrow(name).to_pylist(maps_as_pydicts="strict")
         assert len(lines) == len(recorded)
         for line, row in zip(lines, recorded, strict=True):
             assert str(json.loads(line)) == str({key: value for key, value in row.items() if value is not None})
@@ -78,7 +78,7 @@ def test_csv_read_by_pythons_own_reader_is_the_record(run: Path, tmp_path: Path)
     for name in ("rows", "tokens"):
         with (tmp_path / "out" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
             lines = list(csv.DictReader(file))
-        for line, row in zip(lines, dressage.open(run).arrow(name).to_pylist(maps_as_pydicts="strict"), strict=True):
+        for line, row in zip(lines, cavesson.open(run).arrow(name).to_pylist(maps_as_pydicts="strict"), strict=True):
             for column, value in row.items():
                 if isinstance(value, float):
                     kind = np.float32 if name == "tokens" else np.float64
@@ -116,21 +116,21 @@ def test_formulas_are_quoted_only_where_that_is_asked_for(run: Path, tmp_path: P
 
 def test_only_a_portion_is_read_at_a_time(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    arrow = dressage.Run.arrow
+    arrow = cavesson.Run.arrow
 
-    def counted(self: dressage.Run, *arguments: object, **names: object) -> pa.Table:
+    def counted(self: cavesson.Run, *arguments: object, **names: object) -> pa.Table:
         sizes.append((table := arrow(self, *arguments, **names)).num_rows)  # type: ignore[arg-type]
         return table
 
     monkeypatch.setattr(tables, "AT_ONCE", 4)
-    monkeypatch.setattr(dressage.Run, "arrow", counted)
+    monkeypatch.setattr(cavesson.Run, "arrow", counted)
     assert EXPORTERS["parquet"](run, tmp_path / "out") == 32
     assert sizes == [16, 16, 48, 48]
 
 
 def test_a_merged_record_comes_out_the_same(run: Path, tmp_path: Path) -> None:
     EXPORTERS["csv"](run, tmp_path / "before")
-    compact(dressage.open(run).storage, ended=True)
+    compact(cavesson.open(run).storage, ended=True)
     EXPORTERS["csv"](run, tmp_path / "after")
     for name in ("rows.csv", "tokens.csv", "steps.csv", "vocabulary.csv"):
         assert (tmp_path / "before" / name).read_bytes() == (tmp_path / "after" / name).read_bytes()
@@ -146,13 +146,13 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path) -> None:
 
 def sql(run: Path, query: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dressage", "sql", run, query, *flags], capture_output=True, text=True, encoding="utf-8"
+        [sys.executable, "-m", "cavesson", "sql", run, query, *flags], capture_output=True, text=True, encoding="utf-8"
     )
 
 
 def test_sql_prints_csv_and_json_for_programs(run: Path) -> None:
     query = "select sample, response, reward, null as nothing, [1, 2] as list from rows where step = 3 order by sample"
-    expected = dressage.open(run).sql(query).fetchall()
+    expected = cavesson.open(run).sql(query).fetchall()
     found = list(csv.reader(io.StringIO(sql(run, query, "--csv").stdout)))
     assert found[0] == ["sample", "response", "reward", "nothing", "list"]
     for line, (sample, response, reward, *_) in zip(found[1:], expected, strict=True):
@@ -188,7 +188,7 @@ def test_the_command(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        sys, "argv", ["dressage", "export", str(run), str(tmp_path / "out"), "--format", "parquet", "--quote-formulas"]
+        sys, "argv", ["cavesson", "export", str(run), str(tmp_path / "out"), "--format", "parquet", "--quote-formulas"]
     )
     with pytest.raises(SystemExit) as ended:
         main()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dressage
+import cavesson
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -17,7 +17,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("generated") / "run"
     options = ["--rollouts", "1500", "--tokens", "40", "--batch", "256", "--token-share", "0.25", "--long", "500"]
     subprocess.run([sys.executable, BENCHMARKS / "generate_record.py", folder, *options], check=True)
-    return dressage.open(folder)
+    return cavesson.open(folder)
 
 
 def test_every_step_is_whole_and_siblings_are_from_one_rank(run):

@@ -7,9 +7,9 @@ import pytest
 from compaction_helpers import files, record
 from record_helpers import rollouts
 
-import dressage
-from dressage.errors import UserError
-from dressage.record import Recorder, compact, query, views
+import cavesson
+from cavesson.errors import UserError
+from cavesson.record import Recorder, compact, query, views
 
 JOINED = """
     SELECT sample, any_value(length), count(position) FROM rows FULL JOIN tokens USING (step, sample)
@@ -29,7 +29,7 @@ def grow(recorder: Recorder, first: int, count: int) -> None:
 def test_a_question_is_answered_from_what_was_there_when_it_was_asked(folder):
     with Recorder(folder) as recorder:
         grow(recorder, 0, 2)
-        run = dressage.open(folder)
+        run = cavesson.open(folder)
         joined, steps = run.sql(JOINED), run.sql("SELECT * FROM steps")
         grow(recorder, 2, 300)  # takes the place of the files
         assert joined.fetchall() == [(0, 0, 0), (1, 1, 1)]
@@ -44,7 +44,7 @@ def test_tokens_whose_rows_are_not_there_yet_do_not_count(folder):
         before = path.read_bytes()
         grow(recorder, 3, 2)
     path.write_bytes(before)  # as if the process were just between the two files, or had been killed there
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     assert run.sql(JOINED).fetchall() == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
     assert run.arrow("tokens", ["sample", "position"]).to_pydict() == {"sample": [1, 2, 2], "position": [0, 0, 1]}
     assert run.sql("SELECT count(*) FROM tokens").fetchall() == [(3,)]
@@ -70,7 +70,7 @@ def test_a_question_begins_anew_when_its_files_are_merged_meanwhile(folder, monk
     assert query._answer(task)["n"].to_pylist() == [3] * 4
     record(folder, range(4, 8), attempt=1)
     merge_before(views, "_create_view")
-    assert dressage.open(folder).sql(asked).fetchall() == [(step, 3) for step in range(8)]
+    assert cavesson.open(folder).sql(asked).fetchall() == [(step, 3) for step in range(8)]
 
 
 def test_a_file_that_is_missing_is_said_in_one_line(folder):
@@ -78,7 +78,7 @@ def test_a_file_that_is_missing_is_said_in_one_line(folder):
     compact(folder)
     (name,) = files(folder, "record/tokens-*")
     (folder / "record" / name).unlink()
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     for look in (lambda: run.rollout(0, 0), lambda: run.arrow("tokens"), lambda: run.sql("FROM tokens")):
         with pytest.raises(UserError, match="cannot be read") as caught:
             look()
@@ -95,7 +95,7 @@ def test_a_broken_file_of_the_folder_is_named(folder, where, content):
     (folder / where).mkdir(exist_ok=True)
     path = next((folder / where).glob("*.json"), folder / where / "0000.json")
     path.write_text(content)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     with pytest.raises(UserError, match=path.name):
         run.rows()
     with pytest.raises(UserError, match=path.name):

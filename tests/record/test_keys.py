@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.record.keys import rows_of_tokens
+from cavesson.record.keys import rows_of_tokens
 
 KEYS = st.tuples(st.integers(0, 3), st.integers(0, 3))
 

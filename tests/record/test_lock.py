@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-import dressage
-from dressage.errors import UserError
-from dressage.record import Lock, LockedError, Recorder, lock, write_run
-from dressage.record.new_folder import new_folder
-from dressage.record.storage import Folder, Storage, storage
+import cavesson
+from cavesson.errors import UserError
+from cavesson.record import Lock, LockedError, Recorder, lock, write_run
+from cavesson.record.new_folder import new_folder
+from cavesson.record.storage import Folder, Storage, storage
 
 ROWS = {"prompt": ["p"], "response": ["r"], "reward": [1.0]}
 RECORDS = """
 import sys, time
-from dressage.record import Recorder
+from cavesson.record import Recorder
 recorder = Recorder(sys.argv[1])
 recorder.rollouts(0, {"prompt": ["p"], "response": ["r"], "reward": [0.5]})
 recorder.flush()
@@ -68,7 +68,7 @@ def test_the_second_writer_is_told_who_the_first_is(place: str) -> None:
     other.end()
     with Recorder(place) as mine:
         mine.rollouts(0, ROWS)
-    run = dressage.open(place)
+    run = cavesson.open(place)
     assert run.rows(["reward", "attempt"]).to_pylist() == [{"reward": 1.0, "attempt": 1}]
     assert not run.storage.exists("writer.json")
 
@@ -80,7 +80,7 @@ def test_a_writer_that_was_killed_holds_nothing(place: str) -> None:
     with Recorder(place) as mine:
         mine.rollouts(1, ROWS)
         assert json.loads(storage(place).read("writer.json"))["pid"] == os.getpid()
-    assert dressage.open(place).rows(["step"])["step"].to_pylist() == [0, 1]
+    assert cavesson.open(place).rows(["step"])["step"].to_pylist() == [0, 1]
 
 
 @pytest.mark.parametrize("content", ["", '{"pid": 1, "ho'])
@@ -93,7 +93,7 @@ def test_a_writer_killed_while_it_took_the_lock_holds_nothing(place: str, conten
 
 def test_a_process_with_the_number_of_the_killed_one_holds_nothing(place: str) -> None:
     write_run(place, {})
-    owner = {"pid": os.getppid(), "host": platform.node(), "since": "2026-01-01T00:00:00+00:00", "command": "dressage"}
+    owner = {"pid": os.getppid(), "host": platform.node(), "since": "2026-01-01T00:00:00+00:00", "command": "cavesson"}
     assert storage(place).create("writer.json", json.dumps(owner).encode())  # a process that lives, and did not write
     with Lock(place) as lock:
         lock.check()
@@ -102,11 +102,11 @@ def test_a_process_with_the_number_of_the_killed_one_holds_nothing(place: str) -
 def test_what_another_machine_holds_is_removed_by_hand(place: str) -> None:
     write_run(place, {})
     files = storage(place)
-    owner = {"pid": 7, "host": "elsewhere", "since": "2026-01-01T00:00:00+00:00", "command": "dressage ppo r.toml"}
+    owner = {"pid": 7, "host": "elsewhere", "since": "2026-01-01T00:00:00+00:00", "command": "cavesson ppo r.toml"}
     assert files.create("writer.json", json.dumps(owner).encode())
     with pytest.raises(LockedError) as raised:
         Lock(place)
-    who = "process 7 on elsewhere since 2026-01-01 00:00:00 UTC (dressage ppo r.toml)"
+    who = "process 7 on elsewhere since 2026-01-01 00:00:00 UTC (cavesson ppo r.toml)"
     path = files.path("writer.json")
     assert str(raised.value) == f"{place} is held by {who}; if that process has ended, remove {path} and try again"
     files.delete("writer.json")
@@ -118,7 +118,7 @@ class Elsewhere:
     """A recorder of another machine, as far as files tell: a process that says it runs elsewhere."""
 
     CODE = "import platform; platform.node = lambda: 'elsewhere'" + RECORDS
-    FAST = "import dressage.record.lock as lock; lock.HEARTBEAT = 0.1\n"
+    FAST = "import cavesson.record.lock as lock; lock.HEARTBEAT = 0.1\n"
 
     def __init__(self, place: str) -> None:
         self.other = Other(place, self.FAST + self.CODE)
@@ -132,7 +132,7 @@ def test_a_process_of_another_machine_that_lives_keeps_its_run(
     place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = Elsewhere(place)
-    monkeypatch.setattr("dressage.record.lock.SILENCE", 20.0)
+    monkeypatch.setattr("cavesson.record.lock.SILENCE", 20.0)
     with pytest.raises(LockedError, match=r"is being written by process \d+ on elsewhere since .*: stop it, or wait"):
         Lock(place)
     assert "waiting up to 20 s to see whether it still runs" in capsys.readouterr().err
@@ -144,10 +144,10 @@ def test_a_process_of_another_machine_that_lives_keeps_its_run(
 def test_a_process_of_another_machine_that_was_killed_is_succeeded(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = Elsewhere(place)
     elsewhere.other.kill()
-    monkeypatch.setattr("dressage.record.lock.SILENCE", 2.0)
+    monkeypatch.setattr("cavesson.record.lock.SILENCE", 2.0)
     with Recorder(place) as mine:
         mine.rollouts(1, ROWS)
-    assert dressage.open(place).rows(["step"])["step"].to_pylist() == [0, 1]
+    assert cavesson.open(place).rows(["step"])["step"].to_pylist() == [0, 1]
     assert not storage(place).exists("writer.json")
 
 
@@ -169,12 +169,12 @@ def test_who_was_replaced_writes_no_more(place: str) -> None:
     recorder.flush()
     assert json.loads(files.read("writer.json"))["pid"] == os.getpid()
     files.delete("writer.json")
-    owner = {"pid": 7, "host": "elsewhere", "since": "2026-01-01T00:00:00+00:00", "command": "dressage"}
+    owner = {"pid": 7, "host": "elsewhere", "since": "2026-01-01T00:00:00+00:00", "command": "cavesson"}
     assert files.create("writer.json", json.dumps(owner).encode())
     recorder.rollouts(2, ROWS)
     with pytest.raises(UserError, match=r"is written by process 7 on elsewhere .* now: this process stops"):
         recorder.close()
-    assert dressage.open(place).rows(["step"])["step"].to_pylist() == [0, 1]
+    assert cavesson.open(place).rows(["step"])["step"].to_pylist() == [0, 1]
     assert json.loads(files.read("writer.json"))["host"] == "elsewhere"
 
 
@@ -187,7 +187,7 @@ def test_within_a_process_the_latest_recorder_counts(place: str) -> None:
         abandoned.rollouts(2, ROWS)
         with pytest.raises(UserError, match="recorded by something else of this process"):
             abandoned.close()
-    assert dressage.open(place).rows(["step"])["step"].to_pylist() == [0, 1]
+    assert cavesson.open(place).rows(["step"])["step"].to_pylist() == [0, 1]
     assert not storage(place).exists("writer.json")
 
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_locked_is_said_in_a_line(tmp_path: Path, monkeypatch: py
 
 HOLDS = """
 import sys
-from dressage.record import Lock
+from cavesson.record import Lock
 lock = Lock(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -274,11 +274,11 @@ lock.check()
 
 def test_a_new_folder_does_not_take_the_place_of_a_run_that_is_about_to_begin(tmp_path: Path) -> None:
     """Such a run has nothing in its folder yet but its lock, and would write its first file next."""
-    begins = Other(tmp_path / "run", HOLDS + "from dressage.record import write_run\nwrite_run(sys.argv[1], {})")
+    begins = Other(tmp_path / "run", HOLDS + "from cavesson.record import write_run\nwrite_run(sys.argv[1], {})")
     with pytest.raises(LockedError, match=f"process {begins.process.pid} "), new_folder(tmp_path / "run") as folder:
         (folder / "run.json").write_text('{"imported": true}')
     begins.end()
-    assert dressage.open(tmp_path / "run").info == {}
+    assert cavesson.open(tmp_path / "run").info == {}
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from compaction_helpers import files, record
 
-import dressage
-from dressage.errors import UserError
-from dressage.record import Recorder, merger, recorder
-from dressage.record.storage import storage
+import cavesson
+from cavesson.errors import UserError
+from cavesson.record import Recorder, merger, recorder
+from cavesson.record.storage import storage
 
 
 def test_the_recorder_merges_by_itself_and_few_files_remain(folder, monkeypatch):
     monkeypatch.setattr(recorder, "WAITING", 8)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     with Recorder(folder, attempt=0) as out:
         for step in range(70):
             out.rollouts(step, {"prompt": ["p"], "response": ["r"], "reward": [step]}, {"token_id": [[step, 1]]})
@@ -56,7 +56,7 @@ def test_nobody_waits_for_a_merging(folder, monkeypatch):
     # Each of the calls after the third asks for a merging that never ends; leaving the block gives it up.
     record(folder, range(20))
     assert merging.is_set() and len(calls) == 1
-    assert len(dressage.open(folder).segments()) == 20
+    assert len(cavesson.open(folder).segments()) == 20
     assert not [thread for thread in threading.enumerate() if thread.name == "merger"]
 
 

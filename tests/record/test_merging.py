@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 from compaction_helpers import answers, files, record
 from record_helpers import plain
 
-import dressage
-from dressage.record import Recorder, compact, compaction, merging, write_rollouts, write_run
-from dressage.record.segments import write_segment
+import cavesson
+from cavesson.record import Recorder, compact, compaction, merging, write_rollouts, write_run
+from cavesson.record.segments import write_segment
 
 
 def test_lines_are_in_the_order_of_step_group_and_sample_and_say_where_their_tokens_are(folder):
@@ -36,12 +36,12 @@ def test_large_files_end_after_so_many_rollouts_and_are_not_written_again(folder
     monkeypatch.setattr(compaction, "FILE_LINES", 12)
     record(folder, range(10))
     compact(folder)
-    segments = dressage.open(folder).segments()
+    segments = cavesson.open(folder).segments()
     # Three rollouts a step: a file is full after four steps. Two files are full, the third holds the rest.
     assert [(segment.first, segment.last, segment.lines) for segment in segments] == [(0, 3, 12), (4, 7, 12), (8, 9, 6)]
     record(folder, range(10, 12))
     compact(folder)
-    again = dressage.open(folder).segments()
+    again = cavesson.open(folder).segments()
     assert again[:2] == segments[:2] and [(s.first, s.last) for s in again[2:]] == [(8, 11)]
 
 
@@ -56,7 +56,7 @@ def test_tokens_without_a_row_do_not_come_along(folder):
         (0, 1, 1),
         (2, 1, 0),
     ]
-    assert dressage.open(folder).rollout(0, 1).tokens["position"].to_pylist() == [0, 1]
+    assert cavesson.open(folder).rollout(0, 1).tokens["position"].to_pylist() == [0, 1]
 
 
 def test_groups_of_large_lines_end_early(folder, monkeypatch):
@@ -83,14 +83,14 @@ def test_a_column_that_some_steps_lack_is_null_there_and_exact_numbers_stay_exac
             tokens = tokens.append_column("value", pa.array([value], pa.float64() if step else pa.float32()))
         write_segment(folder, step, 0, 0, rows, tokens)
     compact(folder)
-    values = [dressage.open(folder).tokens(step)["value"].to_pylist() for step in range(3)]
+    values = [cavesson.open(folder).tokens(step)["value"].to_pylist() for step in range(3)]
     assert values == [[float(np.float32(0.1))], [None], [1e300]]
 
 
 def test_rollouts_of_many_steps_are_written_at_once_and_added_to(folder):
     record(folder, range(4))
     whole = answers(folder)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     rows, tokens = run.rows(), pa.concat_tables([run.tokens(step) for step in range(4)])
     with tempfile.TemporaryDirectory() as name:
         write_run(name, {})
@@ -100,7 +100,7 @@ def test_rollouts_of_many_steps_are_written_at_once_and_added_to(folder):
             shuffled = [part.take(np.random.default_rng(0).permutation(part.num_rows)) for part in parts]
             write_rollouts(name, 0, *shuffled)
         assert len(files(Path(name), "record/rows-*")) == 2
-        again = dressage.open(name)
+        again = cavesson.open(name)
         assert plain(again.rows().to_pylist()) == plain(rows.to_pylist())
         assert plain(again.tokens(2).to_pylist()) == plain(run.tokens(2).to_pylist())
         compact(name)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import dressage
-from dressage.notebook import EDGE, HEIGHT, WIDTH, page
-from dressage.record import Recorder, write_run
+import cavesson
+from cavesson.notebook import EDGE, HEIGHT, WIDTH, page
+from cavesson.record import Recorder, write_run
 
 HOSTILE = '<img src=x onerror="alert(1)">\x1b]0;t\x07&'
 
@@ -34,7 +34,7 @@ def test_a_run_shows_its_facts_and_curves(tmp_path: Path) -> None:
             recorder.metrics(step, {"reward/mean": reward, "something/else": 1.0})
             row = {"sample": [0], "prompt": ["p"], "response": ["r"], "reward": [reward]}
             recorder.rollouts(step, row)
-    run = dressage.open(tmp_path / "run")
+    run = cavesson.open(tmp_path / "run")
     assert repr(run) == f"Run({str(tmp_path / 'run')!r}, algorithm='ppo', model={HOSTILE!r})"
     root = tree(run._repr_html_())
     cells = {row[0].text: row[1].text for row in root.iter("tr")}
@@ -52,7 +52,7 @@ def test_a_run_shows_its_facts_and_curves(tmp_path: Path) -> None:
 
 def test_a_run_without_anything_yet(tmp_path: Path) -> None:
     write_run(tmp_path / "run", {})
-    run = dressage.open(tmp_path / "run")
+    run = cavesson.open(tmp_path / "run")
     assert repr(run) == f"Run({str(tmp_path / 'run')!r})"
     assert "polyline" not in {element.tag for element in tree(run._repr_html_()).iter()}
 
@@ -70,10 +70,10 @@ def test_a_long_curve_stays_small_and_keeps_its_last_point() -> None:
 
 
 def test_a_training_and_its_result(tmp_path: Path) -> None:
-    settings = dressage.PPORun.model_validate(
+    settings = cavesson.PPORun.model_validate(
         {"run": tmp_path / "run", "steps": 2, "batch_size": 4, "model": {"device": "cpu"}, "kl": {"coef": 0.25}}
     )
-    training = dressage.Training(
+    training = cavesson.Training(
         settings, prompts=["a", "b"], rewards=lambda prompts, responses, **_: [1.0] * len(prompts)
     )
     assert repr(training) == f"Training(ppo, {str(tmp_path / 'run')!r}, 0 of 2 steps done)"
@@ -90,7 +90,7 @@ def test_data_frames_without_arguments_are_the_rows(tmp_path: Path) -> None:
     write_run(tmp_path / "run", {})
     with Recorder(tmp_path / "run") as recorder:
         recorder.rollouts(0, {"sample": [0], "prompt": ["p"], "response": ["r"], "reward": [1.0]})
-    run = dressage.open(tmp_path / "run")
+    run = cavesson.open(tmp_path / "run")
     assert run.pandas()["reward"].tolist() == run.polars()["reward"].to_list() == [1.0]
     assert list(run.pandas().columns) == run.polars().columns == run.rows().column_names
 
@@ -105,10 +105,10 @@ class Nothing(importlib.machinery.PathFinder):
     def find_spec(cls, name, path=None, target=None):
         return None if name == {package!r} else super().find_spec(name, path, target)
 sys.meta_path[-1] = Nothing
-import dressage
+import cavesson
 try:
-    dressage.open({str(tmp_path / "run")!r}).{package}()
-except dressage.UserError as error:
+    cavesson.open({str(tmp_path / "run")!r}).{package}()
+except cavesson.UserError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -8,11 +8,11 @@ import pytest
 from record_helpers import rollouts
 from rich.console import Console
 
-import dressage
-from dressage.errors import UserError
-from dressage.exporters import EXPORTERS
-from dressage.record import Recorder, write_run, write_vocabulary
-from dressage.record.show import headline, show
+import cavesson
+from cavesson.errors import UserError
+from cavesson.exporters import EXPORTERS
+from cavesson.record import Recorder, write_run, write_vocabulary
+from cavesson.record.show import headline, show
 
 
 @pytest.fixture
@@ -77,13 +77,13 @@ def test_a_run_without_a_record_is_shown_as_such_and_exported_as_nothing(tmp_pat
     assert "none recorded yet" in shown(tmp_path / "run")
     assert EXPORTERS["rl-logging-board"](tmp_path / "run", tmp_path / "out") == 0
     with pytest.raises(UserError, match="is no run folder"):
-        dressage.open(tmp_path / "nothing")
+        cavesson.open(tmp_path / "nothing")
 
 
 def test_tables_are_the_same_in_pandas_and_polars(place):
     pytest.importorskip("pandas")
     polars = pytest.importorskip("polars")
-    run = dressage.open(place)
+    run = cavesson.open(place)
     for name in ("rows", "tokens", "steps", "rollups"):
         table = run.arrow(name)
         assert run.pandas(name).columns.tolist() == run.polars(name).columns == table.column_names

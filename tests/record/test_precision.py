@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_helpers import kept
 
-from dressage.record.precision import Grid, Mantissa, rounded
-from dressage.record.schema import TOKEN_COLUMNS
+from cavesson.record.precision import Grid, Mantissa, rounded
+from cavesson.record.schema import TOKEN_COLUMNS
 
 # From here to the end of float32 eleven bits would round up to 2^128, which float32 does not have.
 LAST_STEP = (2 - 2**-11) * 2.0**127

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_helpers import rollouts
 
-import dressage
-from dressage.errors import UserError
-from dressage.record import Recorder, begin_attempt, compact, write_vocabulary
-from dressage.record import query as record_query
-from dressage.record.query import query
+import cavesson
+from cavesson.errors import UserError
+from cavesson.record import Recorder, begin_attempt, compact, write_vocabulary
+from cavesson.record import query as record_query
+from cavesson.record.query import query
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def run(folder: Path) -> Any:
             recorder.metrics(step, {"kl/coef": 0.5})
     compact(folder)
     begin_attempt(folder, 3)  # step 3 is superseded, in the middle of a file
-    return dressage.open(folder)
+    return cavesson.open(folder)
 
 
 def test_every_table_is_there(run):
@@ -124,7 +124,7 @@ def test_an_answer_that_is_too_large_is_refused(run):
 
 
 def command(*words: object) -> "subprocess.CompletedProcess[str]":
-    code = [sys.executable, "-m", "dressage", *map(str, words)]
+    code = [sys.executable, "-m", "cavesson", *map(str, words)]
     return subprocess.run(code, capture_output=True, text=True, env=os.environ | {"COLUMNS": "100", "PATH": ""})
 
 
@@ -145,7 +145,7 @@ def test_the_command_line_compacts_and_asks(folder):
     assert done.returncode == 0 and "2 lines, of more" in done.stdout
     assert "[bold]␛[31m" in done.stdout and "\x1b" not in done.stdout
     done = command("sql", folder, "SELECT 1 FROM nowhere")
-    assert done.returncode == 2 and done.stderr.startswith("dressage: ") and "nowhere" in done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("cavesson: ") and "nowhere" in done.stderr
     done = command("compact", folder.parent / "no run")
     assert done.returncode == 2 and "no run folder" in done.stderr
 

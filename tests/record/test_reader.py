@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_helpers import rollouts
 
-import dressage
-from dressage.errors import UserError
-from dressage.record import Recorder, begin_attempt, compact, write_run
-from dressage.record import storage as storage_module
-from dressage.record.segments import segment_name, write_segment
+import cavesson
+from cavesson.errors import UserError
+from cavesson.record import Recorder, begin_attempt, compact, write_run
+from cavesson.record import storage as storage_module
+from cavesson.record.segments import segment_name, write_segment
 
 BATCH = 5
 
@@ -28,7 +28,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from dressage.record import Recorder, begin_attempt
+from cavesson.record import Recorder, begin_attempt
 
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
 attempt = begin_attempt(folder, 0)
@@ -77,7 +77,7 @@ def test_a_killed_process_leaves_every_flushed_step_and_nothing_broken(folder):
         flushed += map(int, process.stdout.read().split())
         process.wait()
         process.stdout.close()
-        run = dressage.open(folder)
+        run = cavesson.open(folder)
         steps = check_whole(run)
         assert steps[: len(flushed)] == flushed, f"seed {seed}, trial {trial}"
         assert len(steps) - len(flushed) in (0, 1)
@@ -88,7 +88,7 @@ def test_a_reader_sees_whole_steps_while_another_process_writes(folder):
     process = write_in_another_process(folder, 60)
     seen = []
     while process.poll() is None:
-        run = dressage.open(folder)
+        run = cavesson.open(folder)
         before = seen
         seen = check_whole(run)
         assert seen[: len(before)] == before
@@ -99,7 +99,7 @@ def test_a_reader_sees_whole_steps_while_another_process_writes(folder):
         assert counts[0] == counts[1] and counts[0] % BATCH == 0
     assert process.returncode == 0
     process.stdout.close()
-    assert check_whole(dressage.open(folder)) == list(range(60))
+    assert check_whole(cavesson.open(folder)) == list(range(60))
 
 
 def test_tokens_without_rows_are_not_committed(folder):
@@ -109,7 +109,7 @@ def test_tokens_without_rows_are_not_committed(folder):
         recorder.rollouts(2, *rollouts())
     (folder / segment_name("rows", 1, 0, 0)).unlink()
     (folder / segment_name("tokens", 2, 0, 0)).unlink()
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     assert [segment.first for segment in run.segments()] == [0]
     assert run.rows()["step"].unique().to_pylist() == [0]
     assert run.tokens(1).num_rows == 0
@@ -121,7 +121,7 @@ def test_hidden_and_foreign_files_are_not_read(folder):
         recorder.rollouts(0, *rollouts())
     for name in (".rows-00000001-0000-0000.parquet", "notes.txt", "rows-1.parquet"):
         (folder / "record" / name).write_text("half")
-    assert dressage.open(folder).rows().num_rows == 2
+    assert cavesson.open(folder).rows().num_rows == 2
 
 
 def test_attempts_are_numbered_from_zero(folder):
@@ -140,7 +140,7 @@ def record(folder: Path, attempt: int, steps: range) -> None:
 def test_a_resumed_run_shows_the_later_attempt_and_keeps_the_earlier_on_disk(folder):
     record(folder, begin_attempt(folder, 0), range(0, 5))
     record(folder, begin_attempt(folder, 3), range(3, 4))
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     # Attempt 0 had got to step 4, attempt 1 began again at step 3 and has not reached step 4 yet.
     assert [(r["step"], r["attempt"]) for r in run.rows().to_pylist()] == [(0, 0), (1, 0), (2, 0), (3, 1)]
     assert [(r["step"], r["attempt"]) for r in run.steps().to_pylist()] == [(0, 0), (1, 0), (2, 0), (3, 1)]
@@ -159,7 +159,7 @@ def test_attempts_like_a_notebook_that_is_torn_off_at_each_start(starts):
             record(Path(name), attempt, range(start, start + count))
             notebook = {step: a for step, a in notebook.items() if step < start}
             notebook |= dict.fromkeys(range(start, start + count), attempt)
-        run = dressage.open(Path(name))
+        run = cavesson.open(Path(name))
         rows = [(row["step"], row["attempt"], row["reward"]) for row in run.rows().to_pylist()]
         assert rows == [(step, attempt, attempt) for step, attempt in sorted(notebook.items())]
         assert [(r["step"], r["attempt_number"]) for r in run.steps().to_pylist()] == sorted(notebook.items())
@@ -172,7 +172,7 @@ def test_several_ranks_are_one_step(folder):
     for rank in (1, 0):
         with Recorder(folder, attempt=0, rank=rank) as recorder:
             recorder.rollouts(0, *rollouts(2, 2, sample=[2 - 2 * rank, 3 - 2 * rank]))
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     assert [(r["rank"], r["sample"]) for r in run.rows().to_pylist()] == [(1, 0), (1, 1), (0, 2), (0, 3)]
     assert run.tokens(0)["sample"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert run.tokens(0, 2)["sample"].to_pylist() == [2, 2]
@@ -196,7 +196,7 @@ def test_the_tokens_of_some_rollouts_are_those_of_the_step_that_are_theirs(state
         if state == "places of another file":
             table = table.append_column("token_start", pa.array(chance.permutation(table.num_rows), pa.int64()))
         pq.write_table(table, file)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     for samples in ([], [4], [15, 3, 4], [0, 99], range(16)):
         whole = run.tokens(1)
         assert run.tokens_of(1, samples).equals(whole.filter(pa.array(np.isin(whole["sample"], list(samples)))))
@@ -212,7 +212,7 @@ def test_steps_of_a_rank_that_is_compacted_and_of_one_that_is_not_are_in_order(f
             write_segment(folder, step, 0, rank, rows, tokens)
         if rank == 0:
             compact(folder)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     assert len(run.segments()) == 5
     expected = [(step, sample) for step in range(4) for sample in range(4)]
     assert [(row["step"], row["sample"]) for row in run.rows(["step", "sample"]).to_pylist()] == expected
@@ -222,7 +222,7 @@ def test_columns_and_steps_can_be_chosen(folder):
     with Recorder(folder) as recorder:
         for step in range(4):
             recorder.rollouts(step, *rollouts(1))
-    table = dressage.open(folder).rows(["step", "reward"], steps=[3, 1])
+    table = cavesson.open(folder).rows(["step", "reward"], steps=[3, 1])
     assert table.to_pylist() == [{"step": 1, "reward": 0.0}, {"step": 3, "reward": 0.0}]
 
 
@@ -232,7 +232,7 @@ def test_files_of_an_older_schema_are_read_with_nulls(folder):
     write_segment(folder, 0, 0, 0, old_rows, old_tokens)
     with Recorder(folder) as recorder:
         recorder.rollouts(1, *rollouts(1, 1, group=[7]))
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     assert run.rows(["reward", "group"]).to_pylist() == [{"reward": 1.0, "group": None}, {"reward": 0.0, "group": 7}]
     assert run.tokens(0)["logprob"].to_pylist() == [0.1]
     assert run.sql('SELECT step, "group", k1 FROM rows ORDER BY step').fetchall() == [(0, None, None), (1, 7, None)]
@@ -243,11 +243,11 @@ def test_the_folder_is_no_pattern_to_a_query(folder):
     for name in (folder.name, "run 1 and 'é'"):
         with Recorder(folder.with_name(name)) as recorder:
             recorder.rollouts(0, *rollouts(1, prompt=[name]))
-    assert dressage.open(folder).sql("SELECT prompt, step FROM rows").fetchall() == [(folder.name, 0)]
+    assert cavesson.open(folder).sql("SELECT prompt, step FROM rows").fetchall() == [(folder.name, 0)]
 
 
 def test_an_empty_run_has_every_column_and_no_row(folder):
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     assert run.rows().num_rows == run.tokens(0).num_rows == run.steps().num_rows == 0
     assert run.sql("SELECT reward_parts, logprob FROM rows, tokens, steps").fetchall() == []
 
@@ -256,15 +256,15 @@ def test_a_rollout_that_is_not_there_is_named(folder):
     with Recorder(folder) as recorder:
         recorder.rollouts(0, *rollouts(2))
     with pytest.raises(UserError, match="no sample 2 in step 0, which has 2 rollouts"):
-        dressage.open(folder).rollout(0, 2)
+        cavesson.open(folder).rollout(0, 2)
 
 
 def test_no_run_folder_is_said(tmp_path):
     with pytest.raises(UserError, match=r"no run\.json"):
-        dressage.open(tmp_path)
+        cavesson.open(tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(UserError, match="no JSON"):
-        dressage.open(tmp_path)
+        cavesson.open(tmp_path)
 
 
 def test_what_is_there_is_remembered_until_it_changes(folder, monkeypatch):
@@ -276,7 +276,7 @@ def test_what_is_there_is_remembered_until_it_changes(folder, monkeypatch):
 
     monkeypatch.setattr(storage_module.Folder, "names", counted)
     attempt = begin_attempt(folder, 0)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     with Recorder(folder, attempt=attempt) as recorder:
         for step in range(4):
             recorder.rollouts(step, *rollouts(1))

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from record_helpers import kept, plain, rollouts
 
-import dressage
-from dressage.errors import UserError
-from dressage.record import Recorder, write_run, write_vocabulary
-from dressage.record.schema import STATISTICS, TOKEN_COLUMNS
-from dressage.record.segments import segment_name
+import cavesson
+from cavesson.errors import UserError
+from cavesson.record import Recorder, write_run, write_vocabulary
+from cavesson.record.schema import STATISTICS, TOKEN_COLUMNS
+from cavesson.record.segments import segment_name
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 FLOATS_32 = ["logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return", "entropy"]
@@ -68,7 +68,7 @@ def test_what_goes_in_comes_out_and_the_rest_is_null(call):
         write_run(Path(name), {})
         with Recorder(Path(name), attempt=3, rank=2) as recorder:
             recorder.rollouts(7, rows, tokens)
-        run = dressage.open(Path(name))
+        run = cavesson.open(Path(name))
         read_rows, read_tokens = run.rows().to_pylist(maps_as_pydicts="strict"), run.tokens(7).to_pylist()
     assert [row["sample"] for row in read_rows] == sorted(rows["sample"])
     for row in read_rows:
@@ -115,7 +115,7 @@ def test_metrics_of_any_name_become_float64_columns(folder):
         recorder.metrics(0, {"kl/coef": np.float32(0.5), "a.b": 2, "loss": math.nan})
         recorder.metrics(1, {"loss": 0.1})
         recorder.metrics(1, {"eval/reward": 3})
-    table = dressage.open(folder).steps()
+    table = cavesson.open(folder).steps()
     assert plain(table.to_pylist()) == plain(
         [
             {"step": 0, "attempt": 0, "kl/coef": 0.5, "a.b": 2.0, "loss": math.nan, "eval/reward": None},
@@ -130,7 +130,7 @@ def test_a_second_call_for_a_step_adds_to_it(folder):
     with Recorder(folder) as recorder:
         recorder.rollouts(0, rows | {"sample": [3, 4], "split": ["eval"] * 2}, tokens)
         recorder.rollouts(0, rows, tokens | {"value": np.ones((2, 3), np.float32)})
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     found = {(row["sample"], row["split"]) for row in run.rows().to_pylist()}
     assert found == {(0, None), (1, None), (3, "eval"), (4, "eval")}
     assert run.tokens(0)["sample"].to_pylist() == [0] * 3 + [1] * 3 + [3] * 3 + [4] * 3
@@ -152,7 +152,7 @@ def test_nothing_recorded_is_replaced(folder):
             recorder.rollouts(0, rows, tokens)
     with Recorder(folder, attempt=0) as recorder, pytest.raises(ValueError, match="step 1 is closed"):
         recorder.rollouts(1, rows | {"sample": [5, 6]}, tokens)
-    assert dressage.open(folder).rows(["sample"]).to_pylist() == [{"sample": 0}, {"sample": 1}]
+    assert cavesson.open(folder).rows(["sample"]).to_pylist() == [{"sample": 0}, {"sample": 1}]
 
 
 @pytest.mark.parametrize(
@@ -211,11 +211,11 @@ def test_a_full_queue_blocks_and_drops_nothing(folder):
         trainer.join(0.5)
         # One in the writer's hands and two in the queue; the fourth call waits.
         assert handed_over == [0, 1, 2]
-        assert dressage.open(folder).segments() == []
+        assert cavesson.open(folder).segments() == []
         gate.set()
         trainer.join(20)
         assert handed_over == list(range(8))
-    assert [segment.first for segment in dressage.open(folder).segments()] == list(range(8))
+    assert [segment.first for segment in cavesson.open(folder).segments()] == list(range(8))
 
 
 def test_flush_returns_when_everything_is_on_disk(folder):
@@ -229,7 +229,7 @@ def test_flush_returns_when_everything_is_on_disk(folder):
         assert flushed.is_alive()
         gate.set()
         flushed.join(20)
-        assert len(dressage.open(folder).segments()) == 1
+        assert len(cavesson.open(folder).segments()) == 1
 
 
 def test_an_error_in_the_thread_is_raised_by_every_later_call(folder):
@@ -250,7 +250,7 @@ def test_an_error_in_the_thread_is_raised_by_every_later_call(folder):
     with pytest.raises(AttributeError):
         recorder.close()
     # Step 2 had been handed over before anybody knew, and step 4 was refused.
-    assert [segment.first for segment in dressage.open(folder).segments()] == [0, 2]
+    assert [segment.first for segment in cavesson.open(folder).segments()] == [0, 2]
 
 
 def test_a_caller_that_waits_for_the_queue_hears_of_the_error(folder):
@@ -291,7 +291,7 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_file(folder, monkeyp
     assert isinstance(caught.value.__cause__, OSError)
     with pytest.raises(UserError, match="the disk is full"):
         recorder.close()
-    assert [segment.first for segment in dressage.open(folder).segments()] == [0]
+    assert [segment.first for segment in cavesson.open(folder).segments()] == [0]
     assert not list((folder / "record").glob(".*"))
     # The rows come last: they commit.
     assert (folder / segment_name("tokens", 1, 0, 0)).exists()
@@ -307,11 +307,11 @@ def test_a_closed_recorder_takes_nothing(folder):
 
 def test_vocabulary(folder):
     write_vocabulary(folder, ["a", "Ġb", ""], ["a", " b", "\n"])
-    assert dressage.open(folder).token_texts([1, 0, 2, 3, None, -1]) == [" b", "a", "\n", "<3>", "<None>", "<-1>"]
+    assert cavesson.open(folder).token_texts([1, 0, 2, 3, None, -1]) == [" b", "a", "\n", "<3>", "<None>", "<-1>"]
 
 
 def test_the_record_needs_no_torch():
-    modules = "dressage.record, dressage.record.show, dressage.importers, dressage.exporters"
+    modules = "cavesson.record, cavesson.record.show, cavesson.importers, cavesson.exporters"
     code = f"import sys, {modules}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
@@ -321,30 +321,30 @@ def test_half_a_surrogate_pair_is_escaped_and_stops_nothing(folder):
     with Recorder(folder) as recorder:
         rows = {"prompt": ["\ud83d", "p"], "response": ["a\udc00b", "\U0001f600"], "reward": [0.0, 1.0]}
         recorder.rollouts(0, rows | {"extra": [None, "\udfff"]}, {"token": [["\ud83d", "\ude00"], ["c"]]})
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     found = [tuple(row.values()) for row in run.rows(["prompt", "response", "extra"]).to_pylist()]
     assert found == [("\\ud83d", "a\\udc00b", None), ("p", "\U0001f600", "\\udfff")]
     assert run.tokens(0)["token"].to_pylist() == ["\\ud83d", "\\ude00", "c"]
 
 
 def test_a_recorder_needs_no_duckdb(tmp_path):
-    code = "import sys, dressage; r = dressage.Recorder('run'); r.metrics(0, {'a': 1.0}); r.close(); "
-    code += "run = dressage.open('run'); run.rows(); print('duckdb' in sys.modules, run.steps()['a'])"
+    code = "import sys, cavesson; r = cavesson.Recorder('run'); r.metrics(0, {'a': 1.0}); r.close(); "
+    code += "run = cavesson.open('run'); run.rows(); print('duckdb' in sys.modules, run.steps()['a'])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert found.stdout.startswith("False")
 
 
 def test_a_recorder_alone_makes_a_run_and_goes_on_with_it(tmp_path):
     def train(steps: range) -> None:
-        with dressage.Recorder(tmp_path / "run") as recorder:
+        with cavesson.Recorder(tmp_path / "run") as recorder:
             for step in steps:
                 rows = {"prompt": ["a", "b"], "response": ["x", "yz"], "reward": [step, 1.0]}
                 recorder.rollouts(step, rows, {"token": [["x"], ["y", "z"]], "logprob": [[-0.5], [-1.0, -0.25]]})
                 recorder.rollouts(step, {"prompt": ["c"], "response": ["w"], "reward": [2.0], "split": ["eval"]})
 
     train(range(4))
-    run = dressage.open(tmp_path / "run")
-    assert run.info["dressage"]
+    run = cavesson.open(tmp_path / "run")
+    assert run.info["cavesson"]
     train(range(2, 3))
     rows = run.rows(["step", "sample", "attempt", "reward", "split", "length"]).to_pylist()
     first = [(0.0, None, 1), (1.0, None, 2), (2.0, "eval", None)]
@@ -355,7 +355,7 @@ def test_a_recorder_alone_makes_a_run_and_goes_on_with_it(tmp_path):
     assert run.tokens(2, 1)["token"].to_pylist() == ["y", "z"]
     write_run(tmp_path / "run", {"mine": 1})
     train(range(3, 4))
-    assert dressage.open(tmp_path / "run").info == {"mine": 1}
+    assert cavesson.open(tmp_path / "run").info == {"mine": 1}
 
 
 @pytest.mark.parametrize(

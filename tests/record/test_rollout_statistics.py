@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_helpers import rollouts
 
-import dressage
-from dressage.record import Recorder
-from dressage.record.schema import STATISTICS
-from dressage.record.statistics import rollout_statistics
-from dressage.text.statistics import distinct, repetition
+import cavesson
+from cavesson.record import Recorder
+from cavesson.record.schema import STATISTICS
+from cavesson.record.statistics import rollout_statistics
+from cavesson.text.statistics import distinct, repetition
 
 # The third entry of sample 1 and all of sample 2 are padding, and must not be looked at.
 MASK = np.array([[True, True, True], [True, True, False], [False, False, False]])
@@ -25,7 +25,7 @@ def recorded(folder: Path, **tokens: Any) -> list[dict[str, Any]]:
     rows, _ = rollouts(3)
     with Recorder(folder) as recorder:
         recorder.rollouts(0, rows, {"mask": MASK} | {name: np.array(v, np.float32) for name, v in tokens.items()})
-    return dressage.open(folder).rows(list(STATISTICS)).to_pylist()
+    return cavesson.open(folder).rows(list(STATISTICS)).to_pylist()
 
 
 def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
@@ -69,7 +69,7 @@ def test_repeated_tokens_by_hand(folder):
     mask = np.arange(6) < np.array([[6], [5], [3], [1]])
     with Recorder(folder) as recorder:
         recorder.rollouts(0, rows, {"mask": mask, "token_id": ids})
-    found = dressage.open(folder).rows(["distinct_2", "repetition"]).to_pylist()
+    found = cavesson.open(folder).rows(["distinct_2", "repetition"]).to_pylist()
     # Sample 0: pairs 78 87 78 87 78, two of five; fours 7878 8787 7878, one of three is a repetition.
     # Sample 1: four pairs, one kind; two fours, one kind. Sample 2: two pairs, no four. Sample 3: neither.
     assert column(found, "distinct_2") == pytest.approx([2 / 5, 1 / 4, 1.0, None])
@@ -127,7 +127,7 @@ def test_statistics_are_of_the_numbers_before_rounding(folder):
     tokens |= {"logprob": np.full((1, 1), 1e-8), "ref_logprob": np.zeros((1, 1))}
     with Recorder(folder) as recorder:
         recorder.rollouts(0, rows, tokens)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     row = run.rows(["k1", "k3"]).to_pylist()[0]
     assert row["k1"] == 1e-8 and row["k3"] == pytest.approx(1e-16 / 2, rel=1e-6, abs=0)
     assert run.tokens(0)["logprob"].to_pylist() == [0.0]
@@ -138,6 +138,6 @@ def test_statistics_without_their_columns_are_null(folder):
     with Recorder(folder) as recorder:
         recorder.rollouts(0, rows, tokens | {"logprob": np.zeros((2, 3), np.float32)})
     assert (
-        dressage.open(folder).rows(list(STATISTICS)).to_pylist()
+        cavesson.open(folder).rows(list(STATISTICS)).to_pylist()
         == [{"length": 3} | dict.fromkeys(name for name in STATISTICS if name != "length")] * 2
     )

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_helpers import rollouts
 
-import dressage
-from dressage.record import Recorder, begin_attempt, compact, write_run
-from dressage.record.rollups import edges, quantiles, rollups_of, sketch
+import cavesson
+from cavesson.record import Recorder, begin_attempt, compact, write_run
+from cavesson.record.rollups import edges, quantiles, rollups_of, sketch
 
 FLOATS = st.floats(width=32)
 
@@ -31,7 +31,7 @@ def test_numbers_by_hand(folder):
     rows |= {"reward_parts": [{"a": 2.0}, {"a": 4.0, "b/c": 1.0}, None, {"b/c": math.inf}]}
     with Recorder(folder) as recorder:
         recorder.rollouts(3, rows | {"split": ["train", "train", "train", "eval"]}, tokens)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     reward = line(run, "reward", split="train")
     expected = {"step": 3, "count": 2, "not_finite": 1, "sum": -2.0, "sum_squares": 10.0, "min": -3.0, "max": 1.0}
     assert {name: reward[name] for name in expected} == expected
@@ -61,7 +61,7 @@ def test_bins_of_eight_positions_by_hand(folder):
     tokens["value"] = np.arange(20.0).reshape(2, 10)
     with Recorder(folder) as recorder:
         recorder.rollouts(0, rows, tokens)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     value = line(run, "value", "token")
     # Positions 0–7 hold 0 … 7 of the first and 10, 11, 12 of the second response; 8 and 9 the rest of the first.
     assert (value["bin_counts"], value["bin_sums"]) == ([11, 2], [28.0 + 33.0, 17.0])
@@ -78,7 +78,7 @@ def test_what_follows_from_the_columns_of_a_token(folder):
     tokens["sampler_logprob"] = sampler
     with Recorder(folder) as recorder:
         recorder.rollouts(0, rollouts(1)[0], tokens)
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     # k3 = q/p − 1 − ln(q/p): of the first 1/2 − 1 + ln 2, of the second 2 − 1 − ln 2; of the third it is infinite.
     sums = {"log_ratio": 0.0, "kl": 0.5, "sampler_gap": -math.log(2), "prob": 0.5 + 0.25, "ref_prob": 0.25 + 0.5 + 0.5}
     counts = {"log_ratio": 2, "kl": 2, "sampler_gap": 2, "prob": 3, "ref_prob": 3}
@@ -187,7 +187,7 @@ def test_roll_ups_of_several_ranks_are_those_of_one(folder):
             with Recorder(folder, attempt=0, rank=rank) as recorder:
                 mine = {key: values[part] for key, values in rows.items()}
                 recorder.rollouts(0, mine, {key: values[part] for key, values in tokens.items()})
-        whole, parts = (dressage.open(place).rollups().to_pylist() for place in (name, folder))
+        whole, parts = (cavesson.open(place).rollups().to_pylist() for place in (name, folder))
     assert len(whole) == len(parts) and len(whole) > 10
     for one, other in zip(whole, parts, strict=True):
         for key, value in one.items():
@@ -198,7 +198,7 @@ def test_a_record_without_roll_ups_has_them_all_the_same(folder):
     with Recorder(folder) as recorder:
         for step in range(3):
             recorder.rollouts(step, *rollouts(3, 2))
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     before = run.rollups().to_pylist()
     for path in folder.glob("record/rollups-*"):
         path.unlink()
@@ -217,5 +217,5 @@ def test_values_that_are_not_finite_count_but_those_of_an_attempt_that_was_left(
             compact(folder)
     for path in folder.glob("record/rollups-*") if state == "without roll-ups" else ():
         path.unlink()
-    found = dressage.open(folder).not_finite().to_pylist()
+    found = cavesson.open(folder).not_finite().to_pylist()
     assert [(row["step"], row["column"], row["not_finite"]) for row in found] == [(0, "reward", 2), (1, "reward", 1)]

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from dressage.record.rollups import ROLLUP_SCHEMA
-from dressage.record.schema import ROW_COLUMNS, STATISTICS, STEP_COLUMNS, TOKEN_COLUMNS, arrow_schema
+from cavesson.record.rollups import ROLLUP_SCHEMA
+from cavesson.record.schema import ROW_COLUMNS, STATISTICS, STEP_COLUMNS, TOKEN_COLUMNS, arrow_schema
 
 
 @pytest.mark.parametrize("columns", [ROW_COLUMNS, TOKEN_COLUMNS, STEP_COLUMNS])

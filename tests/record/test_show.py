@@ -8,9 +8,9 @@ from record_helpers import rollouts
 from rich.cells import cell_len
 from rich.console import Console
 
-from dressage.errors import UserError
-from dressage.record import Recorder, write_run, write_vocabulary
-from dressage.record.show import headline, show
+from cavesson.errors import UserError
+from cavesson.record import Recorder, write_run, write_vocabulary
+from cavesson.record.show import headline, show
 
 
 def shown(folder, *, width: int = 120, **options) -> str:

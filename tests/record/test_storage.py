@@ -11,10 +11,10 @@ import pytest
 from compaction_helpers import answers, record
 from test_compaction_processes import WRITER, check_whole
 
-import dressage
-from dressage.errors import UserError
-from dressage.record import begin_attempt, compact, write_run, write_vocabulary
-from dressage.record.query import query
+import cavesson
+from cavesson.errors import UserError
+from cavesson.record import begin_attempt, compact, write_run, write_vocabulary
+from cavesson.record.query import query
 
 
 def test_a_run_in_object_storage_reads_like_one_on_disk(server, tmp_path):
@@ -27,7 +27,7 @@ def test_a_run_in_object_storage_reads_like_one_on_disk(server, tmp_path):
         record(place, range(3, 6), attempt=begin_attempt(place, 3))
     remote, local = places
     assert answers(remote) == answers(local)
-    run = dressage.open(remote)
+    run = cavesson.open(remote)
     assert run.info == {"name": "run"} and run.folder == remote and not run.storage.exists("record")
     assert run.token_texts([3]) == ["b"]
     cursor = run.changes(None).cursor
@@ -35,7 +35,7 @@ def test_a_run_in_object_storage_reads_like_one_on_disk(server, tmp_path):
     assert answers(remote) == answers(local)
     assert run.changes(cursor).first_step == 5  # whose file might have grown before it was merged
     text = "SELECT step, count(*) FROM rows JOIN tokens USING (step, sample) GROUP BY step ORDER BY step"
-    assert query(run, text, seconds=60).rows == query(dressage.open(local), text, seconds=60).rows
+    assert query(run, text, seconds=60).rows == query(cavesson.open(local), text, seconds=60).rows
     with pytest.raises(UserError, match="disabled"):
         query(run, f"SELECT * FROM read_text('{remote}/run.json')", seconds=60)
 
@@ -49,7 +49,7 @@ def test_a_writer_killed_in_object_storage_leaves_whole_steps(server):
     flushed = [int(process.stdout.readline()) for _ in range(3)]
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    steps = check_whole(dressage.open(place))
+    steps = check_whole(cavesson.open(place))
     assert steps[: flushed[-1] + 1] == list(range(flushed[-1] + 1))
 
 
@@ -59,7 +59,7 @@ def test_a_writer_killed_in_object_storage_leaves_whole_steps(server):
 )
 def test_what_cannot_be_opened_is_said(server, place, message):
     with pytest.raises(UserError, match=message):
-        dressage.open(place)
+        cavesson.open(place)
 
 
 def test_a_server_that_is_not_there_or_refuses_is_one_line(server, monkeypatch):
@@ -67,7 +67,7 @@ def test_a_server_that_is_not_there_or_refuses_is_one_line(server, monkeypatch):
         found.bind(("127.0.0.1", 0))
         nobody = found.getsockname()[1]
         with pytest.raises(UserError, match=f"http://127.0.0.1:{nobody}/run cannot be reached: .*onnect"):
-            dressage.open(f"http://127.0.0.1:{nobody}/run")
+            cavesson.open(f"http://127.0.0.1:{nobody}/run")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
@@ -75,11 +75,11 @@ def test_a_server_that_is_not_there_or_refuses_is_one_line(server, monkeypatch):
 
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(UserError, match="s3://bucket/other cannot be reached: Unable to locate credentials"):
-        dressage.open("s3://bucket/other")
+        cavesson.open("s3://bucket/other")
     s3fs.S3FileSystem.clear_instance_cache()
 
 
 def test_the_module_is_not_imported_for_a_folder(tmp_path: Path):
     write_run(tmp_path, {})
-    code = f"import sys, dressage; dressage.open({str(tmp_path)!r}).rows(); print('fsspec' in sys.modules)"
+    code = f"import sys, cavesson; cavesson.open({str(tmp_path)!r}).rows(); print('fsspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

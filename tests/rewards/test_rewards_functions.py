@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from dressage.errors import UserCodeError, UserError
-from dressage.rewards import Reward, build_rewards, rehearse, score
-from dressage.rewards.base import call_reward
-from dressage.rewards.lowercase import lowercase
-from dressage.rewards.sentiment import sentiment
-from dressage.rewards.settings import RewardSettings
+from cavesson.errors import UserCodeError, UserError
+from cavesson.rewards import Reward, build_rewards, rehearse, score
+from cavesson.rewards.base import call_reward
+from cavesson.rewards.lowercase import lowercase
+from cavesson.rewards.sentiment import sentiment
+from cavesson.rewards.settings import RewardSettings
 
 CPU = torch.device("cpu")
 PROMPTS, RESPONSES = ["p", "q"], ["one", "two"]

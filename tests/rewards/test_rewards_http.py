@@ -18,13 +18,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-import dressage
-from dressage.algorithms.ppo import PPORun
-from dressage.config import check
-from dressage.errors import UserCodeError, UserError
-from dressage.rewards import http
-from dressage.rewards.http import HttpReward
-from dressage.train.run import Training
+import cavesson
+from cavesson.algorithms.ppo import PPORun
+from cavesson.config import check
+from cavesson.errors import UserCodeError, UserError
+from cavesson.rewards import http
+from cavesson.rewards.http import HttpReward
+from cavesson.train.run import Training
 
 
 class Server:
@@ -276,7 +276,7 @@ def test_a_run_with_it_records_everything_but_the_secret(server, tmp_path, monke
         "model": {"device": "cpu"}, "rewards": [{"use": "http", "name": "length", "options": options}],
     }  # fmt: skip
     Training(check(PPORun, values, "test"), prompts=["one", "two"]).run(report=lambda *_: None)
-    rows = dressage.open(tmp_path / "run").rows().to_pylist()
+    rows = cavesson.open(tmp_path / "run").rows().to_pylist()
     assert [dict(row["reward_parts"])["length/length"] for row in rows] == [len(row["response"]) for row in rows]
     assert {headers["authorization"] for headers in server.headers} == {"Bearer very-secret"}
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from dressage.errors import UserCodeError, UserError
-from dressage.rewards.function import load_function
+from cavesson.errors import UserCodeError, UserError
+from cavesson.rewards.function import load_function
 
 SOURCE = """
 from dataclasses import dataclass

@@ -12,13 +12,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from dressage.data.special_tokens import Written
-from dressage.errors import UserError
-from dressage.models.tiny import tiny_model
-from dressage.rewards import build_rewards
-from dressage.rewards.classifier import ClassifierReward
-from dressage.rewards.pipeline import PipelineReward
-from dressage.rewards.settings import RewardSettings
+from cavesson.data.special_tokens import Written
+from cavesson.errors import UserError
+from cavesson.models.tiny import tiny_model
+from cavesson.rewards import build_rewards
+from cavesson.rewards.classifier import ClassifierReward
+from cavesson.rewards.pipeline import PipelineReward
+from cavesson.rewards.settings import RewardSettings
 
 PROMPTS = ["p ", "a longer prompt, ", "r"]
 RESPONSES = ["a", "with quite a long response, too", ""]

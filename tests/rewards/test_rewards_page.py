@@ -10,11 +10,11 @@ import torch
 import uvicorn
 from test_rewards_http import listening
 
-from dressage.errors import UserError
-from dressage.rewards import build_rewards, rehearse, score
-from dressage.rewards.base import call_reward
-from dressage.rewards.http import HttpSettings
-from dressage.rewards.settings import RewardSettings
+from cavesson.errors import UserError
+from cavesson.rewards import build_rewards, rehearse, score
+from cavesson.rewards.base import call_reward
+from cavesson.rewards.http import HttpSettings
+from cavesson.rewards.settings import RewardSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def test_the_error_is_the_one_on_the_page(tmp_path, monkeypatch):
     with pytest.raises(UserError) as error:
         rehearse(rewards, ["2 + 2 ="], {})
     said = re.sub(r"line \d+", "line 9", str(error.value).replace(f"{tmp_path}/", ""))
-    assert f"dressage: {said}" in blocks("text")[0]
+    assert f"cavesson: {said}" in blocks("text")[0]
 
 
 def test_the_adapter_for_another_trainer_s_function():

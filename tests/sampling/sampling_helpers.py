@@ -4,13 +4,13 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
-from dressage.data.prompts import padded_prompts
-from dressage.models.load import prepare
-from dressage.models.policy import Policy
-from dressage.models.tiny import tiny_model
-from dressage.sampling.sampler import Responses, Sampler
-from dressage.sampling.settings import SamplingSettings
-from dressage.types import Batch
+from cavesson.data.prompts import padded_prompts
+from cavesson.models.load import prepare
+from cavesson.models.policy import Policy
+from cavesson.models.tiny import tiny_model
+from cavesson.sampling.sampler import Responses, Sampler
+from cavesson.sampling.settings import SamplingSettings
+from cavesson.types import Batch
 
 PAD = 1
 PROMPTS = ("The old bridge", "A", "Every winter the lake", "My neighbour", "Nobody")

@@ -9,8 +9,8 @@ from scipy.stats import chisquare
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from dressage.sampling.distribution import draw, sampling_logprobs
-from dressage.sampling.settings import SamplingSettings
+from cavesson.sampling.distribution import draw, sampling_logprobs
+from cavesson.sampling.settings import SamplingSettings
 
 ALMOST_ONE = math.nextafter(1.0, 0.0)
 # In no particular order, so that a filter that forgets to sort back is seen.

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from dressage.config import load
-from dressage.errors import UserError
-from dressage.sampling.generate import GenerateSettings, generate, write
+from cavesson.config import load
+from cavesson.errors import UserError
+from cavesson.sampling.generate import GenerateSettings, generate, write
 
 
 def settings(*flags: str) -> GenerateSettings:

@@ -4,12 +4,12 @@ import torch
 from sampling_helpers import PAD, PROMPTS, absolute_policy, prompts, sampled, sharp_policy, tokens
 from scipy.stats import chisquare
 
-from dressage.models.load import prepare
-from dressage.models.policy import Policy, build_policy
-from dressage.models.settings import LoraSettings, ModelSettings, ReferenceSettings
-from dressage.models.tiny import tiny_model
-from dressage.sampling.sampler import Sampler, eos_token_ids
-from dressage.sampling.settings import SamplingSettings
+from cavesson.models.load import prepare
+from cavesson.models.policy import Policy, build_policy
+from cavesson.models.settings import LoraSettings, ModelSettings, ReferenceSettings
+from cavesson.models.tiny import tiny_model
+from cavesson.sampling.sampler import Sampler, eos_token_ids
+from cavesson.sampling.settings import SamplingSettings
 
 # Forty bytes that end a response make responses of different lengths.
 MANY_EOS = tuple(range(60, 100))

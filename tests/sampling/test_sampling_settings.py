@@ -1,8 +1,8 @@
 import pytest
 
-from dressage.config import load
-from dressage.errors import UserError
-from dressage.sampling.settings import SamplingSettings
+from cavesson.config import load
+from cavesson.errors import UserError
+from cavesson.sampling.settings import SamplingSettings
 
 
 def test_the_defaults_sample_exactly_what_is_scored():

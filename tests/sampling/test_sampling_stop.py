@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.models.tiny import tiny_tokenizer
-from dressage.sampling.stop import StopTexts
+from cavesson.models.tiny import tiny_tokenizer
+from cavesson.sampling.stop import StopTexts
 
 TOKENIZER = tiny_tokenizer()
 PAD, EOS = 1, 0

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dressage.demo import run as demo
-from dressage.text.counting import counted
+from cavesson.demo import run as demo
+from cavesson.text.counting import counted
 
 
 @pytest.mark.parametrize(

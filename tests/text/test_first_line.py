@@ -2,7 +2,7 @@
 
 import pytest
 
-from dressage.errors import first_line
+from cavesson.errors import first_line
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dressage.config import SettingsError, check
-from dressage.errors import UserError
-from dressage.models.tiny import tiny_tokenizer
-from dressage.sampling.stop import StopTexts
-from dressage.text.cleaning import CUTS, DISCARDS, CleaningSettings, discard, is_discarded
+from cavesson.config import SettingsError, check
+from cavesson.errors import UserError
+from cavesson.models.tiny import tiny_tokenizer
+from cavesson.sampling.stop import StopTexts
+from cavesson.text.cleaning import CUTS, DISCARDS, CleaningSettings, discard, is_discarded
 
 
 @pytest.mark.parametrize(

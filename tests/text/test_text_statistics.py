@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
 
-from dressage.text import statistics
-from dressage.text.statistics import contains, distinct, response_statistics, self_bleu, words
+from cavesson.text import statistics
+from cavesson.text.statistics import contains, distinct, response_statistics, self_bleu, words
 
 TOKENS = st.lists(st.integers(0, 5), max_size=12)
 RESPONSES = st.lists(TOKENS, max_size=8)

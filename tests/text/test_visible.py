@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.record import Recorder, begin_attempt, write_run
-from dressage.text.visible import safe_json, visible, visible_line
+from cavesson.record import Recorder, begin_attempt, write_run
+from cavesson.text.visible import safe_json, visible, visible_line
 
 ANY = st.text(st.characters() | st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"]))
 TURNING = {"BN", "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
@@ -71,7 +71,7 @@ def test_no_name_in_a_record_acts_on_the_terminal(tmp_path: Path) -> None:
         ["import", source, tmp_path / f"mapped {HOSTILE}", "--format", "jsonl", "--map", f"reward={HOSTILE}"],
         ["board", tmp_path / "none" / HOSTILE],
     ):  # fmt: skip
-        done = subprocess.run([sys.executable, "-m", "dressage", *map(str, command)], capture_output=True, timeout=120)
+        done = subprocess.run([sys.executable, "-m", "cavesson", *map(str, command)], capture_output=True, timeout=120)
         said = (done.stdout + done.stderr).decode()
         assert said and "Traceback" not in said, command
         assert not [one for one in said if acts(one) and one not in "\n\t"], (command, said)

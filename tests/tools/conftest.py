@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerBase
 
-from dressage.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.role[0] }}:{{ message.content }}\n{% endfor %}"

@@ -7,8 +7,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from dressage.config import load
-from dressage.tools.compare import CompareSettings, Comparison, compare, write
+from cavesson.config import load
+from cavesson.tools.compare import CompareSettings, Comparison, compare, write
 
 PROMPTS = ["The old bridge", "Every winter", "Nobody", "My neighbour", "A letter"]
 ARABIC = "مرحبا بالعالم 123"

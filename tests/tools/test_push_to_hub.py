@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dressage.record import Recorder, begin_attempt, write_run
+from cavesson.record import Recorder, begin_attempt, write_run
 
 CONFIG: dict[str, Any] = {
     "run": "/home/me/secret/run", "model": {"path": "owner/base", "lora": None}, "kl": {"coef": 0.05, "target": None},
@@ -123,7 +123,7 @@ def hub() -> Iterator[Hub]:
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     write_run(
-        folder, {"algorithm": "grpo", "dressage": "9.9", "config": CONFIG, "steps": 2, "versions": {"torch": "2.x"}}
+        folder, {"algorithm": "grpo", "cavesson": "9.9", "config": CONFIG, "steps": 2, "versions": {"torch": "2.x"}}
     )
     with Recorder(folder, attempt=begin_attempt(folder, 0)) as recorder:
         recorder.metrics(0, {"reward/mean": 0.25})
@@ -140,7 +140,7 @@ def push(
 ) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"}
     environment |= {"HF_ENDPOINT": endpoint, "HF_TOKEN": "hf_test", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    command = [sys.executable, "-m", "dressage", "push-to-hub", str(run), name, *flags]
+    command = [sys.executable, "-m", "cavesson", "push-to-hub", str(run), name, *flags]
     return subprocess.run(command, env=environment | changes, capture_output=True, text=True, timeout=120)
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_pushed_is_said(run: Path) -> None:
     assert done.returncode == 2 and "has no trained model" in done.stderr
 
 
-REFUSED = "dressage: owner/mine cannot be pushed: the Hub answered "
+REFUSED = "cavesson: owner/mine cannot be pushed: the Hub answered "
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_refusal_is_one_line(run: Path, refuses: str, status: int, line: str) 
 def test_a_large_file_without_room_is_one_line(run: Path, environment: dict[str, str], line: str) -> None:
     with serve(Hub("xet-write-token", 403, mode="lfs")) as url:
         done = push(run, url, HF_HUB_DISABLE_PROGRESS_BARS="1", **environment)
-    expected = f"dressage: owner/mine cannot be pushed: {line.replace('URL', url)}"
+    expected = f"cavesson: owner/mine cannot be pushed: {line.replace('URL', url)}"
     assert done.returncode == 2 and done.stderr.startswith(expected), done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -227,19 +227,19 @@ def test_a_large_file_without_room_is_one_line(run: Path, environment: dict[str,
 )
 def test_no_connection_is_one_line(run: Path, endpoint: str, environment: dict[str, str], line: str) -> None:
     done = push(run, endpoint, **environment)
-    assert done.returncode == 2 and done.stderr.startswith(f"dressage: owner/mine cannot be pushed: {line}")
+    assert done.returncode == 2 and done.stderr.startswith(f"cavesson: owner/mine cannot be pushed: {line}")
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "owner/mi--ne", "owner/no name"])
 def test_a_name_that_is_none_is_one_line_and_asks_nobody(run: Path, hub: Hub, name: str) -> None:
     done = push(run, hub.url, name=name)
-    assert done.returncode == 2 and done.stderr.startswith(f"dressage: {name!r} cannot be a name on the Hub: ")
+    assert done.returncode == 2 and done.stderr.startswith(f"cavesson: {name!r} cannot be a name on the Hub: ")
     assert done.stderr.count("\n") == 1 and hub.tokens == set()
 
 
 def test_a_page_instead_of_a_hub_is_one_line(run: Path) -> None:
     with serve(ThreadingHTTPServer(("127.0.0.1", 0), _Page)) as url:
         done = push(run, url)
-    expected = f"dressage: owner/mine cannot be pushed: what answers at {url} is not a Hub\n"
+    expected = f"cavesson: owner/mine cannot be pushed: what answers at {url} is not a Hub\n"
     assert (done.returncode, done.stderr) == (2, expected)

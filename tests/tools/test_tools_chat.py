@@ -13,15 +13,15 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from dressage.config import load
-from dressage.errors import UserError
-from dressage.sampling.generate import load_policy
-from dressage.tools.chat import Talk, TalkSettings, chat
+from cavesson.config import load
+from cavesson.errors import UserError
+from cavesson.sampling.generate import load_policy
+from cavesson.tools.chat import Talk, TalkSettings, chat
 
 FLAGS = ["--sampling.temperature", "0", "--sampling.max_new_tokens", "6", "--device", "cpu"]
 PROGRAM = (
     "import sys, torch; torch.set_num_threads(1)\n"
-    "from dressage.config import load; from dressage.tools.chat import TalkSettings, chat\n"
+    "from cavesson.config import load; from cavesson.tools.chat import TalkSettings, chat\n"
     "print('ready', flush=True)\n"
     "chat(sys.argv[1], load(TalkSettings, None, sys.argv[2:]))\n"
     "print('left')"

@@ -14,11 +14,11 @@ from rich.console import Console
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-import dressage.tools.compare as module
-from dressage.config import load
-from dressage.errors import UserError
-from dressage.sampling.generate import GenerateSettings, generate
-from dressage.tools.compare import CompareSettings, Comparison, compare, rows, short_names, show
+import cavesson.tools.compare as module
+from cavesson.config import load
+from cavesson.errors import UserError
+from cavesson.sampling.generate import GenerateSettings, generate
+from cavesson.tools.compare import CompareSettings, Comparison, compare, rows, short_names, show
 
 PROMPTS = [
     "The old bridge",

@@ -7,10 +7,10 @@ from statistics import fmean, stdev
 import pytest
 from scipy.stats import binomtest
 
-from dressage.config import load
-from dressage.errors import UserError
-from dressage.sampling.generate import GenerateSettings, generate
-from dressage.tools.evaluate import EvaluateSettings, Evaluation, evaluate
+from cavesson.config import load
+from cavesson.errors import UserError
+from cavesson.sampling.generate import GenerateSettings, generate
+from cavesson.tools.evaluate import EvaluateSettings, Evaluation, evaluate
 
 MAPPING = '{prompt = "question", ground_truth = "answer"}'
 
@@ -31,7 +31,7 @@ def evaluated(models: Path, *flags: object) -> Evaluation:
 def test_accuracy_of_verifiable_answers(models, questions, tmp_path):
     data = ("--data.path", questions, "--data.columns", MAPPING)
     (tmp_path / "own.py").write_text(
-        "from dressage.rewards.exact_match import exact_match\n\n\n"
+        "from cavesson.rewards.exact_match import exact_match\n\n\n"
         "def kind_match(prompts, responses, **columns):\n"
         '    return exact_match(prompts, [r + " #### 4" for r in responses], **columns)\n'
     )

@@ -1,13 +1,13 @@
-"""What `dressage generate` writes."""
+"""What `cavesson generate` writes."""
 
 import json
 
 import pyarrow.parquet as pq
 import pytest
 
-from dressage.config import load
-from dressage.errors import UserError
-from dressage.sampling.generate import GenerateSettings, generate, write
+from cavesson.config import load
+from cavesson.errors import UserError
+from cavesson.sampling.generate import GenerateSettings, generate, write
 
 ROWS = [{"prompt": "one", "level": 1, "tags": ["a", "b"]}, {"prompt": "two", "level": None, "tags": []}]
 

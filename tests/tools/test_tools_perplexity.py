@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from dressage.config import load
-from dressage.errors import UserError
-from dressage.tools.evaluate import EvaluateSettings, Evaluation, evaluate
-from dressage.tools.perplexity import Document, windows
+from cavesson.config import load
+from cavesson.errors import UserError
+from cavesson.tools.evaluate import EvaluateSettings, Evaluation, evaluate
+from cavesson.tools.perplexity import Document, windows
 
 TEXTS = ("The old bridge was closed in winter, and nobody minded much.", "Rain.", "A B C D E F G H I J K L M N O P")
 

@@ -12,10 +12,10 @@ import torch
 from scipy.stats import binomtest
 from transformers import AutoTokenizer, LlamaForSequenceClassification
 
-from dressage.config import load
-from dressage.errors import UserError
-from dressage.tools.score import ScoreSettings, score
-from dressage.tools.scorers import estimate
+from cavesson.config import load
+from cavesson.errors import UserError
+from cavesson.tools.score import ScoreSettings, score
+from cavesson.tools.scorers import estimate
 
 ROWS = [
     {"prompt": "What is 2+2? ", "response": "4", "level": 1},
@@ -88,7 +88,7 @@ def test_lmflow_s_candidates_become_lmflow_s_scored_candidates(tmp_path, models)
 def test_other_columns_reach_the_reward_and_shares_get_wilson_s_interval(tmp_path):
     rows = [{"q": str(n), "a": str(n % 3), "truth": "#### 0"} for n in range(10)]
     columns = '{prompt = "q", response = "a", ground_truth = "truth"}'
-    use = "dressage.rewards.exact_match:exact_match"
+    use = "cavesson.rewards.exact_match:exact_match"
     summary = score(write(tmp_path, rows), settings("--rewards", use, "--columns", columns))
     expected = binomtest(4, 10).proportion_ci(method="wilson")  # n % 3 = 0 for 0, 3, 6 and 9
     interval = summary.rewards["exact_match"]

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from train_helpers import DEMONSTRATIONS, OFFLINE, PAIRS, move, quiet, tiny_run
 from transformers import LlamaForSequenceClassification
 
-from dressage.models.tiny import tiny_model, tiny_tokenizer
-from dressage.train.run import Result
-from dressage.types import Batch
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.train.run import Result
+from cavesson.types import Batch
 
 # One step on everything: what AdamW then remembers is a tenth of the gradient.
 ONE_STEP: dict[str, Any] = {

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from test_train_processes import HERE, torchrun
 from train_helpers import OFFLINE, ONLINE, SIGNAL, quiet, timeless, tiny_run
 
-import dressage
-from dressage.record import Run
+import cavesson
+from cavesson.record import Run
 
 pytestmark = pytest.mark.slow
 SMOOTH: dict[str, Any] = {"optimizer__eps": 1e-3}
@@ -72,7 +72,7 @@ def test_two_processes_are_one(two: Path, tmp_path: Path, name: str) -> None:
     training = tiny_run(changes.pop("algorithm"), tmp_path / "run", **SMOOTH, **changes)
     start = {key: weight.detach().clone() for key, weight in training.trainer.learner.optimizer.parameters.items()}
     training.run(quiet)
-    alone, run = dressage.open(tmp_path / "run"), dressage.open(two / name)
+    alone, run = cavesson.open(tmp_path / "run"), cavesson.open(two / name)
     assert run.info["processes"] == 2 and alone.info["processes"] == 1
     same_rollouts(alone, run)
     steps, theirs = alone.steps().to_pylist(), run.steps().to_pylist()

@@ -10,7 +10,7 @@ import pytest
 from train_helpers import OFFLINE, ONLINE, everything, tiny_flags
 
 sys.path.append(str(Path(__file__).parents[1] / "cli"))
-from cli_helpers import dressage
+from cli_helpers import cavesson
 
 LORA = {"model.lora.rank": 2}
 # Killed inside a step as well: with two passes over two mini-batches, three of a step's checkpoints are inside it.
@@ -45,8 +45,8 @@ class Whole(NamedTuple):
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     name, changes = CASES[request.param]
     folder = tmp_path_factory.mktemp("whole")
-    dressage(folder, "--help")  # the first process is forked from one that must still import everything
-    done = dressage(folder, name, *tiny_flags(name, folder / "run", **changes))
+    cavesson(folder, "--help")  # the first process is forked from one that must still import everything
+    done = cavesson(folder, name, *tiny_flags(name, folder / "run", **changes))
     assert done.code == 0, done.err
     return Whole(name, changes, int((folder / ".operations").read_text()), everything(folder / "run"))
 
@@ -81,10 +81,10 @@ def test_killed_anywhere(whole: Whole, tmp_path: Path) -> None:
         folder.mkdir()
         for fraction in fractions:
             operation = 1 + int(fraction * whole.operations)
-            done = dressage(folder, *again(folder, whole.name, whole.changes), die_at=operation)
+            done = cavesson(folder, *again(folder, whole.name, whole.changes), die_at=operation)
             assert done.code == -signal.SIGKILL, done.err
             left.append(newest(folder))
-        done = dressage(folder, *again(folder, whole.name, whole.changes))
+        done = cavesson(folder, *again(folder, whole.name, whole.changes))
         assert done.code == 0, done.err
         assert differences(whole.result, everything(folder / "run")) == [], fractions
     assert any(left)  # it went on from somewhere
@@ -100,9 +100,9 @@ def test_what_was_resampled_could_go_wrong(whole: Whole) -> None:
 
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_a_finished_run_says_so_and_stays_as_it_is(name: str, tmp_path: Path) -> None:
-    assert dressage(tmp_path, name, *tiny_flags(name, tmp_path / "run")).code == 0
+    assert cavesson(tmp_path, name, *tiny_flags(name, tmp_path / "run")).code == 0
     before = everything(tmp_path / "run")
-    done = dressage(tmp_path, name, "--resume", "run")
+    done = cavesson(tmp_path, name, "--resume", "run")
     assert done.code == 0 and "is complete: all its" in done.out, done.err
     assert differences(before, everything(tmp_path / "run")) == []
 
@@ -110,13 +110,13 @@ def test_a_finished_run_says_so_and_stays_as_it_is(name: str, tmp_path: Path) ->
 def test_dpo_killed_at_every_moment_around_the_reference_pass(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
-    assert dressage(whole, "dpo", *tiny_flags("dpo", whole / "run")).code == 0
+    assert cavesson(whole, "dpo", *tiny_flags("dpo", whole / "run")).code == 0
     expected = everything(whole / "run")
     before, after = [], []
     for operation in range(1, 40):
         folder = tmp_path / str(operation)
         folder.mkdir()
-        assert dressage(folder, "dpo", *tiny_flags("dpo", folder / "run"), die_at=operation).code == -signal.SIGKILL
+        assert cavesson(folder, "dpo", *tiny_flags("dpo", folder / "run"), die_at=operation).code == -signal.SIGKILL
         if (folder / "run" / "reference.safetensors").exists():
             after.append(folder)
             break
@@ -126,17 +126,17 @@ def test_dpo_killed_at_every_moment_around_the_reference_pass(tmp_path: Path) ->
     # The last kill without the numbers, when they were written but not yet in place, and the first one with them.
     assert (before[-1] / "run" / "reference.tmp").exists()
     for folder in (before[-1], after[0]):
-        done = dressage(folder, "dpo", "--resume", "run")
+        done = cavesson(folder, "dpo", "--resume", "run")
         assert done.code == 0, done.err
         assert everything(folder / "run") == expected
 
 
 def test_dpo_does_not_take_a_trained_policy_for_the_reference(tmp_path: Path) -> None:
     flags = tiny_flags("dpo", tmp_path / "run")
-    assert dressage(tmp_path, "dpo", *flags).code == 0
+    assert cavesson(tmp_path, "dpo", *flags).code == 0
     for name in ("step-00000002", "step-00000003"):
         assert (tmp_path / "run" / "checkpoints" / name).exists()
     (tmp_path / "run" / "reference.safetensors").unlink()
-    done = dressage(tmp_path, "dpo", "--resume", "run")
+    done = cavesson(tmp_path, "dpo", "--resume", "run")
     assert done.code == 2 and len(done.err.splitlines()) == 1
     assert "reference.safetensors is missing" in done.err

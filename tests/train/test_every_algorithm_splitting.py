@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from train_helpers import OFFLINE, ONLINE, farthest, quiet, timeless, tiny_run, weights
 from transformers import PreTrainedModel
 
-from dressage.models.tiny import tiny_model
-from dressage.train.run import Result
+from cavesson.models.tiny import tiny_model
+from cavesson.train.run import Result
 
 SMOOTH: dict[str, Any] = {"optimizer__eps": 1e-3, "optimizer__warmup_steps": 0}
 MODELS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"model__lora__rank": 4}}

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
 
-from dressage.data.tokens import PairTokens, Tokens
-from dressage.models.tiny import tiny_tokenizer
-from dressage.train.reward_figures import Scored, extreme_cases, summarise, warnings
-from dressage.train.reward_report import page, show, write
+from cavesson.data.tokens import PairTokens, Tokens
+from cavesson.models.tiny import tiny_tokenizer
+from cavesson.train.reward_figures import Scored, extreme_cases, summarise, warnings
+from cavesson.train.reward_report import page, show, write
 
 PROMPT = "Why?"
 TOKENIZER = tiny_tokenizer()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from train_helpers import LOGPROB, LORA, PROMPTS, SIGNAL, STOP, build, finish, quiet, uneven
 
-import dressage
-from dressage.record import Run
-from dressage.rewards import Reward
+import cavesson
+from cavesson.record import Run
+from cavesson.rewards import Reward
 
 MODELS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"model__lora": LORA}}
 LEARNING: dict[str, Any] = {
@@ -25,7 +25,7 @@ class Rollout(NamedTuple):
 
 
 def recorded(folder: Path, step: int) -> list[Rollout]:
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     tokens = run.tokens(step)
     result = []
     for row in run.rows(steps=[step]).to_pylist():
@@ -134,7 +134,7 @@ def test_metrics_are_those_of_the_record(tmp_path: Path) -> None:
 
 def test_every_metric_and_rollout_of_every_step_is_on_record(tmp_path: Path) -> None:
     result = finish(tmp_path / "run", batch_size=8, samples_per_prompt=2, steps=4)
-    run = dressage.open(tmp_path / "run")
+    run = cavesson.open(tmp_path / "run")
     steps = run.steps().to_pylist()
     assert [row.pop("step") for row in steps] == [0, 1, 2, 3]
     assert [{k: v for k, v in row.items() if k != "attempt"} for row in steps] == result.metrics
@@ -153,7 +153,7 @@ def test_every_metric_and_rollout_of_every_step_is_on_record(tmp_path: Path) -> 
 
 def test_recorded_texts_are_those_of_the_recorded_tokens(tmp_path: Path) -> None:
     finish(tmp_path / "run", **LEARNING)
-    run = dressage.open(tmp_path / "run")
+    run = cavesson.open(tmp_path / "run")
     assert_texts_match(run, step=1)
 
 
@@ -174,7 +174,7 @@ def shaped(folder: Path, **changes: Any) -> list[list[tuple[float, float, str, s
         return [len(prompt) / 4 + value for prompt, value in zip(prompts, uneven(prompts, responses), strict=True)]
 
     finish(folder, {"rewards": reward}, **{**LEARNING, **changes})
-    steps = [dressage.open(folder).rows(steps=[step]).to_pylist() for step in range(3)]
+    steps = [cavesson.open(folder).rows(steps=[step]).to_pylist() for step in range(3)]
     names = ("shaped_reward", "reward", "finish_reason", "prompt")
     return [[tuple(row[name] for name in names) for row in rows] for rows in steps]
 
@@ -212,7 +212,7 @@ def test_parts_are_recorded_unweighted_and_summed_weighted(tmp_path: Path) -> No
         return {"length": [len(r) for r in responses], "prompt": [len(p) for p in prompts]}
 
     metrics = finish(tmp_path / "run", {"rewards": [Reward("a", uneven, 2.0), Reward("b", parts, -0.5)]}).metrics[1]
-    rows = dressage.open(tmp_path / "run").rows(steps=[1]).to_pylist(maps_as_pydicts="strict")
+    rows = cavesson.open(tmp_path / "run").rows(steps=[1]).to_pylist(maps_as_pydicts="strict")
     for row in rows:
         found = row["reward_parts"]
         assert found == {
@@ -230,5 +230,5 @@ def test_columns_of_the_data_reach_the_reward(tmp_path: Path) -> None:
     columns = {"prompt": PROMPTS, "worth": [0, 10, 20, 30, 40, 50]}
     training = build(tmp_path / "run", {"prompts": columns, "rewards": reward})
     training.run(quiet)
-    rows = dressage.open(tmp_path / "run").rows().to_pylist()
+    rows = cavesson.open(tmp_path / "run").rows().to_pylist()
     assert [row["reward"] for row in rows] == [10.0 * row["group"] for row in rows]

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from train_helpers import LORA, PROMPTS, STOP, build, farthest, finish, quiet, settings, uneven, weights
 
-import dressage
-from dressage.errors import UserError
-from dressage.train import checkpoint
-from dressage.train.checkpoint import Checkpoint, latest, save
-from dressage.train.run import Training
+import cavesson
+from cavesson.errors import UserError
+from cavesson.train import checkpoint
+from cavesson.train.checkpoint import Checkpoint, latest, save
+from cavesson.train.run import Training
 
 
 def one(step: int) -> Checkpoint:
@@ -282,7 +282,7 @@ def timeless(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def record(folder: Path) -> list[Any]:
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     rows = [{k: v for k, v in row.items() if k != "attempt"} for row in run.rows().to_pylist()]
     steps = [{k: v for k, v in timeless(row).items() if k != "attempt"} for row in run.steps().to_pylist()]
     return [rows, steps, *(run.tokens(step).to_pylist() for step in range(6))]
@@ -295,11 +295,11 @@ def test_a_checkpoint_never_knows_of_a_step_that_the_record_does_not_have(
 
     def watched(folder: Path, given: Checkpoint, keep: int) -> Path:
         seen.append(
-            (given.step, len(set(dressage.open(folder).rows()["step"].to_pylist())), dressage.open(folder).steps())
+            (given.step, len(set(cavesson.open(folder).rows()["step"].to_pylist())), cavesson.open(folder).steps())
         )
         return save(folder, given, keep)
 
-    monkeypatch.setattr("dressage.train.loop.save", watched)
+    monkeypatch.setattr("cavesson.train.loop.save", watched)
     finish(tmp_path / "run", steps=3, checkpoint__every=1)
     assert [(step, rows, metrics.num_rows) for step, rows, metrics in seen] == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
 
@@ -308,6 +308,6 @@ def test_the_state_is_json_that_a_person_can_read(tmp_path: Path) -> None:
     finish(tmp_path / "run", **EVERYTHING)
     state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000006" / "state.json").read_text())
     assert state["step"] == 6 and state["moments"]["count"] == 36
-    rewards = dressage.open(tmp_path / "run").rows(["reward"])["reward"].to_numpy()
+    rewards = cavesson.open(tmp_path / "run").rows(["reward"])["reward"].to_numpy()
     assert state["moments"]["mean"] == pytest.approx(rewards.mean(), abs=1e-9)
     assert state["moments"]["squares"] == pytest.approx(((rewards - rewards.mean()) ** 2).sum(), abs=1e-9)

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from train_helpers import PROMPTS, WATCHED, build, patient, settings, uneven
 
-import dressage
-from dressage.config import check
-from dressage.errors import StoppedError, UserError
-from dressage.index.findings import findings_file, read_findings
-from dressage.record import Recorder, begin_attempt, write_run
-from dressage.train import doctor
-from dressage.train.checkpoint import latest
-from dressage.train.doctor import Attendance, verdict
-from dressage.train.doctor_settings import DoctorSettings
-from dressage.train.run import Training
+import cavesson
+from cavesson.config import check
+from cavesson.errors import StoppedError, UserError
+from cavesson.index.findings import findings_file, read_findings
+from cavesson.record import Recorder, begin_attempt, write_run
+from cavesson.train import doctor
+from cavesson.train.checkpoint import latest
+from cavesson.train.doctor import Attendance, verdict
+from cavesson.train.doctor_settings import DoctorSettings
+from cavesson.train.run import Training
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-ppo.toml"
 
@@ -50,7 +50,7 @@ def test_a_stop_leaves_a_checkpoint_that_a_resumed_run_continues_from_to_the_end
     assert way_out == "The checkpoint is complete"
     assert stopped.value.__notes__ == ["continue with: Training(..., resume=True) in Python"]
     assert stopped.value.exit_code == 3
-    assert dressage.open(folder).rows(["step"])["step"].to_pylist()[-1] == done - 1
+    assert cavesson.open(folder).rows(["step"])["step"].to_pylist()[-1] == done - 1
     # It was told: it does not stop the run again, though it is still so.
     findings_file(folder / "index").unlink()
     values = {**WATCHED, "doctor__on_finding": "stop"}
@@ -205,7 +205,7 @@ def test_the_command_says_so_with_its_exit_code(tmp_path):
         "doctor.on_finding": "stop",
     }
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "dressage", "ppo", str(RECIPE), *words]
+    command = [sys.executable, "-m", "cavesson", "ppo", str(RECIPE), *words]
     done = subprocess.run(command, cwd=RECIPE.parents[1], capture_output=True, text=True, timeout=120)
     assert done.returncode == 3
     assert "of 3000 steps\nerror filtered-sampling since step 0" in done.stderr

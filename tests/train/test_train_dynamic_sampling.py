@@ -8,11 +8,11 @@ import pytest
 import torch
 from train_helpers import PROMPTS, SIGNAL, farthest, tiny_run, weights
 
-import dressage
-from dressage.data.order import InMemory
-from dressage.errors import UserError
-from dressage.record import Run
-from dressage.types import Batch
+import cavesson
+from cavesson.data.order import InMemory
+from cavesson.errors import UserError
+from cavesson.record import Run
+from cavesson.types import Batch
 
 PAIRED: dict[str, Any] = {"samples_per_prompt": 2, "batch_size": 6, "steps": 6, "optimizer__learning_rate": 1e-4}
 
@@ -37,7 +37,7 @@ class Watched:
         self.trainer.policy.register_forward_hook(watch)
         self.before = weights(self.trainer.policy)
         self.result = training.run(report)
-        self.run: Run = dressage.open(folder)
+        self.run: Run = cavesson.open(folder)
         self.trained = steps
 
 

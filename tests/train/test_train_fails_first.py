@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from train_helpers import OFFLINE, ONLINE, build, everything, tiny_flags, tiny_run
 
-import dressage
-from dressage.algorithms.grpo import GRPORun
-from dressage.command_line import command_line
-from dressage.config import load
-from dressage.errors import TerminatedError, UserCodeError, UserError
-from dressage.train.run import Training
+import cavesson
+from cavesson.algorithms.grpo import GRPORun
+from cavesson.command_line import command_line
+from cavesson.config import load
+from cavesson.errors import TerminatedError, UserCodeError, UserError
+from cavesson.train.run import Training
 
 FAILURES = {
     "no model": {"model__path": "./nowhere"},
@@ -97,8 +97,8 @@ def test_a_reward_that_fails_later_loses_no_step(tmp_path: Path, every: int) -> 
     ]
     assert error.value.__notes__ == [f"continue with: {command_line('grpo', '--resume', run)}"]
     assert isinstance(error.value.__cause__, ValueError)
-    assert set(dressage.open(run).rows()["step"].to_pylist()) == {0, 1}
-    assert dressage.open(run).steps()["step"].to_pylist() == [0, 1]
+    assert set(cavesson.open(run).rows()["step"].to_pylist()) == {0, 1}
+    assert cavesson.open(run).steps()["step"].to_pylist() == [0, 1]
     (tmp_path / "fixed").touch()
     again = training(run, resume=True, checkpoint__every=every)
     assert again.trainer.next_step == 2
@@ -144,7 +144,7 @@ def test_a_folder_that_another_process_took_meanwhile_stays(tmp_path: Path) -> N
             shutil.rmtree(run)
             run.mkdir()
             (run / "theirs").touch()
-            other = {"pid": 1, "host": "elsewhere", "since": "2026-01-01T00:00:00+00:00", "command": "dressage ppo"}
+            other = {"pid": 1, "host": "elsewhere", "since": "2026-01-01T00:00:00+00:00", "command": "cavesson ppo"}
             (run / "writer.json").write_text(json.dumps(other))
         return [0.5] * len(responses)
 

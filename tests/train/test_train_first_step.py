@@ -8,9 +8,9 @@ import torch
 from train_helpers import LORA, PROMPTS, STOP, build, quiet, tiny_run
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
-import dressage
-from dressage.models.load import prepare
-from dressage.models.tiny import tiny_model, tiny_tokenizer
+import cavesson
+from cavesson.models.load import prepare
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
 
 COMMON: dict[str, Any] = {
     "batch_size": 9, "sampling.stop": STOP, "checkpoint.every": 0, "optimizer.learning_rate": 1e-3,
@@ -53,7 +53,7 @@ def starts_at_one(
     assert all(step["kl/objective"] != 0.0 for step in metrics[1:])  # something was learned
     if changes[EPOCHS] == changes[MINI] == 1:
         assert [step["policy/clip_fraction"] for step in metrics] == [0.0] * len(metrics)
-    tokens = dressage.open(folder).tokens(0)
+    tokens = cavesson.open(folder).tokens(0)
     assert tokens["logprob"] == tokens["ref_logprob"]
 
 
@@ -97,7 +97,7 @@ def test_experts_whose_router_is_noisy_in_training(tmp_path: Path, checkpointing
 def test_where_a_step_samples_more_than_it_learns_from(tmp_path: Path) -> None:
     changes = {**GSPO, "samples_per_prompt": 3, "grpo.resample": 2, "rewards": "rare", **SPLIT}
     starts_at_one("grpo", tmp_path / "run", torch.bfloat16, changes)
-    assert dressage.open(tmp_path / "run").rows().num_rows > 2 * 9
+    assert cavesson.open(tmp_path / "run").rows().num_rows > 2 * 9
 
 
 @pytest.mark.parametrize(("update", "forward_passes"), [("single pass", 2), ("epochs", 8), ("micro-batches", 8)])

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from train_helpers import LORA, build, move, rollouts
 
-from dressage.algorithms.ppo import PPO
-from dressage.models.parts import causal
-from dressage.models.policy import Policy
-from dressage.train.optimizer import Optimizer
-from dressage.train.processes import Processes
-from dressage.train.rollouts import score_rollouts
-from dressage.train.settings import OptimizerSettings, UpdateSettings
-from dressage.train.update import Learner, Place, averaged, update
+from cavesson.algorithms.ppo import PPO
+from cavesson.models.parts import causal
+from cavesson.models.policy import Policy
+from cavesson.train.optimizer import Optimizer
+from cavesson.train.processes import Processes
+from cavesson.train.rollouts import score_rollouts
+from cavesson.train.settings import OptimizerSettings, UpdateSettings
+from cavesson.train.update import Learner, Place, averaged, update
 
 PROMPTS = [[70, 71, 72, 73], [80], [90, 91, 92, 93, 94, 95, 96], [100, 101, 102], [110, 111, 112, 113, 114]]
 RESPONSES = [[40, 41, 42, 43, 44], [], [50], [60, 61, 62], [30, 31, 32, 33, 34, 0]]

@@ -8,14 +8,14 @@ from test_train_processes import HERE, torchrun
 from torch import Tensor
 from train_helpers import rollouts
 
-from dressage.algorithms.raft import RAFT
-from dressage.models.load import prepare
-from dressage.models.policy import Policy
-from dressage.models.tiny import tiny_model
-from dressage.train.optimizer import Optimizer
-from dressage.train.processes import Processes
-from dressage.train.settings import OptimizerSettings, UpdateSettings
-from dressage.train.update import Learner, Place, update
+from cavesson.algorithms.raft import RAFT
+from cavesson.models.load import prepare
+from cavesson.models.policy import Policy
+from cavesson.models.tiny import tiny_model
+from cavesson.train.optimizer import Optimizer
+from cavesson.train.processes import Processes
+from cavesson.train.settings import OptimizerSettings, UpdateSettings
+from cavesson.train.update import Learner, Place, update
 
 ROWS = 128
 

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from train_helpers import LORA, build, farthest, finish, quiet, rollouts, uneven, weights
 
-import dressage
-from dressage.errors import NonFiniteError, UserError
-from dressage.models.policy import Policy
-from dressage.train.online import RolloutTrainer
-from dressage.train.optimizer import Optimizer
-from dressage.train.processes import Processes
-from dressage.train.rollouts import score_rollouts
-from dressage.train.settings import OptimizerSettings, UpdateSettings
-from dressage.train.update import Learner, Place, update
-from dressage.types import Batch
+import cavesson
+from cavesson.errors import NonFiniteError, UserError
+from cavesson.models.policy import Policy
+from cavesson.train.online import RolloutTrainer
+from cavesson.train.optimizer import Optimizer
+from cavesson.train.processes import Processes
+from cavesson.train.rollouts import score_rollouts
+from cavesson.train.settings import OptimizerSettings, UpdateSettings
+from cavesson.train.update import Learner, Place, update
+from cavesson.types import Batch
 
 MODELS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"model__lora": LORA}}
 ONE_BYTE = (*map(chr, range(128)), "\ufffd")  # what any single byte decodes to
@@ -118,7 +118,7 @@ def test_poisoned_weights_stop_the_run_with_the_rollouts_they_made_on_record(tmp
     training = build(tmp_path / "run", steps=4, checkpoint__every=1)
     with pytest.raises(NonFiniteError, match=r"step 2: (sampler_)?logprob is NaN"):
         training.run(poisoning(training.trainer, after=1))
-    run = dressage.open(tmp_path / "run")
+    run = cavesson.open(tmp_path / "run")
     assert sorted(set(run.rows()["step"].to_pylist())) == [0, 1, 2]
     assert np.isnan(run.tokens(2)["logprob"].to_numpy()).any()
     assert run.steps()["step"].to_pylist() == [0, 1]
@@ -129,7 +129,7 @@ def test_poisoned_weights_stop_the_run_with_the_rollouts_they_made_on_record(tmp
 
 def last_record(folder: Path) -> tuple[list[int], list[int]]:
     """Steps with rollouts, and steps with metrics."""
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     return sorted(set(run.rows()["step"].to_pylist())), run.steps()["step"].to_pylist()
 
 
@@ -184,7 +184,7 @@ def test_nothing_but_empty_responses(tmp_path: Path, model: str, epochs: int, mi
     training = build(tmp_path / "run", kl__estimator=estimator, **changes, **MODELS[model])
     before = weights(training.trainer.policy)
     result = training.run(quiet)
-    run = dressage.open(tmp_path / "run")
+    run = cavesson.open(tmp_path / "run")
     assert set(run.rows()["length"].to_pylist()) == {0} and run.tokens(0).num_rows == 0
     assert set(run.rows()["response"].to_pylist()) == {""}
     assert [step["optim/skipped"] for step in result.metrics] == [1.0, 1.0]
@@ -197,7 +197,7 @@ def test_one_token_responses(tmp_path: Path, changes: dict[str, Any]) -> None:
     training = build(tmp_path / "run", sampling__random_length=None, sampling__max_new_tokens=1, **changes)
     before = weights(training.trainer.policy)
     result = training.run(quiet)
-    assert set(dressage.open(tmp_path / "run").rows()["length"].to_pylist()) == {1}
+    assert set(cavesson.open(tmp_path / "run").rows()["length"].to_pylist()) == {1}
     assert all(np.isfinite(value) for step in result.metrics for value in step.values())
     assert farthest(before, weights(result.policy)) > 1e-5
 
@@ -214,7 +214,7 @@ def test_a_step_in_which_only_one_mini_batch_has_tokens(tmp_path: Path) -> None:
     stop = tuple(c for c in ONE_BYTE if c not in "aeiou")
     result = finish(tmp_path / "run", sampling__stop=stop, batch_size=40, update__mini_batches=40, update__epochs=1)
     for step, seen in enumerate(result.metrics):
-        lengths = dressage.open(tmp_path / "run").rows(["length"], [step])["length"].to_pylist()
+        lengths = cavesson.open(tmp_path / "run").rows(["length"], [step])["length"].to_pylist()
         assert 0 < sum(map(bool, lengths)) < 10
         assert seen["optim/skipped"] == pytest.approx(lengths.count(0) / 40)
         assert all(np.isfinite(value) for value in seen.values())

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from train_helpers import quiet
 
-from dressage.algorithms import ALGORITHMS
-from dressage.config import check
-from dressage.models.tiny import tiny_model, tiny_tokenizer
-from dressage.ops.kl import ESTIMATORS, SCHULMAN
-from dressage.train.run import Training
+from cavesson.algorithms import ALGORITHMS
+from cavesson.config import check
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.ops.kl import ESTIMATORS, SCHULMAN
+from cavesson.train.run import Training
 
 LOGITS, REFERENCE = torch.tensor([0.3, -1.0, 2.0, 0.0, -0.4]), torch.tensor([-0.5, 0.7, 0.1, 1.2, 0.3])
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from train_helpers import PROMPTS
 
-import dressage
-from dressage.algorithms.ppo import PPORun
-from dressage.config import load
-from dressage.train.run import train
+import cavesson
+from cavesson.algorithms.ppo import PPORun
+from cavesson.config import load
+from cavesson.train.run import train
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-ppo.toml"
 
@@ -17,7 +17,7 @@ def test_the_tiny_recipe_learns_to_write_lower_case_letters(tmp_path: Path) -> N
     flags = ["--steps", "16", "--run", str(tmp_path / "run"), "--model.device", "cpu", "--batch_size", "32"]
     flags += ["--sampling.max_new_tokens", "12", "--optimizer.learning_rate", "3e-3"]
     result = train(load(PPORun, RECIPE, flags), prompts=PROMPTS, report=lambda *_: None)
-    rewards = dressage.open(tmp_path / "run").rows(["step", "reward"])
+    rewards = cavesson.open(tmp_path / "run").rows(["step", "reward"])
     step, reward = rewards["step"].to_numpy(), rewards["reward"].to_numpy()
     first, last = reward[step < 3], reward[step >= 13]
     # A random byte is a lower-case letter one time in ten. 96 rewards on either side: five standard errors.

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 from train_helpers import LORA, SIGNAL, STOP, finish
 
-import dressage
-from dressage.record import Run
-from dressage.train.checkpoint import latest
-from dressage.train.processes import Processes
-from dressage.types import Batch
+import cavesson
+from cavesson.record import Run
+from cavesson.train.checkpoint import latest
+from cavesson.train.processes import Processes
+from cavesson.types import Batch
 
 HERE = Path(__file__).parent
 # AdamW turns rounding of a gradient near zero into a full step; a larger ε keeps it rounding.
@@ -87,8 +87,8 @@ def same_rollouts(one: Run, other: Run) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_are_one(two: Path, tmp_path: Path, name: str) -> None:
     alone = finish(tmp_path / "run", **{**COMMON, **RUNS[name]})
-    run = dressage.open(two / name)
-    same_rollouts(dressage.open(tmp_path / "run"), run)
+    run = cavesson.open(two / name)
+    same_rollouts(cavesson.open(tmp_path / "run"), run)
     for one, other in zip(alone.metrics, run.steps().to_pylist(), strict=True):
         for key in one:
             if not key.startswith(("time/", "tokens_per_second")):
@@ -123,10 +123,10 @@ def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     flags = {"data.path": "prompts.txt", "steps": 1, "batch_size": 3, "model.device": "cpu", "run": "here"}
     flags["rewards"] = '[{use = "lowercase"}]'
     arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
-    done = torchrun("-m", "--", "dressage", "ppo", *arguments, folder=tmp_path)
+    done = torchrun("-m", "--", "cavesson", "ppo", *arguments, folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("1 of 1 done") == 1  # said once, not by every process
-    run = dressage.open(tmp_path / "here")
+    run = cavesson.open(tmp_path / "here")
     assert run.info["processes"] == 2 and run.rows()["sample"].to_pylist() == [0, 1, 2]
     assert (tmp_path / "here" / "model" / "model.safetensors").exists()
 
@@ -142,7 +142,7 @@ def test_sigterm_ends_both_processes_at_the_same_place(tmp_path: Path) -> None:
     arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     process = subprocess.Popen(
-        [*launcher, "-m", "--", "dressage", "ppo", *arguments],
+        [*launcher, "-m", "--", "cavesson", "ppo", *arguments],
         cwd=tmp_path,
         stdout=-3,
         stderr=subprocess.PIPE,
@@ -154,7 +154,7 @@ def test_sigterm_ends_both_processes_at_the_same_place(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=120)
-    ends = [line for line in err.splitlines() if line.startswith("dressage: interrupted ")]
+    ends = [line for line in err.splitlines() if line.startswith("cavesson: interrupted ")]
     assert len(ends) == 2 and ends[0] == ends[1], err[-3000:]
     said, way = ends[0].split("; continue with: ")
     assert said.endswith("the checkpoint is complete")
@@ -168,7 +168,7 @@ def test_sigterm_ends_both_processes_at_the_same_place(tmp_path: Path) -> None:
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     begun = [json.loads(file.read_text()) for file in sorted((tmp_path / "here" / "attempts").iterdir())]
     assert [attempt["start_step"] for attempt in begun] == [0, done.step]
-    assert dressage.open(tmp_path / "here").rows(["step"])["step"].to_pylist()[-1] == done.step + 1
+    assert cavesson.open(tmp_path / "here").rows(["step"])["step"].to_pylist()[-1] == done.step + 1
 
 
 class Alone(Processes):

@@ -3,7 +3,7 @@
 import pytest
 from rich.text import Text
 
-from dressage.train.progress import Progress
+from cavesson.train.progress import Progress
 
 
 def test_the_live_lines_fit_80_columns_without_losing_a_number(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from train_helpers import LORA, PROMPTS, farthest, finish, quiet, settings, uneven, weights
 
-import dressage
-from dressage import cli
-from dressage.models.tiny import tiny_model, tiny_tokenizer
+import cavesson
+from cavesson import cli
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
 
 
 def test_fifteen_lines_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,13 +20,13 @@ def test_fifteen_lines_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def short_and_positive(prompts: Sequence[str], responses: Sequence[str], **columns: Any) -> list[float]:
         return [("good" in response) - 0.01 * len(response) for response in responses]
 
-    training = dressage.Training(
-        dressage.PPORun(run="runs/python", steps=2, batch_size=4, model={"path": "tiny", "device": "cpu"}),
+    training = cavesson.Training(
+        cavesson.PPORun(run="runs/python", steps=2, batch_size=4, model={"path": "tiny", "device": "cpu"}),
         prompts=["The hotel room", "My flight yesterday", "The new coffee machine"],
         rewards=short_and_positive,
     )
     result = training.run()
-    rows = dressage.open(result.folder).rows().to_pylist()
+    rows = cavesson.open(result.folder).rows().to_pylist()
     assert len(rows) == 8 and {row["prompt"] for row in rows} <= set(training.collector.prompts.texts)
     for row in rows:
         expected = ("good" in row["response"]) - 0.01 * len(row["response"])
@@ -64,40 +64,40 @@ def test_only_python_goes_on_with_what_only_python_has(
 
     made = settings(tmp_path / "run", steps=4, checkpoint__every=2, model__lora=LORA)
     with pytest.raises(Stop):
-        dressage.Training(made, **given()).run(stop)
+        cavesson.Training(made, **given()).run(stop)
 
-    monkeypatch.setattr(sys, "argv", ["dressage", "ppo", "--resume", str(tmp_path / "run")])
+    monkeypatch.setattr(sys, "argv", ["cavesson", "ppo", "--resume", str(tmp_path / "run")])
     with pytest.raises(SystemExit) as raised:
         cli.main()
     said = capsys.readouterr().err
-    assert raised.value.code == 2 and said.startswith("dressage: ") and len(said.splitlines()) <= 2
+    assert raised.value.code == 2 and said.startswith("cavesson: ") and len(said.splitlines()) <= 2
     assert "from Python" in said and "prompts" in said and "rewards" in said and ("model" in said) == bool(inputs)
     assert len(list((tmp_path / "run" / "attempts").iterdir())) == 1  # and left the run alone
 
-    resumed = dressage.Training(made, **given(), resume=True).run(quiet)
-    whole = dressage.Training(made.model_copy(update={"run": tmp_path / "whole"}), **given()).run(quiet)
+    resumed = cavesson.Training(made, **given(), resume=True).run(quiet)
+    whole = cavesson.Training(made.model_copy(update={"run": tmp_path / "whole"}), **given()).run(quiet)
     assert farthest(weights(whole.policy), weights(resumed.policy)) == 0.0
-    records = [dressage.open(tmp_path / name).rows().drop_columns("attempt") for name in ("run", "whole")]
+    records = [cavesson.open(tmp_path / name).rows().drop_columns("attempt") for name in ("run", "whole")]
     assert records[0] == records[1]
 
 
 def test_resuming_with_another_model_is_refused(tmp_path: Path) -> None:
     given = {"tokenizer": tiny_tokenizer(), "prompts": PROMPTS, "rewards": uneven}
     made = settings(tmp_path / "run")
-    result = dressage.Training(made, model=tiny_model(seed=3), **given).run(quiet)
+    result = cavesson.Training(made, model=tiny_model(seed=3), **given).run(quiet)
     for model in (tiny_model(seed=4), result.policy.model):
-        with pytest.raises(dressage.UserError, match="another model"):
-            dressage.Training(made, model=model, **given, resume=True)
-    with pytest.raises(dressage.UserError, match="exists already"):
-        dressage.Training(made, model=tiny_model(seed=3), **given)
+        with pytest.raises(cavesson.UserError, match="another model"):
+            cavesson.Training(made, model=model, **given, resume=True)
+    with pytest.raises(cavesson.UserError, match="exists already"):
+        cavesson.Training(made, model=tiny_model(seed=3), **given)
 
 
 def test_a_finished_run_is_resumed_without_harm(tmp_path: Path) -> None:
     result = finish(tmp_path / "run")
-    before = dressage.open(tmp_path / "run").rows()
-    again = dressage.Training(settings(tmp_path / "run"), prompts=PROMPTS, rewards=uneven, resume=True).run(quiet)
+    before = cavesson.open(tmp_path / "run").rows()
+    again = cavesson.Training(settings(tmp_path / "run"), prompts=PROMPTS, rewards=uneven, resume=True).run(quiet)
     assert again.metrics == [] and farthest(weights(result.policy), weights(again.policy)) == 0.0
-    assert dressage.open(tmp_path / "run").rows() == before
+    assert cavesson.open(tmp_path / "run").rows() == before
 
 
 def test_the_global_random_state_of_the_caller_does_not_matter(tmp_path: Path) -> None:

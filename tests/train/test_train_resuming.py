@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from train_helpers import PROMPTS, farthest, finish, quiet, settings, uneven, weights
 
-import dressage
-import dressage.train.run
-from dressage.errors import UserError
-from dressage.train.resuming import settings_of
-from dressage.train.run import Training
+import cavesson
+import cavesson.train.run
+from cavesson.errors import UserError
+from cavesson.train.resuming import settings_of
+from cavesson.train.run import Training
 
 INSIDE: dict[str, Any] = {"steps": 4, "checkpoint__every": 1, "update__mini_batches": 2, "checkpoint__updates": 1}
 
@@ -35,7 +35,7 @@ def broken_off(folder: Path, after: int, **changes: Any) -> None:
 
 
 def rewards(folder: Path) -> list[float]:
-    return dressage.open(folder).rows(["reward"])["reward"].to_pylist()
+    return cavesson.open(folder).rows(["reward"])["reward"].to_pylist()
 
 
 def test_a_run_goes_on_from_the_newest_intact_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ def test_a_longer_run_is_the_run_that_was_as_long_from_its_start(tmp_path: Path)
     assert [len(done.metrics), len(whole.metrics)] == [2, 4]
     assert farthest(weights(whole.policy), weights(done.policy)) == 0.0
     assert rewards(tmp_path / "whole") == rewards(tmp_path / "run")
-    info = dressage.open(tmp_path / "run").info
+    info = cavesson.open(tmp_path / "run").info
     assert info["steps"] == info["config"]["steps"] == 4 and info["config"]["checkpoint"]["keep"] == 1
     changed = {"steps": [2, 4], "checkpoint.keep": [2, 1], "doctor.on_finding": ["warn", "ignore"]}
     assert info["changes"] == [{"attempt": 1, "start_step": 2, "settings": changed}]
@@ -104,7 +104,7 @@ def test_a_schedule_over_other_steps_is_said(tmp_path: Path, capsys: pytest.Capt
     out = capsys.readouterr().out.splitlines()
     assert "changed: steps 2 → 3" in out
     assert any(line.startswith("the linear schedule now falls to zero over 3 steps") for line in out)
-    rates = dressage.open(tmp_path / "run").steps()["optim/learning_rate"].to_pylist()
+    rates = cavesson.open(tmp_path / "run").steps()["optim/learning_rate"].to_pylist()
     assert rates == pytest.approx([1e-3, 0.5e-3, 1e-3 / 3])  # 2 steps left of 2, 1 of 2, then 1 of 3
 
 
@@ -135,7 +135,7 @@ def test_a_run_cannot_be_shorter_than_it_is(tmp_path: Path) -> None:
 def test_a_run_is_not_resumed_into_another_folder(tmp_path: Path) -> None:
     Training(settings(tmp_path / "run", data__path=str(written(tmp_path)), rewards=[{"use": "lowercase"}])).run(quiet)
     assert settings_of(tmp_path / "run", "ppo", ["--run", str(tmp_path / "run")]).run == tmp_path / "run"
-    with pytest.raises(UserError, match=r"--resume goes on in .*run; leave out --run.*dressage ppo --resume .*run$"):
+    with pytest.raises(UserError, match=r"--resume goes on in .*run; leave out --run.*cavesson ppo --resume .*run$"):
         settings_of(tmp_path / "run", "ppo", ["--run", "other"])
 
 
@@ -152,7 +152,7 @@ def test_the_lock_of_a_run_has_heartbeats_from_its_beginning(
     if begun:
         broken_off(tmp_path, 0, **INSIDE)
     name = "build" if begun else "write_run"  # what a run does next when it has its lock
-    real = getattr(dressage.train.run, name)
+    real = getattr(cavesson.train.run, name)
 
     def later(*given: Any) -> Any:
         deadline = time.monotonic() + 60
@@ -161,5 +161,5 @@ def test_the_lock_of_a_run_has_heartbeats_from_its_beginning(
             time.sleep(0.01)
         return real(*given)
 
-    monkeypatch.setattr(dressage.train.run, name, later)
+    monkeypatch.setattr(cavesson.train.run, name, later)
     Training(settings(tmp_path, **INSIDE), prompts=PROMPTS, rewards=uneven, resume=begun).run(quiet)

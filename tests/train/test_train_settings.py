@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from train_helpers import LOGPROB, LORA, SIGNAL, STOP, build, farthest, finish, move, quiet, rollouts, weights
 
-import dressage
-from dressage.models.parts import causal
-from dressage.models.policy import Policy
-from dressage.models.tiny import tiny_model, tiny_tokenizer
+import cavesson
+from cavesson.models.parts import causal
+from cavesson.models.policy import Policy
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
 
 LEARNING: dict[str, Any] = {"steps": 3, "kl__coef": 0.4, "optimizer__learning_rate": 1e-2, "sampling__stop": STOP}
 
@@ -27,7 +27,7 @@ ESTIMATORS = {
 
 def columns(folder: Path, step: int, *names: str) -> list[np.ndarray]:
     """Token columns of a step, all rollouts one after the other."""
-    tokens = dressage.open(folder).tokens(step)
+    tokens = cavesson.open(folder).tokens(step)
     return [tokens[name].to_numpy() for name in names]
 
 
@@ -76,7 +76,7 @@ def test_the_adaptive_coefficient_follows_the_recorded_kl(tmp_path: Path) -> Non
     expected, errors = 0.4, []
     for step, seen in enumerate(metrics):
         assert seen["kl/coef"] == pytest.approx(expected, rel=1e-12)
-        recorded = dressage.open(tmp_path / "run").rows(["kl_coef", "k1"], [step])
+        recorded = cavesson.open(tmp_path / "run").rows(["kl_coef", "k1"], [step])
         assert set(recorded["kl_coef"].to_pylist()) == {seen["kl/coef"]}
         kl = np.mean(recorded["k1"].to_pylist())
         assert seen["kl/objective"] == pytest.approx(kl, abs=1e-5)
@@ -112,7 +112,7 @@ def test_another_model_may_be_the_reference(tmp_path: Path) -> None:
     changes = {"reference__kind": "model", "reference__path": str(tmp_path / "other")}
     metrics = finish(tmp_path / "run", **changes).metrics
     assert metrics[0]["kl/objective"] != 0.0
-    run = dressage.open(tmp_path / "run")
+    run = cavesson.open(tmp_path / "run")
     row, tokens = run.rollout(1, 0)
     ids = row["prompt_ids"] + tokens["token_id"].to_pylist()
     with torch.no_grad():

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from train_helpers import OFFLINE, ONLINE, everything, quiet, tiny_run
 
-from dressage.errors import SignalledError
-from dressage.handlers import handling
-from dressage.train.loop import Report
-from dressage.train.resuming import settings_of
-from dressage.train.run import Training
-from dressage.train.signals import TWICE, Signals
+from cavesson.errors import SignalledError
+from cavesson.handlers import handling
+from cavesson.train.loop import Report
+from cavesson.train.resuming import settings_of
+from cavesson.train.run import Training
+from cavesson.train.signals import TWICE, Signals
 
 
 class Clock:

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from train_helpers import LORA, STOP, build, farthest, finish, move, rollouts, weights
 
-from dressage.train.optimizer import Optimizer
-from dressage.train.processes import Processes
-from dressage.train.rollouts import score_rollouts
-from dressage.train.settings import OptimizerSettings, UpdateSettings
-from dressage.train.update import Learner, Place, update
-from dressage.types import Batch
+from cavesson.train.optimizer import Optimizer
+from cavesson.train.processes import Processes
+from cavesson.train.rollouts import score_rollouts
+from cavesson.train.settings import OptimizerSettings, UpdateSettings
+from cavesson.train.update import Learner, Place, update
+from cavesson.types import Batch
 
 # AdamW divides by the root of the squared gradient, which turns rounding of a gradient near zero into a full step; a
 # larger ε keeps the step a smooth function of the gradient.

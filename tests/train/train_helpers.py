@@ -12,18 +12,18 @@ import torch
 from settings_helpers import changed
 from torch import Tensor, nn
 
-import dressage
-from dressage.algorithms import ALGORITHMS
-from dressage.algorithms.ppo import PPORun
-from dressage.config import load
-from dressage.index.findings import findings_file
-from dressage.train.loop import Report
-from dressage.train.run import Result, Training
-from dressage.types import Batch
+import cavesson
+from cavesson.algorithms import ALGORITHMS
+from cavesson.algorithms.ppo import PPORun
+from cavesson.config import load
+from cavesson.index.findings import findings_file
+from cavesson.train.loop import Report
+from cavesson.train.run import Result, Training
+from cavesson.types import Batch
 
 PROMPTS = ("On the table", "My", "The morning train was", "A dog and", "Yesterday we", "It")
 
-# What the recorder keeps of a number: dressage/record/schema.py.
+# What the recorder keeps of a number: cavesson/record/schema.py.
 LOGPROB = 2.0**-17
 """what the difference of two recorded log-probabilities can be off"""
 SIGNAL = 2.0**-11
@@ -191,7 +191,7 @@ def timeless(metrics: dict[str, Any]) -> dict[str, Any]:
 
 def everything(folder: Path) -> dict[str, Any]:
     """What of a finished run must be the same bit for bit when it is run again, or was killed in between."""
-    run = dressage.open(folder)
+    run = cavesson.open(folder)
     rows = run.rows()
     newest = max((folder / "checkpoints").glob("step-*"))
     files = [*(folder / "model").glob("*.safetensors"), *newest.iterdir(), *folder.glob("*.safetensors")]

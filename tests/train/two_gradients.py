@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dressage.train.optimizer import Optimizer
-from dressage.train.processes import Processes
-from dressage.train.settings import OptimizerSettings
+from cavesson.train.optimizer import Optimizer
+from cavesson.train.processes import Processes
+from cavesson.train.settings import OptimizerSettings
 
 
 def main(file: Path) -> None:

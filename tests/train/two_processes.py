@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from train_helpers import PROMPTS, WATCHED, patient, settings, tiny_run, uneven
 
-from dressage import cli
-from dressage.errors import StoppedError
-from dressage.train.run import Training
+from cavesson import cli
+from cavesson.errors import StoppedError
+from cavesson.train.run import Training
 
 
 class Stop(Exception):
@@ -59,7 +59,7 @@ def stopped(folder: Path) -> None:
 
 def mistake(folder: Path) -> None:
     """One response cannot be split; every process leaves its exit code in a file."""
-    sys.argv = ["dressage", "ppo", "--batch_size", "1", "--run", str(folder / "never"), "--model.device", "cpu"]
+    sys.argv = ["cavesson", "ppo", "--batch_size", "1", "--run", str(folder / "never"), "--model.device", "cpu"]
     try:
         cli.main()
     except SystemExit as stop:

@@ -6,9 +6,9 @@ import torch
 
 from benchmarks.faults.fault import fault
 from benchmarks.faults.setup import Setup
-from dressage.algorithms import ppo as ppo_module
-from dressage.ops import kl as kl_module
-from dressage.train import online as online_module
+from cavesson.algorithms import ppo as ppo_module
+from cavesson.ops import kl as kl_module
+from cavesson.train import online as online_module
 
 
 @fault(causes=["reward-position"], levels=("before-last", "middle", "first"), algorithms=["ppo"])
@@ -101,9 +101,9 @@ def advantage_flipped(setup: Setup, level: float) -> None:
         sign = torch.where(wrong, -1.0, 1.0)[:, None]
         return batch.with_columns(advantage=batch["advantage"] * sign)
 
-    from dressage.algorithms.grpo import GRPO
-    from dressage.algorithms.ppo import PPO
-    from dressage.algorithms.rloo import RLOO
+    from cavesson.algorithms.grpo import GRPO
+    from cavesson.algorithms.ppo import PPO
+    from cavesson.algorithms.rloo import RLOO
 
     setup.wrap({"ppo": PPO, "grpo": GRPO, "rloo": RLOO}[setup.algorithm], "credit", credited)
 

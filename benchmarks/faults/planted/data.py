@@ -4,7 +4,7 @@ from typing import Any
 
 from benchmarks.faults.fault import fault
 from benchmarks.faults.setup import Setup
-from dressage.train.run import Training
+from cavesson.train.run import Training
 
 
 @fault(causes=["double-start"], levels=(1, 2, 3))

@@ -6,8 +6,8 @@ import torch
 
 from benchmarks.faults.fault import fault
 from benchmarks.faults.setup import Setup, separate_sampler, synchronise
-from dressage.sampling import sampler as sampler_module
-from dressage.train.run import Training
+from cavesson.sampling import sampler as sampler_module
+from cavesson.train.run import Training
 
 
 def _engine(setup: Setup, every: int, spoil: Any = None) -> None:
@@ -109,7 +109,7 @@ def queue_long(setup: Setup, level: int) -> None:
         rows = {**rows, "policy_version": [max(0, step - level)] * len(rows["sample"])}
         return original(self, step, rows, tokens)
 
-    from dressage.record import Recorder
+    from cavesson.record import Recorder
 
     setup.built.append(built)
     setup.before_step.append(before)

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.faults.fault import fault
 from benchmarks.faults.setup import Setup, policy
-from dressage.models import policy as policy_module
-from dressage.train.run import Training
+from cavesson.models import policy as policy_module
+from cavesson.train.run import Training
 
 
 @fault(causes=["ratio-not-one", "kl-at-start"], levels=(0.02, 0.1, 0.3))
@@ -127,6 +127,6 @@ def returns_shuffled(setup: Setup, level: float) -> None:
             **{"return": -3 * batch["return"][order] * wrong[:, None] + batch["return"] * ~wrong[:, None]}
         )
 
-    from dressage.algorithms.ppo import PPO
+    from cavesson.algorithms.ppo import PPO
 
     setup.wrap(PPO, "credit", credited)

@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.faults.fault import fault
 from benchmarks.faults.setup import LEARNING_RATE, Setup
-from dressage.train.run import Training
+from cavesson.train.run import Training
 
 
 @fault(causes=["update-kl-large", "ratio-blow-up", "clip-fraction-high", "kl-explosion"], levels=(10, 30, 100))

@@ -1,0 +1,3 @@
+from cavesson.cli import main
+
+main()

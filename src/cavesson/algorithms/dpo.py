@@ -1,0 +1,134 @@
+"""DPO (arXiv:2305.18290) and its kin: make the preferred of two responses likelier, without a reward model."""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.algorithms.base import Loss
+from cavesson.config import Settings
+from cavesson.data.examples import Examples, load_pairs
+from cavesson.data.tokens import PairSettings, PairTokens
+from cavesson.models.policy import check_vocabulary
+from cavesson.models.sequences import PairLogprobs, PairPolicy
+from cavesson.models.settings import FrozenSettings, StartSettings
+from cavesson.models.trained import load_start
+from cavesson.ops import preferences
+from cavesson.train.reference import with_reference
+from cavesson.train.settings import ExampleRun
+from cavesson.train.update import Learner
+from cavesson.types import Batch
+
+
+class DPO(Settings):
+    """Direct preference optimisation."""
+
+    loss_type: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    """sigmoid: DPO; ipo: a regression to the margin 1/(2β) (arXiv:2310.12036); hinge: SLiC (arXiv:2305.10425)"""
+    beta: float = Field(0.1, gt=0)
+    """how strongly the policy is held to the reference"""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """share of pairs that are labelled the wrong way round (conservative DPO); sigmoid only"""
+    length_normalised: bool = False
+    """log-probabilities per token instead of per response (arXiv:2411.15124, eq. 6)"""
+    reference_free: bool = False
+    """compare with nothing: log π takes the place of log π − log π_ref"""
+
+    def weights(self, batch: Batch) -> Tensor:
+        """Every pair counts once: `[B]`."""
+        return batch["chosen_length"].new_ones(len(batch)).float()
+
+    def total(self, batch: Batch) -> Tensor:
+        return self.weights(batch).sum()
+
+    @model_validator(mode="after")
+    def _check_label_smoothing(self) -> Self:
+        if self.label_smoothing and self.loss_type != "sigmoid":
+            raise ValueError(f"label_smoothing belongs to loss_type sigmoid; the {self.loss_type} loss has none")
+        return self
+
+    def loss(self, scores: PairLogprobs, batch: Batch) -> Loss:
+        """One number per pair, `[B]`."""
+        chosen = self._log_ratio(scores.chosen, batch, "chosen")
+        rejected = self._log_ratio(scores.rejected, batch, "rejected")
+        match self.loss_type:
+            case "sigmoid":
+                loss = preferences.dpo(chosen, rejected, self.beta, self.label_smoothing)
+            case "ipo":
+                loss = preferences.ipo(chosen, rejected, self.beta)
+            case "hinge":
+                loss = preferences.hinge(chosen, rejected, self.beta)
+        means = {
+            "loss/total": loss,
+            "dpo/accuracy": _right(chosen - rejected),
+            "dpo/reward_chosen": self.beta * chosen,
+            "dpo/reward_rejected": self.beta * rejected,
+            "dpo/reward_margin": self.beta * (chosen - rejected),
+            "logprob/chosen": scores.chosen,
+            "logprob/rejected": scores.rejected,
+        }
+        return Loss(loss, means)
+
+    def _log_ratio(self, logprob: Tensor, batch: Batch, side: str) -> Tensor:
+        ratio = logprob if self.reference_free else logprob - batch[f"{side}_reference"]
+        return ratio / batch[f"{side}_mask"].sum(1) if self.length_normalised else ratio
+
+
+def _right(difference: Tensor) -> Tensor:
+    """1 where the chosen response gained more, ½ where both gained the same, as before the first step."""
+    is_rounding = difference.abs() < 1e-3
+    return torch.where(is_rounding, 0.5, (difference > 0).float())
+
+
+class DPORun(ExampleRun):
+    """Train a model on pairs of a better and a worse response."""
+
+    dpo: DPO = DPO()
+    """the algorithm"""
+    data: PairSettings = PairSettings()
+    """the pairs"""
+    reference: FrozenSettings = FrozenSettings()
+    """the model the policy is compared with"""
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> Self:
+        if self.dpo.reference_free and self.reference.path is not None:
+            raise ValueError("dpo.reference_free compares with nothing; take reference.path out")
+        if self.data.stream and not self.dpo.reference_free:
+            raise ValueError("data.stream: the reference scores all pairs before the first step, in memory")
+        return self
+
+    @property
+    def algorithm(self) -> DPO:
+        return self.dpo
+
+    def starts(self) -> dict[str, StartSettings]:
+        start = self.reference.start(self.model.dtype)
+        return super().starts() | ({} if start is None else {"reference": start})
+
+    def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[PairTokens]:
+        return load_pairs(self.data, tokenizer, self.seed)
+
+    def role(self, model: Any) -> nn.Module:
+        return PairPolicy(model, self.update.layout == "packed")
+
+    def prepare(
+        self, examples: Examples[PairTokens], learner: Learner, folder: Path, step: int
+    ) -> Examples[PairTokens]:
+        """Score all pairs with the reference, once.
+
+        Raises:
+            UserError: the reference has another vocabulary, or what was kept of it does not fit the pairs.
+        """
+        if self.dpo.reference_free:
+            return examples
+        model: Any = learner.model
+        start = self.reference.start(self.model.dtype)
+        if start is not None:
+            reference = load_start(start)
+            check_vocabulary(reference, start.path, model.model, self.model.path)
+            model = self.role(reference).to(learner.device)
+        return with_reference(examples, model, learner.processes, folder, step, self)

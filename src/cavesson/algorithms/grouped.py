@@ -1,0 +1,65 @@
+"""What algorithms have in common that compare the responses to the same prompt: GRPO and RLOO."""
+
+from pydantic import Field
+from torch import Tensor
+
+from cavesson.algorithms.base import Loss, RolloutAlgorithm
+from cavesson.models.policy import Scores
+from cavesson.ops import kl, losses
+from cavesson.ops.groups import group_stds, varied
+from cavesson.train.settings import UpdateSettings
+from cavesson.types import Batch
+
+
+class GroupAlgorithm(RolloutAlgorithm):
+    """Compares the responses to the same prompt."""
+
+    clip_low: float = Field(0.2, gt=0)
+    """ε below 1 of the clipped loss"""
+    clip_high: float = Field(0.2, gt=0)
+    """ε above 1 of the clipped loss; DAPO's clip-higher is 0.28"""
+    resample: int = Field(0, ge=0)
+    """how many more batches of prompts a step may sample to replace groups whose rewards are all equal; 0 = off"""
+
+    @property
+    def most_batches(self) -> int:
+        return 1 + self.resample
+
+    def informative(self, rewards: Tensor, group: Tensor) -> Tensor:
+        """With `resample`, the responses of groups whose rewards differ: `[B]`, `[B]` -> `[B]` bool."""
+        return varied(rewards, group) if self.resample else super().informative(rewards, group)
+
+    def metrics(self, rollouts: Batch) -> dict[str, float]:
+        """What the groups of the step look like, unless they are groups of one."""
+        rewards, group = rollouts["shaped_reward"], rollouts["group"]
+        found = {"reward/signal": float(rollouts["signal"].mean())}
+        if len(group.unique()) < len(group):
+            found["group/zero_std"] = float((~varied(rewards, group)).float().mean())
+            found["group/reward_std"] = float(group_stds(rewards, group).mean())
+        return found
+
+    def clipped(self, scores: Scores, batch: Batch, ratio: Tensor) -> Loss:
+        """Clipped policy loss of a ratio, and how far the update has moved the policy; all `[B, T]`."""
+        old, advantage = batch["logprob"], batch["advantage"]
+        loss = losses.clipped_ratio(ratio, advantage, self.clip_low, self.clip_high)
+        is_low = ((ratio < 1 - self.clip_low) & (advantage < 0)).float()
+        is_high = ((ratio > 1 + self.clip_high) & (advantage > 0)).float()
+        means = {
+            "loss/total": loss,
+            "loss/policy": loss,
+            "policy/entropy": scores.entropy,
+            "policy/kl": old - scores.logprob,
+            "policy/approx_kl": kl.k2(scores.logprob, old),
+            "policy/ratio": ratio,
+            "policy/clip_fraction": is_low + is_high,
+            "policy/clip_low": is_low,
+            "policy/clip_high": is_high,
+        }
+        return Loss(loss, means, {"policy/ratio_max": ratio, "policy/ratio_error_max": (ratio - 1).abs()})
+
+
+class OnePassSettings(UpdateSettings):
+    """How one step's rollouts become new weights."""
+
+    epochs: int = Field(1, ge=1)
+    """passes over the step's rollouts"""

@@ -1,0 +1,158 @@
+"""GRPO (arXiv:2402.03300): a response is worth what it earns above the other responses to its prompt; no critic."""
+
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from cavesson.algorithms.base import Loss
+from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
+from cavesson.models.policy import Scores
+from cavesson.ops import kl, ratios
+from cavesson.ops.groups import centred, group_stds
+from cavesson.ops.masked import weighted_mean
+from cavesson.ops.token_rewards import penalised, soft_overlong
+from cavesson.train.settings import CoefficientSettings, KLUse, RolloutRun
+from cavesson.types import Batch
+
+
+class GRPO(GroupAlgorithm):
+    """Group relative policy optimisation, and what later papers made of it."""
+
+    baseline: Literal["group", "batch"] = "group"
+    """what is subtracted from a reward: the mean of its group (the responses to the same prompt), or of the step"""
+    scale: Literal["group", "batch", "none"] = "group"
+    """the standard deviation that the result is divided by: of the group, of the step, or none (Dr. GRPO)"""
+    normalise: Literal["token", "sequence", "constant"] = "token"
+    """how losses of tokens add up: "token" = their mean (DAPO); "sequence" = mean over responses of the mean over
+    their tokens (the first GRPO); "constant" = their sum / (responses · longest) (Dr. GRPO)"""
+    longest: int | None = Field(None, ge=1)
+    """tokens of the longest response allowed, for normalise "constant" and overlong "penalty"; none = as sampling"""
+    ratio: Literal["token", "sequence"] = "token"
+    """π/π_old of every token, or the geometric mean over its response (GSPO)"""
+    importance: float | None = Field(None, gt=0)
+    """weigh a token's loss by min(π_old/π_sampler, this), where sampling and scoring differ; none = off"""
+    overlong: Literal["keep", "filter", "penalty"] = "keep"
+    """responses cut at the length limit: learn from them, do not, or take up to 1 off the reward of all long ones"""
+    overlong_buffer: int | None = Field(None, ge=1)
+    """tokens before `longest` over which the penalty of overlong "penalty" grows from 0 to 1"""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """where β · KL goes: to every token's loss, or summed off the response's reward"""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ; none = k3 in the loss and k1 in the reward, where only
+    k1 has the gradient of the KL. In the loss, k1 has no gradient on average"""
+
+    @property
+    def estimator(self) -> Literal["k1", "k2", "k3"]:
+        """The estimator of the KL, with the default of its place filled in."""
+        return self.kl_estimator or ("k3" if self.kl_in == "loss" else "k1")
+
+    def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
+        """Add `signal` `[B]`, the reward after all penalties, and `advantage` `[B, T]`, the same on all its tokens."""
+        signal, mask = rollouts["shaped_reward"] + self._overlong_penalty(rollouts), rollouts["mask"]
+        if self.kl_in == "reward" and "ref_logprob" in rollouts:
+            spent = kl.SCHULMAN[self.estimator](rollouts["logprob"], rollouts["ref_logprob"])
+            signal = penalised(signal, spent, mask, kl_coef)
+        over = {"group": rollouts["group"], "batch": torch.zeros_like(rollouts["group"])}
+        advantage = centred(signal, over[self.baseline])
+        if self.scale != "none":
+            advantage = advantage / (group_stds(signal, over[self.scale]) + 1e-4)
+        return rollouts.with_columns(signal=signal, advantage=advantage[:, None] * mask)
+
+    def metrics(self, rollouts: Batch) -> dict[str, float]:
+        """Groups, signal, penalty and importance weights of the step."""
+        found = super().metrics(rollouts)
+        if self.overlong == "penalty":
+            found["reward/overlong_penalty"] = float(self._overlong_penalty(rollouts).mean())
+        if self.importance is not None:
+            weight, mask = self._importance(rollouts, self.importance), rollouts["mask"]
+            found["importance/weight_mean"] = float(weighted_mean(weight, mask))
+            found["importance/capped"] = float(weighted_mean((weight >= self.importance).float(), mask))
+        return found
+
+    def weights(self, batch: Batch) -> Tensor:
+        """`[B, T]`: what each token counts, 0 for those of a filtered response."""
+        kept = batch["mask"] * batch["ended"][:, None] if self.overlong == "filter" else batch["mask"]
+        lengths = batch["mask"].sum(1, keepdim=True).clamp_min(1.0)
+        return kept / lengths if self.normalise == "sequence" else kept
+
+    def total(self, batch: Batch) -> Tensor:
+        """What the weighted sum over a mini-batch is divided by."""
+        return torch.tensor(len(batch) * self._limit()) if self.normalise == "constant" else super().total(batch)
+
+    def loss(self, scores: Scores, batch: Batch) -> Loss:
+        """Clipped policy loss, weighed by importance, + β · KL if that is in the loss; per token `[B, T]`."""
+        if self.ratio == "token":
+            ratio = ratios.token_ratio(scores.logprob, batch["logprob"])
+        else:
+            ratio = ratios.sequence_token_ratio(scores.logprob, batch["logprob"], batch["mask"])
+        clipped = self.clipped(scores, batch, ratio)
+        loss, means = clipped.loss, dict(clipped.means)
+        if self.importance is not None:
+            loss = means["loss/policy"] = loss * self._importance(batch, self.importance)
+        if self.kl_in == "loss" and "ref_logprob" in batch:
+            means["loss/kl"] = kl.SCHULMAN[self.estimator](scores.logprob, batch["ref_logprob"])
+            loss = loss + batch["kl_coef"][:, None] * means["loss/kl"]
+        return Loss(loss, {**means, "loss/total": loss}, clipped.maxima)
+
+    def _overlong_penalty(self, batch: Batch) -> Tensor:
+        if self.overlong != "penalty" or self.overlong_buffer is None:
+            return torch.zeros_like(batch["shaped_reward"])
+        return soft_overlong(batch["mask"].sum(1), self._limit(), self.overlong_buffer)
+
+    def _importance(self, batch: Batch, cap: float) -> Tensor:
+        return ratios.truncated_importance(batch["logprob"], batch["sampler_logprob"], cap)
+
+    def _limit(self) -> int:
+        assert self.longest is not None, "GRPORun.algorithm fills it in"
+        return self.longest
+
+
+class PenaltySettings(CoefficientSettings):
+    """The penalty for leaving the reference."""
+
+    coef: float = Field(0.0, ge=0)
+    """β of the KL, which goes where `grpo.kl_in` says"""
+
+
+class GRPORun(RolloutRun):
+    """Train a model by GRPO: sample several responses to each prompt, and make the better of them likelier."""
+
+    samples_per_prompt: int = Field(8, ge=1)
+    """responses sampled to the same prompt within a step: the group"""
+    grpo: GRPO = GRPO()
+    """the algorithm"""
+    kl: PenaltySettings = PenaltySettings()
+    """the penalty for leaving the reference"""
+    update: OnePassSettings = OnePassSettings()
+    """how rollouts become new weights"""
+
+    @property
+    def algorithm(self) -> GRPO:
+        return self.grpo.model_copy(update={"longest": self.grpo.longest or self.sampling.longest})
+
+    @property
+    def kl_use(self) -> KLUse:
+        return KLUse(self.grpo.kl_in, self.grpo.estimator)
+
+    @model_validator(mode="after")
+    def _check_grpo(self) -> Self:
+        grpo = self.grpo
+        if self.kl.coef == 0 and grpo.kl_in == "reward":
+            raise ValueError('grpo.kl_in "reward" has no effect with kl.coef 0; set kl.coef')
+        if self.samples_per_prompt == 1 and ("group" in (grpo.baseline, grpo.scale) or grpo.resample):
+            raise ValueError(
+                "samples_per_prompt 1 leaves nothing to compare a response with; set it to 2 or more, or "
+                'grpo.baseline = "batch" with a grpo.scale other than "group" and no grpo.resample'
+            )
+        if (grpo.overlong == "penalty") != (grpo.overlong_buffer is not None):
+            raise ValueError('grpo.overlong "penalty" and grpo.overlong_buffer need each other')
+        longest = grpo.longest or self.sampling.longest
+        if longest < self.sampling.longest:
+            raise ValueError(f"grpo.longest {longest} is under the length limit {self.sampling.longest} of sampling")
+        if grpo.overlong_buffer is not None and grpo.overlong_buffer > longest:
+            raise ValueError(f"grpo.overlong_buffer {grpo.overlong_buffer} is longer than a response, {longest}")
+        if grpo.normalise != "constant" and grpo.overlong != "penalty":
+            self.refuse("grpo.longest", 'without normalise "constant" or overlong "penalty"')
+        return self

@@ -1,0 +1,116 @@
+"""PPO (arXiv:1707.06347) with a per-token KL penalty and a learned critic, as in arXiv:1909.08593."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from cavesson.algorithms.base import Loss, RolloutAlgorithm
+from cavesson.models.policy import Scores
+from cavesson.models.settings import StartSettings, ValueSettings
+from cavesson.ops import kl, losses
+from cavesson.ops.advantages import gae
+from cavesson.ops.masked import whiten
+from cavesson.ops.token_rewards import token_rewards
+from cavesson.train.settings import KLSettings, KLUse, RolloutRun
+from cavesson.types import Batch
+
+
+class PPO(RolloutAlgorithm):
+    """Proximal policy optimisation."""
+
+    gamma: float = Field(1.0, ge=0, le=1)
+    """discount per token"""
+    lam: float = Field(0.95, ge=0, le=1)
+    """λ of generalised advantage estimation: 0 trusts the critic, 1 trusts what was seen"""
+    clip: float = Field(0.2, gt=0)
+    """ε of the clipped policy loss"""
+    value_clip: float = Field(0.2, gt=0)
+    """how far a value may move from its old one before its loss is clipped"""
+    value_coef: float = Field(0.1, ge=0)
+    """weight of the value loss"""
+    entropy_coef: float = Field(0.0, ge=0)
+    """weight of the entropy bonus; 0 = off"""
+    whiten_advantages: bool = True
+    """advantages get mean 0 and variance 1 over all tokens of the step"""
+    whiten_rewards: bool = False
+    """token rewards get variance 1 over all tokens of the step; their mean stays"""
+
+    def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
+        """Add `token_reward` (before any whitening), `advantage` and `return`, each `[B, T]`."""
+        mask = rollouts["mask"]
+        rewards = token_rewards(rollouts["shaped_reward"], rollouts["kl_penalty"], mask, kl_coef)
+        signal = whiten(rewards, mask, shift_mean=False) if self.whiten_rewards else rewards
+        advantage = gae(signal, rollouts["value"], mask, self.gamma, self.lam)
+        returns = advantage + rollouts["value"]
+        if self.whiten_advantages:
+            advantage = whiten(advantage, mask)
+        return rollouts.with_columns(**{"token_reward": rewards, "advantage": advantage, "return": returns})
+
+    def loss(self, scores: Scores, batch: Batch) -> Loss:
+        """Clipped policy loss + value_coef · clipped value loss − entropy_coef · entropy, per token `[B, T]`."""
+        assert scores.value is not None
+        old, old_value, returns = batch["logprob"], batch["value"], batch["return"]
+        policy_loss = losses.clipped_policy(scores.logprob, old, batch["advantage"], self.clip)
+        value_loss = losses.clipped_value(scores.value, old_value, returns, self.value_clip)
+        total = policy_loss + self.value_coef * value_loss - self.entropy_coef * scores.entropy
+        ratio = (scores.logprob - old).exp()
+        clipped = (ratio.clamp(1 - self.clip, 1 + self.clip) - ratio) * batch["advantage"]
+        unclipped_value_loss = 0.5 * (scores.value - returns) ** 2
+        value_clipped = ((scores.value - old_value).abs() > self.value_clip) & (value_loss > unclipped_value_loss)
+        means = {
+            "loss/total": total,
+            "loss/policy": policy_loss,
+            "loss/value": value_loss,
+            "policy/entropy": scores.entropy,
+            "policy/kl": old - scores.logprob,
+            "policy/approx_kl": kl.k2(scores.logprob, old),
+            "policy/ratio": ratio,
+            "policy/clip_fraction": (clipped < 0).float(),
+            "value/mean": scores.value,
+            "value/error": (scores.value - returns) ** 2,
+            "value/clip_fraction": value_clipped.float(),
+        }
+        maxima = {"policy/ratio_max": ratio, "policy/ratio_error_max": (ratio - 1).abs()}
+        return Loss(total, means, maxima)
+
+
+class PPORun(RolloutRun):
+    """Train a model by PPO: sample responses, score them, and make what scored well likelier."""
+
+    ppo: PPO = PPO()
+    """the algorithm"""
+    kl: KLSettings = KLSettings()
+    """the penalty for leaving the reference"""
+    value: ValueSettings = ValueSettings()
+    """the critic"""
+
+    @property
+    def algorithm(self) -> PPO:
+        return self.ppo
+
+    @property
+    def critic(self) -> ValueSettings:
+        return self.value
+
+    def starts(self) -> dict[str, StartSettings]:
+        start = self.value.start(self.model.dtype)
+        return super().starts() | ({} if start is None else {"value": start})
+
+    @property
+    def penalty(self) -> str:
+        return self.kl.estimator
+
+    @property
+    def kl_use(self) -> KLUse:
+        return KLUse("reward", {"kl": "k1", "mse": "k2"}.get(self.kl.estimator, self.kl.estimator))
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> Self:
+        if self.reference.kind == "none":
+            raise ValueError('reference.kind "none" leaves PPO without the KL it is held by; use kl.coef = 0 instead')
+        if self.value.is_separate and self.model.quantization is not None:
+            raise ValueError(
+                "a separate critic learns all of its weights, and those of a quantized model cannot learn; "
+                'set value.kind = "trunk" or model.quantization = none'
+            )
+        return self

@@ -1,0 +1,174 @@
+"""RAFT (arXiv:2304.06767): sample, keep the responses with the highest rewards, learn them by supervised training."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import cavesson
+from cavesson.algorithms.base import Loss, RolloutAlgorithm
+from cavesson.models.policy import Scores
+from cavesson.models.settings import ReferenceSettings
+from cavesson.ops import kl
+from cavesson.ops.masked import weighted_mean
+from cavesson.record.files import write_json
+from cavesson.train.settings import CoefficientSettings, RolloutRun
+from cavesson.types import Batch
+
+
+class RAFT(RolloutAlgorithm):
+    """Reward ranked fine-tuning."""
+
+    selection: Literal["top", "local"] = "top"
+    """what is kept of a step's responses. "top": the best of all of them; "local": the best response to each prompt,
+    where rewards of different prompts cannot be compared"""
+    k: int = Field(8, ge=1)
+    """one of k responses is kept; with "local" also the number of responses per prompt"""
+    final_temperature: float | None = Field(None, gt=0)
+    """sampling moves in a straight line from sampling.temperature in the first step to this in the last; none = it
+    stays"""
+
+    def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
+        """Add `score` `[B]`, `selected` `[B]`, `advantage` `[B, T]` and `learned` `[B]`, the rows worth training on.
+
+        The score is the reward minus β · KL, if there is a β: the optional penalty of arXiv:2304.06767. A discarded
+        response is never selected.
+        """
+        mask, score = rollouts["mask"], rollouts["shaped_reward"]
+        if kl_coef:
+            score = score - kl_coef * (kl.k1(rollouts["logprob"], rollouts["ref_logprob"]) * mask).sum(1)
+        eligible = ~rollouts["discarded"]
+        selected = self._best(score.masked_fill(~eligible, -torch.inf), rollouts["group"]) & eligible
+        # A batch needs a row; where nothing was selected the weights are zero, and the update skips.
+        learned = selected if bool(selected.any()) else torch.ones_like(selected)
+        columns = {"score": score, "selected": selected.float(), "learned": learned}
+        return rollouts.with_columns(**columns, advantage=selected[:, None] * mask)
+
+    def _best(self, score: Tensor, group: Tensor) -> Tensor:
+        """`[B]`, `[B]` -> `[B]` bool; of equal scores the first row wins."""
+        order = score.argsort(descending=True, stable=True)
+        best = torch.zeros_like(score, dtype=torch.bool)
+        if self.selection == "top":
+            best[order[: len(score) // self.k]] = True
+            return best
+        for member in group.unique():
+            best[order[group[order] == member][0]] = True
+        return best
+
+    def weights(self, batch: Batch) -> Tensor:
+        """Every token of a selected response counts once."""
+        return batch["advantage"]
+
+    def loss(self, scores: Scores, batch: Batch) -> Loss:
+        """−log π per token `[B, T]`; prompts are not learned."""
+        return Loss(-scores.logprob, {"loss/total": -scores.logprob, "policy/entropy": scores.entropy})
+
+    def metrics(self, rollouts: Batch) -> dict[str, float]:
+        """How many responses were selected, and if any were, their mean reward and length."""
+        selected = rollouts["selected"]
+        found = {"raft/selected": float(selected.sum())}
+        if found["raft/selected"]:
+            found["raft/selected_reward"] = float(weighted_mean(rollouts["reward"], selected))
+            found["raft/selected_length"] = float(weighted_mean(rollouts["mask"].sum(1), selected))
+        return found
+
+    def leave(self, folder: Path, step: int, rows: Mapping[str, Sequence[Any]], rollouts: Batch) -> None:
+        """Write the step's training set to `training_sets/` of the run folder."""
+        write_training_set(folder / "training_sets" / f"step-{step:08d}.json", rows, rollouts["selected"].tolist())
+
+
+class RAFTRun(RolloutRun):
+    """Train a model by RAFT: sample responses, and learn those that scored best."""
+
+    raft: RAFT = RAFT()
+    """the algorithm"""
+    kl: CoefficientSettings = CoefficientSettings(coef=0.0)
+    """what leaving the reference costs a response in the ranking"""
+    reference: ReferenceSettings = ReferenceSettings(kind="none")
+    """the reference"""
+
+    @property
+    def algorithm(self) -> RAFT:
+        return self.raft
+
+    def show(self, folder: Path, console: Console) -> None:
+        """The gain of every step, beside what choosing among the untouched model's responses gives."""
+        print_rounds(console, cavesson.open(folder).steps().to_pylist())
+        super().show(folder, console)
+
+    @property
+    def scoring_temperature(self) -> float:
+        """Supervised training learns the model's own distribution, whatever the responses were sampled at."""
+        return 1.0
+
+    def sampling_temperature(self, step: int) -> float:
+        """A straight line from the first step to the last."""
+        start, final = self.sampling.temperature, self.raft.final_temperature
+        if final is None or self.steps == 1:
+            return start
+        return start + (final - start) * step / (self.steps - 1)
+
+    @model_validator(mode="after")
+    def _check_rounds(self) -> Self:
+        if self.batch_size % self.raft.k:
+            raise ValueError(f"batch_size {self.batch_size} is no multiple of raft.k {self.raft.k}")
+        if self.raft.selection == "local" and self.samples_per_prompt != self.raft.k:
+            raise ValueError(
+                f"raft.selection local keeps the best of the {self.samples_per_prompt} responses to a prompt, "
+                f"and raft.k is {self.raft.k}; set samples_per_prompt and raft.k to the same number"
+            )
+        if self.update.mini_batches > self.batch_size // self.raft.k:
+            raise ValueError(
+                f"{self.update.mini_batches} mini-batches cannot be made of "
+                f"the {self.batch_size // self.raft.k} responses that are kept (batch_size / raft.k)"
+            )
+        if self.update.target_policy_kl is not None:
+            raise ValueError("update.target_policy_kl has no effect in RAFT, which learns chosen responses only")
+        self.refuse("update.max_ratio", "in RAFT, which learns chosen responses only")
+        return self
+
+
+def write_training_set(path: Path, rows: Mapping[str, Sequence[Any]], selected: Sequence[float]) -> None:
+    """Write the selected rows' prompts and responses in LMFlow's text2text format, complete or not at all."""
+    chosen = zip(rows["prompt"], rows["response"], selected, strict=True)
+    instances = [{"input": prompt, "output": response} for prompt, response, keep in chosen if keep]
+    write_json(path, {"type": "text2text", "instances": instances})
+
+
+class Round(NamedTuple):
+    """One step in the table at the end of a run; None was not measured."""
+
+    step: int
+    reward: float
+    gain: float
+    """reward since step 0"""
+    selected_reward: float | None
+    distinct_2: float | None
+    kl: float | None
+
+
+def rounds(steps: Sequence[Mapping[str, Any]]) -> Iterator[Round]:
+    """The table's rows, from the recorded metrics of all steps: `cavesson.open(folder).steps().to_pylist()`."""
+    for step in steps:
+        reward = step["reward/mean"]
+        gain = reward - steps[0]["reward/mean"]
+        rest = (step.get(name) for name in ("raft/selected_reward", "text/distinct_2", "kl/objective"))
+        yield Round(step["step"], reward, gain, *rest)
+
+
+def print_rounds(console: Console, steps: Sequence[Mapping[str, Any]]) -> None:
+    """Print the gain per step beside what choosing among responses of the untouched model gives without training."""
+    table = Table("step", "reward", "gain", "of the selected", "distinct-2", "KL", title="RAFT")
+    for line in rounds(steps):
+        rest = ("–" if value is None else f"{value:.3f}" for value in line[3:])
+        table.add_row(str(line.step), f"{line.reward:+.3f}", f"{line.gain:+.3f}", *rest)
+    console.print(table)
+    untouched = steps[0].get("raft/selected_reward")
+    if untouched is not None:
+        gain = untouched - steps[0]["reward/mean"]
+        console.print(f"Selecting among the untouched model's responses gives {untouched:+.3f}, a gain of {gain:+.3f}.")

@@ -1,0 +1,125 @@
+"""A reward model from pairs of a better and a worse response (arXiv:2203.02155)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from pydantic import Field
+from rich.console import Console
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from cavesson.algorithms.base import Loss
+from cavesson.config import Settings
+from cavesson.data.examples import Examples, collate_pairs, load_pairs
+from cavesson.data.order import InMemory, Mixed
+from cavesson.data.special_tokens import Around
+from cavesson.data.tokens import PairSettings, PairTokens, Tokens
+from cavesson.models.classifier import ADDS_START, load_reward_model
+from cavesson.models.parts import causal
+from cavesson.models.sequences import PairRewards, RewardModel
+from cavesson.ops import preferences
+from cavesson.train import reward_report
+from cavesson.train.offline import ExampleTrainer
+from cavesson.train.reward_figures import score
+from cavesson.train.settings import ExampleRun
+from cavesson.types import Batch
+
+_LOOKED_AT = 64
+"""Pairs of a stream that are looked at to see how texts begin."""
+
+
+class BradleyTerry(Settings):
+    """The better response's reward is higher."""
+
+    centring_coef: float = Field(0.0, ge=0)
+    """η of (r_chosen + r_rejected)², which holds the mean of the rewards near 0 (arXiv:2312.09244); 0 = off, 0.01
+    where it is used"""
+
+    def weights(self, batch: Batch) -> Tensor:
+        """Every pair counts once: `[B]`."""
+        return batch["margin"].new_ones(len(batch))
+
+    def total(self, batch: Batch) -> Tensor:
+        return self.weights(batch).sum()
+
+    def loss(self, scores: PairRewards, batch: Batch) -> Loss:
+        """−log σ(r_chosen − r_rejected − margin) + η·(r_chosen + r_rejected)², per pair `[B]`."""
+        chosen, rejected = scores
+        preference = preferences.bradley_terry(chosen, rejected, batch["margin"])
+        loss = preference + self.centring_coef * preferences.centring(chosen, rejected)
+        means = {
+            "loss/total": loss,
+            "loss/preference": preference,
+            "reward/accuracy": (1 + (chosen - rejected).sign()) / 2,  # equal rewards are half right
+            "reward/chosen": chosen,
+            "reward/rejected": rejected,
+            "reward/margin": chosen - rejected,
+        }
+        return Loss(loss, means)
+
+
+class RewardModelRun(ExampleRun):
+    """Train a reward model on pairs of a better and a worse response."""
+
+    reward_model: BradleyTerry = BradleyTerry()
+    """the algorithm"""
+    data: PairSettings = PairSettings()
+    """the pairs"""
+
+    @property
+    def algorithm(self) -> BradleyTerry:
+        return self.reward_model
+
+    def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[PairTokens]:
+        """Pairs, read as rewards read responses: as text, with what the tokenizer writes after every text."""
+        read = partial(_as_text, special=set(tokenizer.all_special_ids), tail=Around.of(tokenizer).end)
+
+        def as_texts(pairs: Sequence[PairTokens]) -> Batch:
+            return collate_pairs([replace(p, chosen=read(p.chosen), rejected=read(p.rejected)) for p in pairs])
+
+        return replace(load_pairs(self.data, tokenizer, self.seed), collate=as_texts)
+
+    def role(self, model: Any) -> nn.Module:
+        return RewardModel(model, self.update.layout == "packed")
+
+    def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        return load_reward_model(self.model, int(tokenizer.pad_token_id))
+
+    def finished(self, model: Any) -> Any:
+        """An ordinary sequence classifier: adapters are merged into their base, in place."""
+        return model.merge_and_unload() if isinstance(model, PeftModel) else model
+
+    def report(self, trainer: ExampleTrainer, folder: Path) -> None:
+        """Say how often the model is right on the held-out pairs, when, and where it is most wrong."""
+        setattr(causal(trainer.model).config, ADDS_START, _begins(trainer))
+        if not trainer.examples.held_out:
+            print("no pair is held out (data.validation), so nothing says how often this reward model is right")
+            return
+        learner = trainer.learner
+        at_once = self.update.micro_batch_size or self.batch_size
+        scored = score(learner.model, trainer.examples, learner.processes, at_once)
+        if learner.processes.is_main:
+            reward_report.show(reward_report.write(scored, trainer.tokenizer, folder), folder, Console())
+
+
+def _begins(trainer: ExampleTrainer) -> bool | None:
+    """Whether texts begin with the tokenizer's start tokens, as rewards must read them; None where only some do.
+
+    Plain texts do; conversations do where the chat template writes these tokens.
+    """
+    around, train = Around.of(trainer.tokenizer), trainer.examples.train
+    items = train.items if isinstance(train, InMemory | Mixed) else train.take(0, _LOOKED_AT)
+    seen = {around.begins(tokens.ids) for pair in items for tokens in (pair.chosen, pair.rejected)}
+    return seen.pop() if len(seen) == 1 else None
+
+
+def _as_text(tokens: Tokens, special: set[int], tail: tuple[int, ...]) -> Tokens:
+    """The same with another end: no end token, nothing that a chat template writes after it, but `tail`."""
+    size = len(tokens.ids)
+    while any(tokens.learn[:size]) and (not tokens.learn[size - 1] or tokens.ids[size - 1] in special):
+        size -= 1
+    return Tokens(tokens.ids[:size] + tail, tokens.learn[:size] + (False,) * len(tail))

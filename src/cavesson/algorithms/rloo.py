@@ -1,0 +1,86 @@
+"""RLOO (arXiv:2402.14740): REINFORCE with a response as one action and the other responses' mean as its baseline."""
+
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from cavesson.algorithms.base import Loss
+from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
+from cavesson.models.policy import Scores
+from cavesson.ops import kl, ratios
+from cavesson.ops.groups import group_stds, leave_one_out
+from cavesson.ops.token_rewards import penalised
+from cavesson.train.settings import KLUse, RolloutRun
+from cavesson.types import Batch
+
+
+class RLOO(GroupAlgorithm):
+    """REINFORCE leave-one-out."""
+
+    ratio: Literal["sequence", "token"] = "sequence"
+    """π/π_old that is clipped: of the whole response, or of every token. In the first pass both are 1 and the gradient
+    is the same"""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """of the KL that β takes off the reward: k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ. Only k1 has the
+    gradient of the KL there; the others do not hold the policy"""
+    whiten_advantages: bool = False
+    """advantages get standard deviation 1 over the responses of the step; their mean is 0 in any case"""
+
+    def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
+        """Add `signal` `[B]`, the reward after the KL, and `advantage` `[B, T]`, the same on all its tokens."""
+        signal, mask = rollouts["shaped_reward"], rollouts["mask"]
+        if "ref_logprob" in rollouts:
+            spent = kl.SCHULMAN[self.kl_estimator](rollouts["logprob"], rollouts["ref_logprob"])
+            signal = penalised(signal, spent, mask, kl_coef)
+        advantage = leave_one_out(signal, rollouts["group"])
+        if self.whiten_advantages:
+            # Their mean is 0 already: every group's is.
+            advantage = advantage / (group_stds(advantage, torch.zeros_like(rollouts["group"])) + 1e-4)
+        return rollouts.with_columns(signal=signal, advantage=advantage[:, None] * mask)
+
+    def weights(self, batch: Batch) -> Tensor:
+        """`[B, T]`: every token counts once, or every response once where its tokens share one ratio."""
+        mask = batch["mask"]
+        return mask if self.ratio == "token" else mask / mask.sum(1, keepdim=True).clamp_min(1.0)
+
+    def total(self, batch: Batch) -> Tensor:
+        """The responses of the mini-batch: their losses are sums over tokens, and are averaged."""
+        return torch.tensor(len(batch))
+
+    def loss(self, scores: Scores, batch: Batch) -> Loss:
+        """Clipped policy loss of every token, or of its whole response, `[B, T]`."""
+        if self.ratio == "token":
+            ratio = ratios.token_ratio(scores.logprob, batch["logprob"])
+        else:
+            ratio = ratios.log_ratio(scores.logprob, batch["logprob"], batch["mask"]).exp()[:, None]
+            ratio = ratio.expand_as(scores.logprob)
+        return self.clipped(scores, batch, ratio)
+
+
+class RLOORun(RolloutRun):
+    """Train a model by RLOO: sample several responses to each prompt, and make the better of them likelier."""
+
+    samples_per_prompt: int = Field(4, ge=1)
+    """responses sampled to the same prompt within a step: the group"""
+    rloo: RLOO = RLOO()
+    """the algorithm"""
+    update: OnePassSettings = OnePassSettings()
+    """how rollouts become new weights"""
+
+    @property
+    def algorithm(self) -> RLOO:
+        return self.rloo
+
+    @property
+    def kl_use(self) -> KLUse:
+        return KLUse("reward", self.rloo.kl_estimator)
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if self.kl.coef == 0:
+            self.refuse("rloo.kl_estimator", "with kl.coef 0")
+        if self.samples_per_prompt == 1:
+            raise ValueError("samples_per_prompt 1 leaves no other response to compare one with; set it to 2 or more")
+        return self

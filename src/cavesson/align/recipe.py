@@ -1,0 +1,138 @@
+"""Reads an align recipe: which stages there are, with which settings, and what each takes from earlier ones."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cavesson.algorithms import ALGORITHMS
+from cavesson.align import comparison
+from cavesson.align.comparison import Comparison, ComparisonSettings
+from cavesson.align.stages import Stage, Training
+from cavesson.config import Settings, check, describe, load
+from cavesson.errors import UserError
+
+COMMANDS = (*ALGORITHMS, comparison.COMMAND)
+REFERENCE = re.compile(r"\{(\w+)\}")
+"""A value that is nothing but this stands for the model of an earlier stage."""
+
+
+class AlignSettings(Settings):
+    """Several commands one after the other. Every other table of the recipe is a stage, in the order of the recipe.
+
+    A stage has the settings of the command that it is called after, or that its `command` names.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    run: Path = Path("runs/align")
+    """the folder of the whole; a stage has the folder inside it that is called like the stage"""
+    common: dict[str, Any] = Field(default={})
+    """settings of every stage that has such settings and does not say otherwise"""
+
+
+def read_recipe(recipe: Path | None, flags: Sequence[str]) -> list[Stage]:
+    """The stages of a recipe with the flags laid over it, all settings checked.
+
+    Raises:
+        UserError: the recipe is not there, a setting of any stage is unknown or out of range, or a stage refers to
+            one that does not come before it.
+    """
+    source = str(recipe) if recipe else "the flags"
+    settings = load(AlignSettings, recipe, flags)
+    stages: dict[str, Stage] = {}
+    for name, table in (settings.model_extra or {}).items():
+        if not isinstance(table, dict):
+            raise UserError(f"{source}: {name!r} belongs into [common] or the table of a stage")
+        stages[name] = _stage(name, table, settings, stages, source)
+    if not stages:
+        raise UserError(f"{source}: there is no stage; add a table such as [sft]; commands are {', '.join(COMMANDS)}")
+    _check_common(settings.common, list(stages.values()), source)
+    return list(stages.values())
+
+
+def _stage(name: str, table: dict[str, Any], align: AlignSettings, before: Mapping[str, Stage], source: str) -> Stage:
+    if not re.fullmatch(r"\w+", name):
+        raise UserError(f"{source}: [{name}]: a stage is called by letters, digits and _, such as reward_model")
+    where = f"{source}: [{name}]"
+    command = str(table.get("command", name.replace("_", "-")))
+    kind = _settings_of(command, where)
+    own = {key: value for key, value in table.items() if key != "command"}
+    taken = next((key for key in ("run", "out") if key in own), None)
+    if taken is not None:
+        raise UserError(f"{where}: {taken} is {align.run / name}; the folder of the whole is run, above all tables")
+    needs: list[str] = []
+    values = _resolved(_laid_over(_known(align.common, kind), own), before, needs, where)
+    folder = align.run / name
+    if kind is ComparisonSettings:
+        compared = check(ComparisonSettings, {**values, "out": folder}, where)
+        return Comparison(name, command, compared, folder, tuple(needs))
+    return Training(name, command, check(kind, {**values, "run": folder}, where), folder, tuple(needs))
+
+
+def _settings_of(command: str, where: str) -> type[Any]:
+    if command == comparison.COMMAND:
+        return ComparisonSettings
+    if command not in ALGORITHMS:
+        raise UserError(f"{where}: there is no command {command!r}; command is one of {', '.join(COMMANDS)}")
+    return ALGORITHMS[command].settings  # type: ignore[no-any-return]
+
+
+def _resolved(value: Any, before: Mapping[str, Stage], needs: list[str], where: str) -> Any:
+    """The same values with every reference replaced by a path; the stages referred to are added to `needs`."""
+    if isinstance(value, dict):
+        return {key: _resolved(v, before, needs, f"{where} {key}") for key, v in value.items()}
+    if isinstance(value, list):
+        return [_resolved(v, before, needs, where) for v in value]
+    match = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    name = match[1]
+    trained = [known for known, stage in before.items() if isinstance(stage, Training)]
+    if name not in trained:
+        earlier = f"before it: {', '.join(trained)}" if trained else "it is the first"
+        raise UserError(f"{where}: {value} is no stage that trains a model before this one ({earlier})")
+    if name not in needs:
+        needs.append(name)
+    return before[name].model
+
+
+def _laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _laid_over(merged[key], value) if both else value
+    return merged
+
+
+def _known(common: Mapping[str, Any], kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """What of the common settings this kind of stage has."""
+    names = {name for name, *_ in describe(kind)}
+    groups = {name[: dot.start()] for name in names for dot in re.finditer(r"\.", name)}
+    kept: dict[str, Any] = {}
+    for key, value in common.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and name in groups:
+            inside = _known(value, kind, f"{name}.")
+            kept |= {key: inside} if inside or not value else {}
+        elif name in names:
+            kept[key] = value
+    return kept
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _check_common(common: Mapping[str, Any], stages: Sequence[Stage], source: str) -> None:
+    """A common setting that no stage has is a mistake."""
+    used = {leaf for stage in stages for leaf in _leaves(_known(common, type(stage.settings)))}
+    unused = next((leaf for leaf in _leaves(common) if leaf not in used), None)
+    if unused is not None:
+        raise UserError(f"{source}: [common]: no stage has a setting {unused!r}")

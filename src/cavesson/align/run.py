@@ -1,0 +1,99 @@
+"""Runs the stages of a recipe that are not done yet."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+
+from rich.console import Console
+from rich.table import Table
+
+from cavesson.align.recipe import read_recipe
+from cavesson.align.stages import Stage, State, Training, is_main
+from cavesson.command_line import command_line
+from cavesson.errors import UserError
+from cavesson.record.writable import check_writable
+
+
+def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
+    """Do a whole recipe: what is done is skipped, what was begun is continued.
+
+    All stages are checked before the first one runs, and their folders are all that is known about an earlier call.
+    They run in this process, one after the other: the memory of one stage is used again by the next.
+
+    Args:
+        recipe: a TOML file with a table for every stage.
+        flags: settings that are laid over it, such as `--ppo.kl.coef 0.1`.
+
+    Raises:
+        UserError: the recipe or the data of any stage is wrong, or a stage went wrong.
+    """
+    console = Console(quiet=not is_main())
+    stages = read_recipe(recipe, flags)
+    states = {stage.name: stage.state for stage in stages}
+    console.print(_plan(stages, states))
+    _check(stages)
+    seconds: dict[str, float] = {}
+    for stage in stages:
+        if states[stage.name] is State.DONE:
+            continue
+        console.print(f"\n{stage.name}: cavesson {stage.command}, in {stage.folder}", highlight=False, soft_wrap=True)
+        start = perf_counter()
+        with _named(stage):
+            stage.run()
+        seconds[stage.name] = perf_counter() - start
+    if is_main():  # the other processes may be here before the comparison is written
+        _conclude(console, stages, states, seconds)
+    return stages
+
+
+def _conclude(console: Console, stages: Sequence[Stage], states: dict[str, State], seconds: dict[str, float]) -> None:
+    console.print(_summary(stages, states, seconds))
+    trained = [stage.folder for stage in stages if isinstance(stage, Training)]
+    if trained:
+        console.print(f"next     {command_line('board', *trained)}", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _named(stage: Stage) -> Iterator[None]:
+    """A mistake is said together with the stage in which it is found."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (f"stage {stage.name}: {error}",)  # its kind and its exit code stay
+        raise
+
+
+def _check(stages: Sequence[Stage]) -> None:
+    known = {stage.name: stage for stage in stages}
+    for stage in stages:
+        with _named(stage):
+            _check_order(stage, known)
+            check_writable(stage.folder)
+            stage.check(known)
+
+
+def _check_order(stage: Stage, known: dict[str, Stage]) -> None:
+    """A stage that has begun was begun with models that are there."""
+    missing = [name for name in stage.needs if known[name].state is not State.DONE]
+    if missing and stage.state is not State.NEW:
+        raise UserError(
+            f"{stage.folder} was made with the model of {missing[0]}, which is to be trained again; "
+            "remove that folder as well"
+        )
+
+
+def _plan(stages: Sequence[Stage], states: dict[str, State]) -> Table:
+    table = Table("stage", "command", "builds on", "state", title="Plan")
+    for stage in stages:
+        table.add_row(stage.name, stage.command, ", ".join(stage.needs), states[stage.name].value)
+    return table
+
+
+def _summary(stages: Sequence[Stage], states: dict[str, State], seconds: dict[str, float]) -> Table:
+    did = {State.NEW: "done", State.STARTED: "continued", State.DONE: "was done before"}
+    table = Table("stage", "state", "seconds", "result", title="Result")
+    for stage in stages:
+        took = f"{seconds[stage.name]:.0f}" if stage.name in seconds else ""
+        table.add_row(stage.name, did[states[stage.name]], took, stage.result())
+    return table

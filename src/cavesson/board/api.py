@@ -1,0 +1,86 @@
+"""The table of all requests that the board answers."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cavesson.board import (
+    compare,
+    distributions,
+    export,
+    findings,
+    groups,
+    live,
+    overview,
+    patterns,
+    rollout,
+    rows,
+    search,
+    selection,
+    series,
+    several,
+    similar,
+    sql,
+    stars_api,
+)
+from cavesson.board.runs import Board
+from cavesson.board.selection import Query
+
+
+class Endpoint(NamedTuple):
+    """One request: parameters in ``path`` and the query string become ``query``, which ``answer`` gets."""
+
+    method: str
+    path: str
+    answer: Callable[[Board, Any], Any]
+    query: type[Query]
+    media: str = "application/json"
+    heavy: bool = False
+    """Whether it waits for its turn, as it takes much memory and time."""
+
+
+def answers(board: Board, query: several.SeveralQuery) -> list[dict[str, Any]]:
+    """Answers several requests that are read as JSON, one after the other."""
+    asked = [
+        one for one in ENDPOINTS if (one.method, one.media) == ("GET", "application/json") and one.answer != answers
+    ]
+    return several.answer_all(asked, board, query.of)
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/api/runs", overview.runs, overview.NoQuery),
+    Endpoint("GET", "/api/runs/{run}/info", overview.run_info, selection.RunQuery),
+    Endpoint("GET", "/api/runs/{run}/findings", findings.findings, selection.RunQuery),
+    Endpoint("GET", "/api/runs/{run}/series", series.series, series.SeriesQuery),
+    Endpoint("GET", "/api/runs/{run}/histogram", distributions.histogram, distributions.HistogramQuery),
+    Endpoint("GET", "/api/runs/{run}/ridge", distributions.ridge, distributions.RidgeQuery),
+    Endpoint("GET", "/api/runs/{run}/heat", distributions.heat, distributions.HeatQuery),
+    Endpoint("GET", "/api/runs/{run}/rows", rows.rows, rows.RowsQuery),
+    Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}", rollout.rollout, rollout.RolloutQuery),
+    Endpoint(
+        "GET",
+        "/api/runs/{run}/rollouts/{step}/{sample}/tokens",
+        rollout.tokens,
+        rollout.RolloutQuery,
+        "application/octet-stream",
+    ),
+    Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}/texts", rollout.texts, rollout.RolloutQuery),
+    Endpoint("GET", "/api/runs/{run}/hits", search.hits, selection.Selection),
+    Endpoint("GET", "/api/runs/{run}/groups", groups.groups, groups.GroupsQuery),
+    Endpoint("GET", "/api/runs/{run}/never-beats", groups.never_beats, groups.NeverBeatsQuery),
+    Endpoint("GET", "/api/runs/{run}/patterns", patterns.patterns, patterns.PatternsQuery),
+    Endpoint("GET", "/api/runs/{run}/similar/{step}/{sample}", similar.similar, similar.SimilarQuery),
+    Endpoint(
+        "GET",
+        "/api/runs/{run}/export",
+        export.export,
+        export.ExportQuery,
+        export.ALL_MEDIA,
+    ),
+    Endpoint("POST", "/api/runs/{run}/sql", sql.sql, sql.SqlQuery, heavy=True),
+    Endpoint("GET", "/api/answers", answers, several.SeveralQuery),
+    Endpoint("GET", "/api/compare", compare.compare, compare.CompareQuery),
+    Endpoint("GET", "/api/events", live.events, live.EventsQuery, "text/event-stream"),
+    Endpoint("GET", "/api/runs/{run}/stars", stars_api.stars, selection.RunQuery),
+    Endpoint("PUT", "/api/runs/{run}/stars/{step}/{sample}", stars_api.put, stars_api.StarQuery),
+    Endpoint("DELETE", "/api/runs/{run}/stars/{step}/{sample}", stars_api.remove, rollout.RolloutQuery),
+)

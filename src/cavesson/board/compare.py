@@ -1,0 +1,192 @@
+"""The same prompts in several runs, or at several times of one."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from cavesson.board.distributions import count_bins, edges_of
+from cavesson.board.excerpts import LENGTH as SHOWN
+from cavesson.board.runs import Board, OpenRun
+from cavesson.board.search import keys_of
+from cavesson.board.selection import Query, both
+from cavesson.index.columns import Array
+from cavesson.index.sets import contains
+from cavesson.index.snapshot import Snapshot
+
+
+class Side(NamedTuple):
+    """A run, or some steps of it."""
+
+    run: int
+    steps: tuple[int, int] | None
+
+
+def _sides(value: Any) -> Any:
+    """Reads ``0,1`` or ``0@0-9,0@90-99``."""
+    sides = []
+    for text in str(value).split(","):
+        found = re.fullmatch(r"([0-9]{1,4})(?:@([0-9]{1,9})(?:-([0-9]{1,9}))?)?", text)
+        if found is None:
+            raise ValueError("runs are written as 0,1 or, with their steps, as 0@0-9,0@90-99")
+        run, first, last = found.groups()
+        sides.append(Side(int(run), None if first is None else (int(first), int(last or first))))
+    if not 2 <= len(sides) <= 8:
+        raise ValueError("two to eight are compared")
+    return sides
+
+
+Sides = Annotated[list[Any], BeforeValidator(_sides), WithJsonSchema({"type": "string", "pattern": r"^[0-9@,-]+$"})]
+
+
+REWARDS = ("rewards", "cleaning")
+"""Settings on which a response's reward depends."""
+BINS = 40
+"""Of the histogram of the differences."""
+
+
+class CompareQuery(Query):
+    runs: Sides
+    """What to compare, such as 0,1 or 0@0-9,0@90-99."""
+    sort: Literal["spread", "difference", "-difference"] = "spread"
+    """By the largest mean reward minus the smallest, largest first, or by the last side's minus the first's."""
+    offset: int = Field(0, ge=0, le=2**31)
+    """How many prompts to leave out."""
+    limit: int = Field(20, ge=1, le=200)
+    """How many to return at most."""
+
+
+class Prompts(NamedTuple):
+    """What one side did with each prompt it has."""
+
+    name: Array
+    """[P] a number per text, the same in every run."""
+    mean: Array
+    """[P] mean reward."""
+    counts: Array
+    """[P] how many responses."""
+    newest: Array
+    """[P] row of the newest of them."""
+
+
+def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
+    """Returns the prompts that all sides have, by how much they differ, and who wins how many.
+
+    Runs with different rewards are not ranked: ``rewards_differ`` names what differs.
+    """
+    sides = [(board.run(side.run), side.steps) for side in query.runs]
+    snapshots = [run.snapshot() for run, _ in sides]
+    found = [_prompts(run, snapshot, steps) for (run, steps), snapshot in zip(sides, snapshots, strict=True)]
+    common = found[0].name
+    for side in found[1:]:
+        common = common[contains(side.name, common)]
+    places = [np.searchsorted(side.name, common) for side in found]
+    means = np.stack([side.mean[place] for side, place in zip(found, places, strict=True)])
+    difference = means[-1] - means[0]
+    differ = rewards_differ([run for run, _ in sides])
+    by = {"spread": means.min(axis=0) - means.max(axis=0), "difference": difference, "-difference": -difference}
+    order = np.arange(len(common)) if differ else np.argsort(by[query.sort], kind="stable")
+    page = order[query.offset : query.offset + query.limit]
+    columns = [
+        _side(run, snapshot, side, place[page])
+        for (run, _), snapshot, side, place in zip(sides, snapshots, found, places, strict=True)
+    ]
+    lines = [
+        {"prompt": lines[0].pop("prompt"), "runs": [{k: v for k, v in line.items() if k != "prompt"} for line in lines]}
+        for lines in zip(*columns, strict=True)
+    ]
+    return {
+        "total": len(common),
+        "prompts": lines,
+        "sides": [_total(side) for side in found],
+        "rewards_differ": differ,
+        "wins": None if differ else [[int(np.sum(a > b)) for b in means] for a in means],
+        "ties": None if differ else [[int(np.sum(a == b)) for b in means] for a in means],
+        "differences": None if differ else _histogram(difference),
+    }
+
+
+def rewards_differ(runs: Sequence[OpenRun]) -> list[str]:
+    """Returns names of settings of the rewards, and of their parts, that the runs do not share.
+
+    If there are any, a higher reward of one run says nothing about the others. Settings that a run does not tell are
+    not compared.
+    """
+    found = [name for name in REWARDS if len(_settings(runs, name)) > 1]
+    parts = [{name for name in run.snapshot().names if name.startswith("part/")} for run in runs if run.snapshot().rows]
+    return found + sorted({name for some in parts for name in some if not all(name in others for others in parts)})
+
+
+def _settings(runs: Sequence[OpenRun], name: str) -> set[str]:
+    """Returns the different values of a setting; the order of several rewards does not matter."""
+    configs = [run.record.info.get("config") for run in runs]
+    values = [config[name] for config in configs if isinstance(config, dict) and name in config]
+    lists = (sorted(map(_written, value)) if isinstance(value, list) else value for value in values)
+    return {_written(value) for value in lists}
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _total(side: Prompts) -> dict[str, Any]:
+    """Returns how many responses a side has, to whatever prompts, and their mean reward."""
+    count = int(side.counts.sum())
+    return {"n": count, "mean": float(side.mean @ side.counts) / count if count else None}
+
+
+def _histogram(difference: Array) -> dict[str, Any]:
+    edges = edges_of(difference, BINS, None, None)
+    counts, below, above = count_bins(difference, edges)
+    return {"edges": edges, "counts": counts, "below": below, "above": above}
+
+
+def _prompts(run: OpenRun, snapshot: Snapshot, steps: tuple[int, int] | None) -> Prompts:
+    key = (snapshot.rows, snapshot.state.dead, steps)
+    return run.memory.get("prompts", key, lambda: prompts_of(snapshot, steps), most=4)
+
+
+def prompts_of(snapshot: Snapshot, steps: tuple[int, int] | None) -> Prompts:
+    """Returns the prompts of some steps, by rising name."""
+    nothing = np.empty(0, np.int64)
+    if not snapshot.rows:
+        return Prompts(nothing, nothing.astype(float), nothing, nothing)
+    prompt, step, reward = snapshot.raw("prompt"), snapshot.raw("step"), snapshot.column("reward")
+    mask = both(snapshot.alive, np.isfinite(reward) & (prompt >= 0))
+    if steps is not None:
+        mask = mask & (step >= steps[0]) & (step <= steps[1])
+    rows = np.flatnonzero(mask)
+    of, size = prompt[rows], snapshot.state.prompts
+    counts = np.bincount(of, minlength=size)
+    sums = np.bincount(of, reward[rows], minlength=size)
+    newest = np.zeros(size, np.int64)
+    np.maximum.at(newest, of, step[rows].astype(np.int64) << 32 | rows)
+    there = np.flatnonzero(counts)
+    there = there[np.argsort(snapshot.prompts[there])]
+    return Prompts(snapshot.prompts[there], sums[there] / counts[there], counts[there], newest[there] & 0xFFFFFFFF)
+
+
+def _side(run: OpenRun, snapshot: Snapshot, side: Prompts, places: Array) -> list[dict[str, Any]]:
+    rows = side.newest[places]
+    if not len(rows):
+        return []
+    keys = keys_of(snapshot, rows)
+    texts = run.texts(snapshot, rows)
+    shown = [(prompt[:SHOWN], response[:SHOWN]) for prompt, response in zip(*texts, strict=True)]
+    return [
+        {
+            "run": run.number,
+            "step": step,
+            "sample": sample,
+            "reward": float(reward),
+            "mean": float(mean),
+            "n": int(count),
+        }
+        | {"prompt": prompt, "response": response}
+        for (step, sample), reward, mean, count, (prompt, response) in zip(
+            keys, snapshot.raw("reward")[rows], side.mean[places], side.counts[places], shown, strict=True
+        )
+    ]

@@ -1,0 +1,146 @@
+"""Responses to one prompt side by side, and the prompts that never do better than the reference."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from cavesson.board.excerpts import LENGTH as SHOWN
+from cavesson.board.rows import numbers, plain
+from cavesson.board.runs import Board, OpenRun
+from cavesson.board.selection import CHUNK, Page, RunQuery, step_of
+from cavesson.index.columns import MISSING, Array
+from cavesson.index.snapshot import Snapshot
+
+NAMELESS = np.int64(-(2**63) + 2**31)
+"""Numbers from here on stand for prompts that have no group."""
+LAST_NAMELESS = NAMELESS + 2**31
+MOST_SHOWN = 64
+"""Responses of a group."""
+
+
+class GroupsQuery(RunQuery, Page):
+    step: int = Field(ge=0, lt=2**31)
+    """Training step."""
+    sort: Literal["group", "-group", "mean", "-mean", "sd", "-sd", "min", "-min", "max", "-max", "n", "-n"] = "-sd"
+    """By what; with - in front the largest first."""
+
+
+class NeverBeatsQuery(RunQuery, Page):
+    pass
+
+
+def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
+    """Returns the groups of one step: the responses to each prompt, and how their rewards spread."""
+    run = board.run(query.run)
+    snapshot = run.snapshot()
+    rows = step_of(run, snapshot, query.step).rows
+    if not len(rows):
+        return {"total": 0, "groups": []}
+    names, of = np.unique(group_of(snapshot, rows), return_inverse=True)
+    found = _spread(snapshot.take("reward", rows).astype(np.float64), of, len(names))
+    sort = query.sort.removeprefix("-")
+    by = names if sort == "group" else found[sort]
+    order = np.argsort(-by if query.sort.startswith("-") else by, kind="stable")
+    page = order[query.offset : query.offset + query.limit]
+    members = [rows[of == group] for group in page]
+    shown = _shown(run, snapshot, np.concatenate([member[:MOST_SHOWN] for member in members] or [rows[:0]]))
+    lines = []
+    for group, member in zip(page, members, strict=True):
+        line = {name: values[group].item() for name, values in found.items()}
+        responses = list(islice(shown, len(member[:MOST_SHOWN])))
+        prompts = [response.pop("prompt") for response in responses]
+        lines.append(
+            {
+                "group": int(names[group]) if names[group] > LAST_NAMELESS else None,
+                "prompt": prompts[0],
+                **line,
+                "zero_variance": bool(line["n"] > 1 and line["min"] == line["max"]),
+                "samples": snapshot.raw("sample")[member].tolist(),
+                "rows": responses,
+            }
+        )
+    return {"total": len(names), "groups": lines}
+
+
+def _shown(run: OpenRun, snapshot: Snapshot, rows: Array) -> Iterator[dict[str, Any]]:
+    """Yields of each row what a group shows: its place, its reward, and the beginnings of its texts."""
+    texts = run.texts(snapshot, rows)
+    columns = (plain(snapshot, name, rows) for name in ("step", "sample", "reward"))
+    for step, sample, reward, prompt, response in zip(*columns, *texts, strict=True):
+        places = {"step": step, "sample": sample, "reward": reward}
+        yield places | {"prompt": prompt[:SHOWN], "response": response[:SHOWN]}
+
+
+def _spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:
+    """Returns n, mean, sd, min and max of the rewards of each group."""
+    n = np.bincount(of, minlength=count)
+    low, high = np.full(count, np.inf), np.full(count, -np.inf)
+    with np.errstate(invalid="ignore"):  # a group with a reward that is no number has none of its own
+        np.minimum.at(low, of, rewards)
+        np.maximum.at(high, of, rewards)
+        mean = np.bincount(of, rewards, minlength=count) / n
+        sd = np.sqrt(np.bincount(of, (rewards - mean[of]) ** 2, minlength=count) / n)
+    return {"n": n, "mean": mean, "sd": sd, "min": low, "max": high}
+
+
+def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:
+    """Returns the prompts none of whose responses got more than the reference's, the most tried first."""
+    run = board.run(query.run)
+    snapshot = run.snapshot()
+    if "gap" not in snapshot.state.columns:
+        return {"total": 0, "prompts": []}
+    key = (snapshot.rows, snapshot.state.dead)
+    tries, best, last = run.memory.get("best", key, lambda: _best(snapshot), most=1)
+    never = np.flatnonzero((tries > 0) & (best <= 0))
+    order = never[np.lexsort((best[never], -tries[never]))]
+    page = order[query.offset : query.offset + query.limit]
+    prompts = _texts(run, snapshot, last[page].tolist())
+    lines = [
+        numbers(snapshot, last[[number]])[0]
+        | {"prompt": prompt, "tries": int(tries[number]), "best_gap": float(best[number])}
+        for number, prompt in zip(page, prompts, strict=True)
+    ]
+    wanted = ("group", "prompt", "tries", "best_gap")
+    return {
+        "total": len(never),
+        "prompts": [
+            {name: line.get(name) for name in wanted} | {"last_step": line["step"], "last_sample": line["sample"]}
+            for line in lines
+        ],
+    }
+
+
+def _best(snapshot: Snapshot) -> tuple[Array, Array, Array]:
+    """Returns for each prompt how often it was compared with a reference, the best gap, and the newest row."""
+    count = snapshot.state.prompts
+    gap, step, prompt = snapshot.column("gap"), snapshot.raw("step"), snapshot.raw("prompt")
+    # Of the same type as what is compared, which is twenty times as fast.
+    tries, best, newest = np.zeros(count, np.int64), np.full(count, -np.inf, gap.dtype), np.zeros(count, np.int64)
+    for start in range(0, snapshot.rows, CHUNK):
+        rows = slice(start, start + CHUNK)
+        measured = ~np.isnan(gap[rows]) & (prompt[rows] >= 0)
+        if snapshot.alive is not None:
+            measured &= snapshot.alive[rows]
+        of = prompt[rows][measured]
+        tries += np.bincount(of, minlength=count)
+        np.maximum.at(best, of, gap[rows][measured])
+        np.maximum.at(newest, of, step[rows][measured].astype(np.int64) << 32 | (start + np.flatnonzero(measured)))
+    return tries, best, newest & 0xFFFFFFFF
+
+
+def group_of(snapshot: Snapshot, rows: Array) -> Array:
+    """Returns what tells the prompts of a step apart: their group, or where none was recorded the text."""
+    nameless = NAMELESS + snapshot.raw("prompt")[rows]
+    if "group" not in snapshot.state.columns:
+        return nameless
+    group = snapshot.raw("group")[rows]
+    return np.where(group == MISSING["<i8"], nameless, group)
+
+
+def _texts(run: OpenRun, snapshot: Snapshot, rows: list[int]) -> list[str]:
+    if not rows:
+        return []
+    return [text[:SHOWN] for text in run.texts(snapshot, np.array(rows)).prompt]

@@ -1,0 +1,68 @@
+"""The list of runs, and what is known of each as a whole."""
+
+from typing import Any
+
+import numpy as np
+
+from cavesson.board.runs import Board, OpenRun
+from cavesson.board.selection import Query, RunQuery
+from cavesson.index.columns import CODED
+from cavesson.index.snapshot import Snapshot
+
+
+class NoQuery(Query):
+    pass
+
+
+def runs(board: Board, query: NoQuery) -> list[dict[str, Any]]:
+    """Returns the runs in the order of the command line."""
+    return [summary(run) for run in board.runs]
+
+
+def summary(run: OpenRun) -> dict[str, Any]:
+    """Returns one run's size, its columns, and how much of it is indexed."""
+    snapshot = run.snapshot()
+    return {
+        "run": run.number,
+        "name": run.name,
+        "path": str(run.record.folder),
+        "algorithm": run.record.info.get("algorithm"),
+        "steps": _steps(snapshot),
+        "rollouts": snapshot.count,
+        "tokens": _tokens(run),
+        "live": run.live,
+        "columns": {
+            "rows": [name for name in snapshot.names if name not in CODED and not name.startswith("part/")],
+            "texts": [name for name in CODED if name in snapshot.names],
+            "tokens": run.token_columns(),
+            "parts": [name.removeprefix("part/") for name in snapshot.names if name.startswith("part/")],
+        },
+        "indexed": run.indexed(),
+        "problem": run.problem,
+    }
+
+
+def _steps(snapshot: Snapshot) -> list[int] | None:
+    """Returns the first and the last step with rollouts or metrics."""
+    found = list(snapshot.step_range) if snapshot.rows else []
+    logged = snapshot.metrics["step"]
+    found += [logged[0].as_py(), logged[-1].as_py()] if len(logged) else []
+    return [min(found), max(found)] if found else None
+
+
+def _tokens(run: OpenRun) -> int | None:
+    snapshot = run.snapshot()
+    if "length" not in snapshot.state.columns:
+        return None
+    key = (snapshot.rows, snapshot.state.dead)
+    return run.memory.get("tokens", key, lambda: _sum(snapshot), most=1)
+
+
+def _sum(snapshot: Snapshot) -> int:
+    length = snapshot.column("length")
+    return int(np.nansum(length if snapshot.alive is None else length[snapshot.alive]))
+
+
+def run_info(board: Board, query: RunQuery) -> dict[str, Any]:
+    """Returns ``run.json``: settings, versions, model."""
+    return board.run(query.run).record.info

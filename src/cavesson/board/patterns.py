@@ -1,0 +1,157 @@
+"""Which words, n-grams and characters spread while the model learns, and what the reward thinks of them."""
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from cavesson.board.buckets import Buckets, buckets
+from cavesson.board.runs import Board
+from cavesson.board.selection import Page, RunQuery
+from cavesson.index.columns import Array
+from cavesson.index.features import KINDS
+from cavesson.index.patterns import Counts, read_counts
+from cavesson.index.search import Dictionary, dictionary
+from cavesson.index.sets import distinct
+from cavesson.index.snapshot import Snapshot
+from cavesson.index.words import fold
+
+ENDS = 0.1
+"""Growth is from this share of the responses, the first, to the same share of the last."""
+NORMAL_95 = 1.959964
+
+
+class PatternsQuery(RunQuery, Page):
+    kind: Literal["all", "word", "ngram", "character"] = "word"
+    """Of what."""
+    sort: Literal["growth", "decline", "lift", "frequency"] = "growth"
+    """By what, the largest first."""
+    buckets: int = Field(40, ge=2, le=200)
+    """Most groups of steps."""
+    q: str = Field("", max_length=200)
+    """Only those that hold this text, upper and lower case alike."""
+    limit: int = Field(100, ge=1, le=1_000)
+    """How many to return at most."""
+
+
+class Table(NamedTuple):
+    """Counts of the whole run by groups of steps."""
+
+    grouping: Buckets
+    responses: Array
+    """[B]"""
+    feature: Array
+    """[K]"""
+    counts: Array
+    """[K, B] responses that have the feature."""
+    first: Array
+    """[K] share of the first responses that have it."""
+    last: Array
+    """[K] share of the last."""
+    lift: Array
+    """[K] mean reward with it − without it, within steps."""
+    half: Array
+    """[K] half the width of the interval that holds it with 95 %."""
+
+
+def patterns(board: Board, query: PatternsQuery) -> dict[str, Any]:
+    """Returns the features by growth, lift or frequency, with their share of the responses over the run."""
+    run = board.run(query.run)
+    snapshot = run.snapshot()
+    pieces = snapshot.state.pieces
+    if not pieces:
+        return {"steps": [], "patterns": [], "indexed": run.indexed()}
+    table = run.memory.get("patterns", (pieces, query.buckets), lambda: tabled(snapshot, query.buckets), most=2)
+    known = dictionary(snapshot.folder, pieces)
+    found = _sorted(table, query.sort)
+    found = found[_wanted(known, table.feature[found], query)]
+    page = found[query.offset : query.offset + query.limit]
+    return {
+        "steps": table.grouping.pairs(),
+        "total": len(found),
+        "patterns": [_line(table, known, i) for i in page.tolist()],
+        "indexed": run.indexed(),
+    }
+
+
+def _sorted(table: Table, sort: str) -> Array:
+    """Returns the places in the table by what is asked for, the largest first."""
+    growth = table.last - table.first
+    by = {"growth": growth, "decline": -growth, "lift": table.lift - table.half, "frequency": table.counts.sum(axis=1)}
+    order = np.argsort(-by[sort], kind="stable")
+    return np.asarray(order[np.isfinite(by[sort][order])])
+
+
+def _wanted(known: Dictionary, feature: Array, query: PatternsQuery) -> Array:
+    """Returns for each feature whether it is of the kind and holds the text that are asked for."""
+    wanted = np.ones(len(feature), np.bool_)
+    if query.kind != "all":
+        wanted &= known.kinds[feature] == KINDS.index(query.kind)
+    if text := fold(query.q.strip()):
+        wanted &= pc.match_substring(known.texts.take(pa.array(feature)), text).to_numpy()
+    return wanted
+
+
+def _line(table: Table, known: Dictionary, i: int) -> dict[str, Any]:
+    feature = int(table.feature[i])
+    first, last, lift, half = (float(values[i]) for values in (table.first, table.last, table.lift, table.half))
+    return {
+        "text": known.texts[feature].as_py(),
+        "kind": KINDS[known.kinds[feature]],
+        "share": table.counts[i] / np.maximum(table.responses, 1),
+        "first": first,
+        "last": last,
+        "growth": last - first,
+        "lift": lift,
+        "lift_interval": [lift - half, lift + half],
+        "rows": int(table.counts[i].sum()),
+    }
+
+
+def tabled(snapshot: Snapshot, most: int) -> Table:
+    """Adds up the counts of all pieces of the index."""
+    counts = [read_counts(snapshot.folder, piece) for piece in snapshot.state.pieces]
+    grouping = buckets(np.concatenate([part.steps[:, 0] for part in counts]), most)
+    ends = np.concatenate([part.steps[:, 1] for part in counts])
+    grouping = Buckets(grouping.first, np.append(grouping.first[1:] - 1, ends.max()))
+    feature = distinct(np.concatenate([part.feature for part in counts]))
+    size = len(grouping.first)
+    count, responses = np.zeros((len(feature), size)), np.zeros(size)
+    reward, weight = np.zeros(len(feature)), np.zeros(len(feature))
+    for part in counts:
+        place, where = np.searchsorted(feature, part.feature), grouping.of(part.steps[:, 0])
+        np.add.at(responses, where, part.responses)
+        for group, bucket in enumerate(where):
+            count[place, bucket] += part.counts[:, group]
+        reward[place] += part.reward.sum(axis=1)
+        weight[place] += _weight(part)
+    squares = sum(part.squares.sum() for part in counts)
+    with np.errstate(all="ignore"):
+        lift = reward / weight
+        # The variance of the difference is that of a reward / weight.
+        sigma = np.sqrt(np.maximum(squares - lift**2 * weight, 0) / responses.sum())
+        half = NORMAL_95 * sigma / np.sqrt(weight)
+    return Table(grouping, responses, feature, count, *_ends(count, responses), lift, half)
+
+
+def _weight(part: Counts) -> Array:
+    """Returns Σ n₁ n₀ / n over the groups, n₁ responses with a feature and n₀ without.
+
+    Rewards being counted from their mean, those without it sum to minus those with it, S. So the difference of the
+    means is S / n₁ + S / n₀ = S · n / (n₁ n₀), and its variance that of a reward times n / (n₁ n₀).
+    """
+    without = part.responses - part.counts
+    weight: Array = (part.counts * without / np.maximum(part.responses, 1)).sum(axis=1)
+    return weight
+
+
+def _ends(counts: Array, responses: Array) -> tuple[Array, Array]:
+    """Returns the share of the first and of the last responses that have each feature."""
+    reached = np.cumsum(responses)
+    total = reached[-1]
+    first = reached - responses < ENDS * total
+    last = reached > (1 - ENDS) * total
+    shares = [counts[:, part].sum(axis=1) / max(responses[part].sum(), 1) for part in (first, last)]
+    return shares[0], shares[1]

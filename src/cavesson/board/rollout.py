@@ -1,0 +1,140 @@
+"""One rollout: its texts, its row, its tokens and its siblings."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from cavesson.board.groups import group_of
+from cavesson.board.pieces import PARTIAL, bytes_of
+from cavesson.board.rows import numbers
+from cavesson.board.runs import Board, NotFoundError, OpenRun, UnreadableError, reading
+from cavesson.board.selection import RunQuery, step_of
+from cavesson.errors import UserError
+from cavesson.index.columns import Array
+from cavesson.index.snapshot import Snapshot
+from cavesson.record.reader import Rollout
+
+TOKEN_TYPES = {pa.bool_(): "uint8", pa.int32(): "int32", pa.float32(): "float32", pa.float64(): "float32"}
+NOT_SENT = {"step", "sample", "token"}
+TEXTS = ("prompt", "response", "ref_response", "ground_truth", "extra")
+MOST_TEXT = 2_000_000
+"""Characters of a text that are sent."""
+
+
+class RolloutQuery(RunQuery):
+    step: int = Field(ge=0, lt=2**31)
+    """Training step."""
+    sample: int = Field(ge=-(2**31), lt=2**31)
+    """Index in the step's batch."""
+
+
+def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
+    """Returns the whole texts and every column of one rollout, and where its tokens are."""
+    run = board.run(query.run)
+    found, tokens = read(run, query.step, query.sample)
+    row = dict(found)
+    row["parts"] = dict(row.pop("reward_parts") or {})
+    stars = run.stars.all()
+    key = (query.step, query.sample)
+    base = f"/api/runs/{run.number}/rollouts/{query.step}/{query.sample}"
+    columns, offset = [], 0
+    for name, values in token_columns(tokens):
+        columns.append({"name": name, "dtype": values.dtype.name, "offset": offset})
+        offset += values.nbytes
+    return {
+        **row,
+        **_cut(row),
+        "gap": None if row["ref_reward"] is None else row["reward"] - row["ref_reward"],
+        "starred": key in stars,
+        "note": stars.get(key),
+        **_neighbours(run, query.step, query.sample),
+        "tokens": {"count": tokens.num_rows, "columns": columns, "url": f"{base}/tokens", "texts": f"{base}/texts"},
+    }
+
+
+def _cut(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the texts, as much of each as a page can show, and the whole length of those that are longer."""
+    cut: dict[str, Any] = {}
+    for name in TEXTS:
+        text = row[name]
+        longer = text is not None and len(text) > MOST_TEXT
+        cut |= {name: text[:MOST_TEXT] if longer else text, f"{name}_truncated": len(text) if longer else None}
+    return cut
+
+
+def read(run: OpenRun, step: int, sample: int) -> Rollout:
+    """Returns row and tokens of a rollout; those that were looked at lately are kept.
+
+    Raises:
+        NotFoundError: The record has no such rollout.
+    """
+    try:
+        key = (step, sample, run.version())
+        with reading():
+            return run.memory.get("rollouts", key, lambda: run.record.rollout(step, sample), most=8)
+    except UnreadableError:
+        raise
+    except UserError as error:
+        raise NotFoundError(str(error)) from None
+
+
+def tokens(board: Board, query: RolloutQuery) -> bytes:
+    """Returns the token columns one after another, little-endian; a number that was not measured is NaN."""
+    table = read(board.run(query.run), query.step, query.sample).tokens
+    return b"".join(values.tobytes() for _, values in token_columns(table))
+
+
+def token_columns(table: pa.Table) -> list[tuple[str, Array]]:
+    """Returns name and [T] numbers of each measured column; wider ones come first, so that all are aligned."""
+    columns = []
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        if name in NOT_SENT or column.type not in TOKEN_TYPES or column.null_count == len(column):
+            continue
+        dtype = np.dtype(TOKEN_TYPES[column.type]).newbyteorder("<")
+        if dtype.kind != "f":
+            column = column.fill_null(-1 if dtype.kind == "i" else True)
+        with np.errstate(over="ignore"):
+            columns.append((name, column.to_numpy(zero_copy_only=False).astype(dtype)))
+    return sorted(columns, key=lambda named: -named[1].itemsize)
+
+
+def texts(board: Board, query: RolloutQuery) -> dict[str, Any]:
+    """Returns the text of each token; if some are parts of characters, the bytes of those, else null."""
+    run = board.run(query.run)
+    table = read(run, query.step, query.sample).tokens
+    given, ids = table["token"].to_pylist(), table["token_id"].to_pylist()
+    known = run.token_texts(ids)
+    pieces = [text if token is None else token for token, text in zip(given, known, strict=True)]
+    if not any(PARTIAL in piece for piece in pieces):
+        return {"texts": pieces, "bytes": None}
+    strings = run.record.token_strings(ids)
+    parts = [bytes_of(string) if PARTIAL in piece else None for piece, string in zip(pieces, strings, strict=True)]
+    return {"texts": pieces, "bytes": [None if part is None else list(part) for part in parts]}
+
+
+def _neighbours(run: OpenRun, step: int, sample: int) -> dict[str, Any]:
+    """Returns the numbers of all responses to the same prompt in the same step, this one included, and what is next.
+
+    ``previous`` and ``next`` are by step and sample.
+    """
+    snapshot = run.snapshot()
+    here = step_of(run, snapshot, step)
+    if not len(here.rows):
+        return {"siblings": [], "previous": None, "next": None}
+    samples = snapshot.raw("sample")[here.rows]
+    group = group_of(snapshot, here.rows)
+    found = numbers(snapshot, here.rows[np.isin(group, group[samples == sample])])
+    line = [here.before, *here.rows.tolist(), here.behind]
+    place = int(np.searchsorted(samples, sample))
+    return {
+        "siblings": found,
+        "previous": _place(snapshot, line[place]),
+        "next": _place(snapshot, line[min(place + 2, len(line) - 1)]),
+    }
+
+
+def _place(snapshot: Snapshot, row: int | None) -> dict[str, int] | None:
+    return None if row is None else {name: int(snapshot.raw(name)[row]) for name in ("step", "sample")}

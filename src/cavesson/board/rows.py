@@ -1,0 +1,95 @@
+"""The table of responses: any page of any selection in any order."""
+
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from cavesson.board.excerpts import LENGTH, Excerpt, excerpt
+from cavesson.board.runs import Board, OpenRun
+from cavesson.board.search import keys_of, matching, spans_of
+from cavesson.board.selection import Page, Selection, order_of, page_of
+from cavesson.index.columns import CODED, Array
+from cavesson.index.snapshot import Snapshot
+from cavesson.index.texts import LENGTH as STORED
+
+
+class RowsQuery(Selection, Page):
+    sort: str = Field("step", max_length=200)
+    """Column to sort by; with - in front the largest first."""
+
+
+def rows(board: Board, query: RowsQuery) -> dict[str, Any]:
+    """Returns one page of the rollouts that are meant."""
+    run = board.run(query.run)
+    snapshot = run.snapshot()
+    order = order_of(run, snapshot, query.sort)
+    found = matching(run, snapshot, query, order, enough=query.offset + query.limit)
+    total, page = page_of(order, found.mask, query.offset, query.limit)
+    return {
+        "total": total,
+        "at_most": found.most is not None,
+        "most": total if found.most is None else found.most,
+        "stopped": found.stopped,
+        "offset": query.offset,
+        "rows": lines(run, snapshot, page, query),
+    }
+
+
+def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None = None) -> list[dict[str, Any]]:
+    """Returns what a table shows of each row: every number, and the beginnings of its texts or where the hit is."""
+    if not len(page):
+        return []
+    result = numbers(snapshot, page)
+    keys = keys_of(snapshot, page)
+    texts = run.texts(snapshot, page)
+    prompts = [text[:LENGTH] for text in texts.prompt]
+    excerpts = _excerpts(run, keys, texts.response, query)
+    stars = run.stars.all()
+    for row, line, prompt, shown, key in zip(page.tolist(), result, prompts, excerpts, keys, strict=True):
+        line |= {"row": row, "prompt": prompt, "response": shown.text, "excerpt_start": shown.start, "hit": shown.hit}
+        line |= {"starred": key in stars, "note": stars.get(key)}
+    return result
+
+
+def _excerpts(
+    run: OpenRun, keys: list[tuple[int, int]], responses: list[str], query: Selection | None
+) -> list[Excerpt]:
+    """Returns what is shown of responses whose beginnings these are."""
+    if query is None or not query.q.strip():
+        return [Excerpt(text[:LENGTH], 0, None) for text in responses]
+    cut = [place for place, text in enumerate(responses) if len(text) == STORED]
+    if cut:
+        whole = run.fetch([keys[place] for place in cut], ["response"])["response"].to_pylist()
+        for place, text in zip(cut, whole, strict=True):
+            responses[place] = text
+    spans = spans_of(run, responses, query)
+    return [excerpt(text, span) for text, span in zip(responses, spans, strict=True)]
+
+
+def numbers(snapshot: Snapshot, page: Array) -> list[dict[str, Any]]:
+    """Returns the columns of some rows, one dictionary per row; null where a number was not measured."""
+    result: list[dict[str, Any]] = [{"parts": {}} for _ in page]
+    for name in snapshot.names:
+        values = plain(snapshot, name, page)
+        part = name.removeprefix("part/")
+        for line, value in zip(result, values, strict=True):
+            if part == name:
+                line[name] = value
+            else:
+                line["parts"][part] = value
+    return result
+
+
+def plain(snapshot: Snapshot, name: str, page: Array) -> list[Any]:
+    """Returns one column of some rows as numbers or texts of Python."""
+    if name in CODED:
+        known = snapshot.state.codes[name]
+        return [known[code] if code < len(known) else None for code in snapshot.raw(name)[page].tolist()]
+    values = snapshot.take(name, page)
+    if values.dtype.kind == "i":
+        return list(values.tolist())
+    if np.issubdtype(np.dtype(snapshot.state.columns[name].dtype), np.integer):
+        return [None if value != value else int(value) for value in values.tolist()]
+    # The shortest number that is this float32, as the page shall show 0.1 and not 0.10000000149.
+    return [float(str(value)) if np.isfinite(value) else None for value in values]

@@ -1,0 +1,236 @@
+"""Search: what the index knows at once, and what the texts must be read for in the background."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cavesson.board.expressions import compiled, required
+from cavesson.board.runs import Board, OpenRun
+from cavesson.board.scanner import Rows, spans
+from cavesson.board.selection import Order, Selection, both, first_of, selected
+from cavesson.errors import UserError
+from cavesson.index.columns import Array
+from cavesson.index.search import candidates, holding, is_exact
+from cavesson.index.sets import distinct
+from cavesson.index.snapshot import Snapshot
+
+PATIENCE = 0.06
+"""Seconds that a request waits for the background."""
+FORGOTTEN = 5.0
+"""Seconds without a request after which a search in the background stops."""
+PORTION = 16_384
+"""Rows that are given away at once, more than can be looked at in a moment: first those at the top of a table."""
+MOST_STEPS = 10_000_000
+"""From the first to the last step, to be counted without sorting them."""
+
+
+class Matching(NamedTuple):
+    """What a request means, as far as it is known."""
+
+    mask: Array | None
+    """[rows] the rows that are known to match; None means all."""
+    most: int | None
+    """How many rows can match at most, while not all were looked at."""
+    stopped: str | None = None
+    """Why the rest is not looked at."""
+
+
+def matching(
+    run: OpenRun, snapshot: Snapshot, query: Selection, order: Order | None = None, enough: int = 0
+) -> Matching:
+    """Returns the rows that match steps, filter, stars and search text.
+
+    Args:
+        run: The run.
+        snapshot: Its index.
+        query: What is asked for.
+        order: Of the table that shows them: its top is looked at first.
+        enough: So many hits at the top need not wait for others.
+    """
+    mask = selected(run, snapshot, query)
+    text = query.q if query.regex else query.q.strip()
+    if not text:
+        return Matching(mask, None)
+    key = (text, query.regex)
+    search = run.memory.latest("search", key, lambda old: _search(old, run, snapshot, *key))
+    top = None if order is None else lambda left: first_of(order, both(mask, left), PORTION)
+    found, left = search.ask(top, enough)
+    known, open_ = both(mask, found), int(np.count_nonzero(both(mask, left)))
+    return Matching(known, open_ + int(np.count_nonzero(known)) if open_ else None, search.stopped if open_ else None)
+
+
+def _search(old: "Search | None", run: OpenRun, snapshot: Snapshot, text: str, regex: bool) -> "Search":
+    """Returns a search of this moment: the old one if nothing has come since, else one that knows what that found."""
+    if old is not None and old.snapshot.state == snapshot.state:
+        return old
+    new = Search(run, snapshot, text, regex)
+    if old is not None:
+        new.take_over(old)
+    return new
+
+
+class Search:
+    """One search text in one moment of a run. What the index cannot tell is looked up in a thread of its own."""
+
+    def __init__(self, run: OpenRun, snapshot: Snapshot, text: str, regex: bool) -> None:
+        self.run = run
+        self.snapshot = snapshot
+        self.pattern = compiled(text, regex)
+        self.stopped: str | None = None
+        self._asked = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._progress = threading.Condition()
+        self._first: Array = np.empty(0, np.int64)
+        self._enough = 0
+        self._texts = required(text) if regex else [frozenset({text})]
+        self.found: Array = np.zeros(snapshot.rows, np.bool_)
+        self.left: Array = np.arange(snapshot.rows) < snapshot.state.text_rows
+        if snapshot.alive is not None:
+            self.left &= snapshot.alive
+        self._holding = holding(snapshot, text) if not regex and is_exact(text) else None
+
+    def ask(self, top: Callable[[Array], Array] | None = None, enough: int = 0) -> tuple[Array, Array]:
+        """Says that somebody wants to know, and waits a moment for what is not known yet.
+
+        Args:
+            top: Chooses of the [rows] that may match those to look at first; as before if None.
+            enough: So many hits among them need not wait for more.
+
+        Returns:
+            [rows] which rows match, and which may, as nobody has looked yet.
+        """
+        with self._progress:
+            self._asked = time.monotonic()
+            if self.left.any() and self.stopped is None:
+                if top is not None:
+                    self._first, self._enough = top(self.left), enough
+                self.run.searching = self
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._go_on, daemon=True, name="search")
+                    self._thread.start()
+                # Whoever sees nothing yet waits a little longer.
+                _ = self._progress.wait_for(self._done, PATIENCE) or self._progress.wait_for(self.found.any, PATIENCE)
+            return self.found.copy(), self.left.copy()
+
+    def take_over(self, old: "Search") -> None:
+        """Takes what an earlier search for the same found out: no response ever changes."""
+        known = old.snapshot.state.text_rows
+        with old._progress:
+            looked_at = ~old.left[:known]
+            self.found[:known] |= old.found[:known] & looked_at
+            self.left[:known] &= ~looked_at
+            old._asked = -FORGOTTEN
+
+    def _done(self) -> bool:
+        """Whether all is known, or the first rows were looked at until there were enough."""
+        if self._holding is not None:
+            return self.stopped is not None or not self.left.any()
+        looked = ~self.left[self._first]
+        enough = looked.all() or np.count_nonzero(self.found[self._first] & looked) >= self._enough
+        return self.stopped is not None or bool(enough)
+
+    def _go_on(self) -> None:
+        """Finds out more while somebody asks and nobody asks for another text."""
+        try:
+            while self.left.any() and self.run.searching is self and time.monotonic() - self._asked < FORGOTTEN:
+                if self._holding is None:
+                    self._read(self._next())
+                    # What many have is found at the top of the table before the index has told where to look.
+                    self._narrow()
+                else:
+                    self._take(*next(self._holding))
+        except TimeoutError:
+            self._stop("the expression takes too long on some responses; a simpler one may not")
+        except (UserError, OSError, ValueError) as error:
+            self._stop(" ".join(str(error).split()))
+
+    def _next(self) -> Array:
+        """Returns the rows to look at next."""
+        with self._progress:
+            first = self._first[self.left[self._first]]
+            return first if len(first) else np.flatnonzero(self.left)[:PORTION]
+
+    def _read(self, rows: Array) -> None:
+        """Reads the texts of the first of some rows."""
+        looked = self.run.scanner.scan(Rows(self.run.record.folder, self.run.folder, rows), self.pattern)
+        with self._progress:
+            self.found[rows[looked.places]] = True
+            self.left[rows[: looked.stop]] = False
+            self._progress.notify_all()
+
+    def _take(self, rows: slice, held: Array) -> None:
+        """Takes what the index tells of some rows."""
+        with self._progress:
+            self.found[rows] |= held
+            self.left[rows] = False
+            self._progress.notify_all()
+
+    def _narrow(self) -> None:
+        """Asks the index, once, which rows can match."""
+        texts, self._texts = self._texts, []
+        for some in texts if self.left.any() else []:
+            possible = candidates(self.snapshot, some)
+            with self._progress:
+                self.left &= possible
+                self._progress.notify_all()
+
+    def _stop(self, reason: str) -> None:
+        with self._progress:
+            self.stopped = reason
+            self._progress.notify_all()
+
+
+def keys_of(snapshot: Snapshot, rows: Array) -> list[tuple[int, int]]:
+    """Returns step and sample of each row."""
+    return list(zip(snapshot.raw("step")[rows].tolist(), snapshot.raw("sample")[rows].tolist(), strict=True))
+
+
+def spans_of(run: OpenRun, texts: list[str], query: Selection) -> list[tuple[int, int] | None]:
+    """Returns start and length in bytes of the first hit in each of some responses."""
+    shown: list[tuple[int, int] | None] = [None] * len(texts)
+    try:
+        # Plain text is found in no time; an expression may need more than there is.
+        if query.regex:
+            found = run.scanner.spans(texts, compiled(query.q, regex=True))
+        else:
+            found = spans(texts, compiled(query.q.strip(), regex=False))
+    except TimeoutError:
+        return shown
+    for place, start, length in zip(found.places.tolist(), found.start.tolist(), found.length.tolist(), strict=True):
+        shown[place] = (start, length)
+    return shown
+
+
+def hits(board: Board, query: Selection) -> dict[str, Any]:
+    """Returns for each step how many rollouts were looked at and how many match."""
+    run = board.run(query.run)
+    snapshot = run.snapshot()
+    if not snapshot.rows:
+        return {"step": [], "rows": [], "hits": [], "at_most": False, "most": 0, "stopped": None}
+    found = matching(run, snapshot, query)
+    everything = selected(run, snapshot, query)
+    steps, place = _places(snapshot)
+    counts = [np.bincount(place if m is None else place[m], minlength=len(steps)) for m in (everything, found.mask)]
+    kept = counts[0] > 0
+    total = int(counts[1].sum())
+    return {
+        "step": steps[kept],
+        "rows": counts[0][kept],
+        "hits": counts[1][kept],
+        "at_most": found.most is not None,
+        "most": total if found.most is None else found.most,
+        "stopped": found.stopped,
+    }
+
+
+def _places(snapshot: Snapshot) -> tuple[Array, Array]:
+    """Returns the steps, some of which may be of no rollout, and [rows] which of them each row is of."""
+    step = snapshot.raw("step")
+    first, last = snapshot.step_range
+    if last - first < MOST_STEPS:
+        return np.arange(first, last + 1), step - first
+    steps = distinct(step)
+    return steps, np.searchsorted(steps, step)

@@ -1,0 +1,154 @@
+"""Who may ask: names of this machine, pages of this server, and, away from this machine, holders of a token."""
+
+import hmac
+import ipaddress
+import re
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cavesson.errors import UserError
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+COOKIE = "cavesson_token"
+MOST_BODY = 1_000_000
+TOO_LONG = f"the body has more than {MOST_BODY} bytes"
+CHANGING = {"POST", "PUT", "DELETE", "PATCH"}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine only."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
+
+
+def checked_token(token: str) -> str:
+    """Returns a token that requests can bring.
+
+    Raises:
+        UserError: It is empty, or has blanks or letters that cannot be sent in a header.
+    """
+    if not re.fullmatch(r"[!-~]+", token):
+        wrong = "has characters other than ASCII letters, digits and signs" if token else "is empty"
+        raise UserError(f"the token {wrong}: give another with --token, or leave it out")
+    return token
+
+
+class Guard:
+    """Refuses requests before anything looks at them, and gives every answer its headers.
+
+    Without a token only hosts of this machine are answered: a page that points its own name at 127.0.0.1 sends that
+    name as its host. With a token that does not matter, since such a page does not have it.
+
+    Args:
+        app: What answers the requests that pass.
+        token: What every request must bring as a bearer token or a cookie; None if there is none.
+
+    Raises:
+        UserError: The token is empty, or cannot be sent in a header.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self.app = app
+        self.token = None if token is None else checked_token(token)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (refusal or self.app)(scope, receive, send_with_headers)
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether requests must bring a token."""
+        return self.token is not None
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if len(headers.getlist("host")) != 1:
+            return refuse("the request names no host, or several", 400)
+        if not self.needs_token and not is_loopback(_name(headers["host"])):
+            return refuse(f"this board answers to names of this machine only, not to {headers['host'][:100]!r}")
+        if (problem := _foreign(scope["method"], headers)) is not None:
+            return refuse(problem)
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > MOST_BODY:
+            return refuse(TOO_LONG, 413)
+        return self._without_token(scope, headers) if self.needs_token else None
+
+    def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = dict(query).get("token")
+        if scope["method"] == "GET" and given is not None and self._is_token(given):
+            # The address bar, and what is copied from it, shall not hold the token.
+            rest = urlencode([(name, value) for name, value in query if name != "token"])
+            # Relative, as a proxy may have put the board under a path that only it knows.
+            answer = RedirectResponse(f"?{rest}" if rest else f"./{scope['path'].rpartition('/')[2]}", 303)
+            answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
+            return answer
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        if self._is_token(bearer) or self._is_token(_cookie(headers)):
+            return None
+        return refuse("this board needs its token: open the address that `cavesson board` printed", 401)
+
+    def _is_token(self, given: str) -> bool:
+        """Compares in constant time, so that how long a refusal takes does not say how much was right."""
+        return self.token is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
+
+
+def refuse(reason: str, status: int = 403) -> Response:
+    """Returns an answer of one plain line."""
+    return JSONResponse({"error": reason}, status)
+
+
+def _foreign(method: str, headers: Headers) -> str | None:
+    """Returns why a request must come from a page of somebody else, or None."""
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != headers["host"].lower():
+        return "the request comes from a page of another origin"
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and method in CHANGING:
+        return "the request comes from a page of another site"
+    if method in CHANGING and origin is None:
+        return "a request that changes something must tell its Origin"
+    if (
+        method in ("POST", "PUT", "PATCH")
+        and headers.get("content-type", "").split(";")[0].strip() != "application/json"
+    ):
+        return "the body must be application/json"
+    return None
+
+
+def _name(host: str) -> str:
+    """Returns the host without its port."""
+    return host.rsplit(":", 1)[0] if not host.endswith("]") and ":" in host else host
+
+
+def _cookie(headers: Headers) -> str:
+    try:
+        cookie = SimpleCookie(headers.get("cookie", ""))
+    except CookieError:
+        return ""
+    return cookie[COOKIE].value if COOKIE in cookie else ""

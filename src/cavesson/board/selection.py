@@ -1,0 +1,211 @@
+"""Which rollouts a request means, and in which order."""
+
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from cavesson.board.runs import OpenRun
+from cavesson.errors import UserError
+from cavesson.index.columns import Array
+from cavesson.index.filters import matches
+from cavesson.index.orders import order, places
+from cavesson.index.snapshot import Snapshot
+
+CHUNK = 65_536
+"""Rows that are looked at together."""
+
+
+def _steps(value: Any) -> Any:
+    if not isinstance(value, str) or not value:
+        return None
+    first, _, last = value.partition("-")
+    if not (first.isdecimal() and (last or first).isdecimal() and len(value) <= 30):
+        raise ValueError("steps are written as 12 or as 10-20")
+    return int(first), int(last or first)
+
+
+Steps = Annotated[
+    tuple[int, int] | None,
+    BeforeValidator(_steps),
+    WithJsonSchema({"type": "string", "pattern": r"^([0-9]{1,9}(-[0-9]{1,9})?)?$"}),
+]
+
+
+class Query(BaseModel):
+    """Parameters of a request, from its path and its query string."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
+
+
+class RunQuery(Query):
+    run: int = Field(ge=0, le=10_000)
+    """Number of the run on the command line, from 0."""
+
+
+class Selection(RunQuery):
+    steps: Steps = None
+    """First and last step, such as 10-20; all of them if empty."""
+    filter: str = Field("", max_length=2_000)
+    """Condition on the columns, such as reward > 2 and length < 100."""
+    q: str = Field("", max_length=1_000)
+    """Text that the response holds, upper and lower case alike; or a regular expression."""
+    regex: bool = False
+    """Whether q is a regular expression (RE2)."""
+    starred: bool = False
+    """Only rollouts with a star."""
+
+
+class Page(Query):
+    offset: int = Field(0, ge=0, le=2**31)
+    """How many to leave out."""
+    limit: int = Field(50, ge=1, le=500)
+    """How many to return at most."""
+
+
+def selected(run: OpenRun, snapshot: Snapshot, query: Selection) -> Array | None:
+    """Returns [rows] which rows are meant; None means all."""
+    key = (snapshot.state.rows, snapshot.state.dead, query.steps, query.filter)
+    mask = run.memory.get("selected", key, lambda: _mask(snapshot, query.steps, query.filter), most=4)
+    if query.starred:
+        mask = both(mask, _starred(run, snapshot))
+    return mask
+
+
+def _mask(snapshot: Snapshot, steps: tuple[int, int] | None, text: str) -> Array | None:
+    mask = snapshot.alive
+    if steps is not None:
+        step = snapshot.raw("step") if snapshot.rows else np.empty(0)
+        mask = both(mask, (step >= steps[0]) & (step <= steps[1]))
+    if text.strip():
+        mask = both(mask, matches(text, snapshot)) if mask is None or steps is None else _within(mask, text, snapshot)
+    return mask
+
+
+def _within(mask: Array, text: str, snapshot: Snapshot) -> Array:
+    """Returns which rows of a mask match a filter; the others are not looked at."""
+    rows = np.flatnonzero(mask)
+    found = np.zeros(len(mask), np.bool_)
+    found[rows[matches(text, snapshot.only(rows))]] = True
+    return found
+
+
+def both(first: Array | None, second: Array) -> Array:
+    """Returns the rows in both masks; None has all rows."""
+    return second if first is None else first & second
+
+
+def _starred(run: OpenRun, snapshot: Snapshot) -> Array:
+    mask = np.zeros(snapshot.rows, np.bool_)
+    stars = run.stars.all()
+    if stars and snapshot.rows:
+        rows = np.flatnonzero(np.isin(snapshot.raw("step"), [step for step, _ in stars]))
+        keys = zip(snapshot.raw("step")[rows].tolist(), snapshot.raw("sample")[rows].tolist(), strict=True)
+        mask[rows] = [key in stars for key in keys]
+    return mask
+
+
+def column_of(snapshot: Snapshot, name: str) -> Array:
+    """Returns [rows] a column of numbers by its name.
+
+    Raises:
+        UserError: There is none.
+    """
+    if not snapshot.rows:
+        raise UserError("nothing is indexed yet: the run has just been opened, or has no rollouts")
+    if name not in snapshot.numbers:
+        raise UserError(f"there is no column {name[:100]!r}; there is {', '.join(snapshot.numbers)}")
+    return snapshot.column(name)
+
+
+def order_of(run: OpenRun, snapshot: Snapshot, sort: str) -> "Order":
+    """Returns all rows in the order of ``sort``: a column's name, with - in front for the largest first."""
+    name = sort.removeprefix("-")
+    if not snapshot.rows:
+        return Order(np.empty(0, np.int32), 0, down=False)
+    values = column_of(snapshot, name)
+    key = (snapshot.rows, name)
+    rows = run.memory.get("order", key, lambda: order(snapshot, name), most=6)
+    measured = run.memory.get("measured", key, lambda: len(values) - _nans(values), most=200)
+    return Order(rows, measured, sort.startswith("-"))
+
+
+def _nans(values: Array) -> int:
+    return int(np.count_nonzero(np.isnan(values))) if values.dtype.kind == "f" else 0
+
+
+class Step(NamedTuple):
+    """The rows of one step, by sample, and the rows just before and behind them; None at the ends of the run."""
+
+    rows: Array
+    before: int | None
+    behind: int | None
+
+
+def step_of(run: OpenRun, snapshot: Snapshot, step: int) -> Step:
+    """Returns where a step is among all rows by step and sample, superseded ones left out."""
+    if not snapshot.rows:
+        return Step(np.empty(0, np.int64), None, None)
+    rows = order_of(run, snapshot, "step").rows
+    first, stop = places(snapshot.raw("step"), rows, np.array([step, step + 1]), "left").tolist()
+    within = rows[first:stop]
+    if snapshot.alive is not None:
+        within = within[snapshot.alive[within]]
+    return Step(within, _first_alive(snapshot, rows[:first][::-1]), _first_alive(snapshot, rows[stop:]))
+
+
+def _first_alive(snapshot: Snapshot, rows: Array) -> int | None:
+    for start in range(0, len(rows), CHUNK):
+        chunk = rows[start : start + CHUNK]
+        alive = chunk if snapshot.alive is None else chunk[snapshot.alive[chunk]]
+        if len(alive):
+            return int(alive[0])
+    return None
+
+
+class Order(NamedTuple):
+    """Rows by rising value; the first ``measured`` have one. Walked down, those come first as well."""
+
+    rows: Array
+    measured: int
+    down: bool
+
+    def chunks(self, size: int = CHUNK) -> list[Array]:
+        """Returns the rows in order, cut into views of at most ``size``."""
+        up = [self.rows[i : min(i + size, self.measured)] for i in range(0, self.measured, size)]
+        rest = [self.rows[i : i + size] for i in range(self.measured, len(self.rows), size)]
+        return [chunk[::-1] for chunk in reversed(up)] + rest if self.down else up + rest
+
+
+def page_of(order: Order, mask: Array | None, offset: int, limit: int) -> tuple[int, Array]:
+    """Returns how many rows ``mask`` keeps, and ``limit`` of them from ``offset`` on, in order.
+
+    The rows are counted from the nearer end, so that a scroll bar may jump anywhere in millions of them.
+    """
+    total = len(order.rows) if mask is None else int(np.count_nonzero(mask))
+    stop = min(offset + limit, total)
+    if offset >= stop:
+        return total, np.empty(0, np.int32)
+    chunks = order.chunks()
+    if offset <= total - stop:
+        return total, _matching(chunks, mask, offset, stop)
+    backwards = [chunk[::-1] for chunk in reversed(chunks)]
+    return total, _matching(backwards, mask, total - stop, total - offset)[::-1]
+
+
+def first_of(order: Order, mask: Array, limit: int) -> Array:
+    """Returns the first rows in order that ``mask`` keeps, at most ``limit``."""
+    return _matching(order.chunks(), mask, 0, limit)
+
+
+def _matching(chunks: list[Array], mask: Array | None, start: int, stop: int) -> Array:
+    """Returns the rows number ``start`` to ``stop`` among those that ``mask`` keeps."""
+    found, before = [], 0
+    for chunk in chunks:
+        kept = chunk if mask is None else chunk[mask[chunk]]
+        if before + len(kept) > start:
+            found.append(kept[max(start - before, 0) : stop - before])
+        before += len(kept)
+        if before >= stop:
+            break
+    return np.concatenate(found or [np.empty(0, np.int32)])

@@ -1,0 +1,106 @@
+"""Curves over the steps: the logged metrics, and the spread of every column of the rollouts."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from cavesson.board.buckets import Buckets, buckets, summary
+from cavesson.board.runs import Board, OpenRun
+from cavesson.board.selection import RunQuery, Steps
+from cavesson.index.columns import Array
+from cavesson.index.rollups import Level, Rollups, rollups
+from cavesson.index.snapshot import Snapshot
+
+MOST_ROLLUPS = 40
+MOST_SUMMARIES = 100
+NOT_PLOTTED = {"step", "sample", "attempt", "rank", "group", "policy_version"}
+
+
+class SeriesQuery(RunQuery):
+    names: str = Field("", max_length=20_000)
+    """Metrics and columns, with commas between, part/* for all parts of the reward; all of them if empty."""
+    steps: Steps = None
+    """First and last step."""
+    points: int = Field(2_000, ge=2, le=20_000)
+    """Most points; more steps than that are put together."""
+
+
+def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
+    """Returns metrics and roll-ups by step, or by as many steps together as ``points`` demands."""
+    run = board.run(query.run)
+    snapshot = run.snapshot()
+    metrics = _within(snapshot.metrics, query.steps)
+    logged = [name for name in metrics.column_names if name not in ("step", "attempt")]
+    wanted = set(query.names.split(",")) if query.names else None
+    measured = [name for name in snapshot.numbers if name not in NOT_PLOTTED]
+    if wanted is not None and "part/*" in wanted:
+        wanted |= {name for name in measured if name.startswith("part/")}
+    columns = {
+        name: rollups_of(run, snapshot, name, query.steps)
+        for name in measured
+        if wanted is None or not wanted.isdisjoint((name, f"eval/{name}"))
+    }
+    steps = [metrics["step"].to_numpy(), *(lines.step for lines in columns.values())]
+    grouping = buckets(np.concatenate(steps), query.points)
+    return {
+        "step": grouping.first,
+        "steps": grouping.pairs(),
+        "metrics": {name: _means(metrics, name, grouping) for name in logged if wanted is None or name in wanted},
+        "rollups": {
+            name: values
+            for column, lines in columns.items()
+            for name, values in _summaries(run, snapshot, column, lines, grouping).items()
+            if wanted is None or name in wanted
+        },
+        "names": {"metrics": logged, "rollups": measured},
+    }
+
+
+def _summaries(
+    run: OpenRun, snapshot: Snapshot, column: str, lines: Rollups, grouping: Buckets
+) -> dict[str, dict[str, Array]]:
+    """Returns the roll-up of each bucket, of training and under ``eval/`` of evaluation."""
+    key = (column, snapshot.state.rollups.get("row"), grouping.first.tobytes(), grouping.last.tobytes())
+    return run.memory.get("summaries", key, lambda: _summarised(snapshot, column, lines, grouping), most=MOST_SUMMARIES)
+
+
+def _summarised(snapshot: Snapshot, column: str, lines: Rollups, grouping: Buckets) -> dict[str, dict[str, Array]]:
+    size, where = len(grouping.first), grouping.of(lines.step)
+    known = snapshot.state.codes.get("split", [])
+    if "eval" in known:
+        where = where + size * (lines.lines["split"] == known.index("eval"))
+    values, there = summary(lines, where, 2 * size), np.bincount(where, minlength=2 * size)
+    halves = {"": slice(size), "eval/": slice(size, None)}
+    return {
+        label + column: {name: numbers[half] for name, numbers in values.items()}
+        for label, half in halves.items()
+        if there[half].any()
+    }
+
+
+def rollups_of(
+    run: OpenRun, snapshot: Snapshot, name: str, steps: tuple[int, int] | None = None, level: Level = "row"
+) -> Rollups:
+    """Returns the roll-ups of one column of the rollouts, or of their tokens, one line per step and split."""
+    key = (level, name, snapshot.state.rollups.get(level))
+    lines = run.memory.get("rollups", key, lambda: rollups(snapshot, level, name), most=MOST_ROLLUPS)
+    return lines if steps is None else lines.only((lines.step >= steps[0]) & (lines.step <= steps[1]))
+
+
+def _within(table: pa.Table, steps: tuple[int, int] | None) -> pa.Table:
+    if steps is None:
+        return table
+    return table.filter((pc.field("step") >= steps[0]) & (pc.field("step") <= steps[1]))
+
+
+def _means(metrics: pa.Table, name: str, grouping: Buckets) -> Array:
+    """Returns the mean of a metric over each bucket, of the finite values in it."""
+    values = metrics[name].to_numpy()
+    finite = np.isfinite(values)
+    where, size = grouping.of(metrics["step"].to_numpy()[finite]), len(grouping.first)
+    with np.errstate(all="ignore"):
+        means: Array = np.bincount(where, values[finite], minlength=size) / np.bincount(where, minlength=size)
+    return means

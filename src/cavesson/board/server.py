@@ -1,0 +1,147 @@
+"""What answers the requests for data."""
+
+import asyncio
+import json
+import math
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from cavesson.board.api import ENDPOINTS, Endpoint
+from cavesson.board.openapi import describe
+from cavesson.board.runs import Board
+from cavesson.board.security import MOST_BODY, TOO_LONG, Guard, refuse
+from cavesson.board.several import BUG, UNKNOWN, explain
+from cavesson.board.site import Site
+from cavesson.board.turns import Turns
+from cavesson.errors import UserError
+from cavesson.index.maps import relieve
+
+THREADS = ThreadPoolExecutor(32, "answers")
+RUNNING = 2
+"""Queries of SQL that run at once; together they use at most so many times the memory and the cores of one."""
+WAITING, WAIT = 4, 3.0
+"""Queries that wait for their turn, and for how many seconds; more are refused, and can be sent again."""
+BODY_SECONDS = 10
+"""How long the body of a request may take to come."""
+
+
+def create_app(board: Board, token: str | None = None) -> ASGIApp:
+    """Returns the application; everything it answers, it answers through the guard."""
+    opened: Future[ASGIApp] = Future()
+    opened.set_result(create_api(board))
+    return Guard(Site(opened), token)
+
+
+def create_api(board: Board) -> ASGIApp:
+    """Returns what answers requests for data."""
+    queries = Turns(RUNNING, WAITING, WAIT)
+    routes = [Route(e.path, _handler(board, e, queries), methods=[e.method]) for e in ENDPOINTS]
+    routes += [Route("/api/openapi.json", _openapi), Route("/{path:path}", _unknown)]
+    known = (UserError, ValidationError, pa.ArrowException, OSError, UnicodeDecodeError)
+    handlers = dict.fromkeys(known, _failed) | {HTTPException: _http_error, Exception: _bug}
+    return Starlette(routes=routes, exception_handlers=handlers)
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """Returns JSON in which numbers that are not finite are null."""
+    try:
+        body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    except orjson.JSONEncodeError:
+        # Half a surrogate pair in a name or in run.json, or a number of more than 64 bits.
+        body = json.dumps(_plain(content)).encode()
+    return Response(body, status, media_type="application/json")
+
+
+def _plain(content: Any) -> Any:
+    """Returns the same with lists for arrays, and null for numbers that are not finite."""
+    if isinstance(content, dict):
+        return {str(key): _plain(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_plain(value) for value in content]
+    if isinstance(content, np.ndarray):
+        return _plain(content.tolist())
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def _handler(board: Board, endpoint: Endpoint, queries: Turns) -> Callable[[Request], Any]:
+    async def handle(request: Request) -> Response:
+        given = dict(request.query_params) | request.path_params
+        if "after" in endpoint.query.model_fields and "last-event-id" in request.headers:
+            given["after"] = request.headers["last-event-id"]
+        if endpoint.method in ("PUT", "POST"):
+            given = _together(given, await _body(request))
+        query = endpoint.query.model_validate(given)
+        async with queries.turn() if endpoint.heavy else nullcontext():
+            answer = await asyncio.get_running_loop().run_in_executor(THREADS, endpoint.answer, board, query)
+        relieve()
+        if isinstance(answer, Response):
+            return answer
+        if isinstance(answer, bytes):
+            return Response(answer, media_type=endpoint.media)
+        return json_response(answer)
+
+    return handle
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    body = b""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MOST_BODY:
+                    raise HTTPException(413, TOO_LONG)
+    except TimeoutError:
+        raise HTTPException(408, f"the body took longer than {BODY_SECONDS} s", {"connection": "close"}) from None
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise HTTPException(400, f"the body is no JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise HTTPException(400, "the body must be a JSON object")
+    return content
+
+
+def _together(address: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+    twice = sorted(address.keys() & body.keys())
+    if twice:
+        raise HTTPException(400, f"{twice[0]} is given twice: in the address and in the body")
+    return address | body
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    failure = explain(error)
+    return refuse(failure.reason, failure.status)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    answer = refuse(error.detail, error.status_code)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """Starlette raises it again, so the traceback is in the terminal already."""
+    return refuse(BUG, 500)
+
+
+async def _openapi(request: Request) -> Response:
+    return json_response(describe())
+
+
+async def _unknown(request: Request) -> Response:
+    return refuse(UNKNOWN, 404)

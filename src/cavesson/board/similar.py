@@ -1,0 +1,82 @@
+"""More like this: the rollouts whose responses share the most n-grams with one."""
+
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from cavesson.board.rollout import RolloutQuery, read
+from cavesson.board.rows import lines
+from cavesson.board.runs import Board, OpenRun
+from cavesson.index.columns import Array
+from cavesson.index.search import dictionary
+from cavesson.index.snapshot import Snapshot
+from cavesson.index.texts import LENGTH
+from cavesson.index.words import words
+
+MOST_WORDS = 48
+FEWEST_WORDS = 4
+COMMON = 0.02
+"""Share of the responses that have a word which is looked for only if there are hardly others."""
+CANDIDATES = 100
+SIZE = 3
+"""Words of an n-gram."""
+
+
+class SimilarQuery(RolloutQuery):
+    limit: int = Field(20, ge=1, le=100)
+    """How many to return at most."""
+
+
+def similar(board: Board, query: SimilarQuery) -> dict[str, Any]:
+    """Returns rollouts by the share of n-grams that their beginnings have in common with that of one.
+
+    The candidates are those that share the most of its rare words, a word counting the more the rarer it is.
+    """
+    run = board.run(query.run)
+    snapshot = run.snapshot()
+    response = (read(run, query.step, query.sample).row["response"] or "")[:LENGTH]
+    rows = _candidates(snapshot, response)
+    if not len(rows):
+        return {"rows": []}
+    here = (snapshot.raw("step")[rows] == query.step) & (snapshot.raw("sample")[rows] == query.sample)
+    rows = rows[~here]
+    shared = _shared(run, snapshot, rows, response)
+    best = np.argsort(-shared, kind="stable")[: query.limit]
+    best = best[shared[best] > 0]
+    found = lines(run, snapshot, rows[best])
+    return {"rows": [line | {"shared": float(share)} for line, share in zip(found, shared[best], strict=True)]}
+
+
+def _candidates(snapshot: Snapshot, response: str) -> Array:
+    """Returns the rows that share the most rare words with a text."""
+    if not snapshot.state.pieces:
+        return np.empty(0, np.int64)
+    known = dictionary(snapshot.folder, snapshot.state.pieces)
+    features = known.numbers(words([response]).hash)
+    count = known.totals[features]
+    shared = np.flatnonzero(count > 1)
+    rarest = shared[np.argsort(count[shared], kind="stable")[:MOST_WORDS]]
+    # Words of many responses tell little and take long.
+    rarest = rarest[(count[rarest] < COMMON * snapshot.rows) | (np.arange(len(rarest)) < FEWEST_WORDS)]
+    score = known.scores(features[rarest], np.log1p(snapshot.rows / count[rarest]), snapshot.rows)
+    if snapshot.alive is not None:
+        score[~snapshot.alive] = 0
+    most = min(CANDIDATES + 1, len(score))
+    rows = np.argpartition(-score, most - 1)[:most]
+    return rows[score[rows] > 0]
+
+
+def _shared(run: OpenRun, snapshot: Snapshot, rows: Array, response: str) -> Array:
+    """Returns for each row how many n-grams it has in common with a text, of those that either has."""
+    if not len(rows):
+        return np.empty(0)
+    own = _ngrams(response)
+    others = [_ngrams(text) for text in run.texts(snapshot, rows).response]
+    return np.array([len(own & other) / max(len(own | other), 1) for other in others])
+
+
+def _ngrams(text: str) -> set[tuple[int, ...]]:
+    hashes = words([text]).hash.tolist()
+    size = min(SIZE, max(len(hashes), 1))
+    return {tuple(hashes[i : i + size]) for i in range(len(hashes) - size + 1)}

@@ -1,0 +1,36 @@
+"""SQL over one run, read-only and within limits."""
+
+from typing import Any
+
+from pydantic import Field
+
+from cavesson.board.runs import Board
+from cavesson.board.selection import RunQuery
+
+MEMORY = 512 << 20
+"""Bytes."""
+SECONDS = 10.0
+
+
+class SqlQuery(RunQuery):
+    query: str = Field(min_length=1, max_length=20_000)
+    """One SELECT over rows, tokens, steps, rollups and vocabulary."""
+
+
+def sql(board: Board, query: SqlQuery) -> dict[str, Any]:
+    """Runs one query under the limits of ``cavesson sql``."""
+    from cavesson.record.query import query as run_query  # DuckDB, of which the page's start need not wait
+
+    answer = run_query(board.run(query.run).record, query.query, seconds=SECONDS, memory=MEMORY)
+    return {
+        "columns": answer.columns,
+        "types": answer.types,
+        "rows": [[_plain(value) for value in row] for row in answer.rows],
+        "truncated": answer.truncated,
+        "seconds": answer.seconds,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON can say of a value."""
+    return value if isinstance(value, bool | int | float | str | None) else str(value)

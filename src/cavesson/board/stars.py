@@ -1,0 +1,78 @@
+"""Stars and notes on rollouts, kept beside the record in one JSON file."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from cavesson.errors import UserError
+from cavesson.index.folder import local_folder
+from cavesson.record import Run
+from cavesson.record.files import replacing
+
+WAIT = 10
+"""Seconds to wait for another board that changes the notes of the same run."""
+
+
+class Stars:
+    """Notes by (step, sample); a star without words is an empty note.
+
+    Args:
+        record: The opened record; its folder holds ``stars.json`` where it can be written.
+        fallback: Folder that does otherwise.
+    """
+
+    def __init__(self, record: Run, fallback: Path) -> None:
+        self._folder = local_folder(record)
+        self._fallback = fallback
+
+    @property
+    def path(self) -> Path:
+        """Where they are; a run may begin after its board."""
+        writable = self._folder is not None and os.access(self._folder, os.W_OK)
+        return (self._folder if self._folder is not None and writable else self._fallback) / "stars.json"
+
+    def all(self) -> dict[tuple[int, int], str]:
+        """Returns every note, those that another board wrote included."""
+        if not self.path.is_file():
+            return {}
+        try:
+            return {
+                (int(s["step"]), int(s["sample"])): str(s["note"]) for s in json.loads(self.path.read_bytes())["stars"]
+            }
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            raise UserError(f"{self.path} holds no stars; mend it or move it away") from None
+
+    def put(self, step: int, sample: int, note: str) -> None:
+        """Stars a rollout, or changes its note."""
+        with self._changing() as stars:
+            stars[step, sample] = note
+
+    def remove(self, step: int, sample: int) -> bool:
+        """Takes a star away; returns whether there was one."""
+        with self._changing() as stars:
+            return stars.pop((step, sample), None) is not None
+
+    @contextmanager
+    def _changing(self) -> Iterator[dict[tuple[int, int], str]]:
+        """Yields all notes and writes them back; meanwhile no other thread, process or board can change them."""
+        path = self.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(path.with_name(".stars.lock"), WAIT, poll_interval=0.01):
+                stars = self.all()
+                before = stars.copy()
+                yield stars
+                if stars != before:
+                    self._write(path, stars)
+        except Timeout:
+            raise UserError(f"another process has been changing {path} for {WAIT} s; try again") from None
+
+    def _write(self, path: Path, stars: dict[tuple[int, int], str]) -> None:
+        entries = [{"step": step, "sample": sample, "note": note} for (step, sample), note in sorted(stars.items())]
+        # Plain ASCII: half a surrogate pair in a note is kept as it is.
+        with replacing(path) as file:
+            file.write(json.dumps({"stars": entries}, indent=1).encode())

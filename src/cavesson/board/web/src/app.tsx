@@ -1,0 +1,105 @@
+/** The frame around every view: runs, tabs, the run's strip, language and colours, keys. */
+
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
+import { lookAhead } from "./ahead";
+import { Failure } from "./parts/failure";
+import { Help } from "./parts/help";
+import { Scrubber } from "./parts/scrubber";
+import { TopBar } from "./parts/top-bar";
+import { inSnapshot } from "./api/snapshot";
+import type { RunSummary } from "./api/types";
+import { language, useText } from "./i18n";
+import { boardError, moveStep, runs, selectStep, useRun } from "./state/board";
+import { useKeys } from "./state/keys";
+import { theme } from "./state/preferences";
+import { go, type Route, tabRoute, useRoute, type View, VIEWS } from "./state/router";
+import { useStore } from "./state/store";
+import { visible } from "./maths/text";
+import { PAGES } from "./views/pages";
+
+const LETTERS: Record<View, string> = {
+  overview: "o",
+  step: "s",
+  responses: "r",
+  tokens: "t",
+  patterns: "p",
+  compare: "c",
+  settings: "e",
+};
+
+const ahead = (to: Route): void => lookAhead(PAGES[to.view], to);
+
+export function App() {
+  const all = useStore(runs);
+  const error = useStore(boardError);
+  const chosen = useStore(language);
+  useEffect(() => {
+    document.documentElement.lang = chosen === "zh" ? "zh-Hans" : chosen;
+  }, [chosen]);
+  if (error !== null && all === null) return <Failure text={error} />;
+  if (all === null) return <div class="shell" />;
+  return all.length === 0 ? <Failure text="–" /> : <Board />;
+}
+
+function Board() {
+  const t = useText();
+  const { view, query } = useRoute();
+  const run = useRun();
+  const missing = useMissing(run);
+  const error = useStore(boardError);
+  const [help, setHelp] = useState(false);
+  const title = `${run.name} · ${t(view)} · Cavesson`;
+  useLayoutEffect(() => void (document.title = visible(title)), [title]);
+  const views = VIEWS.map((name) => [`g ${LETTERS[name]}`, () => show(name)] as const);
+  useKeys({
+    ...Object.fromEntries(views),
+    "?": () => setHelp(!help),
+    "[": () => moveStep(-1),
+    "]": () => moveStep(1),
+    "{": () => moveStep(-Infinity),
+    "}": () => selectStep(undefined),
+    d: () => theme.set(document.documentElement.dataset["theme"] === "dark" ? "light" : "dark"),
+  });
+  const Page = PAGES[view];
+  return (
+    <div class="shell">
+      <TopBar onHelp={() => setHelp(true)} onPoint={ahead} />
+      <div>
+        {inSnapshot && <div class="banner">{t("exportedPage")}</div>}
+        {error !== null && (
+          <div class="banner error" role="alert">
+            {error}
+          </div>
+        )}
+        <Scrubber onPoint={(at) => ahead({ view, query: { ...query, step: String(at) } })} />
+      </div>
+      {missing === null ? (
+        <Page key={run.run} />
+      ) : (
+        <main class="view">
+          <p class="empty">{missing}</p>
+        </main>
+      )}
+      {help && <Help onClose={() => setHelp(false)} />}
+    </div>
+  );
+}
+
+/** Why there is nothing to see at an address; null if there is. */
+function useMissing(run: RunSummary): string | null {
+  const t = useText();
+  const { view, query } = useRoute();
+  const [asked, step] = [query["run"], query["step"]];
+  if (view === "compare") return null;
+  if (asked !== undefined && Number(asked) !== run.run) return t("noRun", { run: asked });
+  const steps = run.steps;
+  if (steps && step !== undefined && !(Number(step) >= steps[0] && Number(step) <= steps[1]))
+    return t("noStep", { step, first: steps[0], last: steps[1] });
+  if (run.columns.rows.length > 0 || view === "overview" || view === "settings") return null;
+  return t(steps && run.indexed === 1 ? "noRollouts" : "nothingYet");
+}
+
+function show(view: View): void {
+  const route = tabRoute(view);
+  go(route.view, route.query);
+}

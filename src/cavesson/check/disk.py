@@ -1,0 +1,57 @@
+"""Whether what a run writes has room."""
+
+import shutil
+from pathlib import Path
+
+from cavesson.check.finding import Finding, Fine, Results
+from cavesson.doctor.words import number
+from cavesson.train.online import TOKEN_COLUMNS
+from cavesson.train.settings import ExampleRun, RolloutRun
+
+BYTES_PER_NUMBER = 2.4
+"""On disk, of a number per token: five columns take 11.8 bytes per token (docs/record.md)."""
+_BYTES_PER_ROLLOUT = 2000
+"""Texts, scalars and statistics."""
+
+
+def check_disk(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> Results:
+    """Compare the free space with checkpoints, model and record.
+
+    Args:
+        settings: of the run.
+        weights: bytes of the model as it is saved at the end.
+        learns: bytes of a checkpoint: weights that learn and the optimiser's state.
+    """
+    need = disk_need(settings, weights, learns)
+    place = next(folder for folder in (settings.run, *settings.run.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in need.items())
+    healthy = f"needed on disk ({parts}); free are {gigabytes(free)}"
+    total = sum(need.values())
+    if total > free:
+        yield Finding(
+            "disk",
+            "error",
+            "The disk will be full",
+            f"The run writes {gigabytes(total)} to {Path(settings.run).absolute().parent}.",
+            "--run on another disk, checkpoint.keep = 1, or model.lora, whose checkpoints are small",
+            gigabytes(total),
+            healthy,
+        )
+    else:
+        yield Fine("disk", gigabytes(total), healthy)
+
+
+def disk_need(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> dict[str, int]:
+    """Bytes on disk; while a checkpoint is written, the ones it replaces are still there."""
+    need = {"checkpoints": (settings.checkpoint.keep + 1) * learns, "model": weights}
+    if isinstance(settings, RolloutRun):
+        rollouts = settings.steps * settings.batch_size
+        numbers = len(TOKEN_COLUMNS) + 2  # token and mask
+        need["record"] = int(rollouts * (_BYTES_PER_ROLLOUT + settings.sampling.longest * numbers * BYTES_PER_NUMBER))
+    return need
+
+
+def gigabytes(size: float) -> str:
+    """A size as people read it."""
+    return f"{number(size / 2**30)} GB" if size >= 2**30 else f"{number(round(size / 2**20, 1))} MB"

@@ -1,0 +1,122 @@
+"""The largest batch that a run will hold, found in its data and settings."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from cavesson.data.examples import Examples, size_of
+from cavesson.data.packing import pack
+from cavesson.data.prompts import PromptSet
+from cavesson.data.tokens import PairTokens, Tokens
+from cavesson.train.offline import steps_of
+from cavesson.train.settings import ExampleRun, RolloutRun
+
+_MOST_STEPS = 1000
+"""A longer run has met its longest batches by then, or nearly."""
+
+
+class Rollouts(NamedTuple):
+    """What algorithms that sample hold at a time."""
+
+    sampled: int
+    """sequences sampled at the same time"""
+    sampled_prompts: int
+    """different prompts among them"""
+    rows: int
+    """sequences scored and learned from at the same time"""
+    prompts: int
+    """different prompts among these"""
+    shared: bool
+    """whether a prompt is read once for all its responses"""
+    prompt: int
+    """tokens of the longest prompt"""
+    response: int
+    """tokens of the longest response"""
+    passes: int
+    """micro-batches whose gradients are added up before an optimiser step"""
+    single_pass: bool
+    """whether the scores' graph is kept for the only update"""
+
+
+class Sequences(NamedTuple):
+    """What algorithms that learn from examples hold at a time."""
+
+    rows: int
+    width: int
+    """tokens of a row"""
+    packed: bool
+    """whether a row holds several examples, each with its own positions and attention"""
+    learned: int
+    """tokens that are learned"""
+    passes: int
+    """micro-batches whose gradients are added up before an optimiser step"""
+
+
+def largest_rollouts(settings: RolloutRun, prompts: PromptSet) -> Rollouts:
+    """The batch with the longest prompts of the run, if every response reaches the length limit.
+
+    A micro-batch whose rows are drawn at random from the step may hold as many different prompts as it has rows; rows
+    that stand in order hold each prompt `samples_per_prompt` times.
+    """
+    update, batch, samples = settings.update, settings.batch_size, settings.samples_per_prompt
+    mini = math.ceil(batch / update.mini_batches)
+    rows = min(update.micro_batch_size or mini, mini)
+    sampled = min(settings.sampling.batch_size or batch, batch)
+    in_order = update.mini_batches == 1
+    return Rollouts(
+        sampled=sampled,
+        sampled_prompts=math.ceil(sampled / samples),
+        rows=rows,
+        prompts=math.ceil(rows / samples) if in_order else min(rows, batch // samples),
+        shared=settings.shares_prompts,
+        prompt=_longest_prompt(settings, prompts),
+        response=settings.sampling.longest,
+        passes=math.ceil(mini / rows),
+        single_pass=update.epochs == update.mini_batches == 1 and rows == batch,
+    )
+
+
+def scored_rows(settings: RolloutRun) -> int:
+    """Rollouts that are scored at the same time, without gradients."""
+    # Those that are learned from in mini-batches; those that are not, where a step samples more, by the batch.
+    resamples = settings.algorithm.most_batches > 1
+    most = settings.batch_size if resamples else math.ceil(settings.batch_size / settings.update.mini_batches)
+    return min(settings.update.micro_batch_size or most, most)
+
+
+def _longest_prompt(settings: RolloutRun, prompts: PromptSet) -> int:
+    steps = min(settings.steps, _MOST_STEPS) * settings.algorithm.most_batches
+    used = prompts.order(settings.seed, settings.data.shuffle).take(
+        0, steps * settings.batch_size // settings.samples_per_prompt
+    )
+    return max(len(prompts.ids[index]) for index in set(used))
+
+
+def largest_sequences(settings: ExampleRun, examples: Examples[Any]) -> Sequences:
+    """The micro-batch with the most tokens, padding included, of those that the run will make."""
+    batch = settings.batch_size
+    at_once = settings.update.micro_batch_size or batch
+    steps = min(steps_of(settings, examples.train.size) or _MOST_STEPS, _MOST_STEPS)
+    found = [
+        _sequences(part, settings.update.layout, math.ceil(batch / at_once))
+        for step in range(steps)
+        for part in _split(examples.train.take(step * batch, batch), at_once, settings.update.layout)
+    ]
+    return max(found, key=lambda one: (one.rows * one.width, one.learned))
+
+
+def sequences_of(examples: Iterable[Tokens | PairTokens]) -> list[Tokens]:
+    """The sequences that examples are made of: itself, or both of a pair."""
+    return [part for e in examples for part in ((e,) if isinstance(e, Tokens) else (e.chosen, e.rejected))]
+
+
+def _split(batch: Sequence[Any], at_once: int, layout: str) -> list[Sequence[Any]]:
+    rows = sorted(batch, key=size_of) if layout == "grouped" else batch
+    return [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+
+
+def _sequences(examples: Sequence[Tokens | PairTokens], layout: str, passes: int) -> Sequences:
+    parts = sequences_of(examples)
+    lengths = [len(part.ids) for part in parts]
+    rows = len(pack(lengths, max(lengths))) if layout == "packed" else len(lengths)
+    return Sequences(rows, max(lengths), rows < len(lengths), sum(sum(part.learn) for part in parts), passes)

@@ -1,0 +1,216 @@
+"""The memory that a run will take at its peak, from its settings, its data and its model's config alone.
+
+Two steps of the run are rehearsed with tensors that have a shape and no numbers (`allocation`), through the functions
+that the run itself calls, on the largest batch that it will hold: what is alive at any time is counted and not
+estimated, whatever the architecture. Only the weights are not made: a safetensors file is mapped, page by page.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.check import rehearsal
+from cavesson.check.allocation import Allocations, FakeTensorMode, without_numbers
+from cavesson.check.heap import Heap, has_glibc
+from cavesson.check.largest import Rollouts, Sequences, scored_rows
+from cavesson.check.skeleton import bytes_of, config_of, layers_of, loading_bytes, skeleton
+from cavesson.models.parts import trunk
+from cavesson.models.settings import ModelSettings, ReferenceSettings
+from cavesson.train.settings import ExampleRun, RolloutRun
+
+FEW_LAYERS = 4
+"""Rehearsed of a deep model."""
+QUANTIZED_BITS = {"nf4": 4.127, "int8": 8.0}
+"""Bits per weight; of nf4 with its twice quantized scales (arXiv:2305.14314, section 3)."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a run holds in memory, in bytes; without Python, its libraries and the data."""
+
+    stays: dict[str, int]
+    """what is there from the first step to the last, by what it is"""
+    phases: dict[str, int]
+    """what comes on top of it and goes again, by when"""
+    holes: int
+    """what the C library's heap cannot use again, on CPU"""
+    loading: int
+    """all together, while the model is loaded"""
+
+    @property
+    def peak(self) -> int:
+        return max(sum(self.stays.values()) + self.phases[self.phase] + self.holes, self.loading)
+
+    @property
+    def phase(self) -> str:
+        """When most comes on top."""
+        return max(self.phases, key=lambda name: self.phases[name])
+
+
+def rollout_memory(
+    settings: RolloutRun, largest: Rollouts, tokenizer: PreTrainedTokenizerBase, rewards: int, device: str
+) -> Memory:
+    """The memory of a run that learns from its own responses.
+
+    Args:
+        settings: of the run.
+        largest: its largest batch.
+        tokenizer: of the model.
+        rewards: bytes of reward models.
+        device: where the model is, such as "cpu".
+    """
+    critic_start = _critic_model(settings)
+    frozen = _reference_model(settings.model, settings.reference)
+    scored = largest._replace(rows=scored_rows(settings))
+
+    def rehearsed(layers: int | None) -> Memory:
+        model = skeleton(settings.model, tokenizer, layers=layers)
+        critic: nn.Module | None = None
+        if critic_start is not None:
+            critic = trunk(skeleton(critic_start, tokenizer, adapters=False, layers=layers))
+        reference = skeleton(frozen, tokenizer, adapters=False, layers=layers) if frozen is not None else None
+        if reference is not None:
+            reference.requires_grad_(False)
+        run = _Run(settings.model, device, model, {"reference": reference, "critic": critic})
+        with run.begun():
+            for _ in range(2):  # the second step meets the optimiser's averages and the heap as the first one left it
+                run.phase("sampling", lambda: rehearsal.sample(model, settings.sampling, largest))
+                if not largest.single_pass:
+                    run.phase("scoring", lambda: rehearsal.score([model, reference or model], critic, scored))
+                run.phase("learning", lambda: rehearsal.learn(model, critic, reference, settings, largest))
+                run.phase("optimiser step", run.optimise)
+        return run.memory({"reward models": rewards})
+
+    return _of_all_layers(rehearsed, settings.model)
+
+
+def example_memory(
+    settings: ExampleRun, largest: Sequences, tokenizer: PreTrainedTokenizerBase, classifier: bool, device: str
+) -> Memory:
+    """The memory of a run that learns from examples; `classifier` says that it trains a reward model."""
+
+    def rehearsed(layers: int | None) -> Memory:
+        model = skeleton(settings.model, tokenizer, classifier=classifier, layers=layers)
+        run = _Run(settings.model, device, model, {})
+        with run.begun():
+            for _ in range(2):
+                run.phase("learning", lambda: rehearsal.learn_sequences(model, largest, classifier))
+                run.phase("optimiser step", run.optimise)
+        return run.memory({})
+
+    return _of_all_layers(rehearsed, settings.model)
+
+
+def _of_all_layers(rehearsed: Callable[[int | None], Memory], settings: ModelSettings) -> Memory:
+    """Of a deep model, few and twice as many layers are rehearsed: each further one is as large as these."""
+    layers = settings.new.layers if settings.new is not None else layers_of(config_of(settings))
+    if settings.new is not None or layers <= 2 * FEW_LAYERS:
+        return rehearsed(None)
+    few, more = rehearsed(FEW_LAYERS), rehearsed(2 * FEW_LAYERS)
+    further = (layers - FEW_LAYERS) / FEW_LAYERS
+
+    def extended(one: int, other: int) -> int:
+        return round(one + (other - one) * further)
+
+    return Memory(
+        {name: extended(size, more.stays[name]) for name, size in few.stays.items()},
+        {name: extended(size, more.phases[name]) for name, size in few.phases.items()},
+        max(0, extended(few.holes, more.holes)),
+        extended(few.loading, more.loading),
+    )
+
+
+@dataclass
+class _Run:
+    """A rehearsed run: its models, what it has allocated, and what AdamW keeps.
+
+    AdamW keeps the averages of gradient and squared gradient in float32, 8 bytes for every weight that learns; weights
+    that learn in bfloat16 have a float32 copy, and gradients are in float32 (`train.optimizer`).
+    """
+
+    settings: ModelSettings
+    device: str
+    model: nn.Module
+    others: dict[str, nn.Module | None]
+    seen: dict[str, int] = field(default_factory=dict)
+    averages: dict[nn.Parameter, tuple[Any, ...]] = field(default_factory=dict)
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Make what stays, then do what is asked without numbers."""
+        heap = None
+        if self.device == "cpu" and has_glibc():
+            heap = Heap()
+        self.weights = _weights(self.model, self.settings)
+        with FakeTensorMode():
+            without_numbers(self.model, self.device)
+            self.allocations = Allocations(heap)
+            with self.allocations:
+                for other in self.others.values():
+                    if other is not None:
+                        without_numbers(other, self.device)
+                modules = [self.model, *(other for other in self.others.values() if other is not None)]
+                self.learns = [p for module in modules for p in module.parameters() if p.requires_grad]
+                for p in self.learns:
+                    p.grad_dtype = torch.float32
+                self.copies = {p: p.detach().float() for p in self.learns if p.dtype != torch.float32}
+                yield
+        self.heap = 0 if heap is None else heap.peak
+        if heap is not None:
+            heap.close()
+
+    def phase(self, name: str, work: Callable[[], None]) -> None:
+        """Do some work, and note the most that is alive in it."""
+        self.allocations.peak = self.allocations.live
+        work()
+        self.seen[name] = max(self.seen.get(name, 0), self.allocations.peak)
+
+    def optimise(self) -> None:
+        """An optimiser step, after which there is no gradient."""
+        for p in self.learns:
+            if p not in self.averages:
+                like = self.copies.get(p, p.detach())
+                self.averages[p] = torch.zeros_like(like), torch.zeros_like(like)
+            p.grad = None
+
+    def memory(self, more: dict[str, int]) -> Memory:
+        """What was found."""
+        numbers = sum(p.numel() for p in self.learns)
+        made = {name: bytes_of(other.parameters()) for name, other in self.others.items() if other is not None}
+        made["optimiser"] = 8 * numbers + sum(4 * p.numel() for p in self.copies)
+        kept = sum(made.values())
+        phases = {name: max(0, seen - kept) for name, seen in self.seen.items()}
+        stays = {"weights": self.weights, **made, **more}
+        loading = self.weights + sum(more.values()) + loading_bytes(self.settings)
+        return Memory(stays, phases, max(0, self.heap - kept - max(phases.values())), loading)
+
+
+def _weights(model: nn.Module, settings: ModelSettings) -> int:
+    """Bytes of the weights, where they are packed in fewer bits as that."""
+    weights = bytes_of(model.parameters())
+    if settings.quantization is None:
+        return weights
+    packed = [m.weight for m in trunk(model).modules() if isinstance(m, nn.Linear) and not m.weight.requires_grad]
+    numbers = sum(weight.numel() for weight in packed)
+    return weights - bytes_of(packed) + round(numbers * QUANTIZED_BITS[settings.quantization] / 8)
+
+
+def _reference_model(model: ModelSettings, reference: ReferenceSettings) -> ModelSettings | None:
+    """The model that is a frozen reference; None where that is no model of its own."""
+    start = reference.start(model.dtype)
+    if start is not None:
+        return ModelSettings(**dict(start))
+    return model if reference.resolved(model.lora is not None) == "copy" else None
+
+
+def _critic_model(settings: RolloutRun) -> ModelSettings | None:
+    """The model that a separate critic starts from; None where there is no such critic."""
+    if settings.critic is None or not settings.critic.is_separate:
+        return None
+    start = settings.critic.start(settings.model.dtype)
+    return settings.model if start is None else ModelSettings(**dict(start))

@@ -1,0 +1,121 @@
+"""The work of a training step on fake tensors: the run's own functions, with the largest batch it will hold.
+
+Where the run looks at numbers, such as which of the prompts are the same, the rehearsal is told (`largest`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, StaticCache
+
+from cavesson.check.largest import Rollouts, Sequences
+from cavesson.models.parts import UNSUPPORTED, causal, output_head, trunk
+from cavesson.models.policy import positions
+from cavesson.models.sequences import Layout, hidden_states
+from cavesson.models.shared_prompts import growing_cache
+from cavesson.ops.head import Head, head_logits
+from cavesson.ops.logprobs import token_logprobs
+from cavesson.sampling.distribution import draw, sampling_logprobs
+from cavesson.sampling.settings import SamplingSettings
+from cavesson.train.settings import RolloutRun
+
+
+@torch.no_grad()
+def sample(model: nn.Module, settings: SamplingSettings, largest: Rollouts) -> None:
+    """The prompts and the last of the tokens: what `Sampler` does, with the cache that it will choose if one fails."""
+    model.eval()
+    longest, config = largest.prompt + largest.response, causal(model).config
+    try:
+        _decode(model, settings, largest, largest.prompt, StaticCache(config=config, max_cache_len=longest))
+    except UNSUPPORTED:
+        # A growing cache is as long as what was read: a prompt of all tokens but the last stands for the responses.
+        _decode(model, settings, largest, longest - 1, DynamicCache(config=config))
+
+
+def _decode(model: nn.Module, settings: SamplingSettings, largest: Rollouts, prompt: int, cache: Cache) -> None:
+    rows, longest = largest.sampled, largest.prompt + largest.response
+    head = output_head(model).float()
+    first = _ones(model, largest.sampled_prompts, prompt)
+    spread = torch.zeros(rows, dtype=torch.long, device=first.device)
+    last = _states(model, first, first, cache)[:, -1].float()[spread]
+    cache.reorder_cache(spread)  # type: ignore[arg-type]
+    draw(sampling_logprobs(head_logits(last, head, 1.0), settings, None), torch.zeros(rows, device=last.device))
+    _states(model, _ones(model, rows, 1), _ones(model, rows, longest), cache)
+
+
+@torch.no_grad()
+def score(models: Sequence[nn.Module], critic: nn.Module | None, largest: Rollouts) -> None:
+    """Log-probabilities of policy and reference, and values: what `score_rollouts` does."""
+    policy, *others = models
+    _scores(policy, critic, largest)
+    for other in others:
+        _scores(other, None, largest)
+
+
+def learn(
+    model: nn.Module, critic: nn.Module | None, reference: nn.Module | None, settings: RolloutRun, largest: Rollouts
+) -> None:
+    """Forward and backward of micro-batches, the gradients of the first being there in the second.
+
+    Where scoring keeps its graph for the only update, the reference scores while it is there.
+    """
+    for _ in range(min(2, largest.passes)):
+        total = _scores(model, critic, largest)
+        if largest.single_pass and settings.reference.kind != "none":
+            score([reference if reference is not None else model], None, largest)
+        total.backward()
+
+
+def learn_sequences(model: nn.Module, largest: Sequences, classifier: bool) -> None:
+    """Forward and backward of micro-batches of rows, the gradients of the first being there in the second."""
+    for _ in range(min(2, largest.passes)):
+        ids = _ones(model, largest.rows, largest.width)
+        layout: Any = Layout(ids, ids if largest.packed else None, ids)
+        states = hidden_states(model, layout).flatten(0, 1)
+        learned = torch.zeros(largest.learned, dtype=torch.long, device=ids.device)
+        total = states[:2].float().sum() if classifier else _logprobs(states[learned], output_head(model))
+        total.backward()
+
+
+def _ones(model: nn.Module, rows: int, width: int) -> Tensor:
+    return torch.ones(rows, width, dtype=torch.long, device=causal(model).device)
+
+
+def _scores(model: nn.Module, critic: nn.Module | None, largest: Rollouts) -> Tensor:
+    """A number that depends on every log-probability, entropy and value: what `Policy` does."""
+    hidden = _hidden(model, largest)
+    seen = hidden if critic is None else _hidden(critic, largest)
+    tokens = torch.zeros(largest.rows * largest.response, dtype=torch.long, device=hidden.device)
+    return _logprobs(hidden.flatten(0, 1)[tokens], output_head(model)) + seen.float().sum()
+
+
+def _logprobs(hidden: Tensor, head: Head) -> Tensor:
+    targets = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
+    logprob, entropy = token_logprobs(hidden, head, targets, 1.0)
+    return (logprob + entropy).sum()
+
+
+def _hidden(model: nn.Module, largest: Rollouts) -> Tensor:
+    """The states before every response token, `[B, T, H]`; a prompt of several responses is read once."""
+    rows, prompt, response = largest.rows, largest.prompt, largest.response
+    cache = growing_cache(causal(model).config) if largest.shared else None
+    mask = _ones(model, rows, prompt + response - 1)
+    if cache is None:
+        return _states(model, mask, mask)[:, prompt - 1 :]
+    first = mask[: largest.prompts, :prompt]
+    spread = torch.zeros(rows, dtype=torch.long, device=mask.device)
+    before = _states(model, first, first, cache)[spread, -1:]
+    if response == 1:
+        return before
+    cache.reorder_cache(spread)  # type: ignore[arg-type]
+    return torch.cat([before, _states(model, mask[:, prompt:], mask, cache)], dim=1)
+
+
+def _states(model: nn.Module, ids: Tensor, mask: Tensor, cache: Cache | None = None) -> Tensor:
+    position = positions(mask)[:, -ids.shape[1] :]
+    output = trunk(model)(
+        input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=cache is not None
+    )
+    return output.last_hidden_state  # type: ignore[no-any-return]

@@ -1,0 +1,120 @@
+"""What was found, in the terminal and as plain data."""
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from cavesson.check.disk import gigabytes
+from cavesson.check.finding import Finding, Fine, Skipped
+from cavesson.check.run import Report, parts_of
+from cavesson.doctor.diagnosis import SEVERITIES
+from cavesson.doctor.report.terminal import COLOURS
+from cavesson.doctor.words import number
+from cavesson.text.visible import visible
+
+
+def plain(report: Report) -> dict[str, Any]:
+    """A report, ready for JSON; findings have the names that the doctor's have."""
+    memory = report.memory
+    return {
+        "name": report.name,
+        "command": report.command,
+        "findings": [_renamed(asdict(one)) for one in _sorted(report)],
+        "healthy": [_renamed(asdict(one)) for one in report.results if isinstance(one, Fine)],
+        "skipped": [_renamed(asdict(one)) for one in report.results if isinstance(one, Skipped)],
+        "memory": None
+        if memory is None
+        else {"peak": memory.peak + report.libraries, "libraries": report.libraries, **asdict(memory)},
+        "first_responses": None if report.first is None else asdict(report.first),
+        "suggestion": None if report.suggestion is None else asdict(report.suggestion),
+    }
+
+
+def show(console: Console, report: Report) -> None:
+    """Print what is wrong, what is expected, what is fine, and what was not looked at."""
+    console.print(Text.assemble((visible(report.name), "bold"), f"  checked as cavesson {report.command}"))
+    for finding in _sorted(report):
+        _show_finding(console, finding)
+    fine = [one for one in report.results if isinstance(one, Fine)]
+    if fine and not report.findings:
+        console.print(Text("Nothing was found wrong.", "bold green"))
+    _show_expected(console, report)
+    _show_first(console, report)
+    if fine:
+        console.print("\n[bold]Healthy[/]")
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        for one in fine:
+            table.add_row(Text(one.check, "green"), Text(visible(_seen(one.seen))), Text(one.healthy, "dim"))
+        console.print(Padding(table, (0, 2)))
+    skipped = [one for one in report.results if isinstance(one, Skipped)]
+    if skipped:
+        console.print("\n[bold]Not looked at[/]")
+        table = Table.grid(padding=(0, 2))
+        for left in skipped:
+            table.add_row(Text(left.check, "dim"), Text(visible(left.reason)))
+        console.print(Padding(table, (0, 2)))
+    console.print()
+
+
+def _show_finding(console: Console, finding: Finding) -> None:
+    console.print()
+    console.print(Text(visible(f"{finding.severity}: {finding.title}"), COLOURS[finding.severity]))
+    console.print(Padding(Text(visible(finding.cause)), (0, 2)))
+    table = Table.grid(padding=(0, 2))
+    seen = "" if finding.seen is None else f"{_seen(finding.seen)}  ({finding.healthy})"
+    for name, text in (("seen", seen), ("change", finding.fix), ("source", finding.source)):
+        if text:
+            table.add_row(Text(name, "dim"), Text(visible(text)))
+    console.print(Padding(table, (0, 2)))
+
+
+def _show_expected(console: Console, report: Report) -> None:
+    memory = report.memory
+    if memory is not None:
+        text = f"\n[bold]Memory[/] {gigabytes(memory.peak + report.libraries)} at the peak: "
+        console.print(text + parts_of(memory, report.libraries), highlight=False)
+
+
+def _show_first(console: Console, report: Report) -> None:
+    first, suggestion = report.first, report.suggestion
+    if first is None or suggestion is None:
+        return
+    low, middle, high = first.lengths
+    groups = "" if first.equal_groups is None else f", {first.equal_groups:.0%} of the groups have one reward"
+    console.print(
+        f"\n[bold]First responses[/] {first.responses}: {first.ended:.0%} ended by themselves, {low} to {high} tokens "
+        f"(half up to {middle}), reward {number(first.reward)} ± {number(first.reward_std)}{groups}",
+        highlight=False,
+    )
+    for prompt, response, reward in first.samples:
+        line = Text.assemble(f"  {number(reward):>8}  ", (_short(prompt), "dim"), _short(response))
+        console.print(line, overflow="ellipsis", no_wrap=True)
+    console.print(
+        f"[bold]KL penalty[/] β = {suggestion.coef:.2g} ends near {suggestion.target:g} nats per response: the reward "
+        f"varies by {number(suggestion.reward_std)}, and the log-ratio follows it with a correlation of "
+        f"{number(suggestion.follows)}; without penalty the KL came to {number(suggestion.kl)} ± "
+        f"{number(suggestion.kl_std)}. Or kl.target = {suggestion.target:g}",
+        highlight=False,
+    )
+
+
+def _sorted(report: Report) -> list[Finding]:
+    return sorted(report.findings, key=lambda one: SEVERITIES.index(one.severity))
+
+
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    return {"rule": values.pop("check"), **values}
+
+
+def _seen(value: float | str) -> str:
+    return value if isinstance(value, str) else number(value)
+
+
+def _short(text: str) -> str:
+    line = visible(" ".join(text.split()))
+    return line if len(line) <= 60 else f"{line[:59]}…"

@@ -1,0 +1,331 @@
+"""All checks of a recipe, the cheap ones first."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from cavesson.check.data import check_examples, check_prompts
+from cavesson.check.disk import check_disk, gigabytes
+from cavesson.check.finding import Finding, Fine, Result, Results, Skipped
+from cavesson.check.largest import Rollouts, largest_rollouts, largest_sequences
+from cavesson.check.recipe import Planned, planned
+from cavesson.check.reward import ROWS, examine
+from cavesson.check.said import read_said, unlearned
+from cavesson.check.settings import check_settings
+from cavesson.check.short_run import First, Suggestion, judge, short_run
+from cavesson.check.skeleton import bytes_of, skeleton
+from cavesson.check.tokens import check_tokens
+from cavesson.config import Settings, load
+from cavesson.data.prompts import PromptSet, load_prompts
+from cavesson.data.types import Demonstration, Pair
+from cavesson.data.view import AnyDataSettings
+from cavesson.errors import UserError, told
+from cavesson.integrations.trackers import require
+from cavesson.memory import resident, total_memory
+from cavesson.models.load import DTYPES, load_tokenizer, model_folder, with_pad_token
+from cavesson.models.parts import trunk
+from cavesson.models.settings import ModelSettings
+from cavesson.rewards import Reward, build_rewards, rehearse, score
+from cavesson.rewards.settings import RewardSettings
+from cavesson.tools.scorers import ScorerSettings
+from cavesson.train.processes import Processes
+from cavesson.train.settings import RolloutRun, RunSettings
+
+if TYPE_CHECKING:
+    from cavesson.check.memory import Memory
+
+TINY_COST = 2e12
+"""Floating-point operations of a short run that nobody needs to be asked about: some ten seconds on one core."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the check itself is told."""
+
+    command: str | None = None
+    memory: float | None = None
+    """gigabytes the run may take; None: as many as the machine has"""
+    short_run: bool | None = None
+    """None: where it costs next to nothing"""
+    rollouts: int = 64
+    steps: int = 4
+    reward: str | None = None
+    """examine nothing but this reward"""
+    pairs: str | None = None
+    """a file to examine the reward with"""
+
+
+class RewardData(Settings):
+    """What a reward is examined with."""
+
+    data: AnyDataSettings = AnyDataSettings()
+    device: str | None = None
+
+
+@dataclass
+class Report:
+    """What was found about one run."""
+
+    name: str
+    command: str
+    results: list[Result] = field(default_factory=list)
+    memory: "Memory | None" = None
+    libraries: int = 0
+    """bytes of Python, the libraries, tokenizer and data"""
+    first: First | None = None
+    suggestion: Suggestion | None = None
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [one for one in self.results if isinstance(one, Finding)]
+
+
+def check_recipe(recipe: Path | None, flags: Sequence[str], options: Options) -> Iterator[Report]:
+    """Check every run that a recipe describes.
+
+    Raises:
+        UserError: the recipe itself cannot be read.
+    """
+    for plan in planned(recipe, flags, options.command):
+        yield _Check(plan, options).report()
+
+
+def memory_only(plan: Planned) -> Report:
+    """Predict the memory of a run, and look at nothing that this does not need."""
+    check = _Check(plan, Options())
+    for name, part in (("device", check._environment), ("model", check._model), ("data", check._data)):
+        check._try(name, part)
+    check._try("memory", check._memory)
+    return check.seen
+
+
+def check_reward(flags: Sequence[str], options: Options) -> Report:
+    """Examine a reward by itself, with the data of the flags or a file of pairs.
+
+    Raises:
+        UserError: there is no such reward, or no data.
+    """
+    given = load(RewardData, None, flags)
+    rewards = ScorerSettings.model_validate({"rewards": options.reward}).rewards
+    data = given.data
+    if options.pairs is not None:
+        data = AnyDataSettings.model_validate({**data.model_dump(exclude_unset=True), "path": options.pairs})
+    data = unlearned(data, rewards)
+    if data.path is None and not data.mix:
+        raise UserError("a reward is examined with responses: give --pairs FILE or --data.path FILE")
+    path = rewards[0].options.get("path")
+    tokenizer = load_tokenizer("tiny" if path is None else model_folder(str(path)))
+    report = Report(options.reward or "reward", "reward")
+    made = build_rewards(rewards, Processes(given.device).device)
+    report.results += _examined(made, data, tokenizer, rewards)
+    return report
+
+
+class _Check:
+    """The check of one run; what one part reads, the next ones use."""
+
+    def __init__(self, plan: Planned, options: Options) -> None:
+        self.plan, self.options = plan, options
+        self.settings: Any = plan.settings
+        self.seen = Report(plan.name, plan.command)
+
+    def report(self) -> Report:
+        """Do all that can be done: where one thing is broken, what does not need it is still looked at."""
+        self._try("device", self._environment)
+        if not self._try("model", self._model):
+            return self.seen
+        self._try("settings", self._settings)
+        if self._try("data", self._data):
+            self._try("memory", self._memory)
+        if isinstance(self.settings, RolloutRun):
+            made = self._try("reward", self._rewards)
+            failed = any(one.severity == "error" for one in self.seen.findings)
+            if made and not failed:
+                self._try("short-run", self._short_run)
+            else:
+                self.seen.results.append(Skipped("short-run", "what is wrong above comes first"))
+        return self.seen
+
+    def _try(self, name: str, part: Any) -> bool:
+        """Do a part; a mistake of the user's is a finding, and the rest goes on."""
+        try:
+            self.seen.results += part()
+        except UserError as error:
+            self.seen.results.append(
+                Finding(name, "error", "The run would stop here", str(error), "what the message says")
+            )
+            return False
+        return True
+
+    def _environment(self) -> Results:
+        require(self.settings.trackers)
+        self.device = Processes(self.settings.model.device).device
+        yield Fine("device", str(self.device), "where the run computes")
+
+    def _model(self) -> Results:
+        settings: RunSettings = self.settings
+        tokenizer = settings.load_tokenizer()
+        self.tokenizer: PreTrainedTokenizerBase = with_pad_token(tokenizer, settings.model.path)
+        self.is_classifier = self.plan.command == "reward-model"
+        model: Any = skeleton(settings.model, tokenizer, classifier=self.is_classifier)
+        self.config: PretrainedConfig = model.config
+        self.learns = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        whole = skeleton(settings.model, tokenizer, adapters=False)
+        body = sum(p.numel() for p in trunk(whole).parameters())
+        self.weights = body - whole.get_input_embeddings().weight.numel()  # type: ignore[operator]
+        yield Fine("model", f"{body:,} weights, {self.learns:,} learn", settings.model.path)
+
+    def _settings(self) -> Results:
+        random = self.settings.model.path == "tiny" or self.settings.model.new is not None
+        for result in check_settings(self.settings, self.weights, random):
+            if not (self.plan.begun and result.check == "run-folder"):
+                yield result
+
+    def _data(self) -> Results:
+        settings = self.settings
+        if isinstance(settings, RolloutRun):
+            self.prompts: PromptSet = load_prompts(settings.data, self.tokenizer)
+            yield from check_prompts(settings, self.prompts)
+            self.largest: Any = largest_rollouts(settings, self.prompts)
+            longest = self.largest.prompt + self.largest.response
+        else:
+            examples = settings.examples(self.tokenizer)
+            kind = Demonstration if self.plan.command == "sft" else Pair
+            yield from check_examples(settings, examples, kind)
+            self.largest = largest_sequences(settings, examples)
+            longest = self.largest.width
+        yield from check_tokens(settings, self.tokenizer, self.config, longest)
+        master = 0 if self.settings.model.dtype == "float32" else 4
+        saved = self.learns if self.settings.model.lora else self.weights
+        size = DTYPES[self.settings.model.dtype].itemsize
+        yield from check_disk(settings, saved * size, self.learns * (12 + master))
+
+    def _memory(self) -> Results:
+        settings, device = self.settings, self.device
+        pa.array([0])  # imports pandas where there is one, as writing the record will
+        self.seen.libraries = resident() if device.type == "cpu" else 0
+        # Imported now, since what computes without numbers is some 50 MB that no run imports.
+        from cavesson.check.memory import example_memory, rollout_memory
+
+        if isinstance(settings, RolloutRun):
+            rewards = sum(self._reward_bytes())
+            memory = rollout_memory(settings, self.largest, self.tokenizer, rewards, device.type)
+        else:
+            memory = example_memory(settings, self.largest, self.tokenizer, self.is_classifier, device.type)
+        self.seen.memory = memory
+        limit = self.options.memory
+        has = int(limit * 2**30) if limit is not None else total_memory(device)
+        fits = _fits(memory, self.seen.libraries, has, self.largest)
+        yield fits
+        if isinstance(fits, Finding) and isinstance(settings, RolloutRun):
+            half = self.largest._replace(prompt=max(1, self.largest.prompt // 2))
+            less = rollout_memory(settings, half, self.tokenizer, rewards, device.type).peak
+            lengths = [len(ids) for ids in self.prompts.ids]
+            yield from _too_long(
+                lengths, self.largest.prompt, half.prompt, memory.peak, less, has - self.seen.libraries
+            )
+
+    def _reward_bytes(self) -> Iterator[int]:
+        for reward in self.plan.rewards:
+            if "path" in reward.options:
+                settings = ModelSettings(path=str(reward.options["path"]), dtype=reward.options.get("dtype", "float32"))
+                yield bytes_of(skeleton(settings, self.tokenizer, classifier=True).parameters())
+
+    def _rewards(self) -> Results:
+        if not self.settings.rewards:
+            raise UserError("there is no reward: add [[rewards]] to the recipe")
+        if len(self.plan.rewards) < len(self.settings.rewards):
+            yield Skipped("reward", "an earlier stage still has to train the reward model")
+            return
+        self.rewards = build_rewards(self.plan.rewards, self.device)
+        rehearse(self.rewards, self.prompts.texts, self.prompts.columns)
+        yield Fine("reward-scores", "yes", "whether the reward scores an empty and a short response")
+        data = AnyDataSettings.model_validate(self.settings.data.model_dump())
+        if self.options.pairs is not None:
+            data = AnyDataSettings(path=self.options.pairs)
+        yield from _examined(self.rewards, unlearned(data, self.plan.rewards), self.tokenizer, self.plan.rewards)
+
+    def _short_run(self) -> Results:
+        options, settings = self.options, self.settings
+        if len(self.plan.rewards) < len(settings.rewards):
+            return
+        cost = short_cost(self.weights, self.largest, options)
+        if not options.short_run and (options.short_run is False or cost > TINY_COST):
+            yield Skipped("short-run", f"it trains {options.steps} steps without KL penalty; ask with --short-run")
+            return
+        with told("the short run"):
+            self.seen.first, self.seen.suggestion, errors = short_run(settings, options.rollouts, options.steps)
+        yield from errors
+        yield from judge(self.seen.first, self.seen.suggestion, settings)
+
+
+def short_cost(weights: int, largest: Rollouts, options: Options) -> float:
+    """Floating-point operations of a short run: 2 per weight and token forward, 4 backward (arXiv:2001.08361, section
+    2.1), of sampling, two scorings and one update.
+    """
+    tokens = options.rollouts * options.steps * (largest.prompt + largest.response)
+    return 12.0 * weights * tokens
+
+
+def _examined(
+    rewards: Sequence[Reward], data: AnyDataSettings, tokenizer: PreTrainedTokenizerBase, of: Sequence[RewardSettings]
+) -> Results:
+    said, columns = read_said(data, tokenizer, ROWS)
+    if not said:
+        yield Skipped("reward-examination", "the data has prompts only; give responses with --pairs FILE")
+        return
+
+    def scored(rows: Sequence[int], responses: Sequence[str]) -> list[float]:
+        of_rows = {name: [values[row] for row in rows] for name, values in columns.items()}
+        return score(rewards, [said[row].prompt for row in rows], responses, of_rows).total
+
+    yield from examine(said, scored, learned=any("path" in reward.options for reward in of))
+
+
+def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: int, has: int) -> Results:
+    """The prompts that would have to go, memory growing in proportion between half of the longest prompt and it."""
+    if longest == half or peak <= less:
+        return
+    limit = longest - math.ceil((peak - has) * (longest - half) / (peak - less))
+    if limit < 1:
+        return
+    over = sum(length > limit for length in lengths)
+    yield Finding(
+        "prompts-to-drop",
+        "note",
+        "Shorter prompts would fit",
+        f"Up to {limit} tokens a prompt, the memory is enough: {over} of {len(lengths)} prompts are longer.",
+        f"data.max_prompt_tokens = {limit}",
+        longest,
+        f"tokens of the longest prompt; at most {limit}",
+    )
+
+
+def _fits(memory: "Memory", libraries: int, has: int, largest: Any) -> Result:
+    peak = memory.peak + libraries
+    rows = f"{largest.rows} sequences"
+    healthy = f"at the peak, while {memory.phase} with {rows} in memory; at most {gigabytes(has)}"
+    if peak <= has:
+        return Fine("memory", gigabytes(peak), healthy)
+    return Finding(
+        "memory",
+        "error",
+        "The memory will not be enough",
+        f"The run takes {gigabytes(peak)}: {parts_of(memory, libraries)}.",
+        "update.micro_batch_size: less; model.gradient_checkpointing = true; model.lora; shorter prompts "
+        "(data.max_prompt_tokens, data.max_length)",
+        gigabytes(peak),
+        healthy,
+    )
+
+
+def parts_of(memory: "Memory", libraries: int) -> str:
+    """What the peak is made of, in words."""
+    parts = {"Python, libraries and data": libraries, **memory.stays, memory.phase: memory.phases[memory.phase]}
+    parts["holes in the heap"] = memory.holes
+    return ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)

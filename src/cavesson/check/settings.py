@@ -1,0 +1,222 @@
+"""What the settings alone say: sampling that breaks the KL, learning rates and penalties out of range, arithmetic."""
+
+import math
+from pathlib import Path
+
+from cavesson.algorithms.ppo import PPORun
+from cavesson.check.finding import Finding, Fine, Results
+from cavesson.continuing import continuation
+from cavesson.record.lock import is_free
+from cavesson.record.writable import check_writable
+from cavesson.train.settings import ExampleRun, RolloutRun
+
+LARGEST_TARGET = 10.0
+LARGEST_COEF = 0.2
+"""Where TRL's and OpenAI's adaptive controllers begin."""
+_LORA_FACTOR = 10.0
+_LARGE_MODEL = 50e6
+_RL_RATE = 5e-5
+
+
+def check_settings(settings: RolloutRun | ExampleRun, weights: int, random: bool) -> Results:
+    """Check what needs no data and no model.
+
+    Args:
+        settings: of the run.
+        weights: number of weights of the model, embeddings left out.
+        random: whether the model has learned nothing yet.
+    """
+    yield from _folder(settings.run)
+    yield from _learning_rate(settings, weights, random)
+    yield from _warm_up(settings)
+    if isinstance(settings, RolloutRun):
+        yield from _filters(settings)
+        yield from _temperature(settings)
+        yield from _penalty(settings)
+        yield from _micro_batch(settings.update.micro_batch_size, settings.batch_size // settings.update.mini_batches)
+    else:
+        yield from _micro_batch(settings.update.micro_batch_size, settings.batch_size)
+    if isinstance(settings, PPORun):
+        yield from _fading(settings)
+
+
+def _folder(run: Path) -> Results:
+    check_writable(run)
+    if not is_free(run):
+        way = continuation(run)
+        yield Finding(
+            "run-folder",
+            "error",
+            "The run's folder exists already",
+            f"{run} holds something; a run begins in a folder of its own.",
+            "--run another folder" + (f", or continue that run with: {way}" if way else ""),
+        )
+
+
+def _filters(settings: RolloutRun) -> Results:
+    """Rows 13 and 15 of the diagnosis."""
+    found, measured = settings.sampling.filters, settings.reference.kind != "none"
+    healthy = "filters of sampling; none where a KL is measured"
+    if not found or not measured:
+        yield Fine("filtered-sampling", ", ".join(found) or "none", healthy)
+        return
+    yield Finding(
+        "filtered-sampling",
+        "error" if settings.kl.coef else "warning",
+        "Filtered sampling makes the KL wrong",
+        "Responses are sampled from a filtered distribution and scored by the whole one: log π − log π_ref is then no "
+        "estimate of the KL, which may become negative, and a policy can earn reward by that.",
+        "sampling.top_k = 0, sampling.top_p = 1.0, sampling.min_new_tokens = 0",
+        ", ".join(found),
+        healthy,
+        "TRL 0.7.10, how_to_train; arXiv:2403.17031",
+    )
+
+
+def _temperature(settings: RolloutRun) -> Results:
+    """Row 14."""
+    sampled, scored = settings.sampling.temperature, settings.scoring_temperature
+    healthy = "temperature of sampling, and of scoring; the same where a KL is penalised"
+    seen = f"{sampled:g} and {scored:g}"
+    if sampled == scored or not settings.kl.coef:
+        yield Fine("temperature", seen, healthy)
+        return
+    yield Finding(
+        "temperature",
+        "warning",
+        "Sampled at one temperature, scored at another",
+        "The KL is that of responses which the scored policy would not give in these proportions.",
+        "sampling.temperature = 1.0, or kl.coef = 0",
+        seen,
+        healthy,
+        "arXiv:2403.17031",
+    )
+
+
+def _penalty(settings: RolloutRun) -> Results:
+    """Rows 18 and 20."""
+    target, coef = settings.kl.target, settings.kl.coef
+    if target is not None:
+        healthy = f"target of the KL in nats per response; at most {LARGEST_TARGET:g}, often 6"
+        if target > LARGEST_TARGET:
+            yield Finding(
+                "kl-target",
+                "warning",
+                "The KL may go where policies fall apart",
+                f"The penalty is adapted so that the KL comes to {target:g} nats per response.",
+                "kl.target = 6",
+                target,
+                healthy,
+                "TRL 0.7.10, how_to_train; arXiv:1909.08593",
+            )
+        else:
+            yield Fine("kl-target", target, healthy)
+    healthy = f"β of the KL penalty; at most {LARGEST_COEF:g}, often 0.02 to 0.05"
+    if coef > LARGEST_COEF and target is None:
+        yield Finding(
+            "kl-coefficient",
+            "warning",
+            "The penalty may drown the reward",
+            f"At β = {coef:g}, leaving the reference by 10 nats costs {10 * coef:g}; rewards rarely vary by as much.",
+            "a short run without penalty suggests a coefficient: cavesson check … --short-run",
+            coef,
+            healthy,
+            "arXiv:2203.02155 (0.02), arXiv:2204.05862 (0.001), arXiv:2307.04964 (0.05)",
+        )
+    else:
+        yield Fine("kl-coefficient", coef, healthy)
+
+
+def highest_rate(weights: int) -> float:
+    """The rate at which a model of this size learns best from nothing: 0.003239 − 0.0001395 · ln N, with N weights
+    without embeddings (arXiv:2001.08361, equation D.1); for models so large that this falls to zero, 1e-4 as GPT-3's
+    13 billion (arXiv:2005.14165, table 2.1).
+    """
+    return max(1e-4, 0.003239 - 0.0001395 * math.log(max(weights, 1)))
+
+
+def _learning_rate(settings: RolloutRun | ExampleRun, weights: int, random: bool) -> Results:
+    """What drives rows 18 and 32 to 35, and at the other end 19.
+
+    An update moves a weight by about the learning rate (Adam's bound, arXiv:1412.6980, section 2.1). Adapters take
+    about ten times the rate of full training ("LoRA Without Regret", thinkingmachines.ai, 2025).
+    """
+    rate, adapters = settings.optimizer.learning_rate, settings.model.lora is not None
+    is_rl = isinstance(settings, RolloutRun) and not random and weights >= _LARGE_MODEL
+    highest = (_LORA_FACTOR if adapters else 1.0) * (_RL_RATE if is_rl else 3 * highest_rate(weights))
+    healthy = f"learning rate; at most about {highest:.1g} for {'adapters on ' if adapters else ''}{weights:,} weights"
+    steps = settings.steps or 1000
+    if rate > highest:
+        yield Finding(
+            "learning-rate",
+            "warning",
+            "The learning rate is high",
+            "Ratios, gradients and KL blow up before the reward has said anything."
+            if is_rl
+            else "It is higher than the rate at which such a model is trained from nothing: it will forget.",
+            f"optimizer.learning_rate = {highest / 5:.0e}",
+            rate,
+            healthy,
+            "arXiv:2203.02155 and TRL 0.7.10 (1e-5 for PPO)" if is_rl else "arXiv:2001.08361, equation D.1",
+        )
+    elif rate * steps < 1e-6:
+        yield Finding(
+            "learning-rate",
+            "warning",
+            "Nothing will be learned",
+            f"AdamW moves a weight by about the learning rate: in {steps} steps by {rate * steps:.0e}, where weights "
+            "are about 0.02.",
+            "optimizer.learning_rate = 1e-5",
+            rate,
+            healthy,
+            "arXiv:1412.6980, section 2.1",
+        )
+    else:
+        yield Fine("learning-rate", rate, healthy)
+
+
+def _warm_up(settings: RolloutRun | ExampleRun) -> Results:
+    warm_up, steps = settings.optimizer.warmup_steps, settings.steps
+    if steps is not None and warm_up >= steps:
+        yield Finding(
+            "warm-up",
+            "warning",
+            "The learning rate never gets to its highest",
+            f"It rises over {warm_up} steps, and the run has {steps}.",
+            f"optimizer.warmup_steps = {steps // 10}",
+            warm_up,
+            "steps of warm-up; fewer than the run has",
+        )
+
+
+def _micro_batch(micro: int, rows: int) -> Results:
+    if micro > rows:
+        yield Finding(
+            "micro-batch",
+            "note",
+            "The micro-batch is larger than the batch",
+            f"Only {rows} sequences come together for an optimiser step; the limit changes nothing.",
+            f"update.micro_batch_size = {rows}, or less to save memory",
+            micro,
+            f"sequences in memory at a time; at most {rows}",
+        )
+
+
+def _fading(settings: PPORun) -> Results:
+    """Row 44: an advantage at distance n from the reward sees (γλ)^n of it."""
+    share = (settings.ppo.gamma * settings.ppo.lam) ** settings.sampling.longest
+    healthy = "(γλ)^n, what the first of n tokens sees of the reward at the end; at least 0.01"
+    if share < 0.01:
+        yield Finding(
+            "reward-fades",
+            "warning",
+            "The reward fades before it reaches the first tokens",
+            f"In a response of {settings.sampling.longest} tokens with γλ = {settings.ppo.gamma * settings.ppo.lam:g}, "
+            "the first ones learn from the critic's guesses alone.",
+            "ppo.lam = 1.0",
+            share,
+            healthy,
+            "VC-PPO, arXiv:2503.01491",
+        )
+    else:
+        yield Fine("reward-fades", share, healthy)

@@ -1,0 +1,243 @@
+"""A few steps without a KL penalty: how the first responses look, and how dear leaving the reference should be."""
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cavesson
+from cavesson.algorithms.grpo import GRPORun
+from cavesson.algorithms.raft import RAFTRun
+from cavesson.check.finding import Finding, Fine, Results
+from cavesson.config import check
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.own import all_rules
+from cavesson.doctor.words import language
+from cavesson.train.run import Training
+from cavesson.train.settings import RolloutRun
+
+Row = dict[str, Any]
+
+TARGET = 6.0
+"""Nats per response: the target of the first adaptive controllers (arXiv:1909.08593)."""
+_MOST_CUT = 0.5
+_MOST_EQUAL = 0.5
+_WEAKER, _STRONGER = 100.0, 10.0
+"""How far a coefficient may be off. A weak one shows late: most runs stop long before their optimum."""
+
+
+@dataclass(frozen=True)
+class First:
+    """What the first responses look like."""
+
+    responses: int
+    ended: float
+    """share that ended by themselves"""
+    lengths: tuple[int, int, int]
+    """tokens of the shortest, the middle and the longest"""
+    reward: float
+    reward_std: float
+    equal_groups: float | None
+    """share of groups whose responses all have the same reward; None where there are no groups"""
+    samples: tuple[tuple[str, str, float], ...]
+    """a few prompts, responses and rewards"""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """How dear leaving the reference should be."""
+
+    coef: float
+    target: float
+    reward_std: float
+    follows: float
+    """correlation of the log-ratio with the reward, over responses"""
+    kl: float
+    """of the last step, nats per response"""
+    kl_std: float
+
+
+def suggested_coefficient(reward_std: float, follows: float, target: float) -> float:
+    """The β at which the last nat up to the target earns what it costs.
+
+    Training maximises E[r] − β·KL. Where it multiplies a log-ratio Δ by s, the mean reward changes by s·Cov(r, Δ) and
+    the KL comes to s²·Var(Δ)/2, to the lowest order. With the correlation ρ of r and Δ the best s ends at a KL of
+    ρ²σ²/(2β²) nats: the reward grows with the root of the KL, as has been measured (arXiv:2204.05862, section 4.3;
+    arXiv:2210.10760), and β = ρσ/√(2·KL*) ends at KL*. With ρ = 1 this is the optimum π ∝ π_ref·exp(r/β) of normal
+    rewards (arXiv:2205.11275); no policy can follow its reward like that, so real ones end far below it.
+
+    KL in the loss of every token is balanced alike: advantage and KL of a response are summed over the same tokens.
+
+    Args:
+        reward_std: σ of what the algorithm maximises, over responses to the same prompt where it compares those.
+        follows: ρ, over the same responses.
+        target: the KL to end at, nats per response.
+    """
+    return follows * reward_std / math.sqrt(2 * target)
+
+
+def correlation(rewards: Sequence[Sequence[float]], log_ratios: Sequence[Sequence[float]]) -> float:
+    """Correlation within groups; at least what chance brings about, one standard error of none at all: 1/√n."""
+    reward, ratio = (np.concatenate([np.array(g) - np.mean(g) for g in groups]) for groups in (rewards, log_ratios))
+    norm = math.sqrt(float(reward @ reward) * float(ratio @ ratio))
+    return max(1 / math.sqrt(len(reward)), float(reward @ ratio) / norm if norm else 0.0)
+
+
+def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path) -> RolloutRun:
+    """The same run, short, without penalty and with a reference to measure the KL against."""
+    group = math.lcm(settings.samples_per_prompt, settings.raft.k if isinstance(settings, RAFTRun) else 1)
+    batch = max(group, min(rollouts, settings.batch_size) // group * group)
+    values: dict[str, Any] = settings.model_dump(exclude_unset=True)
+    values |= {"run": folder / "run", "steps": steps, "batch_size": batch, "trackers": ()}
+    kept = batch // settings.raft.k if isinstance(settings, RAFTRun) else batch
+    changed: dict[str, dict[str, Any]] = {
+        "kl": {"coef": 0.0, "target": None, "horizon": 10_000},
+        "checkpoint": {"every": 0, "updates": 0, "keep": 2},
+        "optimizer": {"warmup_steps": 0, "schedule": "constant"},
+        "update": {"mini_batches": min(settings.update.mini_batches, kept), "target_policy_kl": None},
+        "reference": {"kind": "auto"} if settings.reference.kind == "none" else {},
+    }
+    # What has no effect without a penalty, or with one optimiser step, is refused.
+    for owner, idle in (("grpo", ("kl_in", "kl_estimator")), ("rloo", ("kl_estimator",))):
+        if owner in values:
+            values[owner] = {key: value for key, value in values[owner].items() if key not in idle}
+    for name, update in changed.items():
+        values[name] = {**values.get(name, {}), **update}
+    return check(type(settings), values, "the short run")
+
+
+def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, Suggestion, list[Finding]]:
+    """Train a few steps in a temporary folder; also what the doctor is sure of in their record."""
+    with tempfile.TemporaryDirectory(prefix="cavesson-check-") as folder:
+        short = short_settings(settings, rollouts, steps, Path(folder))
+        Training(short).run(report=lambda _step, _metrics: None)
+        run = cavesson.open(short.run)
+        rows = run.rows().to_pylist()
+        errors = _diagnosed(RunData(run))
+    return _first(rows, settings.samples_per_prompt), _suggestion(settings, rows), errors
+
+
+def _diagnosed(data: RunData) -> list[Finding]:
+    """What the doctor calls an error in the short run's record, such as a ratio that is not 1 before the first update.
+
+    Its warnings need more steps than these.
+    """
+    words = language("en")
+    # Whether ends were forbidden need not be guessed here: the settings say it.
+    rules = [rule for rule in all_rules() if rule.name != "end-forbidden"]
+    found = [one for one in diagnose(data, rules).causes if one.severity == "error"]
+    said = [(one, words.said(one.rule, one.reading)) for one in found]
+    return [
+        Finding(one.rule.name, "error", t.title, t.cause, t.fix, one.reading.seen, t.healthy, one.rule.source)
+        for one, t in said
+    ]
+
+
+def judge(first: First, suggestion: Suggestion, settings: RolloutRun) -> Results:
+    """Verdicts on the first responses, and on the coefficient of the recipe."""
+    cut = 1 - first.ended
+    healthy = f"share of first responses cut at the length limit; at most {_MOST_CUT:g}"
+    if cut > _MOST_CUT:
+        yield Finding(
+            "responses-cut",
+            "warning",
+            "Most responses do not end",
+            f"{cut:.0%} of the first responses are cut at {settings.sampling.longest} tokens; what is rewarded is the "
+            "beginning of a response.",
+            "sampling.max_new_tokens: more; or fine-tune first on responses that end; or sampling.eos_token_ids",
+            cut,
+            healthy,
+            "DAPO, arXiv:2503.14476",
+        )
+    else:
+        yield Fine("responses-cut", cut, healthy)
+    if first.equal_groups is not None:
+        healthy = f"share of groups whose responses all have the same reward; at most {_MOST_EQUAL:g}"
+        if first.equal_groups > _MOST_EQUAL:
+            yield Finding(
+                "groups-equal",
+                "warning",
+                "Most groups say nothing",
+                "Where all responses to a prompt have the same reward, there is nothing to compare.",
+                "easier or harder prompts, more samples_per_prompt, or resample",
+                first.equal_groups,
+                healthy,
+                "DAPO, arXiv:2503.14476",
+            )
+        else:
+            yield Fine("groups-equal", first.equal_groups, healthy)
+    yield from _coefficient(suggestion, settings)
+
+
+def _coefficient(suggestion: Suggestion, settings: RolloutRun) -> Results:
+    given = settings.kl.coef
+    healthy = f"β of the KL penalty; about {suggestion.coef:.2g} ends near {suggestion.target:g} nats per response"
+    fixed = given > 0 and settings.kl.target is None
+    off = fixed and not suggestion.coef / _WEAKER <= given <= suggestion.coef * _STRONGER
+    if not off or suggestion.reward_std == 0:
+        yield Fine("kl-coefficient-measured", given, healthy)
+        return
+    low = given < suggestion.coef
+    yield Finding(
+        "kl-coefficient-measured",
+        "warning",
+        "The penalty is much weaker than the reward" if low else "The penalty is much stronger than the reward",
+        f"The reward varies by {suggestion.reward_std:.3g}; without penalty the log-ratio follows it with a "
+        f"correlation of {suggestion.follows:.2f}.",
+        f"kl.coef = {suggestion.coef:.2g}, or kl.target = {suggestion.target:g}",
+        given,
+        healthy,
+        "arXiv:2205.11275; arXiv:2204.05862, section 4.3",
+    )
+
+
+def _first(rows: Sequence[Row], samples_per_prompt: int) -> First:
+    rows = sorted((row for row in rows if row["step"] == 0), key=lambda row: row["reward"])
+    lengths = sorted(row["length"] for row in rows)
+    rewards = [row["reward"] for row in rows]
+    groups = _groups(rows, "reward", samples_per_prompt)
+    return First(
+        responses=len(rows),
+        ended=sum(row["finish_reason"] != "length" for row in rows) / len(rows),
+        lengths=(lengths[0], lengths[len(lengths) // 2], lengths[-1]),
+        reward=float(np.mean(rewards)),
+        reward_std=float(np.std(rewards)),
+        equal_groups=sum(len(set(group)) == 1 for group in groups) / len(groups) if samples_per_prompt > 1 else None,
+        samples=tuple(
+            (row["prompt"], row["response"], row["reward"]) for row in (rows[0], rows[len(rows) // 2], rows[-1])
+        ),
+    )
+
+
+def _suggestion(settings: RolloutRun, rows: Sequence[Row]) -> Suggestion:
+    last = max(row["step"] for row in rows)
+    moved = [row for row in rows if row["step"] > 0] or rows
+    # Alone, the response to a prompt is compared with those of its step.
+    together = settings.samples_per_prompt if settings.samples_per_prompt > 1 else settings.batch_size
+    rewards, log_ratios = (_groups(moved, name, together) for name in ("shaped_reward", "k1"))
+    spread = math.sqrt(float(np.mean([np.var(group) for group in rewards])))
+    if spread and _divides(settings):
+        spread = 1.0
+    spent = [row["k1"] for row in rows if row["step"] == last]
+    follows = correlation(rewards, log_ratios)
+    target = settings.kl.target or TARGET
+    coef = suggested_coefficient(spread, follows, target)
+    return Suggestion(coef, target, spread, follows, float(np.mean(spent)), float(np.std(spent)))
+
+
+def _divides(settings: RolloutRun) -> bool:
+    """Whether the reward is divided by its spread before the penalty meets it."""
+    return isinstance(settings, GRPORun) and settings.grpo.scale != "none" and settings.grpo.kl_in == "loss"
+
+
+def _groups(rows: Sequence[Row], name: str, together: int) -> list[list[float]]:
+    """What so many responses of the same step, one after the other, have of a column."""
+    found: dict[tuple[int, int], list[float]] = {}
+    for row in rows:
+        found.setdefault((row["step"], row["sample"] // together), []).append(row[name])
+    return list(found.values())

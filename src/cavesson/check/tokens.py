@@ -1,0 +1,122 @@
+"""Whether tokenizer, model, chat template and limits fit together."""
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from cavesson.check.finding import Finding, Fine, Results
+from cavesson.data.chat import Chat
+from cavesson.data.types import Turn
+from cavesson.errors import UserError
+from cavesson.train.settings import ExampleRun, RolloutRun
+
+
+def check_tokens(
+    settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, longest: int
+) -> Results:
+    """Check tokenizer and model; `longest` is the longest sequence the run will hold, in tokens."""
+    yield from _vocabulary(tokenizer, config)
+    yield from _end(settings, tokenizer, config)
+    yield from _padding(tokenizer)
+    yield from _positions(config, longest)
+
+
+def _vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> Results:
+    tokens, rows = len(tokenizer), config.get_text_config().vocab_size
+    healthy = f"tokens of the tokenizer; at most the model's {rows:,}"
+    if tokens > rows:
+        yield Finding(
+            "vocabulary",
+            "error",
+            "The tokenizer has tokens that the model does not know",
+            f"The model has embeddings for {rows:,} tokens, the tokenizer has {tokens:,}: it is another model's.",
+            "model.path: a folder whose tokenizer belongs to its weights",
+            tokens,
+            healthy,
+        )
+    else:
+        yield Fine("vocabulary", tokens, healthy)
+
+
+def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> Results:
+    """Rows 64 to 66: a response must be able to end, and a chat turn ends as the template says."""
+    given = settings.sampling.eos_token_ids if isinstance(settings, RolloutRun) else ()
+    of_config = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    known = {int(i) for i in given or (*of_config, tokenizer.eos_token_id) if i is not None}
+    healthy = "tokens that end a response; among them the one that ends a turn of the chat template"
+    names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(sorted(known)))) or "none"
+    turn_end = _turn_end(settings, tokenizer)
+    if not known:
+        yield Finding(
+            "end-token",
+            "error",
+            "No response can end",
+            "Neither the tokenizer nor the model's config has an end token: every response is cut at the length limit.",
+            "sampling.eos_token_ids = [ID]",
+            names,
+            healthy,
+            "TRL PR #7039",
+        )
+    elif turn_end is not None and turn_end not in known:
+        token = tokenizer.convert_ids_to_tokens(turn_end)
+        yield Finding(
+            "end-token",
+            "error" if isinstance(settings, RolloutRun) else "warning",
+            "The chat template ends a turn with a token that does not end a response",
+            f"A turn of the assistant ends with {token}; responses would go on behind it up to the length limit.",
+            f"sampling.eos_token_ids = [{turn_end}]",
+            names,
+            healthy,
+            "TRL PR #7039",
+        )
+    else:
+        yield Fine("end-token", names, healthy)
+
+
+def _turn_end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The special token at the end of an assistant's turn, where the data is read as chat."""
+    if not settings.data.chat:
+        return None
+    chat = Chat.of(settings.data, tokenizer)
+    try:
+        text, spans = chat.spans([Turn("user", "a"), Turn("assistant", "b")])
+    except UserError:
+        return None  # which reading the data says better
+    ids = tokenizer(text[: spans[-1][1]], add_special_tokens=False)["input_ids"]
+    return ids[-1] if ids and ids[-1] in tokenizer.all_special_ids else None
+
+
+def _padding(tokenizer: PreTrainedTokenizerBase) -> Results:
+    healthy = "the token that pads; a special one, and not the one for unknown text. The end token may pad: masks tell"
+    pad, unknown = tokenizer.pad_token, tokenizer.unk_token
+    if pad is not None and pad == unknown and pad != tokenizer.eos_token:
+        yield Finding(
+            "padding",
+            "warning",
+            "Padding looks like unknown text",
+            f"{pad} stands for padding and for what the tokenizer does not know; a reward model finds the end of a "
+            "text by its padding.",
+            "tokenizer.pad_token: the end token, or one of its own",
+            str(pad),
+            healthy,
+            "arXiv:2403.17031",
+        )
+    else:
+        yield Fine("padding", str(pad), healthy)
+
+
+def _positions(config: PretrainedConfig, longest: int) -> Results:
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if most is None:
+        return
+    healthy = f"tokens of the longest sequence; at most the model's {most:,}"
+    if longest > most:
+        yield Finding(
+            "positions",
+            "error",
+            "Sequences are longer than the model can read",
+            f"Prompt and response together may have {longest:,} tokens; the model knows {most:,} positions.",
+            "data.max_prompt_tokens, sampling.max_new_tokens or data.max_length: less",
+            longest,
+            healthy,
+        )
+    else:
+        yield Fine("positions", longest, healthy)

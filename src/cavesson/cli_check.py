@@ -1,0 +1,54 @@
+"""The command that says before a run what will go wrong in it."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cavesson.cli_flags import FLAGS, console, words_and_flags
+from cavesson.errors import UserError
+from cavesson.text.visible import safe_json
+
+check_app = typer.Typer()
+
+
+@check_app.command(context_settings=FLAGS)
+def check(
+    context: typer.Context,
+    command: Annotated[str | None, typer.Option(help="The command the recipe is for, where it fits several.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    memory: Annotated[float | None, typer.Option(help="Gigabytes the run may take; else what the machine has.")] = None,
+    short_run: Annotated[
+        bool | None,
+        typer.Option(help="Train a few steps without KL penalty; without either, where that takes seconds."),
+    ] = None,
+    rollouts: Annotated[int, typer.Option(help="Responses per step of the short run.", min=1)] = 64,
+    short_steps: Annotated[int, typer.Option(help="Steps of the short run.", min=1)] = 4,
+    reward: Annotated[
+        str | None, typer.Option(help="Examine this reward alone: a run, folder, Hub name, or file.py:function.")
+    ] = None,
+    pairs: Annotated[str | None, typer.Option(help="Pairs, or responses, to examine the reward with.")] = None,
+) -> None:
+    """Say what will go wrong before training: cavesson check RECIPE.toml [--setting value …]; exit code 1 on errors."""
+    from cavesson.check.report import plain, show
+    from cavesson.check.run import Options, check_recipe, check_reward
+
+    words, flags = words_and_flags(context.args, "[RECIPE.toml]")
+    options = Options(command, memory, short_run, rollouts, short_steps, reward, pairs)
+    if not words and not flags and reward is None:
+        raise UserError("give a recipe: cavesson check RECIPE.toml, or examine a reward: cavesson check --reward NAME")
+    reports = (
+        [check_reward(flags, options)] if reward else check_recipe(Path(words[0]) if words else None, flags, options)
+    )
+    failed, shown = False, []
+    for report in reports:
+        failed |= any(one.severity == "error" for one in report.findings)
+        if as_json:
+            shown.append(plain(report))
+        else:
+            show(console(), report)
+    if as_json:
+        print(safe_json(json.dumps(shown, ensure_ascii=False, indent=1)))
+    if failed:
+        raise typer.Exit(1)

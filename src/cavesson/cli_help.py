@@ -1,0 +1,121 @@
+"""The help of commands whose flags are settings: an overview of one screen, and a page for every group."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import typer
+
+from cavesson.cli_flags import console
+from cavesson.errors import UserError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+MAX_SETTINGS = 16
+"""Commands with at most so many settings have them on one page."""
+MOST_USED = (
+    "model.path", "model.lora.rank", "data.path", "data.validation", "prompt", "rewards", "sampling.max_new_tokens",
+    "kl.coef", "optimizer.learning_rate",
+)  # fmt: skip
+"""Settings inside groups that the overview shows."""
+
+
+class _Setting(NamedTuple):
+    name: str
+    type: str
+    default: str
+    help: str
+
+    @property
+    def group(self) -> str:
+        return self.name.rpartition(".")[0]
+
+
+def explain(
+    context: typer.Context, kind: "type[BaseModel]", arguments: str, *others: str, values: "BaseModel | None" = None
+) -> None:
+    """Print how a command is called and its settings; of many, an overview, or those of the group that is named.
+
+    Args:
+        context: of the command; its argument is the group, or `all`.
+        kind: the class of its settings.
+        arguments: what it takes before the flags.
+        others: other ways to call it.
+        values: settings whose values are the defaults; None = those of the class.
+
+    Raises:
+        UserError: there is no such group.
+    """
+    from cavesson.config import describe, groups
+
+    settings = [_Setting(*one) for one in describe(kind, values=values)]
+    titles = dict(groups(kind))
+    wanted = next((word for word in context.args if not word.startswith("--")), None)
+    if wanted is None:
+        _print_usage(context.command_path, kind, arguments, others)
+        if len(settings) > MAX_SETTINGS:
+            _print_overview(context.command_path, settings, titles)
+            return
+    if wanted in (None, "all"):
+        _print_settings(settings)
+    else:
+        _print_group(context.command_path, settings, titles, str(wanted))
+
+
+def _print_usage(command: str, kind: "type[BaseModel]", arguments: str, others: Iterable[str]) -> None:
+    from rich.text import Text
+
+    lines = [f"Usage: {command} {arguments} [--setting value …]", *(f"       {command} {other}" for other in others)]
+    console().print(Text("\n".join([*lines, "", " ".join((kind.__doc__ or "").split()), ""])))
+
+
+def _print_overview(command: str, settings: list[_Setting], titles: dict[str, str]) -> None:
+    """The settings that stand in no group, the most used of the others, and the groups in a line each."""
+    _print_settings([one for one in settings if not one.group and one.name not in titles])
+    _print_settings([one for one in settings if one.name in MOST_USED], "most used", in_full=False)
+    outer = {name: title for name, title in titles.items() if "." not in name}
+    counts = {name: sum(one.name.startswith(f"{name}.") for one in settings) for name in outer}
+    lines = {name: f"{title} ({counts[name]})" for name, title in outer.items()}
+    _print_lines(
+        ("group", f"explained by: {command} --help GROUP"),
+        [*lines.items(), ("all", f"every setting ({len(settings)})")],
+    )
+
+
+def _print_group(command: str, settings: list[_Setting], titles: dict[str, str], wanted: str) -> None:
+    name = wanted.replace("-", "_")
+    if name not in titles:
+        near = difflib.get_close_matches(name, [*titles, "all"], n=1)
+        way_on = f"did you mean {command} --help {near[0]}?" if near else f"{command} --help lists the groups"
+        raise UserError(f"there is no group of settings {wanted!r}; {way_on}")
+    console().print(f"{name}: {' '.join(titles[name].split())}\n", highlight=False, markup=False)
+    _print_settings([one for one in settings if one.name == name or one.group == name])
+    inner = [(one, title) for one, title in titles.items() if one.startswith(f"{name}.")]
+    if inner:
+        _print_lines(("group", f"explained by: {command} --help GROUP"), inner)
+
+
+def _print_settings(settings: Sequence[_Setting], title: str = "setting", in_full: bool = True) -> None:
+    texts = [f"{one.help} ({_type(one)})" if in_full else one.help for one in settings]
+    rows = [(f"--{one.name}", one.default, text) for one, text in zip(settings, texts, strict=True)]
+    _print_lines((title, "default", "what it does"), rows, in_full)
+
+
+def _type(one: _Setting) -> str:
+    return one.type.removesuffix(" or none") if one.default == "none" else one.type
+
+
+def _print_lines(titles: Sequence[str], rows: Iterable[Sequence[str]], in_full: bool = False) -> None:
+    """Print a table; a last column that is not shown in full is cut, so that every row is one line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold", no_wrap=not in_full and title is not titles[-1])
+    for *cells, last in rows:
+        text = Text(" ".join(last.split()), no_wrap=not in_full, overflow="fold" if in_full else "ellipsis")
+        table.add_row(*map(Text, cells), text)
+    console().print(table)
+    console().print()

@@ -1,0 +1,94 @@
+"""The commands that work on the record of a run."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cavesson.cli_flags import console
+from cavesson.errors import UserError
+from cavesson.record.answers import to_csv, to_json
+from cavesson.text.visible import visible
+
+if TYPE_CHECKING:
+    from cavesson.record.query import Answer
+
+record = typer.Typer()
+ALL = 2**53
+"""Lines that no answer has."""
+RunPlace = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a URL such as s3://bucket/run.")]
+
+
+@record.command()
+def compact(run: RunPlace) -> None:
+    """Merge the small files of a run into few large ones; nothing else about it changes."""
+    import cavesson
+    from cavesson.record import Lock, LockedError, compaction
+
+    files = cavesson.open(run).storage
+    try:
+        with Lock(files):
+            count, written = compaction.compact(files), None
+    except LockedError as error:
+        count, written = compaction.compact(files, ended=False), error
+    print(f"{count} segments merged" if count else "there was nothing to merge")
+    if written:
+        print(f"{written}\nIts newest step stays apart, and the next compact deletes what was merged")
+
+
+@record.command()
+def sql(
+    run: RunPlace,
+    query: Annotated[str, typer.Argument(help="One SELECT over rows, tokens, steps, rollups and vocabulary.")],
+    seconds: Annotated[float, typer.Option(help="How long the query may take.", min=0)] = 60.0,
+    memory: Annotated[int, typer.Option(help="How many MB it may use.", min=16)] = 2048,
+    limit: Annotated[
+        int | None, typer.Option(help="How many lines to print at most; else 1000, or all.", min=1)
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all lines as CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all lines as a JSON array of objects.")] = False,
+) -> None:
+    """Ask a run by SQL, read-only: cavesson sql RUN "select step, avg(reward) from rows group by step"."""
+    import cavesson
+    from cavesson.record.query import query as run_query
+    from cavesson.record.show import show_answer
+
+    if as_csv and as_json:
+        raise UserError("give --csv or --json, not both")
+    if as_csv or as_json:
+        answer = run_query(cavesson.open(run), query, seconds=seconds, memory=memory << 20, limit=limit or ALL)
+        _print_plain(answer, to_csv(answer) if as_csv else to_json(answer))
+        return
+    limit = limit or 1000
+    answer = run_query(cavesson.open(run), query, seconds=seconds, memory=memory << 20, limit=limit)
+    terminal = console()
+    show_answer(answer.columns, answer.rows, terminal)
+    more = f", of more: --limit {2 * limit} shows twice as many" if answer.truncated else ""
+    terminal.print(f"{len(answer.rows)} lines{more}", highlight=False)
+
+
+@record.command("push-to-hub")
+def push_to_hub(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hugging Face Hub.")],
+    public: Annotated[bool, typer.Option("--public", help="Create a repository that everybody can read.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the files and the model card.")] = False,
+) -> None:
+    """Push a run's model to the Hugging Face Hub, with a card of its data, algorithm, settings and figures."""
+    from cavesson.exporters import hub
+
+    what = hub.prepare(run, repo)
+    if dry_run:
+        for name, path in what.files.items():
+            print(f"{path.stat().st_size:>12,} bytes  {name}")
+        print(f"\nREADME.md\n\n{visible(what.card)}")
+        return
+    print(f"pushed   {hub.push(what, repo, private=not public)}")
+
+
+def _print_plain(answer: "Answer", text: str) -> None:
+    """Print what programs read: exact, except that no control character reaches a terminal."""
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    if answer.truncated:
+        print(f"only the first {len(answer.rows)} lines, because of --limit", file=sys.stderr)

@@ -1,0 +1,155 @@
+"""The commands that look at data and use what was trained."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cavesson.cli_commands import Commands
+from cavesson.cli_flags import FLAGS, Help, console, load, words_and_flags
+from cavesson.cli_help import explain
+from cavesson.text.counting import counted
+from cavesson.text.visible import visible
+
+tools = typer.Typer()
+data = typer.Typer(cls=Commands, help="Look at data as a run would read it.", no_args_is_help=True)
+tools.add_typer(data, name="data")
+
+
+@tools.command(context_settings=FLAGS, add_help_option=False)
+def generate(
+    context: typer.Context,
+    chat: Annotated[bool, typer.Option("--chat", help="Talk to the model in the terminal.")] = False,
+    help: Help = False,
+) -> None:
+    """Sample responses: cavesson generate MODEL --prompt "The hotel room", or talk: cavesson generate MODEL --chat."""
+    from rich.text import Text
+
+    from cavesson.sampling.generate import GenerateSettings, write
+    from cavesson.sampling.generate import generate as sample
+    from cavesson.tools.chat import TalkSettings
+    from cavesson.tools.chat import chat as talk
+
+    if help:
+        explain(context, TalkSettings if chat else GenerateSettings, "MODEL", "MODEL --chat")
+        return
+    (model,), flags = words_and_flags(context.args, "MODEL")
+    if chat:
+        talk(model, load(TalkSettings, None, flags))
+        return
+    settings = load(GenerateSettings, None, flags)
+    responses = sample(model, settings)
+    if settings.out is not None:
+        print(f"{counted(write(responses, settings.out), 'response')} written to {settings.out}")
+        return
+    terminal = console()
+    for row in responses:
+        if not terminal.is_terminal:  # a file or a program gets the very text
+            print(f"{row['prompt']}{row['response']}\n[{row['finish_reason']}]\n")
+            continue
+        terminal.print(Text(visible(row["prompt"]), style="dim") + Text(visible(row["response"])), soft_wrap=True)
+        terminal.print(Text(f"[{row['finish_reason']}]\n", style="dim"))
+
+
+@tools.command(context_settings=FLAGS, add_help_option=False)
+def merge(context: typer.Context, help: Help = False) -> None:
+    """Merge an adapter into its base model: cavesson merge ADAPTER OUT."""
+    from cavesson.models.merge import MergeSettings
+    from cavesson.models.merge import merge as run_merge
+
+    if help:
+        explain(context, MergeSettings, "ADAPTER OUT")
+        return
+    (adapter, out), flags = words_and_flags(context.args, "ADAPTER", "OUT")
+    print(run_merge(adapter, Path(out), load(MergeSettings, None, flags)))
+
+
+@tools.command(context_settings=FLAGS, add_help_option=False)
+def score(context: typer.Context, help: Help = False) -> None:
+    """Score the responses in a file by a reward model or any other reward: cavesson score FILE --rewards RUN."""
+    from cavesson.tools.score import ScoreSettings
+    from cavesson.tools.score import score as run_score
+
+    if help:
+        explain(context, ScoreSettings, "FILE")
+        return
+    (path,), flags = words_and_flags(context.args, "FILE")
+    print(visible(str(run_score(path, load(ScoreSettings, None, flags)))))
+
+
+@tools.command(context_settings=FLAGS, add_help_option=False)
+def compare(context: typer.Context, help: Help = False) -> None:
+    """Compare models on the same prompts with the same random numbers: cavesson compare A B --prompts FILE."""
+    from cavesson.tools.compare import CompareSettings, show
+    from cavesson.tools.compare import compare as run_compare
+
+    if help:
+        explain(context, CompareSettings, "MODEL MODEL…")
+        return
+    models, flags = words_and_flags(context.args, "MODEL", "MODEL…")
+    settings = load(CompareSettings, None, flags)
+    show(run_compare(models, settings), console(), settings.show)
+
+
+@tools.command(context_settings=FLAGS, add_help_option=False)
+def evaluate(context: typer.Context, help: Help = False) -> None:
+    """Measure perplexity on a text, rewards of sampled responses, or both: cavesson evaluate MODEL --text.path FILE."""
+    from cavesson.tools.evaluate import EvaluateSettings
+    from cavesson.tools.evaluate import evaluate as run_evaluate
+
+    if help:
+        explain(context, EvaluateSettings, "MODEL")
+        return
+    (model,), flags = words_and_flags(context.args, "MODEL")
+    print(visible(str(run_evaluate(model, load(EvaluateSettings, None, flags)))))
+
+
+@data.command("show", context_settings=FLAGS, add_help_option=False)
+def data_show(context: typer.Context, help: Help = False) -> None:
+    """Show a row token by token, with what is learned of it: cavesson data show FILE --tokenizer MODEL, or a recipe."""
+    from cavesson.data.show import ShowSettings, show_data
+
+    if help:
+        explain(
+            context, ShowSettings, "[FILE]", "RECIPE.toml [--row N] [--kind KIND] [--setting-of-the-recipe value …]"
+        )
+        return
+    words, flags = words_and_flags(context.args, "[FILE]")
+    if words and words[0].endswith(".toml"):
+        from cavesson.data.show_recipe import show_recipe
+
+        show_recipe(Path(words[0]), flags, console())
+        return
+    show_data(load(ShowSettings, None, _with_path(context)), console())
+
+
+@data.command("lengths", context_settings=FLAGS, add_help_option=False)
+def data_lengths(context: typer.Context, help: Help = False) -> None:
+    """Count tokens, and what the limits would drop: cavesson data lengths FILE --tokenizer MODEL."""
+    from cavesson.data.lengths import LengthSettings, show_lengths
+
+    if help:
+        explain(context, LengthSettings, "[FILE]")
+        return
+    show_lengths(load(LengthSettings, None, _with_path(context)), console())
+
+
+@data.command("duplicates", context_settings=FLAGS, add_help_option=False)
+def data_duplicates(context: typer.Context, help: Help = False) -> None:
+    """Find rows that are there twice, and held-out rows that are trained on: cavesson data duplicates FILE."""
+    from cavesson.data.duplicates import duplicates, print_duplicates
+    from cavesson.data.load import load as load_rows
+    from cavesson.data.view import ViewSettings, recognised
+
+    if help:
+        explain(context, ViewSettings, "[FILE]")
+        return
+    settings = load(ViewSettings, None, _with_path(context))
+    rows = load_rows(settings.data, recognised(settings).kind)
+    print_duplicates(duplicates(rows.train, rows.held_out), console())
+
+
+def _with_path(context: typer.Context) -> list[str]:
+    """The flags, with the file as data.path."""
+    words, flags = words_and_flags(context.args, "[FILE]")
+    return [*flags, *(["--data.path", words[0]] if words else [])]

@@ -1,0 +1,230 @@
+"""Settings: a TOML file and dotted flags become one frozen, strict object that is written into the run."""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from cavesson.config_paths import in_folder
+from cavesson.config_types import type_name
+from cavesson.errors import UserError
+
+
+class SettingsError(UserError, ValueError):
+    """Values that are no settings, given to a class of settings."""
+
+
+class Settings(BaseModel):
+    """Base of every group of settings. The text under a field is its help."""
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise SettingsError(_explained(type(self), error, type(self).__name__)) from None
+
+    # Groups inside others are checked together with these, and not by calling the above.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_may_be_a_word(cls, values: Any) -> Any:
+        """`--name none` means that there is nothing, except where "none" is one of a setting's words."""
+        if not isinstance(values, dict):
+            return values
+        words = {name for name, field in cls.model_fields.items() if "none" in get_args(field.annotation)}
+        return {name: "none" if value is None and name in words else value for name, value in values.items()}
+
+    def refuse(self, name: str, why: str) -> None:
+        """Refuse a setting, by its dotted name, that has no effect beside the others, unless it has its default.
+
+        Raises:
+            ValueError: it differs from its default.
+        """
+        *groups, last = name.split(".")
+        owner = reduce(getattr, groups, self)
+        if getattr(owner, last) != type(owner).model_fields[last].default:
+            raise ValueError(f"{name} has no effect {why}")
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load(kind: type[S], recipe: Path | None, flags: Sequence[str]) -> S:
+    """Read a recipe, lay the flags over it and check the result.
+
+    Args:
+        kind: the class of settings.
+        recipe: a TOML file; None means nothing but defaults and flags.
+        flags: `--a.b value` or `--a.b=value`; values are read as TOML, else as text.
+
+    Raises:
+        UserError: the file is missing or no TOML, a key is unknown (the message names the nearest), or a value is
+            out of range.
+    """
+    values = overlaid(in_folder(_read(recipe), recipe.parent) if recipe else {}, flags)
+    return check(kind, values, str(recipe) if recipe else "the flags")
+
+
+def overlaid(values: dict[str, Any], flags: Sequence[str]) -> dict[str, Any]:
+    """Lay flags over plain values, in place, and return them."""
+    for key, value in _parse_flags(flags):
+        _set(values, key, value)
+    return values
+
+
+def check(kind: type[S], values: Mapping[str, Any], source: str) -> S:
+    """Make settings of plain values; a mistake is one line that starts with the source."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise UserError(_explained(kind, error, source)) from None
+
+
+def _explained(kind: type[BaseModel], error: ValidationError, source: str) -> str:
+    return "\n".join(_explain(kind, one, source) for one in error.errors()[:2])
+
+
+def describe(
+    kind: type[BaseModel], prefix: str = "", values: BaseModel | None = None
+) -> Iterator[tuple[str, str, str, str]]:
+    """Every field as (dotted name, type, default, help), groups flattened.
+
+    Args:
+        kind: the class of settings.
+        prefix: of the names.
+        values: settings whose values are the defaults; None = those of the class.
+    """
+    for name, field in kind.model_fields.items():
+        value = field.get_default(call_default_factory=True) if values is None else getattr(values, name)
+        if isinstance(value, BaseModel):
+            yield from describe(type(value), f"{prefix}{name}.", value)
+            continue
+        default = "required" if values is None and field.is_required() else _show(value)
+        yield f"{prefix}{name}", type_name(field.annotation), default, field.description or ""
+        group = _group(field.annotation)
+        if group is not None:
+            yield from describe(group, f"{prefix}{name}.")
+
+
+def groups(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every group of settings as (dotted name, help), outer ones before those inside them."""
+    for name, field in kind.model_fields.items():
+        group = _group(field.annotation)
+        if group is not None:
+            yield f"{prefix}{name}", field.description or ""
+            yield from groups(group, f"{prefix}{name}.")
+
+
+def _read(recipe: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(recipe.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"{recipe}: there is no such recipe") from None
+    except IsADirectoryError:
+        raise UserError(f"{recipe} is a folder; a recipe is a .toml file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{recipe} is not UTF-8 (byte {error.start + 1}): save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{recipe} is not valid TOML: {error}") from None
+
+
+def _parse_flags(flags: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    rest = iter(flags)
+    for flag in rest:
+        if not flag.startswith("--") or len(flag) == 2:
+            raise UserError(f"{flag!r} is not understood; settings are given as --name.field value")
+        key, equals, text = flag[2:].partition("=")
+        if not equals:
+            try:
+                text = next(rest)
+            except StopIteration:
+                raise UserError(f"--{key} needs a value") from None
+        yield key.replace("-", "_"), _parse_value(text)
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return None if text == "none" else text
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    *groups, last = key.split(".")
+    for group in groups:
+        values = values.setdefault(group, {})
+        if not isinstance(values, dict):
+            raise UserError(f"--{key}: {group!r} is not a group of settings that a flag can reach into")
+    values[last] = value
+
+
+def _explain(kind: type[BaseModel], error: Any, source: str) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"{source}: unknown setting {where!r}{_nearest(kind, where)}"
+    if error["type"] == "missing":
+        return f"{source}: {where!r} is missing; {_field_help(kind, where)}"
+    if error["type"] == "tuple_type" and (group := _group_of_list(kind, error["loc"])) is not None:
+        return f"{source}: {where!r} is a list of tables: {_written_out(where, group, error['input'])}"
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    given = "" if isinstance(error["input"], dict | BaseModel) else f", and not {error['input']!r}"
+    return f"{source}: {where or 'the settings'}: {message}{given}"
+
+
+def _group_of_list(kind: type[BaseModel], place: Sequence[int | str]) -> type[BaseModel] | None:
+    """What a setting is a list of, where that is groups of settings."""
+    for name in place[:-1]:
+        found = kind.model_fields.get(str(name))
+        group = None if found is None else _group(found.annotation)
+        if group is None:
+            return None
+        kind = group
+    field = kind.model_fields.get(str(place[-1]))
+    items = get_args(field.annotation) if field is not None else ()
+    return next((item for item in items if isinstance(item, type) and issubclass(item, BaseModel)), None)
+
+
+def _written_out(where: str, group: type[BaseModel], given: Any) -> str:
+    if isinstance(given, dict):
+        return f"write [[{where}]], with two brackets, in a recipe"
+    first = next(iter(group.model_fields))
+    return f"write [[{where}]] and {first} = {given!r} in a recipe, or --{where} '[{{{first} = \"{given}\"}}]'"
+
+
+def _nearest(kind: type[BaseModel], where: str) -> str:
+    names = [name for name, *_ in describe(kind)]
+    # A forgotten group first: `--stop` means `sampling.stop`, however much it looks like `steps`.
+    same = [name for name in names if name.rsplit(".", 1)[-1] == where.rsplit(".", 1)[-1]]
+    near = difflib.get_close_matches(where, same or names, n=1, cutoff=0.0 if same else 0.5)
+    return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
+
+
+def _field_help(kind: type[BaseModel], where: str) -> str:
+    return next((text for name, _, _, text in describe(kind) if name == where), "it is required")
+
+
+def _group(annotation: Any) -> type[BaseModel] | None:
+    candidates = [annotation, *get_args(annotation)]
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _show(default: Any) -> str:
+    """A value as it is written in a recipe, but for the quotes around a text."""
+    if isinstance(default, tuple):
+        return f"[{', '.join(map(_show, default))}]"
+    if isinstance(default, BaseModel):
+        given = ((name, getattr(default, name)) for name in default.model_fields_set)
+        return f"{{{', '.join(f'{name} = {_show(value)}' for name, value in given)}}}"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "none" if default is None else str(default)

@@ -1,0 +1,29 @@
+"""How a run that has not finished is continued: what is printed as the next thing to do."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cavesson
+from cavesson.algorithms import ALGORITHMS
+from cavesson.command_line import command_line
+
+
+def is_trained_here(info: Mapping[str, Any]) -> bool:
+    """Whether a run with this run.json was trained by an algorithm of the table, and not by another trainer."""
+    return "config" in info and "trainer" not in info and info.get("algorithm") in ALGORITHMS
+
+
+def continuation(folder: Path) -> str | None:
+    """Return the command that continues the run in a folder, or what does so in Python where only Python can.
+
+    None if there is no run in it, or one that was not trained here.
+    """
+    if not (folder / "run.json").exists():
+        return None
+    info = cavesson.open(folder).info
+    if not is_trained_here(info):
+        return None
+    if info["inputs"]:
+        return "Training(..., resume=True) in Python"
+    return command_line(info["algorithm"], "--resume", folder, processes=info["processes"])

@@ -1,0 +1,180 @@
+"""Conversations as text: the tokenizer's chat template, and where the assistant speaks in what it writes."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from cavesson.config_paths import LocalPath, expanded
+from cavesson.data.settings import DataSettings
+from cavesson.data.special_tokens import Reading, Span, SpecialTokens, Written
+from cavesson.data.types import Said, Turn
+from cavesson.errors import UserError, first_line
+
+Tools = Sequence[Mapping[str, Any]]
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class ChatSettings(DataSettings):
+    """Data whose conversations become text."""
+
+    template: LocalPath | None = None
+    """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
+    system: str | None = None
+    """what the system says first in conversations that do not begin with a system turn"""
+    chat: bool = False
+    """make conversations of plain texts: the user says the prompt, the assistant the response"""
+    special_tokens: Reading = "text"
+    """how special tokens that are written in the data, such as <|im_end|>, are read: as text like any other, or as
+    control tokens, for texts in which a chat template was written by hand"""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Writes conversations as a chat template says."""
+
+    tokenizer: PreTrainedTokenizerBase
+    own_template: str | None = None
+    """instead of the tokenizer's"""
+    system: str | None = None
+    """content of a system turn for conversations without one"""
+    of_texts: bool = False
+    """whether plain texts become conversations"""
+    special_tokens: Reading = "text"
+    """how special tokens in what is said are read"""
+
+    @classmethod
+    def of(cls, settings: ChatSettings, tokenizer: PreTrainedTokenizerBase) -> "Chat":
+        """Raises UserError where the template's file is missing."""
+        return cls(tokenizer, read_template(settings.template), settings.system, settings.chat, settings.special_tokens)
+
+    def turns(self, said: Said, role: str) -> Said:
+        """What was said, as a turn where plain texts become conversations; a prompt of "" is none."""
+        if not self.of_texts or not isinstance(said, str):
+            return said
+        return (Turn(role, said),) if said or role == "assistant" else ()
+
+    def opened(self, prompt: Sequence[Turn]) -> tuple[Turn, ...]:
+        """The turns of a prompt, the system's first if there is anything for it to say."""
+        if self.system is None or (prompt and prompt[0].role == "system"):
+            return tuple(prompt)
+        return (Turn("system", self.system), *prompt)
+
+    def plain(self, text: str) -> Written:
+        """A text without turns."""
+        return Written(text) if self.special_tokens == "text" else self.special.as_control(text)
+
+    def render(self, turns: Sequence[Turn], tools: Tools = (), *, answer: bool = False) -> Written:
+        """The text of a conversation; with `answer` up to where the assistant's next turn begins.
+
+        Raises:
+            UserError: there is no template, or it cannot write these turns.
+        """
+        return self._render(turns, tools, answer=answer)[0]
+
+    def spans(self, turns: Sequence[Turn], first: int = 0, tools: Tools = ()) -> tuple[Written, list[Span]]:
+        """The text of a conversation, and where in it the assistant's turns from turn number `first` on stand.
+
+        Where the template has `{% generation %}`, that says what the assistant's part of a turn is. Elsewhere the
+        part begins where an answer would, and ends with the last special token of the turn: what follows, such as the
+        line break of ChatML, is not written by a model that stops at its end token.
+
+        Raises:
+            UserError: nothing in the template says where the assistant speaks.
+        """
+        speaks = [number for number, turn in enumerate(turns) if turn.role == "assistant"]
+        marked = bool(_GENERATION.search(self._template(tools)))
+        text, spans = self._render(turns, tools, marked=marked)
+        if not marked:
+            return text, [self._between(text, turns, number, tools) for number in speaks if number >= first]
+        earlier = sum(number < first for number in speaks)
+        if earlier and len(spans) != len(speaks):
+            raise UserError(
+                f"the chat template marks {len(spans)} parts in {len(speaks)} turns of the assistant; "
+                "it must mark one per turn, with {% generation %} … {% endgeneration %}"
+            )
+        return text, spans[earlier:]
+
+    def _between(self, text: Written, turns: Sequence[Turn], number: int, tools: Tools) -> Span:
+        if number == 0:
+            raise UserError("the assistant speaks first; there must be a turn before it")
+        before = self.render(turns[:number], tools, answer=True)
+        after: str = self.render(turns[: number + 1], tools)
+        if not text.startswith(after):
+            # Some templates, such as Phi-3's, write the end token after the last turn and after no other.
+            after = after.removesuffix(str(self.tokenizer.eos_token))
+        if not (text.startswith(after) and after.startswith(before)):
+            raise UserError(
+                f"the chat template writes turn {number + 1}, the assistant's, in another way when asking for it or if "
+                "other turns follow, so nothing says which tokens are learned; give data.template a template with "
+                "{% generation %}"
+            )
+        stripped = len(after.rstrip())
+        ends = any(end == stripped for _, end in text.control) or after.rstrip().endswith(self._ordinary)
+        return len(before), stripped if ends else len(after)
+
+    def _render(
+        self, turns: Sequence[Turn], tools: Tools, *, answer: bool = False, marked: bool = False
+    ) -> tuple[Written, list[Span]]:
+        special: dict[str, Any] = self.tokenizer.special_tokens_map
+        listed = [dict(tool) for tool in tools]
+        # What is said must not look like special tokens to whoever reads what the template wrote.
+        said = [turn.content for turn in turns] if self.special_tokens == "text" else []
+        disguise = self.special.disguise([*said, json.dumps(listed, ensure_ascii=False)] if said else [])
+        rendered: Any
+        try:
+            # What `apply_chat_template` calls; that one gives no places in the text.
+            rendered = render_jinja_template(
+                [[{"role": turn.role, "content": disguise.on(turn.content)} for turn in turns]],
+                tools=disguise.on(listed) or None,
+                chat_template=self._template(tools),
+                add_generation_prompt=answer,
+                return_assistant_tokens_mask=marked,
+                **special,
+            )
+        except (TemplateError, TypeError) as error:
+            reason = first_line(error)
+            raise UserError(f"the chat template cannot write this conversation: {reason}") from None
+        (text,), spans = rendered
+        return Written(disguise.off(text), self.special.spans(text)), spans[0] if marked else []
+
+    def _template(self, tools: Tools) -> str:
+        if self.own_template is None and not self.tokenizer.chat_template:
+            raise UserError(
+                "this is a conversation, but the tokenizer has no chat template; set data.template (chat: --template)"
+            )
+        template: str = self.tokenizer.get_chat_template(self.own_template, [dict(tool) for tool in tools] or None)
+        return template
+
+    @cached_property
+    def special(self) -> SpecialTokens:
+        """The special tokens of the tokenizer."""
+        return SpecialTokens(self.tokenizer)
+
+    @cached_property
+    def _ordinary(self) -> tuple[str, ...]:
+        """Added tokens that are ordinary text."""
+        added = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
+        return tuple(added - set(self.special.names))
+
+
+def read_template(template: str | None) -> str | None:
+    """The text of a template that is given by its file or itself.
+
+    Raises:
+        UserError: the file is not there.
+    """
+    if template is None or "{{" in template or "{%" in template:
+        return template
+    try:
+        return expanded(template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"data.template: cannot read {template!r} ({error}); give a .jinja file or a template"
+        ) from None

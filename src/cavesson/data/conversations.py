@@ -1,0 +1,120 @@
+"""Conversations: which of their turns ask and which answer, and what two of them share."""
+
+from itertools import pairwise
+
+from cavesson.data.fields import Fields, Skip
+from cavesson.data.types import Said, Turn
+from cavesson.errors import UserError
+
+Turns = tuple[Turn, ...]
+
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    # A call is something the model writes, an observation what the tool gave back.
+    "function": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+}
+"""How other formats call the roles of chat templates."""
+
+
+def turns_of(fields: Fields, column: str = "messages", *, role: str = "role", content: str = "content") -> Turns:
+    """The turns in a column, after what `system` says where the row has that."""
+    turns = fields.turns(column, role, content)
+    if not fields.has("system") or not fields.text("system"):
+        return turns
+    if turns and turns[0].role == "system":
+        raise UserError(f"{fields.place}: both 'system' and the first message are the system's; one is expected")
+    return (Turn("system", fields.text("system")), *turns)
+
+
+def renamed(turns: Turns) -> Turns:
+    """The turns under the role names of chat templates."""
+    return tuple(Turn(ROLES.get(turn.role, turn.role), turn.content) for turn in turns)
+
+
+def ask(turns: Turns) -> Turns:
+    """What is asked: everything before the last turn if that is an answer, else everything.
+
+    Raises:
+        Skip: the conversation does not begin with the user.
+    """
+    asked = turns[:-1] if turns and turns[-1].role == "assistant" else turns
+    _check_start(asked)
+    return asked
+
+
+def answered(turns: Turns, fields: Fields) -> Turns:
+    """The turns up to the last answer.
+
+    Raises:
+        Skip: there is no answer, or the conversation does not begin with the user.
+    """
+    if sum(turn.role != "system" for turn in turns) < 2:
+        raise Skip("conversations of fewer than 2 messages are skipped")
+    _check_start(turns)
+    end = max((i for i, turn in enumerate(turns, start=1) if turn.role == "assistant"), default=0)
+    if not end:
+        raise Skip("conversations without an answer are skipped")
+    if end < len(turns):
+        fields.note("turns after the last answer are dropped")
+    if any(turn.role == after.role != "tool" for turn, after in pairwise(turns)):
+        fields.note("one speaker has two turns in a row, which some chat templates refuse")
+    return turns[:end]
+
+
+def split(turns: Turns) -> tuple[Turns, Turns]:
+    """The turns before the first answer, and all from there on."""
+    first = next(i for i, turn in enumerate(turns) if turn.role == "assistant")
+    return turns[:first], turns[first:]
+
+
+def shared(chosen: Turns, rejected: Turns, fields: Fields) -> tuple[Turns, Turns, Turns]:
+    """Prompt and responses of two conversations: the prompt is what they share before an answer of both.
+
+    Raises:
+        Skip: they share no question, or one of them is not a question and its answer.
+    """
+    chosen, rejected = answered(chosen, fields), answered(rejected, fields)
+    same = 0
+    while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
+        same += 1
+    while same and not chosen[same].role == rejected[same].role == "assistant":
+        same -= 1
+    if not same:
+        raise Skip("pairs that answer different questions are skipped")
+    if max(len(chosen), len(rejected)) > same + 1:
+        fields.note("chosen and rejected differ in more than their last turn")
+    return chosen[:same], chosen[same:], rejected[same:]
+
+
+def shared_text(chosen: str, rejected: str) -> tuple[str, str, str]:
+    """Prompt and responses of two texts: the prompt is the words they both begin with.
+
+    A response keeps the space before its first word, where tokenizers cut, and is never empty unless its text is.
+    """
+    same = 0
+    while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
+        same += 1
+    while same and not chosen[same - 1].isspace():
+        same -= 1
+    if same and chosen[same - 1] == " ":
+        same -= 1
+    return chosen[:same], chosen[same:], rejected[same:]
+
+
+def alike(prompt: Said, response: Said) -> tuple[Said, Said]:
+    """Prompt and response both as texts or both as turns: a text beside turns is the user's, or the assistant's."""
+    if isinstance(prompt, str) and not isinstance(response, str):
+        return (Turn("user", prompt),) if prompt else (), response
+    if isinstance(response, str) and not isinstance(prompt, str):
+        return prompt, (Turn("assistant", response),)
+    return prompt, response
+
+
+def _check_start(turns: Turns) -> None:
+    spoken = turns[1:] if turns and turns[0].role == "system" else turns
+    if not spoken or spoken[0].role != "user":
+        raise Skip("conversations that do not begin with the user (after the system) are skipped")

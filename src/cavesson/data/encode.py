@@ -1,0 +1,241 @@
+"""Prompts and responses as token ids: what a sampler would see, and where the response begins."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cavesson.data.chat import Chat, Tools
+from cavesson.data.special_tokens import Encoded, Span, Written
+from cavesson.data.types import Demonstration, Pair, Prompt, Said, Turn
+from cavesson.errors import UserError
+
+T = TypeVar("T")
+_AT_ONCE = 1000  # what tokenizers return for more would fill the memory
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+
+
+class Asked(NamedTuple):
+    """A prompt, and the responses to it if there are any; all are texts, or all are turns."""
+
+    place: str
+    """where it stands, for messages"""
+    prompt: Said
+    responses: tuple[Said, ...] = ()
+    tools: Tools = ()
+
+
+class PromptLine(NamedTuple):
+    """A prompt as a sampler sees it."""
+
+    text: Written
+    ids: tuple[int, ...]
+
+
+class Line(NamedTuple):
+    """A prompt with one of its responses."""
+
+    ids: tuple[int, ...]
+    learn: tuple[bool, ...]
+    straddles: bool
+    """whether a token is part prompt, part response"""
+
+
+class _Text(NamedTuple):
+    place: str
+    text: Written
+
+
+def asked_of(row: Prompt | Demonstration | Pair, place: str) -> Asked:
+    """A row as the encoder takes it."""
+    match row:
+        case Pair():
+            return Asked(place, row.prompt, (row.chosen, row.rejected))
+        case Demonstration():
+            return Asked(place, row.prompt, (row.response,), row.tools)
+        case Prompt():
+            return Asked(place, row.prompt, (), row.tools)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Makes token ids of prompts and responses, many at a time.
+
+    Plain texts get the special tokens that the tokenizer adds, conversations those that the chat template writes.
+    Where a line starts with two BOS tokens or the template does not fit, a UserError names the place.
+    """
+
+    chat: Chat
+    learn_all: bool = False
+    """learn prompts too"""
+
+    def remark(self, one: Asked) -> str | None:
+        """How a special token that is written in what is said is read; None where there is none."""
+        found = self.chat.special.within(text for said in (one.prompt, *one.responses) for text in _texts(said))
+        if not found:
+            return None
+        if self.chat.special_tokens == "control":
+            return f"{found[0]} in the data is read as a control token"
+        return f'{found[0]} in the data is read as text; data.special_tokens = "control" makes a control token of it'
+
+    def prompts(self, asked: Iterable[Asked]) -> Iterator[PromptLine]:
+        """Prompts alone; a conversation up to where the answer begins."""
+        return _each_kind(map(self._asked, asked), self._plain_prompts, self._chat_prompts)
+
+    def lines(self, asked: Iterable[Asked]) -> Iterator[list[Line]]:
+        """Every prompt with each of its responses.
+
+        What is learned of a plain text begins where its ids stop being those of the prompt alone, for all responses to
+        a prompt at the same token, and ends with the end token, which is added if the tokenizer has one. What is
+        learned of a conversation: see `Chat.spans`. A token that is part prompt, part response is learned; the first
+        token of a line, which nothing comes before, never is.
+        """
+        return _each_kind(map(self._asked, asked), self._plain_lines, self._chat_lines)
+
+    def _asked(self, one: Asked) -> Asked:
+        responses = tuple(self.chat.turns(response, "assistant") for response in one.responses)
+        return one._replace(prompt=self.chat.turns(one.prompt, "user"), responses=responses)
+
+    def _plain_prompts(self, asked: Sequence[Asked]) -> list[PromptLine]:
+        texts = [_Text(one.place, self.chat.plain(str(one.prompt))) for one in asked]
+        return [PromptLine(text, tuple(ids)) for (_, text), ids in zip(texts, self._plain_ids(texts), strict=True)]
+
+    def _plain_lines(self, asked: Sequence[Asked]) -> list[list[Line]]:
+        prompts = self._plain_ids([_Text(one.place, self.chat.plain(str(one.prompt))) for one in asked])
+        wholes = [_Text(one.place, self.chat.plain(f"{one.prompt}{said}")) for one in asked for said in one.responses]
+        ids = iter(self._plain_ids(wholes))
+        return [
+            self._begun(prompt, [self._ended(next(ids)) for _ in one.responses])
+            for one, prompt in zip(asked, prompts, strict=True)
+        ]
+
+    def _begun(self, prompt: list[int], wholes: list[list[int]]) -> list[Line]:
+        start = min(_common_prefix(prompt, ids) for ids in wholes)
+        learned = 0 if self.learn_all else start
+        return [_line(ids, np.arange(len(ids)) >= learned, start < len(prompt)) for ids in wholes]
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        end = self.chat.tokenizer.eos_token_id
+        return ids if end is None or ids[-1:] == [end] else [*ids, end]
+
+    def _plain_ids(self, texts: Sequence[_Text]) -> list[list[int]]:
+        if texts and self.chat.system is not None:
+            raise UserError(f"{texts[0].place}: this is plain text; data.system is for conversations")
+        ids = [one.ids for one in self._tokenized(texts, add=True)]
+        # A prompt has not ended: an end token that the tokenizer adds to every text is taken off again.
+        ids = [line[:-1] for line in ids] if self._adds_end else ids
+        self._check_bos(texts, ids, "the tokenizer adds one to the one in the text; take that out")
+        return ids
+
+    @cached_property
+    def _adds_end(self) -> bool:
+        ids: list[int] = self.chat.tokenizer("a")["input_ids"]
+        return bool(ids[-1] == self.chat.tokenizer.eos_token_id)
+
+    def _chat_prompts(self, asked: Sequence[Asked]) -> list[PromptLine]:
+        texts = []
+        for one in asked:
+            with _at(one.place):
+                turns = self.chat.opened(_turns(one.prompt))
+                texts.append(_Text(one.place, self.chat.render(turns, one.tools, answer=True)))
+        encoded = self._chat_ids(texts)
+        return [PromptLine(text, tuple(one.ids)) for (_, text), one in zip(texts, encoded, strict=True)]
+
+    def _chat_lines(self, asked: Sequence[Asked]) -> list[list[Line]]:
+        texts, spans = [], []
+        for one in asked:
+            for response in one.responses:
+                with _at(one.place):
+                    text, learned = self._written(one, response)
+                texts.append(_Text(one.place, text))
+                spans.append(learned)
+        if texts and not self.chat.tokenizer.is_fast:
+            raise UserError("to tell the assistant's tokens apart takes a fast tokenizer (one with a tokenizer.json)")
+        lines = iter([*map(_marked, self._chat_ids(texts), spans)])
+        return [[next(lines) for _ in one.responses] for one in asked]
+
+    def _written(self, one: Asked, response: Said) -> tuple[Written, list[Span]]:
+        prompt = self.chat.opened(_turns(one.prompt))
+        turns = (*prompt, *_turns(response))
+        if not self.learn_all:
+            return self.chat.spans(turns, len(prompt), one.tools)
+        text = self.chat.render(turns, one.tools)
+        return text, [(0, len(text))]
+
+    def _chat_ids(self, texts: Sequence[_Text]) -> list[Encoded]:
+        encoded = self._tokenized(texts, add=False)
+        self._check_bos(texts, [one.ids for one in encoded], "take one out of the chat template or the first turn")
+        return encoded
+
+    def _tokenized(self, texts: Sequence[_Text], *, add: bool) -> list[Encoded]:
+        broken = next((place for place, text in texts if _HALF_PAIR.search(text)), None)
+        if broken is not None:
+            raise UserError(f"{broken}: the text holds half of a surrogate pair, which is no character")
+        return self.chat.special.encode([text for _, text in texts], add=add)
+
+    def _check_bos(self, texts: Sequence[_Text], lines: Sequence[list[int]], way_out: str) -> None:
+        bos = self.chat.tokenizer.bos_token_id
+        twice = next((text.place for text, ids in zip(texts, lines, strict=True) if ids[:2] == [bos, bos]), None)
+        if twice is not None:
+            raise UserError(
+                f"{twice}: the text begins with two BOS tokens ({self.chat.tokenizer.bos_token}); {way_out}"
+            )
+
+
+def _each_kind(
+    asked: Iterable[Asked], plain: Callable[[list[Asked]], list[T]], chat: Callable[[list[Asked]], list[T]]
+) -> Iterator[T]:
+    """What `plain` makes of the texts and `chat` of the conversations, in the order they were asked."""
+    rest = iter(asked)
+    while part := list(islice(rest, _AT_ONCE)):
+        texts = [one for one in part if isinstance(one.prompt, str)]
+        conversations = [one for one in part if not isinstance(one.prompt, str)]
+        plains, chats = iter(plain(texts) if texts else []), iter(chat(conversations) if conversations else [])
+        yield from (next(plains if isinstance(one.prompt, str) else chats) for one in part)
+
+
+def _marked(encoded: Encoded, spans: Sequence[Span]) -> Line:
+    """The line in which every token that overlaps one of the spans is learned."""
+    ids, offsets = encoded
+    end = np.array([end for _, end in offsets], dtype=np.int64)
+    # Some tokenizers leave a token's leading space out of its offsets; no character lies between two tokens.
+    start = np.minimum([start for start, _ in offsets], np.concatenate([[0], end[:-1]]))
+    learn = np.zeros(len(ids), dtype=bool)
+    straddles = False
+    for first, last in spans:
+        learn |= (start < last) & (end > first)
+        straddles |= bool(np.any((start < first) & (end > first)))
+    return _line(ids, learn, straddles)
+
+
+def _line(ids: list[int], learn: NDArray[np.bool_], straddles: bool) -> Line:
+    return Line(tuple(ids), (False, *learn[1:].tolist())[: len(ids)], straddles)
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    if b[: len(a)] == a:
+        return len(a)
+    return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), len(b))
+
+
+def _texts(said: Said) -> list[str]:
+    return [said] if isinstance(said, str) else [turn.content for turn in said]
+
+
+def _turns(said: Said) -> tuple[Turn, ...]:
+    assert not isinstance(said, str)
+    return said
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from None

@@ -1,0 +1,133 @@
+"""The fields of one row, each checked where it is taken: a wrong value is one line that names the row."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from cavesson.data.notes import Notes
+from cavesson.data.types import Said, Turn
+from cavesson.errors import UserError
+
+
+class Row(NamedTuple):
+    """One row as it was read."""
+
+    place: str
+    """file and line, as messages name it"""
+    values: Mapping[str, Any]
+    format: str | None = None
+    """what the file itself says its rows are"""
+
+
+class Skip(Exception):
+    """This row cannot be used. The text says why, and the row is counted under it."""
+
+
+class Fields:
+    """A row, and where remarks about it go."""
+
+    def __init__(self, row: Row, notes: Notes):
+        self.place, self.values, self._notes = row.place, row.values, notes
+
+    def note(self, remark: str) -> None:
+        """Count something that was dropped or looks odd in this row."""
+        self._notes.add(remark, self.place)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a value; null is none."""
+        return self.values.get(name) is not None
+
+    def text(self, name: str) -> str:
+        """A text."""
+        return self._text(self.values.get(name), name)
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts."""
+        values = self._list(name, "a list of texts", str)
+        return [self._text(value, name) for value in values]
+
+    def scored(self, name: str) -> list[tuple[float, str]]:
+        """A list of `{score, text}`."""
+        values = self._list(name, 'a list such as [{"score": 0.5, "text": "…"}]', dict)
+        return [(self._number(value.get("score"), name), self._text(value.get("text"), name)) for value in values]
+
+    def said(self, name: str) -> Said:
+        """A text, or the turns of a conversation."""
+        return self.turns(name) if isinstance(self.values.get(name), list) else self.text(name)
+
+    def turns(self, name: str, role: str = "role", content: str = "content") -> tuple[Turn, ...]:
+        """The messages of a conversation, which are objects with a role and a content."""
+        expected = f'a list such as [{{"{role}": "user", "{content}": "…"}}]'
+        messages = self._list(name, expected, dict)
+        for message in messages:
+            if not isinstance(message.get(role), str) or not isinstance(message.get(content), str):
+                raise self._wrong(name, expected, message)
+        return tuple(Turn(message[role], message[content]) for message in messages)
+
+    def margin(self) -> float | None:
+        """The number under `margin`; CSV writes it as a text, and leaves it empty where there is none."""
+        value = self.values.get("margin")
+        return None if value in (None, "") else self._number(value, "margin")
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools that are offered: JSON objects, as such or written into a text."""
+        tools = _parsed(self.values.get("tools") or [])
+        tools = [_parsed(tool) for tool in tools] if isinstance(tools, list) else [tools]
+        objects = tuple(tool for tool in tools if isinstance(tool, dict))
+        if len(objects) < len(tools):
+            self.note("tools that are no JSON objects, which chat templates need, are left out")
+        return objects
+
+    def inside(self, name: str) -> "Fields":
+        """The fields of an object in this row."""
+        value = self.values.get(name)
+        if not isinstance(value, dict):
+            raise self._wrong(name, "an object", value)
+        return Fields(Row(f"{self.place}, {name!r}", value), self._notes)
+
+    def without(self, names: Iterable[str]) -> dict[str, Any]:
+        """The other fields."""
+        used = set(names)
+        return {name: value for name, value in self.values.items() if name not in used}
+
+    def _list(self, name: str, expected: str, kind: type) -> list[Any]:
+        values = self.values.get(name)
+        if not isinstance(values, list) or not values or not all(isinstance(value, kind) for value in values):
+            raise self._wrong(name, expected, values)
+        return values
+
+    def _text(self, value: Any, name: str) -> str:
+        if not isinstance(value, str):
+            raise self._wrong(name, "a text", value)
+        return value
+
+    def _number(self, value: Any, name: str) -> float:
+        try:
+            number = float(value) if isinstance(value, int | float | str) else math.nan
+        except (ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise self._wrong(name, "a number", value)
+        return number
+
+    def _wrong(self, name: str, expected: str, value: Any) -> UserError:
+        if name not in self.values:
+            return UserError(f"{self.place}: there is no {name!r}, where {expected} was expected")
+        return UserError(f"{self.place}: {name!r} holds {brief(value)} where {expected} was expected")
+
+
+def brief(value: Any) -> str:
+    """A value as JSON, cut short."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def _parsed(value: Any) -> Any:
+    """JSON that stands in a text; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

@@ -1,0 +1,300 @@
+"""The formats rows come in: how each is recognised by its columns, and what it becomes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+from cavesson.data import human_assistant, lmflow
+from cavesson.data.conversations import Turns, alike, answered, ask, renamed, shared, shared_text, split, turns_of
+from cavesson.data.fields import Fields
+from cavesson.data.types import Demonstration, Pair, Prompt, Said
+from cavesson.errors import UserError
+
+R = TypeVar("R", bound=Prompt | Demonstration | Pair)
+Kind = type[object]
+"""Prompt, Demonstration or Pair."""
+Values = Mapping[str, Any]
+
+NAMES: dict[Kind, str] = {Prompt: "prompts", Demonstration: "demonstrations", Pair: "pairs"}
+
+
+@dataclass(frozen=True)
+class Format:
+    """How rows with certain columns are read."""
+
+    gives: Kind
+    """what a row is; a pair is also a demonstration of what was chosen, and each of the two a prompt"""
+    columns: tuple[str, ...]
+    """columns every row has"""
+    prompt: Callable[[Fields], Said]
+    """what the row asks"""
+    read: Callable[[Fields], Demonstration | Pair] | None = None
+    """the demonstration or pair; nothing where a row is a prompt only"""
+    optional: tuple[str, ...] = ()
+    """columns that are read too where they are there"""
+    when: Callable[[Values], bool] | None = None
+    """what must hold for the values, where the columns do not tell"""
+    asks: tuple[str, ...] | None = None
+    """columns the prompt is in, which rewards do not get; the first when nothing else is said"""
+    by_name: bool = False
+    """whether only the settings or the file itself can say that this is the format"""
+
+    def gives_too(self, kind: Kind) -> bool:
+        """Whether rows can become that kind."""
+        return kind is Prompt or kind is self.gives or (kind is Demonstration and self.gives is Pair)
+
+    def fits(self, values: Values) -> bool:
+        """Whether a row looks like this format."""
+        there = not self.by_name and all(column in values for column in self.columns)
+        return there and (self.when is None or self.when(values))
+
+    def beats(self, other: "Format", values: Values) -> bool:
+        """Whether this format explains more of a row: more columns, or the same ones and their values."""
+        mine, others = self._used(values), other._used(values)
+        return mine > others or (mine == others and self.when is not None and other.when is None)
+
+    def _used(self, values: Values) -> set[str]:
+        return {column for column in (*self.columns, *self.optional) if column in values}
+
+
+def said(column: str) -> Callable[[Fields], Said]:
+    return lambda fields: fields.said(column)
+
+
+def plain_text(fields: Fields) -> Demonstration:
+    return Demonstration("", fields.text("text"))
+
+
+def prompt_and(column: str, fields: Fields) -> Demonstration:
+    prompt, response = alike(fields.said("prompt"), fields.said(column))
+    return Demonstration(prompt, response, fields.tools())
+
+
+def two_texts(question: str, answer: str, fields: Fields) -> Demonstration:
+    return Demonstration(fields.text(question), fields.text(answer))
+
+
+def instruction(fields: Fields) -> str:
+    """The instruction, and on a line of its own the input, where there is one."""
+    given = fields.text("input") if fields.has("input") else ""
+    return f"{fields.text('instruction')}\n\n{given}" if given else fields.text("instruction")
+
+
+def alpaca(fields: Fields) -> Demonstration:
+    return Demonstration(instruction(fields), fields.text("output"))
+
+
+def messages(fields: Fields) -> Demonstration:
+    """A conversation; its response is everything from the first answer on, of which the assistant's turns count."""
+    return Demonstration(*split(answered(turns_of(fields), fields)), fields.tools())
+
+
+def sharegpt_turns(fields: Fields) -> Turns:
+    return renamed(turns_of(fields, "conversations", role="from", content="value"))
+
+
+def sharegpt(fields: Fields) -> Demonstration:
+    return Demonstration(*split(answered(sharegpt_turns(fields), fields)), fields.tools())
+
+
+def preference(fields: Fields) -> Pair:
+    """Responses to a prompt, or, without one, two texts or conversations that begin with the same prompt."""
+    chosen, rejected, margin = fields.said("chosen"), fields.said("rejected"), fields.margin()
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        if not fields.has("prompt"):
+            return Pair(*shared_text(chosen, rejected), margin)
+    elif isinstance(chosen, str) or isinstance(rejected, str):
+        raise UserError(f"{fields.place}: 'chosen' and 'rejected' must both be texts or both be lists of messages")
+    elif not fields.has("prompt") or chosen[0].role != "assistant":
+        # Some data sets have the prompt as a text, and again as the first turns of the responses.
+        return Pair(*shared(chosen, rejected, fields), margin)
+    prompt, chosen = alike(fields.said("prompt"), chosen)
+    return Pair(prompt, chosen, alike(prompt, rejected)[1], margin)
+
+
+def listed(fields: Fields) -> str:
+    """The question of candidate answers, which stay in the column `output`."""
+    fields.texts("output")
+    return fields.text("input")
+
+
+def refuse(why: str, fields: Fields) -> NoReturn:
+    raise UserError(f"{fields.place}: {why}")
+
+
+def _pairs(
+    read: Callable[[Fields], Pair],
+    columns: tuple[str, str] = ("chosen", "rejected"),
+    optional: tuple[str, ...] = (),
+    when: Callable[[Values], bool] | None = None,
+    asks: tuple[str, ...] = ("chosen", "rejected", "prompt"),
+) -> Format:
+    """A format of pairs whose prompt is found by reading both responses."""
+    return Format(Pair, columns, lambda fields: read(fields).prompt, read, optional, when, asks)
+
+
+_no_images = partial(refuse, "image_text is data of images, and Cavesson trains on text alone")
+_no_numbers = partial(refuse, "float_only is data of numbers, and Cavesson trains on text")
+_refused = (_no_images, _no_numbers)
+_dialogue = human_assistant.holds_dialogue
+
+FORMATS: dict[str, Format] = {
+    # TRL's formats, of texts or of conversations.
+    "text": Format(Demonstration, ("text",), said("text"), plain_text),
+    "prompt": Format(Prompt, ("prompt",), said("prompt"), optional=("tools",)),
+    "prompt_completion": Format(
+        Demonstration, ("prompt", "completion"), said("prompt"), partial(prompt_and, "completion"), ("tools",)
+    ),
+    "messages": Format(
+        Demonstration,
+        ("messages",),
+        lambda fields: ask(turns_of(fields)),
+        messages,
+        optional=("system", "tools"),
+        asks=("messages", "system"),
+    ),
+    "preference": _pairs(preference, optional=("prompt", "margin")),
+    # Texts under other names; prompt_response is what a mapping of columns usually leads to.
+    "prompt_response": Format(
+        Demonstration, ("prompt", "response"), said("prompt"), partial(prompt_and, "response"), ("tools",)
+    ),
+    "question_answer": Format(
+        Demonstration, ("question", "answer"), said("question"), partial(two_texts, "question", "answer")
+    ),
+    "alpaca": Format(
+        Demonstration,
+        ("instruction", "output"),
+        instruction,
+        alpaca,
+        optional=("input",),
+        asks=("instruction", "input"),
+    ),
+    "sharegpt": Format(
+        Demonstration,
+        ("conversations",),
+        lambda fields: ask(sharegpt_turns(fields)),
+        sharegpt,
+        optional=("system", "tools"),
+        asks=("conversations", "system"),
+    ),
+    # HH-RLHF's conversations in one text.
+    "human_assistant": _pairs(
+        human_assistant.pair,
+        optional=("prompt", "margin"),
+        when=lambda values: _dialogue("prompt" if values.get("prompt") else "chosen", values),
+    ),
+    "human_assistant_text": Format(
+        Demonstration,
+        ("text",),
+        partial(human_assistant.prompt, "text"),
+        human_assistant.demonstration,
+        when=partial(_dialogue, "text"),
+    ),
+    "human_assistant_prompt": Format(
+        Prompt,
+        ("prompt",),
+        partial(human_assistant.prompt, "prompt"),
+        optional=("tools",),
+        when=partial(_dialogue, "prompt"),
+    ),
+    # LMFlow's types; text_only is `text` and paired_text_to_text is `preference` (see lmflow.py).
+    "text2text": Format(
+        Demonstration,
+        ("input", "output"),
+        said("input"),
+        partial(two_texts, "input", "output"),
+        when=lambda values: not isinstance(values["output"], list),
+    ),
+    "conversation": Format(
+        Demonstration,
+        ("messages",),
+        lmflow.conversation_prompt,
+        lmflow.conversation,
+        optional=("system", "tools"),
+        asks=("messages", "system"),
+        by_name=True,
+    ),
+    "paired_conversation": _pairs(
+        lmflow.paired_conversation,
+        optional=("margin",),
+        when=lambda values: lmflow.holds_objects(values, "chosen", "rejected"),
+    ),
+    "positive_negative": _pairs(lmflow.positive_negative, ("positive", "negative"), asks=("positive", "negative")),
+    "text_to_textlist": Format(Prompt, ("input", "output"), listed, when=partial(lmflow.holds_list_of, str)),
+    "text_to_scored_textlist": Format(
+        Pair,
+        ("input", "output"),
+        lambda fields: fields.text("input"),
+        lmflow.scored_pair,
+        when=partial(lmflow.holds_list_of, dict),
+    ),
+    "image_text": Format(Demonstration, ("images", "text"), _no_images, _no_images),
+    "float_only": Format(Demonstration, ("value",), _no_numbers, _no_numbers),
+}
+"""Every format. A row is read as the one that explains most of its columns."""
+
+
+def recognise(values: Values, kind: Kind, place: str) -> str:
+    """The name of the format of a row.
+
+    A format that gives the kind itself is preferred to one from which it can be made.
+
+    Raises:
+        UserError: no format fits, or several do equally well.
+    """
+    fitting = {name: format for name, format in FORMATS.items() if format.gives_too(kind) and format.fits(values)}
+    same = {name: format for name, format in fitting.items() if format.gives is kind}
+    left = same or fitting
+    best = [name for name, mine in left.items() if not any(other.beats(mine, values) for other in left.values())]
+    if len(best) > 1:
+        raise UserError(f"{place}: the columns fit {' and '.join(best)}; say which with data.format")
+    if not best:
+        raise UserError(
+            f"{place}: the columns {', '.join(values) or '(none)'} fit no format of {NAMES[kind]} ({_shapes(kind)}); "
+            "say which column is which with data.columns"
+        )
+    return best[0]
+
+
+def named(name: str) -> Format:
+    """The format of a name, which may also be LMFlow's.
+
+    Raises:
+        UserError: there is no such format.
+    """
+    format = FORMATS.get(lmflow.TYPES.get(name, name))
+    if format is None:
+        raise UserError(f"data.format: there is no format {name!r}; there are {', '.join(FORMATS)}")
+    return format
+
+
+def convert(name: str, fields: Fields, kind: type[R]) -> R:
+    """A row as what it is read for.
+
+    Raises:
+        UserError: the format cannot become that kind, or a field is not what the format expects.
+        Skip: this row cannot be used.
+    """
+    format = named(name)
+    if not format.gives_too(kind):
+        raise UserError(f"{fields.place}: {name} gives {NAMES[format.gives]}, and {NAMES[kind]} are needed")
+    made: Any
+    if kind is Pair and fields.has("tools"):
+        fields.note("tools, which pairs have no place for, are left out")
+    if kind is Prompt:
+        asks = format.columns[:1] if format.asks is None else format.asks
+        made = Prompt(format.prompt(fields), fields.without((*asks, "tools")), fields.tools())
+    else:
+        assert format.read is not None
+        made = format.read(fields)
+        if kind is Demonstration and isinstance(made, Pair):
+            made = Demonstration(made.prompt, made.chosen)
+    row: R = made
+    return row
+
+
+def _shapes(kind: Kind) -> str:
+    """The columns from which a kind is recognised."""
+    formats = [format for format in FORMATS.values() if format.gives is kind and format.prompt not in _refused]
+    return ", or ".join(dict.fromkeys(" + ".join(format.columns) for format in formats))

@@ -1,0 +1,110 @@
+"""How many tokens prompts and responses have, and what a limit would drop."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.data.chat import Chat
+from cavesson.data.encode import Encoder, asked_of
+from cavesson.data.formats import NAMES
+from cavesson.data.load import load
+from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.data.view import AnyDataSettings, ViewSettings, recognised
+from cavesson.models.load import load_tokenizer
+
+Counts = NDArray[np.int64]
+QUANTILES = {"min": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95, "99 %": 0.99, "max": 1.0}
+_WIDTH = 30
+
+
+class LengthSettings(ViewSettings):
+    """Count the tokens of data, and what its limits drop."""
+
+
+def show_lengths(settings: LengthSettings, console: Console) -> None:
+    """Print quantiles, a histogram, and what the limit of the settings drops or cuts.
+
+    Raises:
+        UserError: the data or the tokenizer cannot be read.
+    """
+    tokenizer = load_tokenizer(settings.tokenizer)
+    format, kind = recognised(settings)
+    loaded = load(settings.data, kind)
+    counts = count_tokens(loaded.train, tokenizer, settings.data)
+    *_, limited = counts.values()
+    console.print(f"{len(limited):,} {NAMES[kind]} ({format}), tokens of {settings.tokenizer}", highlight=False)
+    console.print(_quantiles(counts))
+    console.print(_histogram(limited))
+    console.print(predict(limited, kind, settings.data), highlight=False)
+
+
+def count_tokens(
+    rows: Iterable[Prompt | Demonstration | Pair], tokenizer: PreTrainedTokenizerBase, settings: AnyDataSettings
+) -> dict[str, Counts]:
+    """Tokens of every row, by what they are of; the last is what the limit of the settings holds for.
+
+    Of a demonstration or pair: the prompt, which is what comes before the first learned token; the learned tokens of
+    each response; and the whole, of a pair the longer one.
+    """
+    rows = list(rows)
+    asked = (asked_of(row, f"{settings.path or 'the data'}: row {number}") for number, row in enumerate(rows, start=1))
+    encoder = Encoder(Chat.of(settings, tokenizer))
+    if isinstance(rows[0], Prompt):
+        return {"prompt": np.array([len(prompt.ids) for prompt in encoder.prompts(asked)])}
+    names = ("chosen", "rejected") if isinstance(rows[0], Pair) else ("response",)
+    counted = [
+        (
+            (lines[0].learn.index(True) if any(lines[0].learn) else len(lines[0].ids)),
+            *(sum(line.learn) for line in lines),
+            max(len(line.ids) for line in lines),
+        )
+        for lines in encoder.lines(asked)
+    ]
+    return dict(zip(("prompt", *names, "whole"), np.array(counted).T, strict=True))
+
+
+def predict(counts: Counts, kind: type, settings: AnyDataSettings) -> str:
+    """What the limit of the settings does to rows of these lengths, in words."""
+    if kind is Prompt:
+        name, limit, what = "max_prompt_tokens", settings.max_prompt_tokens, "dropped"
+    else:
+        name, limit = "max_length", settings.max_length
+        what = "cut" if settings.overlong == "truncate" else "dropped"
+    over = int((counts > limit).sum())
+    return f"data.{name} = {limit}: {over:,} of {len(counts):,} rows ({over / len(counts):.1%}) are longer and {what}"
+
+
+def histogram(counts: Counts) -> list[tuple[int, int, int]]:
+    """For every power of two up to the longest: how many rows are that long and longer than half, how many longer."""
+    tops = 2 ** np.arange(int(np.ceil(np.log2(max(1, counts.max())))) + 1)
+    longer = [int((counts > top).sum()) for top in tops]
+    within = -np.diff([len(counts), *longer])
+    return [(int(top), int(rows), over) for top, rows, over in zip(tops, within, longer, strict=True)]
+
+
+def _quantiles(counts: Mapping[str, Counts]) -> Table:
+    table = Table("tokens", *QUANTILES, "mean")
+    for name, values in counts.items():
+        # A quantile is a length that occurs, not one between two.
+        quantiles = np.quantile(values, list(QUANTILES.values()), method="inverted_cdf")
+        table.add_row(name, *(f"{int(value):,}" for value in quantiles), f"{values.mean():,.1f}")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
+def _histogram(counts: Counts) -> Table:
+    table = Table("up to", "rows", "", "longer", "share longer")
+    rows = histogram(counts)
+    most = max(count for _, count, _ in rows)
+    first = next(i for i, (_, count, _) in enumerate(rows) if count)
+    for top, count, longer in rows[first:]:
+        bar = "█" * round(_WIDTH * count / most)
+        table.add_row(f"{top:,}", f"{count:,}", bar, f"{longer:,}", f"{longer / len(counts):.1%}")
+    for column in (0, 1, 3, 4):
+        table.columns[column].justify = "right"
+    return table

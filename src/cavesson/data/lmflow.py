@@ -1,0 +1,117 @@
+"""LMFlow's JSON, `{"type": T, "instances": [...]}`, and those of its types that no other format has.
+
+Types and fields: github.com/OptimalScale/LMFlow, docs/source/examples/DATASETS.md. Rules for conversations: its
+src/lmflow/tokenization/hf_decoder_model.py.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cavesson.data.conversations import Turns, answered, ask, renamed, shared, shared_text, split, turns_of
+from cavesson.data.fields import Fields, Skip
+from cavesson.data.types import Demonstration, Pair
+from cavesson.errors import UserError
+
+TYPES = {
+    "text_only": "text",
+    "text2text": "text2text",
+    "float_only": "float_only",
+    "image_text": "image_text",
+    "conversation": "conversation",
+    "paired_conversation": "paired_conversation",
+    "paired_text_to_text": "preference",
+    "text_to_textlist": "text_to_textlist",
+    "text_to_scored_textlist": "text_to_scored_textlist",
+}
+"""LMFlow's name of a type, and the format that reads it."""
+
+_ANSWER = "###Assistant:"  # what the scripts of LMFlow's article write before an answer
+_ROLES = ("system", "user", "assistant", "function", "observation")
+
+
+def is_lmflow(value: Any) -> bool:
+    """Whether a JSON value is a file of LMFlow rather than a row; older files name no type."""
+    if not isinstance(value, dict) or not isinstance(value.get("instances"), list):
+        return False
+    return "type" in value or len(value) == 1
+
+
+def instances(value: dict[str, Any], file: str) -> tuple[str | None, list[Any]]:
+    """The format, None where the file names no type, and the rows of a file of LMFlow.
+
+    Raises:
+        UserError: LMFlow has no such type.
+    """
+    if "type" not in value:
+        return None, value["instances"]
+    if value["type"] not in TYPES:
+        raise UserError(f"{file}: LMFlow has no type {value['type']!r}; its types are {', '.join(TYPES)}")
+    return TYPES[value["type"]], value["instances"]
+
+
+def conversation(fields: Fields) -> Demonstration:
+    """`messages`, with optional `system` and `tools`; the responses are all turns from the first answer on."""
+    return Demonstration(*split(_in_pairs(fields)), fields.tools())
+
+
+def conversation_prompt(fields: Fields) -> Turns:
+    """What a conversation asks last."""
+    return ask(renamed(_turns(fields)))
+
+
+def paired_conversation(fields: Fields) -> Pair:
+    """`chosen` and `rejected`, each of them a conversation."""
+    chosen, rejected = (_in_pairs(fields.inside(name)) for name in ("chosen", "rejected"))
+    return Pair(*shared(chosen, rejected, fields), fields.margin())
+
+
+def scored_pair(fields: Fields) -> Pair:
+    """`input`, and of the scored texts under `output` the best against the worst; the margin is their difference."""
+    scored = fields.scored("output")
+    best, worst = max(scored, key=lambda pair: pair[0]), min(scored, key=lambda pair: pair[0])
+    if best[0] == worst[0]:
+        raise Skip("scored texts of which none is better than another are skipped")
+    return Pair(fields.text("input"), best[1], worst[1], best[0] - worst[0])
+
+
+def positive_negative(fields: Fields) -> Pair:
+    """`positive` and `negative`, two texts whose responses begin after the last `###Assistant:` that they share.
+
+    Texts of another form are split as those of `preference` are: after the words they both begin with.
+    """
+    positive, negative = fields.text("positive"), fields.text("negative")
+    ends = [match.end() for match in re.finditer(_ANSWER, positive)]
+    start = max((end for end in ends if negative.startswith(positive[:end])), default=None)
+    if start is None:
+        return Pair(*shared_text(positive, negative))
+    return Pair(positive[:start], positive[start:], negative[start:])
+
+
+def holds_objects(values: Mapping[str, Any], *columns: str) -> bool:
+    """Whether these columns are objects rather than texts or lists."""
+    return all(isinstance(values.get(column), dict) for column in columns)
+
+
+def holds_list_of(kind: type, values: Mapping[str, Any]) -> bool:
+    """Whether `output` is a list that begins with a value of a kind."""
+    output = values.get("output")
+    return isinstance(output, list) and isinstance(output[0] if output else None, kind)
+
+
+def _turns(fields: Fields) -> Turns:
+    turns = turns_of(fields)
+    unknown = next((turn.role for turn in turns if turn.role not in _ROLES), None)
+    if unknown is not None:
+        raise UserError(f"{fields.place}: LMFlow has no role {unknown!r}; its roles are {', '.join(_ROLES)}")
+    return turns
+
+
+def _in_pairs(fields: Fields) -> Turns:
+    """Questions and answers in turn: an odd last turn is dropped."""
+    turns = _turns(fields)
+    said = sum(turn.role != "system" for turn in turns)
+    if said > 1 and said % 2:
+        fields.note("the odd last turn of a conversation is dropped")
+        turns = turns[:-1]
+    return answered(renamed(turns), fields)

@@ -1,0 +1,164 @@
+"""Prompts as token ids, in an order that depends on nothing but the seed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.data.chat import Chat, ChatSettings
+from cavesson.data.encode import Encoder, asked_of
+from cavesson.data.fields import Fields, Row
+from cavesson.data.load import load
+from cavesson.data.notes import Notes
+from cavesson.data.order import Stream, passes_over
+from cavesson.data.types import Prompt, Said
+from cavesson.errors import UserError
+from cavesson.types import Batch
+
+
+class PromptSettings(ChatSettings):
+    """Where the prompts come from."""
+
+    max_prompt_tokens: int = Field(256, ge=1)
+    """longer prompts are dropped, counted and named: the longest one sets the memory a step needs"""
+
+
+def check_prompts(settings: PromptSettings) -> None:
+    """Refuse held-out rows of another source: no response to them is ever asked for.
+
+    Raises:
+        ValueError: there are some.
+    """
+    for name in ("validation_path", "validation_split"):
+        if getattr(settings, name) is not None:
+            raise ValueError(f"data.{name} has no effect on prompts: nothing is measured on held-out ones")
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Tokenized prompts with the columns that came along."""
+
+    texts: tuple[str, ...]
+    """what a sampler sees: of a conversation what the chat template writes, up to where the answer begins"""
+    ids: tuple[tuple[int, ...], ...]
+    columns: Mapping[str, tuple[Any, ...]]
+    dropped: tuple[int, ...]
+    """rows whose prompt was too long, counted from 0 among those that were read"""
+    notes: tuple[str, ...] = ()
+    """what was skipped while reading, in words"""
+    sources: tuple[tuple[range, float], ...] = ()
+    """of a mix the prompts of each source, and its weight"""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def order(self, seed: int, shuffle: bool) -> Stream[int]:
+        """Indices of prompts, in endless passes over the data."""
+        sources = self.sources or ((range(len(self)), 1.0),)
+        return passes_over([prompts for prompts, _ in sources], [w for _, w in sources], seed, shuffle=shuffle)
+
+    def batch(self, indices: Sequence[int], pad: int) -> Batch:
+        """Columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""
+        return padded_prompts([self.ids[i] for i in indices], pad)
+
+
+def padded_prompts(ids: Sequence[Sequence[int]], pad: int) -> Batch:
+    """Columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""
+    width = max(map(len, ids))
+    return Batch(
+        {
+            "prompt_ids": torch.tensor([[pad] * (width - len(row)) + list(row) for row in ids]),
+            "prompt_mask": torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids]),
+        }
+    )
+
+
+def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+    """Read and tokenize the prompts of the settings.
+
+    Raises:
+        UserError: no such file, a format without prompts, or no usable prompt.
+    """
+    if settings.stream:
+        raise UserError("data.stream: prompts are kept in memory; data.max_rows limits them")
+    loaded = load(settings, Prompt)
+    chat = Chat.of(settings, tokenizer)
+    prompts = _prompt_set(loaded.train, chat, settings.max_prompt_tokens, settings.path or "the data")
+    ranges = _kept([len(list(source.rows)) for source in loaded.sources], prompts.dropped)
+    sources = zip(ranges, (source.weight for source in loaded.sources), strict=True)
+    return replace(prompts, notes=(*loaded.notes(), *prompts.notes), sources=tuple(sources))
+
+
+def _kept(sizes: Sequence[int], dropped: Sequence[int]) -> list[range]:
+    """Where the prompts of each source are, once rows are dropped."""
+    ends = np.cumsum(sizes)
+    ends -= np.searchsorted(dropped, ends)
+    return [range(int(first), int(end)) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def tokenize(
+    prompts: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    *,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    source: str = "the prompts",
+    chat: Chat | None = None,
+) -> PromptSet:
+    """Tokenize prompts, dropping those over the limit.
+
+    Args:
+        prompts: texts, or conversations as lists of `{"role": …, "content": …}`.
+        tokenizer: of the model.
+        max_tokens: the most of a prompt.
+        columns: what else is known of each prompt, for the rewards.
+        source: where the prompts come from, for messages.
+        chat: how conversations are written; the tokenizer's own way when None.
+
+    Raises:
+        UserError: something is no prompt, or nothing usable is left.
+    """
+    columns = columns or {}
+    rows = [
+        Prompt(_said(prompt, f"{source}: row {row + 1}"), {name: values[row] for name, values in columns.items()})
+        for row, prompt in enumerate(prompts)
+    ]
+    return _prompt_set(rows, chat or Chat(tokenizer), max_tokens, source)
+
+
+def _said(prompt: Any, place: str) -> Said:
+    if isinstance(prompt, str):
+        return prompt
+    return Fields(Row(place, {"prompt": prompt}), Notes()).said("prompt")
+
+
+def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str) -> PromptSet:
+    if not rows:
+        raise UserError(f"{source}: there is no prompt in it")
+    names = list(dict.fromkeys(name for row in rows for name in row.columns))
+    taken = {"prompts", "responses"} & set(names)
+    if taken:
+        raise UserError(f"{source}: rename the column {min(taken)!r}; rewards get their texts under that name")
+    asked = [asked_of(row, f"{source}: row {number}") for number, row in enumerate(rows, start=1)]
+    encoder, notes = Encoder(chat), Notes()
+    for one in asked:
+        if remark := encoder.remark(one):
+            notes.add(remark, one.place)
+    lines = list(encoder.prompts(asked))
+    empty = next((one.place for one, line in zip(asked, lines, strict=True) if not line.ids), None)
+    if empty is not None:
+        raise UserError(f"{empty} has an empty prompt; there must be a token to continue from")
+    kept = [row for row, line in enumerate(lines) if len(line.ids) <= max_tokens]
+    if not kept:
+        raise UserError(f"{source}: every prompt is over {max_tokens} tokens; raise data.max_prompt_tokens")
+    return PromptSet(
+        texts=tuple(lines[row].text for row in kept),
+        ids=tuple(lines[row].ids for row in kept),
+        columns={name: tuple(rows[row].columns.get(name) for row in kept) for name in names},
+        dropped=tuple(sorted(set(range(len(rows))) - set(kept))),
+        notes=tuple(notes.lines()),
+    )

@@ -1,0 +1,66 @@
+"""Where rows come from, and in which order they are used."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from cavesson.config import Settings
+from cavesson.config_paths import LocalPath
+
+
+class SourceSettings(Settings):
+    """One source of rows and how it is read."""
+
+    path: LocalPath | None = None
+    """a file (.txt, .jsonl, .json, .csv, .parquet, each also as .gz), a folder or glob of such files, a folder that
+    `datasets` saved, or the name of a Hub data set"""
+    split: str = "train"
+    """split of a Hub data set, or of a folder whose files are named after their split"""
+    subset: str | None = None
+    """configuration of a Hub data set that has several"""
+    format: str | None = None
+    """how the columns are read, such as messages or preference; recognised by their names when none"""
+    columns: dict[str, str] = Field(default={})
+    """our column names and what the source calls them, such as {prompt = "question", response = "answer"}"""
+    weight: float = Field(1.0, gt=0)
+    """share of the rows that come from this source, relative to the other sources of a mix"""
+
+
+class DataSettings(SourceSettings):
+    """The rows of a run: one source, or a mix of several."""
+
+    mix: tuple[SourceSettings, ...] = ()
+    """several sources instead of `path`; each is repeated as often as its weight needs"""
+    shuffle: bool = True
+    """a new order in every pass over the data"""
+    validation: float = Field(0.0, ge=0, lt=1)
+    """fraction of the rows, taken from the end of every source, that is held out"""
+    validation_path: LocalPath | None = None
+    """a source of its own for the rows that are held out; format and columns are those of `path`"""
+    validation_split: str | None = None
+    """split to hold out, of `validation_path` or else of `path`"""
+    max_rows: int | None = Field(None, ge=1)
+    """only the first so many rows of every source are used"""
+    stream: bool = False
+    """read while training, for data that does not fit into memory"""
+    shuffle_buffer: int = Field(10_000, ge=1)
+    """rows that are read ahead and shuffled together when streaming"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        apart = self.validation_path is not None or self.validation_split is not None
+        if self.path is not None and self.mix:
+            raise ValueError("give path or mix, not both")
+        if self.validation and apart:
+            raise ValueError("give validation, or validation_path and validation_split, not both")
+        if self.validation and self.stream:
+            raise ValueError("a fraction of a stream cannot be held out; give validation_path or validation_split")
+        if self.mix and apart and self.validation_path is None:
+            raise ValueError("with a mix, validation_split needs a validation_path")
+        self.refuse("weight", "here: it is a share of a mix, and stands in its entries")
+        if not (self.stream and self.shuffle):
+            self.refuse("shuffle_buffer", "without stream and shuffle")
+        if self.mix:
+            for name in ("split",) if apart else ("split", "subset", "format", "columns"):
+                self.refuse(name, "beside mix; set it in the entries of the mix")
+        return self

@@ -1,0 +1,166 @@
+"""Shows a row of data as a model sees it: every token, and whether it is learned."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.data.chat import Chat
+from cavesson.data.encode import Asked, Encoder, asked_of
+from cavesson.data.formats import NAMES
+from cavesson.data.load import load
+from cavesson.data.tokens import fitted
+from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.data.view import AnyDataSettings, Recognised, ViewSettings, recognised
+from cavesson.errors import UserError
+from cavesson.models.load import load_tokenizer
+from cavesson.text.visible import visible, visible_line
+
+BOUNDARY = "│"
+STYLES = {"learned": "bold green", "masked": "", "prompt": ""}
+
+
+class ShowSettings(ViewSettings):
+    """Show a row of data token by token."""
+
+    row: int = Field(1, ge=1)
+    """number of the row"""
+
+
+class Shown(NamedTuple):
+    """One sequence of tokens."""
+
+    title: str
+    ids: Sequence[int]
+    labels: Sequence[str]
+    """for each token: learned, masked or prompt"""
+
+
+def show_data(settings: ShowSettings, console: Console) -> None:
+    """Print how the data is read, and one row of it token by token.
+
+    Raises:
+        UserError: the data or the tokenizer cannot be read, or there is no such row.
+    """
+    tokenizer = load_tokenizer(settings.tokenizer)
+    show_row(settings.data, recognised(settings), settings.row, tokenizer, console, {})
+
+
+def show_row(
+    settings: AnyDataSettings,
+    found: Recognised,
+    number: int,
+    tokenizer: PreTrainedTokenizerBase,
+    console: Console,
+    facts: Mapping[str, str],
+) -> None:
+    """Print these facts, how the data is read, and row `number` of it, counted from 1.
+
+    Raises:
+        UserError: the data cannot be read, or there is no such row.
+    """
+    format, kind = found
+    loaded = load(settings, kind)
+    rows = loaded.train
+    if number > len(rows):
+        raise UserError(f"there is no row {number} among {len(rows)} {NAMES[kind]}")
+    place = f"{settings.path or 'the data'}: row {number}"
+    sequences, remarks = encode_row(rows[number - 1], place, tokenizer, settings)
+    held_out = f", and {len(loaded.held_out):,} held out" if loaded.held_out else ""
+    rows_read = f"{len(rows):,} ({NAMES[kind]}){held_out}"
+    facts = {**facts, "format": format, "rows": rows_read, "row": f"{number}"}
+    lines = [*facts.items(), *(("note", note) for note in loaded.notes()), *(("warning", text) for text in remarks)]
+    grid = Table.grid(padding=(0, 2))
+    for name, text in lines:
+        grid.add_row(Text(name, "bold"), Text(visible(text), "yellow" if name == "warning" else ""))
+    console.print(grid)
+    for sequence in sequences:
+        console.print(_title(sequence))
+        console.print(_tokens(sequence, tokenizer))
+    console.print(Text(f"{BOUNDARY} ends a token, ↵ is a line break", "dim"))
+
+
+def encode_row(
+    row: Prompt | Demonstration | Pair, place: str, tokenizer: PreTrainedTokenizerBase, settings: AnyDataSettings
+) -> tuple[list[Shown], list[str]]:
+    """The tokens of a row, and what is wrong with them.
+
+    A row that would be dropped is given whole.
+    """
+    encoder = Encoder(Chat.of(settings, tokenizer), learn_all=settings.learn == "all" and not isinstance(row, Pair))
+    asked = asked_of(row, place)
+    remark = encoder.remark(asked)
+    special = [remark] if remark else []
+    if isinstance(row, Prompt):
+        (prompt,) = encoder.prompts([asked])
+        over = f"longer than data.max_prompt_tokens = {settings.max_prompt_tokens}: dropped"
+        shown = Shown("prompt", prompt.ids, ["prompt"] * len(prompt.ids))
+        return [shown], special + ([over] if len(prompt.ids) > settings.max_prompt_tokens else [])
+    (lines,) = encoder.lines([asked])
+    kept, remarks = fitted(lines, settings)
+    remarks = special + remarks
+    titles = ("chosen", "rejected") if isinstance(row, Pair) else ("prompt and response",)
+    sequences = [
+        Shown(title, line.ids, ["learned" if learned else "masked" for learned in line.learn])
+        for title, line in zip(titles, kept or lines, strict=True)
+    ]
+    remarks += [text for sequence in sequences for text in _unended(sequence, tokenizer)]
+    is_chat = settings.chat or not isinstance(row.prompt, str)
+    return sequences, [*remarks, *(_unopened(sequences[0], tokenizer) if is_chat else _glued(asked))]
+
+
+def _unended(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    learned = [token for token, label in zip(shown.ids, shown.labels, strict=True) if label == "learned"]
+    if tokenizer.eos_token_id is None:
+        yield f"{shown.title}: the tokenizer has no end token, so the model will not learn to stop"
+    elif tokenizer.eos_token_id not in learned:
+        yield f"{shown.title}: the end token {tokenizer.eos_token} is not learned, so the model will not learn to stop"
+
+
+def _unopened(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    bos = tokenizer.bos_token_id
+    if bos is not None and tokenizer("a")["input_ids"][0] == bos != shown.ids[0]:
+        yield f"plain texts begin with {tokenizer.bos_token}; this conversation does not, as the chat template wants it"
+
+
+def _glued(asked: Asked) -> Iterator[str]:
+    before, after = str(asked.prompt)[-1:], [str(response)[:1] for response in asked.responses]
+    if before.strip() and any(first.strip() for first in after):
+        yield "prompt and response meet without white space between them"
+
+
+def _title(shown: Shown) -> Text:
+    learned = "" if "prompt" in shown.labels else f", {shown.labels.count('learned'):,} learned"
+    return Text(f"{shown.title}: {len(shown.ids):,} tokens{learned}", "bold")
+
+
+def _tokens(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Table:
+    table = Table(show_header=False)
+    for label, run in groupby(zip(shown.labels, shown.ids, strict=True), key=lambda pair: pair[0]):
+        text = Text(overflow="fold")
+        for _, token in run:
+            piece = token_text(token, tokenizer)
+            text.append(seen(piece), STYLES[label]).append(BOUNDARY, "dim blue")
+            if piece.endswith("\n"):
+                text.append("\n")
+        text.rstrip()
+        table.add_row(Text(label, STYLES[label]), text)
+    return table
+
+
+def token_text(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of one token, with the space that some tokenizers only write between words."""
+    text = str(tokenizer.decode([token]))
+    piece = tokenizer.convert_ids_to_tokens(token)
+    return f" {text}" if str(piece).startswith("▁") and not text.startswith(" ") else text
+
+
+def seen(text: str) -> str:
+    """The text with a sign for every character that cannot be seen."""
+    signs = visible_line(text)
+    return "".join(sign if sign.isprintable() else f"⟨U+{ord(sign):04X}⟩" for sign in signs)

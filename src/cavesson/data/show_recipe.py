@@ -1,0 +1,78 @@
+"""Shows a row of a recipe's data token by token, as the recipe's command would read it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+from rich.console import Console
+
+from cavesson.algorithms import ALGORITHMS
+from cavesson.config import Settings, check, load
+from cavesson.data.formats import NAMES
+from cavesson.data.prompts import PromptSettings
+from cavesson.data.show import show_row
+from cavesson.data.tokens import TextSettings
+from cavesson.data.view import AnyDataSettings, ViewSettings, recognised
+from cavesson.errors import UserError
+from cavesson.train.settings import ExampleRun, RolloutRun
+
+
+class RecipeRowSettings(Settings):
+    """Show a row of a recipe's data. Every other setting is one of the recipe."""
+
+    model_config = ConfigDict(extra="allow")
+
+    row: int = Field(1, ge=1)
+    """number of the row"""
+    kind: Literal["prompts", "demonstrations", "pairs"] | None = None
+    """what rows are read as, where several commands take the recipe; none = whatever the first row is"""
+
+
+def show_recipe(recipe: Path, flags: Sequence[str], console: Console) -> None:
+    """Print how a recipe reads its data, and one row of it token by token.
+
+    A recipe does not name its command. If it fits several that read different kinds of rows, the first row decides.
+
+    Args:
+        recipe: a TOML file for any algorithm.
+        flags: `--row`, `--kind`, and settings that are laid over the recipe.
+        console: where to print.
+
+    Raises:
+        UserError: no command takes the recipe, its data or tokenizer cannot be read, or there is no such row.
+    """
+    settings = load(RecipeRowSettings, recipe, flags)
+    runs = _runs(settings.model_extra or {}, str(recipe))
+    data = AnyDataSettings.model_validate(next(iter(runs.values())).data.model_dump())
+    kinds = list(dict.fromkeys(map(_kind, runs.values())))
+    kind = settings.kind or (kinds[0] if len(kinds) == 1 else NAMES[recognised(ViewSettings(data=data)).kind])
+    readers = {command: run for command, run in runs.items() if _kind(run) == kind}
+    if not readers:
+        raise UserError(f"{recipe}: {' and '.join(runs)} would read {' or '.join(kinds)}, and not {kind}")
+    found = recognised(ViewSettings.model_validate({"kind": kind, "data": data}))
+    tokenizer = next(iter(readers.values())).load_tokenizer()
+    show_row(data, found, settings.row, tokenizer, console, {"recipe of": ", ".join(readers)})
+
+
+def _runs(values: Mapping[str, Any], source: str) -> dict[str, ExampleRun | RolloutRun]:
+    """The settings of a run, by every command that takes these values."""
+    runs, mistakes = {}, {}
+    for command, entry in ALGORITHMS.items():
+        try:
+            runs[command] = check(entry.settings, values, source)
+        except UserError as mistake:
+            mistakes[command] = mistake
+    if not runs:  # what is wrong with it, said by the command that knows most of its settings
+        raise mistakes[max(ALGORITHMS, key=lambda name: len(values.keys() & ALGORITHMS[name].settings.model_fields))]
+    return runs
+
+
+def _kind(run: ExampleRun | RolloutRun) -> str:
+    match run.data:
+        case PromptSettings():
+            return "prompts"
+        case TextSettings():
+            return "demonstrations"
+        case _:
+            return "pairs"

@@ -1,0 +1,259 @@
+"""Rows from files, folders and Hugging Face data sets, one after the other, each with the place it comes from.
+
+Values stay what the file says: JSON keeps its numbers, and a date stays a text. CSV knows no types, so every value of
+it is a text.
+"""
+
+import csv
+import glob
+import gzip
+import io
+import json
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from cavesson.config_paths import expanded
+from cavesson.data.fields import Row, brief
+from cavesson.data.lmflow import instances, is_lmflow
+from cavesson.data.settings import SourceSettings
+from cavesson.errors import UserError, first_line
+
+_Bytes = gzip.GzipFile | io.BufferedReader
+
+
+def read(source: SourceSettings, *, stream: bool = False) -> Iterator[Row]:
+    """The rows of a source in their order.
+
+    Args:
+        source: path, split and subset.
+        stream: whether a Hub data set is read while it is downloaded. Files are read row by row in any case, apart
+            from .json, which has to be read whole.
+
+    Raises:
+        UserError: it is not there, it is not what its name says, or a row is not one.
+    """
+    if source.path is None:
+        raise UserError("data.path is missing: give a file, a folder or a Hub data set")
+    path = expanded(source.path)
+    if source.subset is not None and path.exists():
+        raise UserError(f"{source.path}: data.subset has no effect on files; it is for data sets of the Hub")
+    if _is_saved(path):
+        yield from _from_disk(path, source.split)
+    elif files := _files(source.path, source.split):
+        for file in files:
+            yield from _from_file(file)
+    else:
+        yield from _from_hub(source, stream)
+
+
+def _files(path: str, split: str) -> list[Path]:
+    """The data files a path stands for; none where it must be the name of a data set."""
+    file = expanded(path)
+    if file.is_dir() and not _kind(file):
+        return _of_split(_one_kind(file), split, path)
+    if file.is_file() or (_kind(file) and not glob.has_magic(path)):
+        if not _kind(file):
+            raise UserError(f"{path}: a file of rows ends in {_KINDS}")
+        return _of_split([file], split, path)
+    if not glob.has_magic(path):
+        return []
+    found = sorted(Path(name) for name in glob.glob(str(file), recursive=True) if Path(name).is_file())
+    if not found or not all(map(_kind, found)):
+        raise UserError(f"{path}: no file is called that, or one of them does not end in {_KINDS}")
+    return _of_split(found, split, path)
+
+
+def _one_kind(folder: Path) -> list[Path]:
+    """The data files of a folder, in the order of their names."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and _kind(file))
+    kinds = sorted({_kind(file) for file in files})
+    if len(kinds) > 1:
+        raise UserError(
+            f"{folder} holds {' and '.join(kinds)} files; say which are meant, such as {folder / ('*' + kinds[0])}"
+        )
+    return files
+
+
+def _of_split(files: list[Path], split: str, path: str) -> list[Path]:
+    """Of several files that are named after their splits, those of one split. Files without splits are `train`."""
+    named = {file: name for file in files if (name := _split_in(file))} if len(files) > 1 else {}
+    if not named and split != "train" and files:
+        raise UserError(f"{path} has no splits, so there is no {split!r}; give the path of those rows instead")
+    if not named:
+        return files
+    if len(named) < len(files):
+        other = next(file for file in files if file not in named)
+        raise UserError(f"{path}: some files are named after a split and {other.name} is not; say which with a glob")
+    wanted = [file for file, name in named.items() if name == _SPLITS.get(split, split)]
+    if not wanted:
+        raise UserError(f"{path} has no files of the split {split!r}; it has {', '.join(sorted(set(named.values())))}")
+    return wanted
+
+
+def _split_in(file: Path) -> str | None:
+    words = re.split("[^a-z]+", file.name.lower())
+    return next((_SPLITS[word] for word in words if word in _SPLITS), None)
+
+
+def _kind(file: Path) -> str:
+    """The suffix that says how a file is read, without .gz; nothing where it is none of ours."""
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    if suffixes[-1:] == [".gz"]:
+        suffixes.pop()
+    return suffixes[-1] if suffixes and suffixes[-1] in _READERS else ""
+
+
+def _from_file(file: Path) -> Iterator[Row]:
+    kind = _kind(file)
+    try:
+        open_ = gzip.open if file.suffix.lower() == ".gz" else open
+        with open_(file, "rb") as content:
+            yield from _READERS[kind](content, str(file))
+    except (FileNotFoundError, IsADirectoryError):
+        raise UserError(f"{file}: there is no such file") from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UserError(
+            f"{file} is not UTF-8: there is a byte {byte:#x} in it; convert it, as with: iconv -f latin1 -t utf-8"
+        ) from None
+    except (OSError, ValueError, RecursionError, csv.Error, EOFError, zlib.error) as error:
+        # Arrow's, JSON's and Unicode's errors are ValueErrors, gzip's an OSError.
+        raise UserError(f"{file} cannot be read as {kind}: {first_line(error)}") from None
+
+
+def _text_lines(content: _Bytes) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers. Only line breaks end one: U+2028 may stand inside a text."""
+    for number, line in enumerate(io.TextIOWrapper(content, encoding="utf-8-sig"), start=1):
+        if line.strip():
+            yield number, line.rstrip("\n")
+
+
+def _read_txt(content: _Bytes, file: str) -> Iterator[Row]:
+    for number, line in _text_lines(content):
+        yield Row(f"{file} line {number}", {"text": line})
+
+
+def _read_jsonl(content: _Bytes, file: str) -> Iterator[Row]:
+    for number, line in _text_lines(content):
+        place = f"{file} line {number}"
+        try:
+            value = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UserError(f"{place}: every line is one JSON object, but: {error}") from None
+        yield Row(place, _object(value, place))
+
+
+def _read_json(content: _Bytes, file: str) -> Iterator[Row]:
+    """Objects in one list, one after the other, or as the instances of LMFlow's format."""
+    number = 0
+    for value in _json_values(content.read().decode("utf-8-sig").strip()):
+        format, rows = instances(value, file) if is_lmflow(value) else (None, value)
+        for row in rows if isinstance(rows, list) else [rows]:
+            number += 1
+            place = f"{file} row {number}"
+            yield Row(place, _object(row, place), format)
+
+
+def _json_values(text: str) -> Iterator[Any]:
+    at = 0
+    while at < len(text):
+        value, at = _JSON.raw_decode(text, at)
+        yield value
+        while at < len(text) and text[at].isspace():
+            at += 1
+
+
+def _object(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(f'{place}: a row is an object, such as {{"prompt": "…"}}, and not {brief(value)}')
+    # JSON can write half of a surrogate pair, which no tokenizer and no file takes.
+    if _HALF_PAIR.search(json.dumps(value, ensure_ascii=False)):
+        raise UserError(f"{place} holds half of a surrogate pair (\\ud800 to \\udfff), which is no character")
+    return value
+
+
+def _read_csv(content: _Bytes, file: str) -> Iterator[Row]:
+    csv.field_size_limit(sys.maxsize)  # the default refuses texts over 128 KiB
+    lines = csv.reader(io.TextIOWrapper(content, encoding="utf-8-sig", newline=""), strict=True)
+    names = next(lines, [])
+    if not names or len(set(names)) < len(names):
+        raise ValueError("the first line must name the columns, each by a name of its own")
+    number = 0
+    for values in lines:
+        if not values:
+            continue
+        number += 1
+        place = f"{file} row {number}"
+        if len(values) != len(names):
+            raise UserError(
+                f"{place} (ends in line {lines.line_num}) has {len(values)} values for {len(names)} columns"
+            )
+        yield Row(place, dict(zip(names, values, strict=True)))
+
+
+def _read_parquet(content: _Bytes, file: str) -> Iterator[Row]:
+    number = 0
+    # Parquet is read from its end, which gzip can only reach by unpacking everything.
+    whole = io.BytesIO(content.read()) if isinstance(content, gzip.GzipFile) else content
+    for batch in pq.ParquetFile(whole).iter_batches():
+        for values in batch.to_pylist():
+            number += 1
+            yield Row(f"{file} row {number}", values)
+
+
+_JSON = json.JSONDecoder()
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_READERS: dict[str, Callable[[_Bytes, str], Iterator[Row]]] = {
+    ".txt": _read_txt,
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+_KINDS = ", ".join(_READERS) + ", or one of them and .gz"
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+
+
+def _is_saved(path: Path) -> bool:
+    """Whether `datasets` saved this folder."""
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def _from_disk(path: Path, split: str) -> Iterator[Row]:
+    import datasets  # takes a second to import, and files do without
+
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a saved data set: {first_line(error)}") from None
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            raise UserError(f"{path} has no split {split!r}; it has {', '.join(loaded)}")
+        loaded = loaded[split]
+    for number, values in enumerate(loaded, start=1):
+        yield Row(f"{path} row {number}", values)
+
+
+def _from_hub(source: SourceSettings, stream: bool) -> Iterator[Row]:
+    import datasets
+
+    assert source.path is not None
+    try:
+        loaded = datasets.load_dataset(source.path, source.subset, split=source.split, streaming=stream)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise UserError(
+            f"{source.path} is neither a file ({_KINDS}) nor a data set that can be loaded "
+            f"(split {source.split!r}, subset {source.subset or 'none'}): {first_line(error)}"
+        ) from error
+    for number, values in enumerate(loaded, start=1):
+        yield Row(f"{source.path} ({source.split}) row {number}", values)

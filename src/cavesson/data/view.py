@@ -1,0 +1,62 @@
+"""What `cavesson data show` and `cavesson data lengths` look at: rows as a run would read them."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from cavesson.config import Settings
+from cavesson.config_paths import LocalPath
+from cavesson.data.formats import FORMATS, NAMES, Kind, named, recognise
+from cavesson.data.load import Rows
+from cavesson.data.prompts import PromptSettings
+from cavesson.data.sources import read
+from cavesson.data.tokens import TextSettings
+from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.errors import UserError
+
+KINDS: dict[str, Kind] = {name: kind for kind, name in NAMES.items()}
+
+
+class AnyDataSettings(TextSettings, PromptSettings):
+    """Data of any kind."""
+
+
+class ViewSettings(Settings):
+    """Look at data as a run would read it."""
+
+    tokenizer: LocalPath = "tiny"
+    """the model whose tokenizer and chat template are used; tiny = one token per byte, and no chat template"""
+    kind: Literal["prompts", "demonstrations", "pairs"] | None = None
+    """what rows are read as; none = whatever the first one is"""
+    data: AnyDataSettings = AnyDataSettings()
+    """where the rows are, and how they become tokens"""
+
+
+class Recognised(NamedTuple):
+    """How rows are read."""
+
+    format: str
+    kind: type[Any]
+    """Prompt, Demonstration or Pair"""
+
+
+def recognised(settings: ViewSettings) -> Recognised:
+    """How the first row is read.
+
+    Raises:
+        UserError: there is no row, or its columns fit no format.
+    """
+    source = settings.data.mix[0] if settings.data.mix else settings.data
+    raw = next(read(source, stream=settings.data.stream), None)
+    if raw is None:
+        raise UserError(f"{source.path}: there is no row in it")
+    row = Rows(source, Prompt).renamed(raw)
+    kind = KINDS[settings.kind] if settings.kind else None
+    stated = source.format or row.format
+    if stated is not None:
+        return Recognised(stated, kind or named(stated).gives)
+    kind = kind or next((kind for kind in (Pair, Demonstration, Prompt) if _is(kind, row.values)), Demonstration)
+    return Recognised(recognise(row.values, kind, row.place), kind)
+
+
+def _is(kind: Kind, values: Mapping[str, Any]) -> bool:
+    return any(format.gives is kind and format.fits(values) for format in FORMATS.values())

@@ -1,0 +1,50 @@
+"""Rollouts of one prompt side by side."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cavesson.doctor.rows import Rows
+from cavesson.doctor.series import Array
+
+
+class Groups(NamedTuple):
+    """Groups of two or more responses to one prompt in one step."""
+
+    step: Array
+    """[g]"""
+    members: Array
+    """[g]"""
+    mean: Array
+    """[g]"""
+    sd: Array
+    """[g]"""
+
+
+def groups(rows: Rows, values: Array) -> Groups:
+    """Returns mean and standard deviation of the finite values [n] of each group."""
+    there = np.isfinite(values)
+    group, value = rows.group[there], values[there]
+    size = int(rows.group.max(initial=-1)) + 1
+    count = np.bincount(group, minlength=size)
+    mean = np.bincount(group, value, size) / np.maximum(count, 1)
+    sd = np.sqrt(np.bincount(group, (value - mean[group]) ** 2, size) / np.maximum(count, 1))
+    step = np.zeros(size, np.int64)
+    step[group] = rows.step[there]
+    several = count >= 2
+    return Groups(step[several], count[several], mean[several], sd[several])
+
+
+def repeated(rows: Rows) -> bool:
+    """Returns whether prompts are answered several times by design, and not because some were drawn twice."""
+    return bool(np.mean(np.bincount(rows.group) >= 2) > 0.8) if len(rows) else False
+
+
+def within(rows: Rows, values: Array) -> Array:
+    """Returns [n] the values less the mean of their group, or of their step where most prompts come once."""
+    grouped = groups(rows, values).members.sum() > 0.5 * len(rows)
+    key = rows.group if grouped else np.searchsorted(rows.steps, rows.step)
+    there = np.isfinite(values)
+    size = int(key.max(initial=-1)) + 1
+    mean = np.bincount(key[there], values[there], size) / np.maximum(np.bincount(key[there], minlength=size), 1)
+    return np.asarray(values - mean[key])

@@ -1,0 +1,90 @@
+"""A look at a run in a process of its own: ``python -m cavesson.doctor.look RUN FILE VERSION PARENT``."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+
+import cavesson.record
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import Diagnosis, Finding, diagnose
+from cavesson.doctor.own import all_rules
+from cavesson.doctor.words import LANGUAGES, Language, language, number
+from cavesson.index import findings
+from cavesson.index.folder import fingerprint
+from cavesson.index.process import small_process, yield_cpu
+
+PAUSE = 0.3
+"""Seconds between two looks at whether somebody still waits."""
+
+
+def look(path: str, file: Path, version: str) -> None:
+    """Diagnoses a run and leaves what was found in ``file``.
+
+    Args:
+        path: Of the run.
+        file: Of the findings; if its folder is gone, so is the run, and nothing is written.
+        version: What differs whenever the record does.
+    """
+    began = time.monotonic()
+    data = RunData(cavesson.record.open(path))
+    diagnosis = diagnose(data, all_rules())
+    seen = findings.Findings(
+        run=fingerprint(data.run),
+        version=version,
+        seconds=time.monotonic() - began,
+        found={name: causes(data, diagnosis, language(name)) for name in LANGUAGES},
+    )
+    if file.parent.is_dir():
+        findings.write_findings(file, seen)
+
+
+def causes(data: RunData, diagnosis: Diagnosis, words: Language) -> tuple[findings.Finding, ...]:
+    """Returns the findings that nothing else explains."""
+    titles = {one.rule.name: words.said(one.rule, one.reading).title for one in diagnosis.findings}
+    return tuple(_cause(one, titles, data.last_step or 0, words) for one in diagnosis.causes)
+
+
+def _cause(finding: Finding, titles: dict[str, str], last_step: int, words: Language) -> findings.Finding:
+    rule, reading = finding.rule, finding.reading
+    texts = words.said(rule, reading)
+    return findings.Finding(
+        id=rule.name,
+        severity=rule.severity,
+        title=texts.title,
+        text=texts.cause,
+        steps=None if reading.since is None else (reading.since, max(last_step, reading.since)),
+        rollouts=tuple(
+            findings.Place(step=place.step, sample=place.sample, token=place.start)
+            for place in reading.evidence
+            if place.sample is not None
+        ),
+        seen=number(reading.seen),
+        healthy=texts.healthy,
+        fix=texts.fix,
+        source=rule.source,
+        explains=tuple(titles[name] for name in finding.explains),
+        consequences=finding.explains,
+    )
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PAUSE)
+    os._exit(0)  # nobody waits for it any more
+
+
+def main() -> None:
+    """Looks, after everything else that the machine has to do, and no longer than the process that asked lives."""
+    path, file, version, parent = sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    yield_cpu(19)
+    small_process()
+    look(path, Path(file), version)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Rules of the user's own: from a file, or from an installed package's entry point ``cavesson.rules``."""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.finding import Reading
+from cavesson.doctor.rule import Rule
+from cavesson.doctor.rules import RULES
+from cavesson.doctor.words import language
+from cavesson.errors import UserError, told
+
+
+def all_rules(files: Sequence[Path] = ()) -> tuple[Rule, ...]:
+    """Returns our rules, those of installed packages, and those of some files.
+
+    Raises:
+        UserError: A file is not there, is no Python, or has no rule; a package offers something else; or two rules
+            have the same name.
+    """
+    installed = [_installed(entry) for entry in entry_points(group="cavesson.rules")]
+    rules = (*RULES, *installed, *(rule for path in files for rule in rules_in(path)))
+    names = [rule.name for rule in rules]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"there are two rules named {twice[0]}; rename one of them")
+    return rules
+
+
+def rules_in(path: Path) -> list[Rule]:
+    """Returns the rules that a Python file makes, in the order of the file."""
+    spec = importlib.util.spec_from_file_location(f"rules_of_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UserError(f"{path} is no Python file; --rules takes one that makes rules with @cavesson.doctor.rule")
+    module = importlib.util.module_from_spec(spec)
+    with told(f"the rules' file {path.name}"):
+        spec.loader.exec_module(module)
+    found = [value for value in vars(module).values() if isinstance(value, Rule)]
+    if not found:
+        raise UserError(f"{path} makes no rule; decorate a function with @cavesson.doctor.rule(...)")
+    return [_guarded(rule) for rule in found]
+
+
+def _installed(entry: EntryPoint) -> Rule:
+    with told(f"loading the rule {entry.value}"):
+        found = entry.load()
+    if not isinstance(found, Rule):
+        raise UserError(f"the rule {entry.value} is none; decorate a function with @cavesson.doctor.rule(...)")
+    return _guarded(found)
+
+
+def _guarded(rule: Rule) -> Rule:
+    """Returns a rule of which a mistake is told in a line that names its place."""
+
+    def statistic(data: RunData) -> Reading | None:
+        with told(f"the rule {rule.name}"):
+            reading = rule.statistic(data)
+        if reading is not None and not isinstance(reading, Reading):
+            raise UserError(f"the rule {rule.name} returns {reading!r}; it must return a Reading, or None")
+        if reading is not None and reading.sick:
+            _fill(rule, reading)
+        return reading
+
+    return replace(rule, statistic=statistic)
+
+
+def _fill(rule: Rule, reading: Reading) -> None:
+    try:
+        language("en").said(rule, reading)
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(
+            f"the rule {rule.name}: its cause or fix has a placeholder that the words of its reading do not fill: "
+            f"{error}; {{{{ and }}}} stand for braces"
+        ) from error

@@ -1,0 +1,136 @@
+"""Rollouts that show a finding, token by token, coloured by what its rule looks at."""
+
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from cavesson.doctor.finding import Evidence
+from cavesson.doctor.report.plain import view
+from cavesson.doctor.rows import numbers
+from cavesson.doctor.rule import Rule
+from cavesson.doctor.series import Array
+from cavesson.doctor.words import Language, number
+from cavesson.record import Run
+from cavesson.text.visible import visible
+
+MOST_PLACES = 3
+BEFORE, BEHIND = 60, 140
+"""Tokens that are shown before and behind the place that matters."""
+MOST_CHARACTERS = 1200
+MOST_PROMPT, PROMPT_TOKENS = 300, 12
+SHADES = 8
+"""Of each of the two colours."""
+
+
+class Measure(NamedTuple):
+    """What the tokens are coloured by."""
+
+    name: str
+    columns: tuple[str, ...]
+    """One, or two of which the second is taken from the first."""
+
+
+MEASURES = (
+    Measure("log π − log π_sampler", ("logprob", "sampler_logprob")),
+    Measure("value", ("value",)),
+    Measure("token reward", ("token_reward",)),
+    Measure("advantage", ("advantage",)),
+    Measure("log π − log π_ref", ("logprob", "ref_logprob")),
+    Measure("log π", ("logprob",)),
+)
+"""Of those that a rule needs, the first that these tokens have is shown."""
+
+
+def coloured_by(rule: Rule, tokens: pa.Table) -> tuple[Measure, Array]:
+    """Returns what a rule looks at, and its values."""
+    needs = {one.removeprefix("tokens.") for need in rule.needs for one in need.split("|")}
+    for measure in MEASURES[:-1]:
+        values = _values(tokens, measure)
+        if measure.columns[-1] in needs and np.isfinite(values).any():
+            return measure, values
+    return MEASURES[-1], _values(tokens, MEASURES[-1])
+
+
+def evidence(run: Run, rule: Rule, places: tuple[Evidence, ...], language: Language, board: str | None = None) -> str:
+    """Returns the first places as HTML, each with its address on the board, and a link where the board's is known."""
+    return "".join(_place(run, rule, place, language, board) for place in places[:MOST_PLACES])
+
+
+def plain_text(text: str) -> str:
+    """Returns recorded text as HTML shows it: signs that one cannot see become visible."""
+    return escape(visible(text))
+
+
+def _place(run: Run, rule: Rule, place: Evidence, language: Language, board: str | None) -> str:
+    say = language.phrase
+    head = f"{say('step')} {place.step}"
+    address = f"<code>{escape(view(place))}</code>"
+    if board is not None:
+        address = f'<a href="{escape(board.rstrip("/"))}/{escape(view(place))}">{address}</a>'
+    if place.sample is None:
+        return f"<figure><figcaption>{escape(head)} {address}</figcaption></figure>"
+    rollout = run.rollout(place.step, place.sample)
+    head += f" · {say('sample')} {place.sample} · {say('reward')} {number(_or_nan(rollout.row['reward']))}"
+    measure, values = coloured_by(rule, rollout.tokens)
+    body, legend = _tokens(run, rollout.tokens, values, place)
+    if not body:
+        body = plain_text(str(rollout.row["response"] or "")[:MOST_CHARACTERS])
+    caption = f"{escape(head)} {address}"
+    if legend:
+        caption += f' <span class="scale">{escape(say(measure.name))}: {legend}</span>'
+    start = _prompt(run, rule, rollout.row)
+    return f'<figure><figcaption>{caption}</figcaption><p class="text"><i>{start}</i>{body}</p></figure>'
+
+
+def _prompt(run: Run, rule: Rule, row: dict[str, Any]) -> str:
+    """Returns the end of the prompt, or its first tokens where a rule looks at these."""
+    texts = run.token_texts((row["prompt_ids"] or [])[:PROMPT_TOKENS]) if "rows.prompt_ids" in rule.needs else []
+    if any(texts):
+        return "".join(f"<b>{plain_text(text)}</b> " for text in texts) + "… "
+    prompt = str(row["prompt"] or "")
+    return plain_text(("…" if len(prompt) > MOST_PROMPT else "") + prompt[-MOST_PROMPT:])
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _tokens(run: Run, tokens: pa.Table, values: Array, place: Evidence) -> tuple[str, str]:
+    """Returns tokens around a place, coloured, and what the colours mean; nothing where only the text is known."""
+    low = max(0, (place.start or 0) - BEFORE)
+    shown = tokens.slice(low, BEFORE + BEHIND)
+    texts = _texts(run, shown)
+    if not any(texts):
+        return "", ""
+    values = values[low : low + len(texts)]
+    size = float(np.quantile(np.abs(values[np.isfinite(values)]), 0.98)) if np.isfinite(values).any() else 0.0
+    start, stop = place.start, place.stop if place.stop is not None else (place.start or 0) + 1
+    parts = [
+        _token(text, value, size, marked=start is not None and start <= low + i < stop)
+        for i, (text, value) in enumerate(zip(texts, values.tolist(), strict=True))
+    ]
+    ends = ("…" if low else "", "…" if low + len(texts) < tokens.num_rows else "")
+    legend = f'<b class="n{SHADES}">{number(-size)}</b> … <b class="p{SHADES}">{number(size)}</b>' if size else ""
+    return ends[0] + "".join(parts) + ends[1], legend
+
+
+def _texts(run: Run, tokens: pa.Table) -> list[str]:
+    if tokens["token"].null_count < tokens.num_rows:
+        return [text or "" for text in tokens["token"].to_pylist()]
+    known = tokens["token_id"].null_count < tokens.num_rows
+    return run.token_texts(tokens["token_id"].to_pylist()) if known else []
+
+
+def _values(tokens: pa.Table, measure: Measure) -> Array:
+    first, *others = (numbers(tokens[name]) for name in measure.columns)
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        return first - others[0] if others else first
+
+
+def _token(text: str, value: float, size: float, *, marked: bool) -> str:
+    shade = round(SHADES * min(abs(value) / size, 1)) if size and np.isfinite(value) else 0
+    names = ([f"{'p' if value > 0 else 'n'}{shade}"] if shade else []) + (["here"] if marked else [])
+    kind = f' class="{" ".join(names)}"' if names else ""
+    return f'<b{kind} title="{number(value)}">{plain_text(text)}</b>'

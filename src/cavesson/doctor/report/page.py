@@ -1,0 +1,103 @@
+"""A diagnosis as one file for a browser: charts and coloured tokens, no script, nothing from anywhere else."""
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import Diagnosis, Finding
+from cavesson.doctor.finding import Reading
+from cavesson.doctor.report.chart import drawn
+from cavesson.doctor.report.evidence import SHADES, evidence, plain_text
+from cavesson.doctor.words import Language, number
+
+
+def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | None = None) -> str:
+    """Returns the page; evidence is linked into the board where its address is given."""
+    say = language.phrase
+    style = _style()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    steps = data.rows.steps
+    where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
+    folded = {finding.rule.name: finding for finding in diagnosis.findings if not finding.cause}
+    causes = "".join(_cause(data, finding, folded, language, board) for finding in diagnosis.causes)
+    name = plain_text(data.run.folder.rstrip("/").rpartition("/")[2])
+    nothing = say("Nothing was found wrong.") if diagnosis.healthy else say("Nothing could be looked at.")
+    healthy = ((rule.name, number(reading.seen), language.healthy(rule)) for rule, reading in diagnosis.healthy)
+    skipped = ((one.rule, language.reason(one)) for one in diagnosis.skipped)
+    return f"""<!doctype html>
+<html lang="{language.name}">
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'sha256-{digest}'">
+<meta name="viewport" content="width=device-width">
+<title>{name} – {escape(say("Diagnosis"))}</title>
+<style>{style}</style>
+<header><h1>{name}</h1>
+<p>{plain_text(data.algorithm or "")} {escape(where)}{len(data.rows)} {escape(say("rollouts"))}</p></header>
+{causes or f"<article>{escape(nothing)}</article>"}
+{_table(say("Healthy"), healthy)}
+{_table(say("Not looked at"), skipped)}
+</html>
+"""
+
+
+def _style() -> str:
+    """Returns the style sheet, with a colour for every shade of a token."""
+    shades = [
+        f".{sign}{i} {{ background: color-mix(in srgb, var(--{colour}) {round(62 * i / SHADES)}%, transparent); }}"
+        for sign, colour in (("p", "positive"), ("n", "negative"))
+        for i in range(1, SHADES + 1)
+    ]
+    return files("cavesson.doctor").joinpath("report", "page.css").read_text("utf-8") + "\n".join(shades)
+
+
+def _cause(data: RunData, finding: Finding, folded: dict[str, Finding], language: Language, board: str | None) -> str:
+    title = language.said(finding.rule, finding.reading).title
+    under = "".join(_consequence(data, folded[name], language) for name in finding.explains)
+    consequences = language.phrase("explains")
+    explains = f'<p class="muted">{escape(consequences)}</p>{under}' if under else ""
+    head = f'<h2><span class="severity">{escape(language.phrase(finding.severity))}</span>{escape(title)}'
+    head += f"<small>{escape(_since(finding, language))}</small></h2>"
+    shown = evidence(data.run, finding.rule, finding.reading.evidence, language, board)
+    return f'<article class="{finding.severity}">{head}{_body(finding, language)}{shown}{explains}</article>'
+
+
+def _consequence(data: RunData, finding: Finding, language: Language) -> str:
+    title = language.said(finding.rule, finding.reading).title
+    since = _since(finding, language)
+    head = f'<summary>{escape(title)} <span class="muted">{escape(since)}</span></summary>'
+    return f"<details>{head}{_body(finding, language)}</details>"
+
+
+def _since(finding: Finding, language: Language) -> str:
+    since = finding.reading.since
+    return "" if since is None else f"{language.phrase('since step')} {since}"
+
+
+def _body(finding: Finding, language: Language) -> str:
+    rule, reading, say = finding.rule, finding.reading, language.phrase
+    texts = language.said(rule, reading)
+    facts = (
+        ("", say("seen"), f"{number(reading.seen)} ({texts.healthy})"),
+        ("fix", say("change"), texts.fix),
+        ("", say("source"), rule.source),
+    )
+    lines = "".join(f'<dt>{escape(name)}</dt><dd class="{kind}">{plain_text(text)}</dd>' for kind, name, text in facts)
+    return f"<p>{plain_text(texts.cause)}</p>{_drawn(reading, language)}<dl>{lines}</dl>"
+
+
+def _drawn(reading: Reading, language: Language) -> str:
+    curve = reading.curve
+    if curve is None:
+        return f'<p class="muted">{escape(language.phrase("One number for the whole run: there is no curve."))}</p>'
+    caption = f"<figcaption>{escape(language.phrase(curve.name))}</figcaption>" if curve.name else ""
+    return f"<figure>{caption}{drawn(reading, language)}</figure>"
+
+
+def _table(title: str, lines: Iterable[tuple[str, ...]]) -> str:
+    rows = ["<tr>" + "".join(f"<td>{plain_text(cell)}</td>" for cell in line) + "</tr>" for line in lines]
+    if not rows:
+        return ""
+    return f"<details><summary>{escape(title)} ({len(rows)})</summary><table>{''.join(rows)}</table></details>"

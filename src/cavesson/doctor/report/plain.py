@@ -1,0 +1,66 @@
+"""A diagnosis as plain data, for ``--json`` and the board."""
+
+import math
+from typing import Any
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import Diagnosis, Finding
+from cavesson.doctor.finding import Evidence, Reading
+from cavesson.doctor.rule import Rule
+from cavesson.doctor.words import Language
+
+
+def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, Any]:
+    """Returns ``findings``, ``healthy`` and ``skipped`` of a run, ready for JSON."""
+    steps = data.rows.steps
+    return {
+        "run": data.run.folder,
+        "algorithm": data.algorithm,
+        "steps": [int(steps[0]), int(steps[-1])] if len(steps) else None,
+        "rollouts": len(data.rows),
+        "findings": [plain_finding(finding, language) for finding in diagnosis.findings],
+        "healthy": [_healthy(rule, reading, language) for rule, reading in diagnosis.healthy],
+        "skipped": [{"rule": one.rule, "row": one.row, "reason": language.reason(one)} for one in diagnosis.skipped],
+    }
+
+
+def plain_finding(finding: Finding, language: Language) -> dict[str, Any]:
+    """Returns one finding."""
+    rule, reading = finding.rule, finding.reading
+    texts = language.said(rule, reading)
+    return {
+        "rule": rule.name,
+        "row": rule.row,
+        "severity": finding.severity,
+        "title": texts.title,
+        "cause": texts.cause,
+        "root": finding.cause,
+        "since_step": reading.since,
+        "seen": _finite(reading.seen),
+        "healthy": texts.healthy,
+        "evidence": [_place(place) for place in reading.evidence],
+        "explains": list(finding.explains),
+        "fix": texts.fix,
+        "source": rule.source,
+    }
+
+
+def _healthy(rule: Rule, reading: Reading, language: Language) -> dict[str, Any]:
+    return {"rule": rule.name, "row": rule.row, "seen": _finite(reading.seen), "healthy": language.healthy(rule)}
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _place(place: Evidence) -> dict[str, Any]:
+    return {"step": place.step, "sample": place.sample, "start": place.start, "stop": place.stop, "view": view(place)}
+
+
+def view(place: Evidence) -> str:
+    """Returns the address of a place on the board, relative to the board's own."""
+    if place.sample is None:
+        return f"step?step={place.step}"
+    token = "" if place.start is None else f"&token={place.start}"
+    return f"tokens?step={place.step}&sample={place.sample}{token}"

@@ -1,0 +1,117 @@
+"""Rollouts as arrays: a number per rollout and column, in the order of step and sample."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cavesson.doctor.series import Array, Series, read_only, series
+
+
+class Rows:
+    """Some rollouts; what was not measured is NaN."""
+
+    def __init__(self, table: pa.Table, kept: pa.ChunkedArray | None = None) -> None:
+        """Takes rows ordered by step and sample, and which of them; a column is copied when it is asked for."""
+        self._table = table
+        self._kept = kept
+        self._numbers: dict[str, Array] = {}
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Returns a column as it was recorded."""
+        column = self._table[name]
+        return column if self._kept is None else column.filter(self._kept)
+
+    def __getitem__(self, name: str) -> Array:
+        """Returns a numeric column, [n] float64."""
+        if name not in self._numbers:
+            known = name in self._table.column_names
+            values = numbers(self.column(name)) if known else np.full(len(self), np.nan)
+            self._numbers[name] = read_only(values)
+        return self._numbers[name]
+
+    def texts(self, name: str) -> list[str | None]:
+        """Returns a column of texts; None where there is none."""
+        found: list[str | None] = self.column(name).to_pylist()
+        return found
+
+    def says(self, name: str, text: str) -> Array:
+        """Returns [n] where a column of texts says ``text``."""
+        same = pc.fill_null(pc.equal(self.column(name), text), False)
+        return np.asarray(same.to_numpy())
+
+    def has(self, name: str) -> bool:
+        """Returns whether a column was measured anywhere."""
+        if name not in self._table.column_names:
+            return False
+        if pa.types.is_floating(self._table[name].type):
+            return bool(np.isfinite(self[name]).any())
+        column = self.column(name)
+        return bool(column.null_count < len(column))
+
+    @cached_property
+    def step(self) -> Array:
+        """[n] int64"""
+        return read_only(np.asarray(self.column("step").to_numpy(), np.int64))
+
+    @cached_property
+    def sample(self) -> Array:
+        """[n] int64"""
+        return read_only(np.asarray(self.column("sample").to_numpy(), np.int64))
+
+    @cached_property
+    def steps(self) -> Array:
+        """[S] the steps, ascending."""
+        return read_only(np.unique(self.step))
+
+    @cached_property
+    def group(self) -> Array:
+        """[n] number of the group of each rollout: those of one step with the same prompt; ascending with the step.
+
+        Where the record names no groups, equal texts of prompts make one.
+        """
+        if self.has("group"):
+            key = np.nan_to_num(self["group"], nan=-1.0)
+        elif "prompt" in self._table.column_names:
+            key = self.column("prompt").combine_chunks().dictionary_encode().indices.to_numpy().astype(np.float64)
+        else:
+            key = np.arange(len(self), dtype=np.float64)
+        different, key = np.unique(key, return_inverse=True)
+        step = np.searchsorted(self.steps, self.step)
+        return read_only(np.asarray(np.unique(step * len(different) + key, return_inverse=True)[1]))
+
+    def where(self, kept: Array) -> "Rows":
+        """Returns the rollouts at which ``kept`` [n] is true."""
+        table = self._table if self._kept is None else self._table.filter(self._kept)
+        return Rows(table.filter(pa.array(kept)))
+
+    def by_step(self, values: Array, statistic: Callable[[Array], float] = np.mean) -> Series:
+        """Returns a statistic of the finite values of each step; steps without any are left out.
+
+        Args:
+            values: [n] a number per rollout.
+            statistic: From the values of one step.
+        """
+        edges = np.searchsorted(self.step, self.steps)
+        parts = [part[np.isfinite(part)] for part in np.split(values, edges[1:])]
+        found = [float(statistic(part)) if len(part) else np.nan for part in parts] if len(self) else []
+        return series(self.steps, np.array(found, np.float64))
+
+    def mean(self, name: str) -> Series:
+        """Returns the mean of a column by step."""
+        values = self[name]
+        finite = np.isfinite(values)
+        where = np.searchsorted(self.steps, self.step[finite])
+        count = np.bincount(where, minlength=len(self.steps))
+        with np.errstate(invalid="ignore"):
+            return series(self.steps, np.bincount(where, values[finite], minlength=len(self.steps)) / count)
+
+
+def numbers(column: pa.ChunkedArray) -> Array:
+    """Returns a numeric or boolean column as float64, NaN for null."""
+    return np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy())

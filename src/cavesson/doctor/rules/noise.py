@@ -1,0 +1,131 @@
+"""A reward that has nothing to do with the response."""
+
+from collections import Counter
+
+import numpy as np
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.finding import Phrase, Reading, Share, Words
+from cavesson.doctor.groups import within
+from cavesson.doctor.rows import Rows
+from cavesson.doctor.rule import rule
+from cavesson.doctor.rules.consequences import CRITIC
+from cavesson.doctor.rules.kl import objective
+from cavesson.doctor.rules.pattern import PIECES
+from cavesson.doctor.series import Array
+
+WORDS = 40
+"""The most frequent words, which are looked for in each response."""
+LEAST_ROLLOUTS = 400
+LEAST_VALUES = 20
+"""Different rewards: of a verifier, which knows two or three, words tell nothing anyway."""
+MOST_ROLLOUTS = 2000
+
+
+@rule(
+    row=48,
+    needs=["rows.reward", "rows.response"],
+    least_steps=5,
+    severity="error",
+    title="The reward has nothing to do with the response",
+    cause="{what}: the scores are shuffled among the responses, or are noise. The variance that is left is {seen} of "
+    "the whole.",
+    healthy="share of the reward's variance that is left among equal responses to a prompt: below 50 %; or, where the "
+    "policy moves and the reward does not rise, that length and words do not explain: below 98 %",
+    fix="check the order in which scores come back; cavesson check examines the reward model on pairs",
+    source="StackLLaMA; Secrets of RLHF II 2401.06080; own statistic",
+    explains=["reward-falls", "kl-flat", "kl-explosion", *CRITIC],
+)
+def reward_is_noise(data: RunData) -> Reading | None:
+    rows = data.sample.rows
+    reward = _trimmed(within(rows, rows["reward"]))
+    left, places = _left_among_equals(rows)
+    what, sick = "Equal responses to the same prompt differ in reward", left > 0.5
+    if np.isnan(left):
+        left, places = _left_by_words(rows, reward), np.arange(3)
+        what = "The policy moves and earns no more, and neither length nor words of a response tell its reward"
+        sick = left > 0.98 and _moves_in_vain(data)
+    if np.isnan(left):
+        return None
+    words: Words = {"what": Phrase(what)}
+    return Reading(Share(left), sick, int(rows.steps[0]), data.sample.evidence(places), words)
+
+
+def _trimmed(reward: Array) -> Array:
+    """Returns rewards without the excess of outliers, each of which would decide a variance by itself."""
+    low, high = np.nanquantile(reward, [0.02, 0.98])
+    return np.asarray(np.clip(reward, low, high))
+
+
+def _left_among_equals(rows: Rows) -> tuple[float, Array]:
+    """Returns the variance among equal responses to a prompt as a share of all, and those that differ the most.
+
+    All is what the responses beside them have: siblings, whose prompt is as hard and whose step as late; where too few
+    of them are equal, those to the same prompt at any time; and last those to any prompt.
+    """
+    prompts, responses = (_numbered(rows.texts(name)) for name in ("prompt", "response"))
+    nothing: tuple[float, Array] = float("nan"), np.arange(0)
+    beside = (rows.group, prompts, np.zeros(len(rows), np.int64))
+    found = (_left_beside(rows["reward"], among, np.stack([among, prompts, responses])) for among in beside)
+    return next((one for one in found if np.isfinite(one[0])), nothing)
+
+
+def _left_beside(reward: Array, among: Array, keys: Array) -> tuple[float, Array]:
+    """As ``_left_among_equals``, of the rollouts [n] beside which there are others; equal are those of equal keys."""
+    equal = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    different = np.bincount(among[np.unique(equal, return_index=True)[1]], minlength=int(among.max(initial=-1)) + 1)
+    there = np.flatnonzero(np.isfinite(reward) & (different[among] > 1))
+    equal, among = equal[there], among[there]
+    pairs = len(there) - len(np.unique(equal))
+    if pairs < 20:
+        return float("nan"), there[:0]
+    values = _trimmed(reward[there] - _mean_of(among, reward[there]))
+    inside = np.sum((values - _mean_of(equal, values)) ** 2) / pairs
+    whole = np.sum((values - _mean_of(among, values)) ** 2) / (len(there) - len(np.unique(among)))
+    if whole < 1e-10:
+        return float("nan"), there[:0]
+    most = equal[np.argmax(np.abs(values - _mean_of(equal, values)))]
+    # Responses that are repeated may differ more than the others do: then all of the variance is left.
+    return min(1.0, float(inside / whole)), there[equal == most]
+
+
+def _numbered(texts: list[str | None]) -> Array:
+    known: dict[str | None, int] = {}
+    return np.array([known.setdefault(text, len(known)) for text in texts], np.int64)
+
+
+def _mean_of(key: Array, values: Array) -> Array:
+    """Returns [n] the mean of the values with the same key."""
+    return np.asarray((np.bincount(key, values) / np.maximum(np.bincount(key), 1))[key])
+
+
+def _left_by_words(rows: Rows, reward: Array) -> float:
+    """Returns the share of the variance that a linear fit on length and words leaves, on rollouts it was not fitted to.
+
+    Of the first half of the steps, in which responses still differ.
+    """
+    first = np.flatnonzero((rows.step <= np.median(rows.steps)) & np.isfinite(reward))
+    first = first[np.linspace(0, len(first) - 1, min(len(first), MOST_ROLLOUTS)).astype(int)]
+    different = len(np.unique(rows["reward"][first]))
+    if len(first) < LEAST_ROLLOUTS or different < LEAST_VALUES or np.var(reward[first]) < 1e-10:
+        return float("nan")
+    responses = rows.texts("response")
+    words = [PIECES.findall((responses[i] or "").lower()) for i in first]
+    common = [word for word, _ in Counter(word for some in words for word in dict.fromkeys(some)).most_common(WORDS)]
+    has = np.array([[*(word in some for word in common), np.log1p(len(some))] for some in map(list, words)], float)
+    has, goal = has - has.mean(0), reward[first]
+    left = 0.0
+    for part in (np.arange(len(goal)) % 2 == 0, np.arange(len(goal)) % 2 == 1):
+        ridge = has[part].T @ has[part] + 5 * np.eye(has.shape[1])
+        fitted = np.linalg.solve(ridge, has[part].T @ (goal[part] - goal[part].mean()))
+        left += float(np.sum((goal[~part] - goal[part].mean() - has[~part] @ fitted) ** 2))
+    # On rollouts that it has not seen, a fit that found nothing is even worse than the mean.
+    return min(1.0, left / float(np.sum((goal - goal.mean()) ** 2)))
+
+
+def _moves_in_vain(data: RunData) -> bool:
+    reward, kl = data.rows.mean("reward"), objective(data)
+    if len(reward) < 10 or not len(kl):
+        return False
+    spread = float(np.nanstd(within(data.rows, data.rows["reward"])))
+    return kl.last() > 0.3 and reward.last() - reward.first() < spread

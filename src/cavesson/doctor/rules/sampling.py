@@ -1,0 +1,273 @@
+"""Responses that were not drawn from the distribution that scores them: what makes KL estimates negative."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.rule import rule
+from cavesson.doctor.rules.consequences import MISMATCH
+from cavesson.doctor.sample import TENTHS, Sample, by_tenth
+from cavesson.doctor.series import Series, standard_error, together
+
+ALIKE = {"float32": 0.005, "float64": 0.005}
+ROUNDED = 0.15
+"""Nats by which sampler and trainer differ on a token by rounding alone."""
+
+
+class Shift(NamedTuple):
+    """How the sampler's log-probabilities lie beside those of the trainer."""
+
+    above: float
+    """Share of the tokens to which the sampler gives clearly more: what a filter left out is shared among the rest."""
+    below: float
+    """Share of those to which it gives clearly less, of all that differ clearly."""
+    size: float
+    """Mean of sampler − trainer over the tokens, in nats."""
+
+
+def alike(data: RunData) -> float:
+    """Returns how far sampler and trainer may lie apart on a token by rounding alone, in nats."""
+    return ALIKE.get(str(data.setting("config.model.dtype")), ROUNDED)
+
+
+def shift(data: RunData, sample: Sample) -> Shift | None:
+    """Compares sampler and trainer over all trained tokens; None where the sampler's own numbers are not known.
+
+    Settings of the sampler show from the first step on: if both agree there, the sampler's weights are old, and what
+    they do to the numbers is no matter of settings.
+    """
+    known = sample.trained & np.isfinite(sample["sampler_gap"])
+    if known.sum() < 100:
+        return None
+    gap, first = -sample["sampler_gap"][known], sample.step[known] == sample.rows.steps[0]
+    above, below = gap > alike(data), gap < -alike(data)
+    if first.any() and np.mean((above | below)[first]) < 0.01:
+        return Shift(0.0, 0.0, 0.0)
+    several = float(np.mean(above | below))
+    return Shift(float(np.mean(above)), float(np.mean(below)) / several if several else 0.0, float(gap.mean()))
+
+
+def surprise_gap(sample: Sample) -> tuple[float, float] | None:
+    """Returns mean and standard error of surprise − entropy, in nats per token; None where entropy is not known.
+
+    Tokens drawn from the distribution that is scored are on average as surprising as its entropy says.
+    """
+    there = sample.trained & np.isfinite(sample["logprob"]) & np.isfinite(sample["entropy"])
+    gap = np.where(there, -sample["logprob"] - sample["entropy"], 0.0)
+    count = np.bincount(sample.line[there], minlength=len(sample.rows))
+    # A response of one token counts as much as one of a hundred: each is weighted by its tokens.
+    known = count > 0
+    if known.sum() < 16:
+        return None
+    per_response = np.bincount(sample.line, gap, len(sample.rows))[known]
+    mean_count = float(count[known].mean())
+    return float(per_response.sum() / count[known].sum()), standard_error(per_response) / mean_count
+
+
+@rule(
+    row=13,
+    needs=["tokens.logprob", "tokens.entropy|tokens.sampler_logprob"],
+    severity="error",
+    title="Responses are drawn from a filtered distribution but scored by the full one",
+    cause="top-k or top-p cut off the tail while sampling{setting}, and the trainer scores without the cut: sampled "
+    "tokens are {gap} nats per token likelier than they should be on average. The KL estimate falls below the truth, "
+    "even below 0.",
+    healthy="log π − log π_sampler of the sampled tokens, or surprise (−log π) − entropy where the sampler's is not "
+    "recorded, in nats per token: 0 within its noise",
+    fix="sampling.top_k = 0 and sampling.top_p = 1.0",
+    source="TRL's How-to-train FAQ; The N implementation details of RLHF with PPO; ms-swift issue 8442; TRL issue 6945",
+    explains=["negative-kl", "kl-explosion", "kl-in-few-tokens", "entropy-collapse", "distinct-collapse", "echo-trap",
+              "likelihood-displacement", *MISMATCH],
+)  # fmt: skip
+def filtered_sampling(data: RunData) -> Reading | None:
+    sample, found = data.sample, shift(data, data.sample)
+    gap = surprise_gap(sample)
+    if found is not None and found.above > 0.02:
+        # A filter shares what it removes among the rest: no token loses. A temperature takes from some.
+        sick = found.below < 0.05 and banned_until(data) is None
+        seen = -found.size
+    elif gap is not None:
+        sick = found is None and gap[0] < -max(5 * gap[1], 0.03)
+        seen = gap[0]
+    else:
+        return None
+    filters = [
+        f"{name} = {value}"
+        for name in ("top_k", "top_p")
+        if (value := data.setting(f"config.sampling.{name}")) not in (None, 0, 1, 1.0)
+    ]
+    words: Words = {"gap": abs(seen), "setting": f" ({', '.join(filters)})" if filters else ""}
+    return Reading(
+        seen,
+        sick,
+        int(sample.rows.steps[0]),
+        sample.evidence(np.arange(len(sample.rows))),
+        words,
+        curve=Curve(
+            sample.mean_by_step(-sample["logprob"] - sample["entropy"]),
+            0.0,
+            0.0,
+            Phrase("surprise (−log π) − entropy, in nats per token"),
+        ),
+    )
+
+
+def fitted_temperature(sample: Sample) -> tuple[float, float] | None:
+    """Returns T of sampler = trainer / T + what belongs to the context, and how much that is worth (a correlation).
+
+    It is fitted to tokens of little probability: for those, the sum over the vocabulary hardly depends on the token.
+    """
+    mine = sample.trained & np.isfinite(sample["sampler_gap"]) & (sample["logprob"] < -2)
+    if mine.sum() < 50:
+        return None
+    x, y = sample["logprob"][mine], sample["sampler_logprob"][mine]
+    variance = float(np.var(x))
+    if variance < 1e-4:
+        return None
+    slope = float(np.mean((x - x.mean()) * (y - y.mean()))) / variance
+    return (1 / slope, abs(float(np.corrcoef(x, y - x)[0, 1]))) if slope > 0.05 else None
+
+
+@rule(
+    row=14,
+    needs=["tokens.logprob", "tokens.sampler_logprob|info.config.sampling.temperature", "tokens.entropy"],
+    severity="error",
+    title="The temperature of sampling is missing in the scores",
+    cause="Responses are sampled at temperature {temperature} but scored at 1: sampler and trainer speak of different "
+    "distributions, so the ratio and the KL estimate are of neither.",
+    healthy="temperature that turns the trainer's log-probabilities into the sampler's, if one does: 0.98 to 1.02",
+    fix="sampling.temperature = 1.0, or divide the logits by the temperature when scoring too",
+    source="The N implementation details of RLHF with PPO; TRL issue 4159",
+    explains=["negative-kl", "kl-explosion", "ratio-not-one", "filtered-sampling", "likelihood-displacement",
+              *MISMATCH],
+)  # fmt: skip
+def temperature_missing(data: RunData) -> Reading | None:
+    sample, found, fitted = data.sample, shift(data, data.sample), fitted_temperature(data.sample)
+    gap = surprise_gap(sample)
+    if found is None or fitted is None or gap is None:
+        return None
+    temperature, worth = fitted
+    # Other weights shift tokens whatever their probability; surprise and entropy must disagree in the same direction.
+    agrees = (gap[0] < -3 * gap[1]) if temperature < 1 else (gap[0] > 3 * gap[1])
+    off = abs(temperature - 1) > 0.02 and 1 / 3 < temperature < 3 and worth > 0.3
+    sick = off and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees)
+    return Reading(
+        temperature,
+        sick,
+        int(sample.rows.steps[0]),
+        sample.evidence(np.arange(len(sample.rows))),
+        {"temperature": temperature},
+        curve=Curve(
+            by_tenth(sample["logprob"], -sample["sampler_gap"]),
+            0.0,
+            0.0,
+            Phrase("log π_sampler − log π, mean over each tenth of the tokens"),
+            TENTHS,
+        ),
+    )
+
+
+def banned_until(data: RunData) -> int | None:
+    """Returns the position up to which an end token was forbidden, as the numbers say; None if it was not."""
+    sample = data.sample
+    mine = sample.trained & np.isfinite(sample["sampler_gap"])
+    if mine.sum() < 100:
+        return None
+    position, gap = sample.position[mine], -sample["sampler_gap"][mine]
+    last = int(position.max())
+    raised = np.bincount(position[gap > alike(data)], minlength=last + 1)
+    count = np.bincount(position, minlength=last + 1)
+    for at in range(1, last):
+        # Where an end could come, the sampler gives more to all other tokens up to the ban's end, and none after it.
+        share = raised[:at].sum() / max(1, count[:at].sum())
+        expected = share * count[at:].sum()
+        if share > 0.03 and expected > 30 and raised[at:].sum() < 0.1 * expected:
+            return at
+    return None
+
+
+@rule(
+    row=15,
+    needs=["tokens.logprob", "rows.length"],
+    severity="error",
+    title="Responses are not allowed to end early",
+    cause="No response is shorter than {least} tokens, {pile} of them end exactly there{setting}: the end token is "
+    "forbidden while sampling but scored as if it were allowed. Each forbidden end makes the KL estimate too low.",
+    healthy="responses that end at the smallest length, per response at the next lengths: below 3; more, where the "
+    "settings forbid no end",
+    fix="sampling.min_new_tokens = 0; to get longer responses, reward their length",
+    source="TRL's How-to-train FAQ (min_length = -1); StackLLaMA",
+    explains=["negative-kl", "kl-explosion", "filtered-sampling", "kl-in-few-tokens", "likelihood-displacement",
+              *MISMATCH],
+)  # fmt: skip
+def end_forbidden(data: RunData) -> Reading | None:
+    sample = data.sample
+    length = sample.rows["length"]
+    known = length[np.isfinite(length) & (length > 0)].astype(int)
+    if len(known) < 50:
+        return None
+    least, longest = int(known.min()), int(known.max())
+    counts = np.bincount(known, minlength=longest + 1)
+    near = counts[least + 1 : least + 4]
+    pile = float(counts[least]) / max(float(near.mean()) if len(near) else 0.0, 0.5)
+    until = banned_until(data)
+    asked = data.setting("config.sampling.min_new_tokens")
+    # Texts of a fixed form pile up at a length too: that decides only where the settings do not deny a minimum.
+    piled = least >= 3 and longest > least + 3 and pile > 3 and counts[least] >= 8
+    sick = (until is not None and until >= 2) or (piled and asked != 0)
+    words: Words = {
+        "least": least,
+        "pile": Share(counts[least] / len(known)),
+        "setting": f" (min_new_tokens = {asked})" if asked else "",
+    }
+    return Reading(
+        pile,
+        sick,
+        int(sample.rows.steps[0]),
+        sample.evidence(np.flatnonzero(length == least)),
+        words,
+        curve=Curve(
+            Series(np.arange(longest + 1), counts),
+            name=Phrase("responses of each length"),
+            along=Phrase("length in tokens"),
+        ),
+    )
+
+
+@rule(
+    row=16,
+    needs=["tokens.mask", "tokens.logprob", "tokens.ref_logprob", "steps.kl/objective"],
+    severity="error",
+    title="Padding counts in the KL",
+    cause="The logged KL is not that of the responses' own tokens (median {own} nats per response); it is what comes "
+    "out when tokens that the mask leaves out are counted too ({all}).",
+    healthy="logged KL − KL of the tokens that count, in nats per response: 0",
+    fix="sum over the response's mask only; give left-padded prompts position ids that start at their first token",
+    source="StackLLaMA; The N implementation details of RLHF with PPO",
+    explains=["negative-kl", "kl-explosion", "reward-accounting", "unknown-estimate"],
+)
+def padding_counted(data: RunData) -> Reading | None:
+    sample = data.sample
+    if len(sample.rows) < len(data.rows) or sample.trained.all():
+        return None  # only part of each step is here, or nothing that the mask leaves out was recorded
+    values = np.nan_to_num(sample["log_ratio"])
+    own = np.bincount(sample.line, np.where(sample.trained, values, 0.0), len(sample.rows))
+    everything = np.bincount(sample.line, values, len(sample.rows))
+    ours, whole, logged = together(
+        sample.rows.by_step(own), sample.rows.by_step(everything), data.metric("kl/objective")
+    )
+    away, near = np.abs(logged.value - ours.value), np.abs(logged.value - whole.value)
+    seen = float(np.median(logged.value - ours.value))
+    sick = float(np.median(away)) > 0.05 and float(np.median(near)) < 0.1 * float(np.median(away))
+    words: Words = {"own": float(np.median(ours.value)), "all": float(np.median(whole.value))}
+    outside = np.flatnonzero(~sample.trained & (np.abs(values) > 0.01))
+    return Reading(
+        seen,
+        sick,
+        int(sample.rows.steps[0]),
+        sample.spans(outside),
+        words,
+        curve=Curve(Series(logged.step, logged.value - ours.value), 0.0, 0.0),
+    )

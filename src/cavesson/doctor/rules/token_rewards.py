@@ -1,0 +1,139 @@
+"""What must hold exactly of token rewards: penalty and score, and where they stand."""
+
+import numpy as np
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.kl import penalty
+from cavesson.doctor.rule import rule
+from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
+from cavesson.doctor.sample import Sample
+from cavesson.doctor.series import Array, earliest, slope_by_step
+
+
+@rule(
+    row=5,
+    needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
+    severity="error",
+    title="The KL penalty has the wrong sign or size",
+    cause="Away from its end, a response's token reward is −β·KL. Regressed on the recorded log-ratios it gives "
+    "β = {found}, while the run's β is {beta}{flipped}.",
+    healthy="β from the token rewards divided by the β of the run: 0.95 to 1.05",
+    fix="compute the penalty as −β·(log π − log π_ref) on the response's own tokens; test it on two tokens by hand",
+    source="OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences); Schulman, Approximating KL divergence",
+    explains=["kl-explosion", "reward-accounting", "negative-kl", "kl-flat", *RUNAWAY],
+)
+def penalty_wrong(data: RunData) -> Reading | None:
+    sample = data.sample
+    spent = penalty(data, sample)
+    coef = sample.rows["kl_coef"][sample.line]
+    inner = sample.trained & ~sample.last & np.isfinite(spent) & np.isfinite(sample["token_reward"]) & (coef > 0)
+    if inner.sum() < 50 or np.std((coef * spent)[inner]) < 1e-6:
+        return None
+    expected, seen = (coef * spent)[inner], sample["token_reward"][inner]
+    found = -float(np.median(_slopes(expected, seen)))
+    sick = abs(found - 1) > 0.05
+    beta = float(np.median(coef[inner]))
+    flipped = Phrase(": the sign is flipped, the policy is paid for leaving the reference" if found < 0 else "")
+    worst = sample.worst(np.where(inner, np.abs(sample["token_reward"] + coef * spent), np.nan))
+    words: Words = {"found": found * beta, "beta": beta, "flipped": flipped}
+    curve = Curve(slope_by_step(sample.step[inner], expected, -seen), 0.95, 1.05)
+    return Reading(found, sick, int(sample.rows.steps[0]), worst, words, curve=curve)
+
+
+def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
+    """Returns least-squares slopes of random parts of the points; their median does not mind a few foreign points."""
+    order = np.random.default_rng(0).permutation(len(x))
+    found = []
+    for part in np.array_split(order, min(parts, max(1, len(x) // 20))):
+        variance = float(np.var(x[part]))
+        if variance > 0:
+            found.append(float(np.mean((x[part] - x[part].mean()) * (y[part] - y[part].mean()))) / variance)
+    return np.array(found or [np.nan])
+
+
+@rule(
+    row=6,
+    needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
+    severity="error",
+    title="The reward stands on the wrong token",
+    cause="What is left of the token rewards without the KL penalty is the score, and it belongs on the last token of "
+    "the response. In {seen} of the responses it stands elsewhere: the score is put at the first padding or first end "
+    "token, or an index is off by one.",
+    healthy="share of responses whose score stands elsewhere than on the last token: 0, at most 3 %",
+    fix="put the score at the index of the last token that the mask keeps",
+    source="The N implementation details of RLHF with PPO (the reward model's index)",
+    explains=["reward-accounting", "penalty-wrong", *CRITIC],
+)
+def reward_position(data: RunData) -> Reading | None:
+    sample = data.sample
+    if data.setting("config.ppo.whiten_rewards"):
+        return None  # every token then carries a share of the mean
+    rest, score = _without_penalty(data, sample), _score(sample)[sample.line]
+    # A score near 0 cannot be found again: the recorder keeps eleven bits of a token reward.
+    clear = np.isfinite(rest) & (np.abs(score) > 0.05)
+    off = np.abs(rest - score) / np.maximum(np.abs(score), 1e-9)
+    lacking = np.unique(sample.line[clear & sample.last & (off > 0.5)])
+    whole = np.bincount(sample.line, np.where(np.isfinite(rest), np.abs(rest), 0.0))[sample.line]
+    alone = ~sample.last & (off < 0.1) & (np.abs(rest) > 0.5 * whole)
+    elsewhere = np.flatnonzero(clear & alone & np.isin(sample.line, lacking))
+    there = np.unique(sample.line[clear & sample.last])
+    if not len(there):
+        return None
+    wrong = np.unique(sample.line[elsewhere])
+    share = len(wrong) / len(there)
+    return Reading(
+        Share(share),
+        share > 0.03,
+        earliest(sample.rows.step[wrong]),
+        sample.spans(elsewhere),
+        curve=Curve(sample.rows.by_step(np.isin(np.arange(len(sample.rows)), wrong).astype(float)), high=0.03),
+    )
+
+
+def _without_penalty(data: RunData, sample: Sample) -> Array:
+    coef = sample.rows["kl_coef"][sample.line]
+    spent = np.where(coef == 0, 0.0, penalty(data, sample))
+    return np.asarray(sample["token_reward"] + coef * np.where(sample.trained, spent, 0.0))
+
+
+def _score(sample: Sample) -> Array:
+    shaped = sample.rows["shaped_reward"]
+    return np.where(np.isfinite(shaped), shaped, sample.rows["reward"])
+
+
+@rule(
+    row=7,
+    needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
+    severity="error",
+    title="The token rewards do not add up to the reward",
+    cause="The token rewards of a response should add up to its reward − β·KL. In {seen} of the responses they miss "
+    "it, by {size} in the median: something clips, scales, whitens or drops a part without being recorded.",
+    healthy="share of responses whose token rewards miss reward − β·KL by more than 1 % of its size: below 2 %",
+    fix="record what shapes the reward (`shaped_reward`), or take the hidden step out",
+    source="own identity",
+    explains=CRITIC,
+)
+def reward_accounting(data: RunData) -> Reading | None:
+    sample = data.sample
+    if data.setting("config.ppo.whiten_rewards"):
+        return None
+    total = sample.total(np.where(sample.trained, _without_penalty(data, sample), 0.0))
+    score = _score(sample)
+    there = np.isfinite(total) & np.isfinite(score) & (sample.length > 0)
+    if not there.any():
+        return None
+    miss = np.abs(total - score) / (np.abs(score) + 1)
+    wrong = there & (miss > 0.01)
+    share = float(wrong.sum() / there.sum())
+    sick = share > 0.02
+    words: Words = {"size": float(np.median(np.abs(total - score)[wrong])) if wrong.any() else 0.0}
+    worst = np.flatnonzero(wrong)[np.argsort(-miss[wrong])]
+    return Reading(
+        Share(share),
+        sick,
+        earliest(sample.rows.step[wrong]),
+        sample.evidence(worst),
+        words,
+        curve=Curve(sample.rows.by_step(wrong.astype(float)), high=0.02),
+    )

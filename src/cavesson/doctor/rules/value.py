@@ -1,0 +1,184 @@
+"""The critic."""
+
+import numpy as np
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.finding import Curve, Phrase, Reading, Words
+from cavesson.doctor.rule import rule
+from cavesson.doctor.rules.consequences import CRITIC
+from cavesson.doctor.sample import Sample
+from cavesson.doctor.series import Array, Series, since, smoothed, together
+from cavesson.doctor.spikes import spikes
+
+WARM_UP = 0.3
+"""Share of the run, at most 20 steps, in which a critic may still be learning."""
+
+
+def returns(data: RunData, sample: Sample) -> Array:
+    """Returns [N] what the value should have been: the discounted sum of the token rewards from here on.
+
+    The recorded return is the critic's target, which leans on its own estimates where λ < 1.
+    """
+    gamma = float(data.setting("config.ppo.gamma", 1.0))
+    rewards = np.where(sample.trained, sample["token_reward"], 0.0)
+    found = np.zeros(len(sample))
+    following, line = 0.0, -1
+    for i in range(len(sample) - 1, -1, -1) if gamma != 1 else ():
+        following = rewards[i] + gamma * (following if sample.line[i] == line else 0.0)
+        found[i], line = following, sample.line[i]
+    if gamma == 1:
+        total = np.cumsum(rewards)
+        end = np.searchsorted(sample.line, sample.line, side="right") - 1
+        found = total[end] - total + rewards
+    return np.where(sample.trained, found, np.nan)
+
+
+def _warm(points: Series) -> Series:
+    first = points.step[0] + min(20.0, WARM_UP * (points.step[-1] - points.step[0])) if len(points) else 0
+    return points.where(points.step >= first)
+
+
+def explained(data: RunData) -> Series:
+    """Returns by step 1 − Var(G − V)/Var(G) over the trained tokens, where the returns G vary."""
+    sample = data.sample
+    goal, value = returns(data, sample), np.where(sample.trained, sample["value"], np.nan)
+    all_of, left = sample.variance_by_step(goal), sample.variance_by_step(goal - value)
+    known = all_of.value > 1e-8
+    return Series(all_of.step[known], 1 - left.value[known] / all_of.value[known])
+
+
+@rule(
+    row=40,
+    needs=["tokens.value", "tokens.token_reward"],
+    least_steps=12,
+    algorithms=["ppo"],
+    title="The critic does not fit",
+    cause="After its warm-up the explained variance of the returns is {seen}; below 0 the critic is worse than their "
+    "mean, and the advantages are noise.",
+    healthy="explained variance after the first steps: above 0, rising towards 1",
+    fix="a learning rate of its own and some steps of warm-up for the critic; no narrow ppo.value_clip; check returns",
+    source="Deep RL hacks (Schulman's talk); verl; Andy Jones, Debugging RL",
+    explains=["value-constant", "reward-falls", "clip-fraction-high"],
+)
+def value_not_fitting(data: RunData) -> Reading | None:
+    points = _warm(explained(data))
+    if len(points) < 6:
+        return None
+    smooth = smoothed(points)
+    first = int(points.step[0]) if _learns_something_else(data) else since(smooth, smooth.value < -0.02, 6)
+    evidence = data.step_evidence(points.step[np.argsort(points.value)][:3])
+    return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, 0.0, 1.0))
+
+
+def _learns_something_else(data: RunData) -> bool:
+    """Returns whether what the critic is trained towards, however smoothed, has little to do with the returns."""
+    sample = data.sample
+    goal, target = returns(data, sample), sample["return"]
+    known = np.isfinite(goal) & np.isfinite(target)
+    if known.sum() < 100 or goal[known].std() < 1e-6 or target[known].std() < 1e-6:
+        return False
+    return float(np.corrcoef(goal[known], target[known])[0, 1]) < 0.3
+
+
+@rule(
+    row=41,
+    needs=["tokens.value", "tokens.token_reward"],
+    severity="error",
+    algorithms=["ppo"],
+    title="The critic starts far from the returns",
+    cause="At the first step the values are {seen} standard deviations of the returns away from them: a random head, "
+    "or one copied from a reward model with an offset.",
+    healthy="|mean(V − G)| / standard deviation of G at the first step: below 1; more, where all values are near 0",
+    fix="start the value head at zero, or train the critic for some steps before the policy",
+    source="The N implementation details of RLHF with PPO; VC-PPO 2503.01491",
+    explains=["length-collapse", "truncated", *CRITIC],
+)
+def value_start(data: RunData) -> Reading | None:
+    sample = data.sample
+    if sample.rows.steps[0] > 1:
+        return None
+    first = (sample.step == sample.rows.steps[0]) & sample.trained
+    goal = returns(data, sample)[first]
+    value = sample["value"][first]
+    known = np.isfinite(goal) & np.isfinite(value)
+    if known.sum() < 20 or goal[known].std() < 1e-6:
+        return None
+    away = float((value - goal)[known].mean() / goal[known].std())
+    # A head of zeros is as far from the returns as their mean is from zero: that is not the head's fault.
+    random_head = float(value[known].std() / goal[known].std()) > 0.5 or abs(value[known].mean()) > goal[known].std()
+    sick = abs(away) > 1 and random_head
+    distance = sample.mean_by_step((sample["value"] - returns(data, sample)) / goal[known].std())
+    name = Phrase("mean(V − G) / standard deviation of G at the first step")
+    evidence = sample.evidence(np.arange(3))
+    return Reading(abs(away), sick, int(sample.rows.steps[0]), evidence, curve=Curve(distance, -1.0, 1.0, name))
+
+
+@rule(
+    row=42,
+    needs=["tokens.value", "tokens.token_reward"],
+    least_steps=12,
+    algorithms=["ppo"],
+    title="The critic says the same everywhere",
+    cause="After its warm-up the values vary {seen} times as much as the returns do: the head is dead or cut off from "
+    "the gradient.",
+    healthy="standard deviation of V / of the returns, over these steps: above 0.05",
+    fix="check that the value loss reaches the head (ppo.value_coef, requires_grad) and its learning rate",
+    source="own threshold",
+    explains=["value-not-fitting"],
+)
+def value_constant(data: RunData) -> Reading | None:
+    sample = data.sample
+    goal, value = returns(data, sample), sample["value"]
+    points = _warm(sample.variance_by_step(goal))
+    if len(points) < 6:
+        return None
+    # Over all these steps: a critic that is slow follows the mean of the returns at least.
+    late = (sample.step >= points.step[0]) & sample.trained & np.isfinite(goal) & np.isfinite(value)
+    if not late.any() or goal[late].std() < 1e-4:
+        return None
+    found = float(value[late].std() / goal[late].std())
+    of_values, of_returns = together(sample.variance_by_step(value), points)
+    share = Series(of_values.step, np.sqrt(of_values.value / np.maximum(of_returns.value, 1e-8)))
+    evidence = data.step_evidence(points.step[:1])
+    return Reading(found, found < 0.05, int(points.step[0]), evidence, curve=Curve(share, low=0.05))
+
+
+@rule(
+    row=43,
+    needs=["steps.loss/value"],
+    least_steps=10,
+    algorithms=["ppo"],
+    title="The value loss spikes again and again",
+    cause="The value loss is up to {seen} times its median of the steps before, time and again.",
+    healthy="value loss / running median: above 10 in fewer than 4 steps, or less than a tenth of them",
+    fix="normalise or clip the reward (shaping.scale, shaping.clip); do not widen ppo.value_clip",
+    source="TRL 0.7.10, logging",
+)
+def value_loss_spike(data: RunData) -> Reading | None:
+    return spikes(data, "loss/value")
+
+
+@rule(
+    row=44,
+    needs=["info.config.ppo.lam", "rows.length"],
+    algorithms=["ppo"],
+    title="The reward fades before it reaches the first tokens",
+    cause="With γ·λ = {decay} and {length} tokens, {seen} of the reward at the end reaches the first token of a "
+    "response.",
+    healthy="(γλ)^length at the median length: above 0.01",
+    fix="ppo.lam = 1 (or a λ that grows with the length), ppo.gamma = 1",
+    source="VC-PPO 2503.01491",
+)
+def reward_fades(data: RunData) -> Reading | None:
+    decay = float(data.setting("config.ppo.gamma", 1.0)) * float(data.setting("config.ppo.lam", 1.0))
+    length = float(np.nanmedian(data.rows["length"]))
+    left = decay**length
+    words: Words = {"decay": decay, "length": length}
+    before_end = np.arange(int(length) + 1)
+    reaches = Curve(
+        Series(before_end, decay**before_end),
+        low=0.01,
+        name=Phrase("share of the reward that reaches a token"),
+        along=Phrase("tokens before the end of the response"),
+    )
+    return Reading(left, left < 0.01, int(data.rows.steps[0]), words=words, curve=reaches)

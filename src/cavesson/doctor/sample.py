@@ -1,0 +1,179 @@
+"""Some rollouts of a run with their texts and tokens: enough to see what happens to tokens, however long the run is."""
+
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from cavesson.doctor.finding import Evidence, Phrase
+from cavesson.doctor.rows import Rows, numbers
+from cavesson.doctor.series import Array, Series, read_only
+from cavesson.record import Run
+from cavesson.record.keys import rows_of_tokens
+from cavesson.record.segments import union
+
+MOST_TOKENS = 800_000
+MOST_STEPS = 96
+EDGE = 4
+"""Steps at the beginning and at the end that are always looked at."""
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, less whole numbers, lie evenly."""
+WORST = 50
+"""Tokens among which places to look at are chosen."""
+TENTHS = Phrase("tenths of the tokens, the least probable first")
+LEAST_ROWS = 8
+"""Rollouts of a step that are looked at, if it has them, however long they are."""
+
+
+class Sample:
+    """Rollouts and, one after another, their tokens."""
+
+    def __init__(self, rows: pa.Table, tokens: pa.Table) -> None:
+        """Takes rollouts, and their tokens, both ordered by step and sample, the tokens also by position."""
+        self.rows = Rows(rows)
+        self.line = read_only(rows_of_tokens(rows, tokens)[0])
+        """[N] which rollout each token is of, ascending."""
+        self._tokens = tokens
+        self._columns: dict[str, Array] = {}
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def __getitem__(self, name: str) -> Array:
+        """Returns a column of the tokens, [N] float64, NaN where not measured.
+
+        Beside those of the record: ``log_ratio`` = logprob − ref_logprob, ``sampler_gap`` = logprob − sampler_logprob.
+        """
+        if name not in self._columns:
+            self._columns[name] = read_only(self._made(name))
+        return self._columns[name]
+
+    def _made(self, name: str) -> Array:
+        if name == "log_ratio":
+            return self["logprob"] - self["ref_logprob"]
+        if name == "sampler_gap":
+            return self["logprob"] - self["sampler_logprob"]
+        if name not in self._tokens.column_names:
+            return np.full(len(self), np.nan)
+        return numbers(self._tokens[name])
+
+    def has(self, name: str) -> bool:
+        """Returns whether a column of the tokens was measured anywhere."""
+        return bool(np.isfinite(self[name]).any())
+
+    @cached_property
+    def trained(self) -> Array:
+        """[N] whether a token counts: all do where the record keeps no mask."""
+        mask = self["mask"]
+        return read_only(np.asarray(mask != 0))
+
+    @cached_property
+    def position(self) -> Array:
+        """[N] int64, from 0."""
+        return read_only(np.asarray(self._tokens["position"].to_numpy(), np.int64))
+
+    @cached_property
+    def step(self) -> Array:
+        """[N] the step of each token."""
+        return read_only(self.rows.step[self.line])
+
+    @cached_property
+    def length(self) -> Array:
+        """[n] tokens that count of each rollout."""
+        return read_only(np.bincount(self.line[self.trained], minlength=len(self.rows)))
+
+    @cached_property
+    def last(self) -> Array:
+        """[N] whether it is the last token that counts of its rollout."""
+        found = np.zeros(len(self), bool)
+        counted = np.flatnonzero(self.trained)
+        if len(counted):
+            line = self.line[counted]
+            found[counted[np.append(line[1:] != line[:-1], True)]] = True
+        return read_only(found)
+
+    def total(self, values: Array) -> Array:
+        """Returns the sum over the counting tokens of each rollout, [n]; NaN where one of them is not measured."""
+        return np.bincount(self.line[self.trained], values[self.trained], minlength=len(self.rows))
+
+    def mean_by_step(self, values: Array) -> Series:
+        """Returns the mean over the finite values [N] of the counting tokens of each step."""
+        return self._by_step(values)[0]
+
+    def variance_by_step(self, values: Array) -> Series:
+        """Returns the variance over the finite values [N] of the counting tokens of each step."""
+        return self._by_step(values)[1]
+
+    def _by_step(self, values: Array) -> tuple[Series, Series]:
+        there = np.isfinite(values) & self.trained
+        steps, where = np.unique(self.step[there], return_inverse=True)
+        count = np.bincount(where)
+        mean = np.bincount(where, values[there]) / count
+        variance = np.bincount(where, (values[there] - mean[where]) ** 2) / count
+        return Series(steps, mean), Series(steps, variance)
+
+    def evidence(self, rollouts: Array, most: int = 3) -> tuple[Evidence, ...]:
+        """Returns places for the first of some rollouts, given by their numbers."""
+        return tuple(Evidence(int(self.rows.step[i]), int(self.rows.sample[i])) for i in rollouts[:most])
+
+    def worst(self, values: Array) -> tuple[Evidence, ...]:
+        """Returns places for the tokens with the largest of some values [N], at most one of each rollout."""
+        known = np.flatnonzero(np.isfinite(values))
+        some = known[np.argpartition(-values[known], WORST)[:WORST]] if len(known) > WORST else known
+        return self.spans(some[np.argsort(-values[some])])
+
+    def spans(self, tokens: Array, most: int = 3) -> tuple[Evidence, ...]:
+        """Returns places for the first of some tokens, given by their numbers, at most one of each rollout."""
+        _, first = np.unique(self.line[tokens], return_index=True)
+        chosen = tokens[np.sort(first)][:most]
+        place = zip(self.line[chosen], self.position[chosen], strict=True)
+        return tuple(
+            Evidence(int(self.rows.step[i]), int(self.rows.sample[i]), int(at), int(at) + 1) for i, at in place
+        )
+
+
+def by_tenth(order: Array, values: Array) -> Series:
+    """Returns the mean of the finite values [N] of each tenth of them, in the order [N] of another quantity."""
+    known = np.flatnonzero(np.isfinite(order) & np.isfinite(values))
+    parts = np.array_split(known[np.argsort(order[known])], 10)
+    return Series(np.arange(1, 11), np.array([values[part].mean() for part in parts]))
+
+
+def take_sample(run: Run, rows: Rows) -> Sample:
+    """Reads whole groups of rollouts of steps over the whole run, as many as ``MOST_TOKENS`` allows.
+
+    Args:
+        run: The run.
+        rows: All its training rollouts, numbers only.
+    """
+    steps = chosen_steps(rows.steps)
+    typical = max(float(np.nanmean(rows["length"])), 1.0) if rows.has("length") else 256.0
+    budget = max(LEAST_ROWS, int(MOST_TOKENS / max(len(steps), 1) / typical))
+    rollouts, tokens = [], [run.arrow("tokens", None, [])]
+    for step in steps.tolist():
+        samples = rows.sample[_some(rows, step, budget)].tolist()
+        rollouts += [(step, sample) for sample in samples]
+        tokens.append(run.tokens_of(step, samples))
+    return Sample(run.fetch(rollouts), union(*tokens))
+
+
+def chosen_steps(steps: Array, most: int = MOST_STEPS) -> Array:
+    """Returns the first and last steps, and steps evenly between them."""
+    if len(steps) <= most:
+        return steps
+    between = np.linspace(EDGE, len(steps) - EDGE - 1, most - 2 * EDGE).round().astype(int)
+    places = np.concatenate([np.arange(EDGE), between, np.arange(len(steps) - EDGE, len(steps))])
+    return np.asarray(steps[np.unique(places)])
+
+
+def _some(rows: Rows, step: int, budget: int) -> Array:
+    """Returns the numbers of rollouts of one step: whole groups that stand together, up to the budget."""
+    start, stop = np.searchsorted(rows.step, [step, step + 1])
+    if stop - start <= budget:
+        return np.arange(start, stop)
+    groups, first, size = np.unique(rows.group[start:stop], return_index=True, return_counts=True)
+    count = max(1, int(budget / size.mean()))
+    # Each process writes its own part of a step: the place moves over the step, so that all have their turn.
+    place = int((len(groups) - count + 1) * (step * GOLDEN % 1))
+    chosen = groups[np.argsort(first)][place : place + count]
+    return np.asarray(start + np.flatnonzero(np.isin(rows.group[start:stop], chosen))[: max(budget, int(size.max()))])

@@ -1,0 +1,84 @@
+"""What a finding says, in the user's language."""
+
+import math
+import os
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+from cavesson.doctor.finding import Percent, Phrase, Reading, Skipped, Words
+from cavesson.doctor.rule import Rule, Texts
+from cavesson.text.visible import visible
+
+LANGUAGES = ("en", "zh", "vi")
+
+
+def number(value: float) -> str:
+    """Returns a number as people read it: three significant digits, no exponent where none is needed; shares in %."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    if isinstance(value, Percent):
+        return f"{100 * value:{'.0f' if abs(value) >= 0.1 else '.2g'}} %".replace("-", "−")
+    if value == int(value) and abs(value) < 1e6:
+        text = f"{int(value)}"
+    elif 1e-4 <= abs(value) < 1e5:
+        value = float(f"{value:.2e}") if abs(value) < 100 else value
+        text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    else:
+        text = f"{value:.2e}"
+    return text.replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Language:
+    """The texts of the rules and of the report in one language; English stands where one lacks."""
+
+    name: str
+    rules: dict[str, dict[str, str]]
+    phrases: dict[str, str]
+
+    def phrase(self, text: str) -> str:
+        """Returns a phrase of the report."""
+        return self.phrases.get(text, text)
+
+    def _word(self, word: str) -> str:
+        return self.phrase(word) if isinstance(word, Phrase) else visible(word)
+
+    def healthy(self, rule: Rule) -> str:
+        """Returns what the number of a rule means and where it is healthy."""
+        return self.rules.get(rule.name, {}).get("healthy", rule.texts.healthy)
+
+    def reason(self, skipped: Skipped) -> str:
+        """Returns why a rule was skipped."""
+        return self.phrase(skipped.reason).format_map(self._filled(skipped.words))
+
+    def _filled(self, words: Words) -> dict[str, str]:
+        return {
+            name: number(word) if isinstance(word, int | float) else self._word(word) for name, word in words.items()
+        }
+
+    def said(self, rule: Rule, reading: Reading) -> Texts:
+        """Returns the texts of a rule that found something, with the numbers of its reading."""
+        own = self.rules.get(rule.name, {})
+        words = self._filled({**reading.words, "seen": reading.seen})
+
+        def fill(name: str, filled: bool = True) -> str:
+            text = own.get(name, getattr(rule.texts, name))
+            return str(text).format_map(words) if filled else str(text)
+
+        return Texts(fill("title", False), fill("cause"), self.healthy(rule), fill("fix"))
+
+
+def language(name: str | None = None) -> Language:
+    """Returns a language by its code; by ``LANG`` if None, else English."""
+    if name is None:
+        name = os.environ.get("LC_ALL") or os.environ.get("LC_MESSAGES") or os.environ.get("LANG") or "en"
+    code = name[:2].lower()
+    return _read(code) if code in LANGUAGES and code != "en" else Language("en", {}, {})
+
+
+@lru_cache
+def _read(code: str) -> Language:
+    content = tomllib.loads(files("cavesson.doctor").joinpath("languages", f"{code}.toml").read_text("utf-8"))
+    return Language(code, content.get("rules", {}), content.get("phrases", {}))

@@ -1,0 +1,16 @@
+"""A run folder into other tools' formats."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from cavesson.exporters import rl_logging_board, tables
+from cavesson.record.storage import Place
+
+EXPORTERS: dict[str, Callable[[Place, Path], int]] = {
+    "rl-logging-board": rl_logging_board.export,
+    "csv": partial(tables.export, format="csv"),
+    "jsonl": partial(tables.export, format="jsonl"),
+    "parquet": partial(tables.export, format="parquet"),
+}
+"""Format → a function of the run's place and the folder to write, which returns the number of rollouts."""

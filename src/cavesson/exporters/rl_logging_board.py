@@ -1,0 +1,102 @@
+"""A run folder into RL Logging Board's JSON lines."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import cavesson
+from cavesson.errors import UserError
+from cavesson.importers.rl_logging_board import ROW_KEYS, TOKEN_KEYS
+from cavesson.importers.rollout import to_json
+from cavesson.record.new_folder import new_folder
+from cavesson.record.reader import Run
+from cavesson.record.schema import TOKEN_COLUMNS, arrow_schema
+from cavesson.record.segments import TOKEN_ORDER, Segment, by_step, union
+from cavesson.record.storage import Place
+
+
+def export(place: Place, out_folder: Path) -> int:
+    """Writes one ``rank-NNNN.jsonl`` per rank and returns the number of lines.
+
+    A line has ``prompt, response, response_tokens, logprobs, ref_logprobs, values, token_rewards, reward, step``, with
+    ``ref_response, ref_reward, ground_truth`` where recorded, and the keys in ``extra``; what was not measured is left
+    out. The format has no place for the rest of the record: token ids, sampler's log probabilities, advantages,
+    returns, entropies, masks, groups, splits (evaluation comes out like training), reward parts, shaped rewards, prompt
+    ids, finish reasons, policy versions, KL coefficients and step metrics.
+
+    Args:
+        place: Run folder to read, or a URL.
+        out_folder: Folder to write; must not exist, or be empty.
+
+    Raises:
+        UserError: ``place`` is no run or lacks the vocabulary of its token ids, or ``out_folder`` is taken.
+    """
+    run = cavesson.open(place)
+    count = 0
+    with new_folder(out_folder) as folder:
+        for rank, line in _lines(run):
+            with (folder / f"rank-{rank:04d}.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+                file.write(to_json(line) + "\n")
+                count += 1
+    return count
+
+
+def _lines(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields every rollout with its rank, holding one step of one segment at a time."""
+    for segment in run.segments():
+        for step, rows in by_step(run.storage, segment, "rows"):
+            if step < segment.stop:
+                yield from _lines_of_step(run, rows, _tokens_of_step(run, segment, rows))
+
+
+def _tokens_of_step(run: Run, segment: Segment, rows: pa.Table) -> pa.Table:
+    if "token_start" not in rows.column_names:
+        return run.read(segment, "tokens")
+    start, count = pc.min(rows["token_start"]).as_py(), pc.sum(rows["token_count"]).as_py()
+    return run.read(segment, "tokens", start=start, count=count)
+
+
+def _lines_of_step(run: Run, rows: pa.Table, tokens: pa.Table) -> Iterator[tuple[int, dict[str, Any]]]:
+    measured = [name for name in tokens.column_names if not len(tokens) or tokens[name].null_count < len(tokens)]
+    tokens = union(arrow_schema(TOKEN_COLUMNS).empty_table(), tokens).sort_by(TOKEN_ORDER)
+    tokens = _with_token_texts(run, tokens)
+    samples = tokens["sample"].to_numpy()
+    for row in rows.sort_by("sample").to_pylist():
+        line = json.loads(row.get("extra") or "{}")
+        # A step that this format had as a text or a float is in `extra` as it was.
+        step = line["step"] if run.info.get("format") == "rl-logging-board" and "step" in line else row["step"]
+        line |= {"step": step} | {key: row[key] for key in ROW_KEYS if row.get(key) is not None}
+        start, end = np.searchsorted(samples, row["sample"], "left"), np.searchsorted(samples, row["sample"], "right")
+        if start < end:
+            line |= _token_lists(tokens.slice(start, end - start))
+        elif row.get("length") == 0:
+            line |= {k: [] for k, name in TOKEN_KEYS.items() if {"token": "token_id"}.get(name, name) in measured}
+        yield row.get("rank") or 0, line
+
+
+def _token_lists(tokens: pa.Table) -> Mapping[str, list[Any]]:
+    """Returns the lists of one rollout, each to its last value."""
+    lists = {}
+    for key, name in TOKEN_KEYS.items():
+        values = tokens[name].to_pylist()
+        while values and values[-1] is None:
+            values.pop()
+        if values:
+            lists[key] = values
+    return lists
+
+
+def _with_token_texts(run: Run, tokens: pa.Table) -> pa.Table:
+    """Fills column ``token`` from the ids where there are ids."""
+    ids = tokens["token_id"]
+    if ids.null_count == len(ids):
+        return tokens
+    if run.vocabulary.num_rows == 0:
+        raise UserError(f"{run.folder} has token ids but no vocabulary.parquet, which turns them into tokens")
+    strings = pa.array(run.token_strings(ids.to_pylist()), pa.string())
+    return tokens.set_column(tokens.column_names.index("token"), "token", pc.coalesce(tokens["token"], strings))

@@ -1,0 +1,145 @@
+"""A run folder into tables that everything reads: CSV, JSON lines or Parquet."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pc_csv
+import pyarrow.parquet as pq
+
+import cavesson
+from cavesson.importers.rollout import to_json
+from cavesson.record.new_folder import new_folder
+from cavesson.record.reader import Run
+from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
+from cavesson.record.segments import Kind
+from cavesson.record.storage import Place
+from cavesson.text.spreadsheet import cell
+
+AT_ONCE = 2_000
+"""Rollouts in memory at a time, or those of one step."""
+Format = Literal["csv", "jsonl", "parquet"]
+
+
+def export(place: Place, out_folder: Path, *, format: Format, quote_formulas: bool = False) -> int:
+    """Writes ``rows``, ``tokens``, ``steps`` and ``vocabulary``, each as a file, and returns the number of rollouts.
+
+    The tables are those of docs/record.md, with all their columns and every value as recorded. What was not measured is
+    null: an empty cell of CSV without quotes (an empty text is ``""``), absent from a line of JSON. Lists and maps are
+    JSON in CSV.
+
+    Args:
+        place: Run folder to read, or a URL.
+        out_folder: Folder to write; must not exist, or be empty.
+        format: Of the files.
+        quote_formulas: Put a ``'`` in front of texts in CSV that a spreadsheet would take for formulas.
+
+    Raises:
+        UserError: ``place`` is no run, or ``out_folder`` is taken.
+    """
+    run = cavesson.open(place)
+    counts = _rollouts_by_step(run)
+    with new_folder(out_folder) as folder:
+
+        def write(name: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+            with closing(_WRITERS[format](folder / f"{name}.{format}", schema, quote_formulas)) as writer:
+                for table in tables:
+                    writer.write(table.select(schema.names).cast(schema))
+
+        kinds: list[tuple[Kind, Sequence[Column]]] = [("rows", ROW_COLUMNS), ("tokens", TOKEN_COLUMNS)]
+        for kind, declared in kinds:
+            tables = (run.arrow(kind, steps=steps) for steps in _portions(counts))
+            write(kind, _schema(run, kind, declared), tables)
+        for name, table in (("steps", run.steps()), ("vocabulary", run.vocabulary)):
+            write(name, table.schema, [table])
+    return sum(counts.values())
+
+
+def _rollouts_by_step(run: Run) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for segment in run.segments():
+        steps, numbers = np.unique(run.read(segment, "rows", ["step"])["step"].to_numpy(), return_counts=True)
+        for step, number in zip(steps.tolist(), numbers.tolist(), strict=True):
+            counts[step] = counts.get(step, 0) + number
+    return dict(sorted(counts.items()))
+
+
+def _portions(counts: dict[int, int]) -> Iterator[list[int]]:
+    """Steps that are read together, in order."""
+    steps: list[int] = []
+    size = 0
+    for step, count in counts.items():
+        if steps and size + count > AT_ONCE:
+            yield steps
+            steps, size = [], 0
+        steps.append(step)
+        size += count
+    if steps:
+        yield steps
+
+
+def _schema(run: Run, kind: Kind, declared: Sequence[Column]) -> pa.Schema:
+    """The declared columns; a number has 64 bits where a file of the run needs them."""
+    schemas = [run.storage.parquet(segment.name(kind)).schema_arrow for segment in run.segments()]
+    known = pa.unify_schemas([arrow_schema(declared), *schemas], promote_options="permissive")
+    return pa.schema([pa.field(column.name, known.field(column.name).type) for column in declared])
+
+
+class _Writer(Protocol):
+    def __init__(self, file: Path, schema: pa.Schema, quote_formulas: bool) -> None: ...
+    def write(self, table: pa.Table) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Parquet:
+    def __init__(self, file: Path, schema: pa.Schema, quote_formulas: bool) -> None:
+        self._writer = pq.ParquetWriter(file, schema, compression="zstd")
+
+    def write(self, table: pa.Table) -> None:
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _JsonLines:
+    def __init__(self, file: Path, schema: pa.Schema, quote_formulas: bool) -> None:
+        self._file = file.open("w", encoding="utf-8", newline="\n")
+
+    def write(self, table: pa.Table) -> None:
+        for line in table.to_pylist(maps_as_pydicts="strict"):
+            self._file.write(to_json({name: value for name, value in line.items() if value is not None}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Csv:
+    def __init__(self, file: Path, schema: pa.Schema, quote_formulas: bool) -> None:
+        self._quote_formulas = quote_formulas
+        self._schema = pa.schema([pa.field(f.name, pa.string() if _is_text(f.type) else f.type) for f in schema])
+        self._writer = pc_csv.CSVWriter(file, self._schema)
+
+    def write(self, table: pa.Table) -> None:
+        columns = [self._cells(column) if _is_text(column.type) else column for column in table.columns]
+        self._writer.write_table(pa.table(columns, schema=self._schema))
+
+    def _cells(self, column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+        if pa.types.is_string(column.type) and not self._quote_formulas:
+            return column
+        cells = [cell(value, self._quote_formulas) for value in column.to_pylist(maps_as_pydicts="strict")]
+        return pa.array(cells, pa.string())
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether a column is text in CSV: texts, and lists and maps as JSON."""
+    return bool(pa.types.is_string(kind) or pa.types.is_nested(kind))
+
+
+_WRITERS: dict[Format, type[_Writer]] = {"csv": _Csv, "jsonl": _JsonLines, "parquet": _Parquet}

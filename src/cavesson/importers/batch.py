@@ -1,0 +1,108 @@
+"""Records into rollouts, and many rollouts into one segment of the record."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cavesson.importers.prime_annotations import Annotations
+from cavesson.importers.reading import File, Record, readable
+from cavesson.importers.rollout import Broken, Format, Inexact, Place, Rollout, parse, parse_exactly
+from cavesson.importers.tables import tables_of
+from cavesson.record.compaction import write_uncommitted
+from cavesson.record.segments import Segment
+
+
+class Found(NamedTuple):
+    """What some parts of files hold."""
+
+    steps: Counter[int]
+    """How many rollouts each step has."""
+    broken: list[list[tuple[Record | None, str]]]
+    """Of each part, the records that are no rollouts, and why; None if it is the file that cannot be read."""
+    lines: list[int]
+    """Of each part, how many lines it has."""
+
+
+class Batch:
+    """Holds rollouts until it is known how those of each step are numbered; then it writes them.
+
+    Args:
+        folder: Run folder.
+        format: What the files are.
+        annotations: What was written about records after them.
+    """
+
+    def __init__(self, folder: Path, format: Format, annotations: Annotations | None = None) -> None:
+        self._annotations = annotations
+        self._folder = folder
+        self._format = format
+        self._rollouts: list[Rollout] = []
+
+    def read(self, parts: Sequence[File]) -> Found:
+        """Reads all of some parts of files, in place of what was held before."""
+        self._rollouts = []
+        broken = [self._read(part) for part in parts]
+        return Found(self.steps, broken, [part.lines for part in parts])
+
+    def _read(self, part: File) -> list[tuple[Record | None, str]]:
+        broken: list[tuple[Record | None, str]] = []
+        for record in readable(part, last=True, unreadable=lambda reason: broken.append((None, reason))):
+            try:
+                self.add(part, record)
+            except Broken as reason:
+                broken.append((record, str(reason)))
+        return broken
+
+    def add(self, file: File, record: Record) -> None:
+        """Adds what a record holds; an empty line is nothing.
+
+        Raises:
+            Broken: It is no rollout of the format.
+        """
+        if isinstance(record.content, bytes) and not record.content.strip():
+            return
+        if record.content is None:
+            raise Broken(record.problem)
+        try:
+            self._rollouts += self._parsed(record.content, Place(file.path, record.line, file.rank))
+        except RecursionError:
+            raise Broken("lists or objects are nested too deeply to be read") from None
+
+    def _parsed(self, content: bytes | dict[str, Any], place: Place) -> list[Rollout]:
+        if not isinstance(content, bytes):
+            return self._found(content, place._replace(exact=True))
+        try:
+            return self._found(_object(parse(content)), place)
+        except Inexact:
+            return self._found(_object(parse_exactly(content)), place._replace(exact=True))
+
+    def _found(self, record: dict[str, Any], place: Place) -> list[Rollout]:
+        if self._annotations is not None:
+            self._annotations.add_to(record)
+        return list(self._format.rollouts(record, place))
+
+    @property
+    def steps(self) -> Counter[int]:
+        return Counter(rollout.step for rollout in self._rollouts)
+
+    def write(self, first: Mapping[int, int]) -> Segment:
+        """Writes what is held, at least one rollout; nobody sees it before the segment is committed.
+
+        Args:
+            first: Step → number of its first rollout here; the others follow in the order in which they were read.
+        """
+        numbers = {step: count(number) for step, number in first.items()}
+        held = [(rollout, next(numbers[rollout.step])) for rollout in self._rollouts]
+        self._rollouts = []
+        # In the order that the record has, so that nothing large has to be put into order later.
+        held.sort(key=lambda one: (one[0].step, -1 if (group := one[0].row.get("group")) is None else group, one[1]))
+        rollouts, samples = zip(*held, strict=True)
+        return write_uncommitted(self._folder, 0, *tables_of(rollouts, samples))
+
+
+def _object(content: object) -> dict[str, object]:
+    if not isinstance(content, dict):
+        raise Broken(f"expected a JSON object, found {type(content).__name__}")
+    return content

@@ -1,0 +1,279 @@
+"""Reads another tool's files into a run folder: once, or for as long as they are being written."""
+
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import NamedTuple
+
+from cavesson.errors import UserError
+from cavesson.handlers import handling
+from cavesson.importers.batch import Batch, Found
+from cavesson.importers.prime_annotations import LATER, arrival
+from cavesson.importers.processes import read_parts
+from cavesson.importers.reading import WANDB_TABLE, File, Record, readable
+from cavesson.importers.rejected import Rejected
+from cavesson.importers.rollout import Broken, Format
+from cavesson.importers.sources import files_of
+from cavesson.record import begin_attempt, write_run
+from cavesson.record.compaction import commit
+from cavesson.record.lock import Lock
+from cavesson.record.new_folder import check_free, new_folder
+from cavesson.record.writable import check_writable
+from cavesson.text.counting import counted
+
+AT_ONCE = 16 << 20
+"""Bytes of source that a process holds at a time before they are written."""
+WORTH = 4
+"""So many portions are worth the start of a further process."""
+WAIT = 0.5
+"""Seconds between two looks at files that are being written."""
+
+
+class Report(NamedTuple):
+    """What an import did."""
+
+    format: str
+    files: int
+    rollouts: int
+    rejected: int
+    quotes: list[str]
+    """The first broken records: file, line and reason."""
+    notes: list[str]
+
+
+class Import:
+    """One import into one run folder: how many rollouts there are, and how those of each step are numbered."""
+
+    def __init__(self, folder: Path, format: Format) -> None:
+        self.rejected = Rejected(folder)
+        self.count = 0
+        self.notes: list[str] = []
+        self._folder = folder
+        self.annotations = None if format.annotations is None else format.annotations()
+        self._batch = Batch(folder, format, self.annotations)
+        self._waiting: deque[tuple[File, Record, int]] = deque()
+        self._newest = 0
+        self._held = 0
+        self._samples: Counter[int] = Counter()
+        self._lines: Counter[Path] = Counter()
+
+    @property
+    def seen(self) -> int:
+        """How many records there were: read, rejected, or waiting."""
+        return self.count + self.rejected.count + len(self._waiting)
+
+    def numbers(self, steps: Counter[int]) -> dict[int, int]:
+        """Returns the number of the first rollout of each step, and reserves as many as there are."""
+        first = {step: self._samples[step] for step in steps}
+        self._samples.update(steps)
+        self.count += steps.total()
+        return first
+
+    def account(self, parts: Sequence[File], found: Found) -> dict[int, int]:
+        """Takes note of the next parts of files; as ``numbers``."""
+        for part, broken, lines in zip(parts, found.broken, found.lines, strict=True):
+            for record, reason in broken:
+                moved = None if record is None else record._replace(line=record.line + self._lines[part.path])
+                self.rejected.add(part.path, moved, reason)
+            self._lines[part.path] += lines
+        return self.numbers(found.steps)
+
+    def read(self, file: File, last: bool, ended: Event) -> None:
+        """Reads what is whole and new of a file, in this process, until ``ended`` is set."""
+        for record in readable(file, last, unreadable=lambda reason: self.rejected.add(file.path, None, reason)):
+            step = arrival(record.content) if self.annotations and isinstance(record.content, bytes) else None
+            if step is None:
+                self._add(file, record)
+            else:
+                self._newest = max(self._newest, step)
+                self._waiting.append((file, record, step))
+            if ended.is_set():
+                return
+
+    def read_annotations(self, files: Sequence[File], last: bool) -> None:
+        """Reads what was written about the records of these files meanwhile."""
+        if self.annotations is not None:
+            for path, record, reason in self.annotations.read([file.path for file in files], last):
+                self.rejected.add(path, record, reason)
+
+    def release(self, last: bool) -> None:
+        """Adds the records that wait for annotations no longer, with ``last`` all."""
+        while self._waiting and (last or self._waiting[0][2] <= self._newest - LATER):
+            file, record, _ = self._waiting.popleft()
+            self._add(file, record)
+
+    def _add(self, file: File, record: Record) -> None:
+        try:
+            self._batch.add(file, record)
+        except Broken as reason:
+            self.rejected.add(file.path, record, str(reason))
+        self._held += max(record.size, 1024)
+        if self._held >= AT_ONCE:
+            self.write()
+
+    def write(self) -> None:
+        """Makes what has been read in this process part of the record."""
+        if first := self.numbers(self._batch.steps):
+            commit(self._folder, [self._batch.write(first)])
+        self._held = 0
+
+
+def read_once(source: Path, run: Path, format: Format) -> Report:
+    """Reads what is there; the run folder appears whole at the end, or not at all."""
+    with new_folder(run) as folder:
+        work = Import(folder, format)
+        files = files_of(source, format)
+        _describe(folder, source, format, files)
+        work.read_annotations(files, last=True)
+        of_lines = [file for file in files if not file.is_table]
+        processes = 1 + sum(file.size() for file in of_lines) // (WORTH * AT_ONCE)
+        batch = Batch(folder, format, work.annotations)
+        commit(folder, read_parts(_portions(of_lines), processes, batch, work.account))
+        for file in files:
+            if file.is_table:
+                work.read(file, last=True, ended=Event())
+        work.write()
+        if work.rejected.count and not work.count:
+            raise UserError(_nothing(source, format, work.rejected))
+        return _report(work, format, len(files))
+
+
+def _portions(files: Iterable[File]) -> Iterator[list[File]]:
+    """Yields parts of files, several where the files are small, that a process reads at once."""
+    held: list[File] = []
+    size = 0
+    for file in files:
+        for part in file.parts(AT_ONCE):
+            held.append(part)
+            size += part.size()
+            if size >= AT_ONCE:
+                yield held
+                held, size = [], 0
+    if held:
+        yield held
+
+
+def follow(
+    source: Path,
+    run: Path,
+    format: Format,
+    until_idle: float | None,
+    progress: Callable[[int, int], None],
+) -> Report:
+    """Reads what is there and what comes, until Ctrl-C or until nothing came for ``until_idle`` seconds."""
+    check_writable(run)
+    check_free(run)
+    if source.resolve() in run.resolve().parents and _finds_runs(format):
+        raise UserError(f"{run} lies in {source}, where it would be read as well: name a folder somewhere else")
+    with Lock(run) as lock:
+        check_free(run)  # who had the lock before may just have written it
+        return _follow(source, run, format, until_idle, progress, lock)
+
+
+def _follow(
+    source: Path,
+    run: Path,
+    format: Format,
+    until_idle: float | None,
+    progress: Callable[[int, int], None],
+    lock: Lock,
+) -> Report:
+    files: dict[Path, File] = {}
+    work = Import(run, format)
+    _describe(run, source, format, [])
+    with _asked_to_end() as ended:
+        for _ in _looks(until_idle, lambda: work.seen, ended):
+            _check_there(run, work, lock)
+            _look(source, format, files, work, ended)
+            work.read_annotations(list(files.values()), last=False)
+            work.release(last=False)
+            work.write()
+            progress(work.count, work.rejected.count)
+        if ended.is_set():
+            work.notes += ["ended by a signal", *_unread(files.values())]
+        for file in files.values():
+            if file.grown() and not ended.is_set():
+                work.read(file, last=True, ended=ended)
+        work.read_annotations(list(files.values()), last=True)
+        work.release(last=True)
+        work.write()
+    _describe(run, source, format, list(files.values()))
+    return _report(work, format, len(files))
+
+
+def _check_there(run: Path, work: Import, lock: Lock) -> None:
+    """Sees to it that nothing is written where nobody will find the rest of it."""
+    lock.check()
+    if work.count and not (run / "record").is_dir():
+        raise UserError(f"{run / 'record'} was deleted or moved while it was being written")
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[Event]:
+    """Yields what Ctrl-C and SIGTERM set, instead of breaking off wherever the program is."""
+    asked = Event()
+    with handling(lambda *_: asked.set(), signal.SIGINT, signal.SIGTERM):
+        yield asked
+
+
+def _finds_runs(format: Format) -> bool:
+    """Whether files of a run folder somewhere in the source would be taken for files of the format."""
+    own = (Path("run/record/rows.parquet"), Path("run/rejected.jsonl"))
+    return any("**" in pattern and path.match(pattern) for pattern in format.patterns for path in own)
+
+
+def _unread(files: Iterable[File]) -> list[str]:
+    """What was there and not whole yet, or not reached."""
+    names = [str(file.path) for file in files if file.grown()]
+    return [f"the end of {counted(len(names), 'file')} was not read, such as of {names[0]}"] if names else []
+
+
+def _look(source: Path, format: Format, files: dict[Path, File], work: Import, ended: Event) -> None:
+    for file in files_of(source, format, missing_ok=True):
+        if file.path.name.endswith(WANDB_TABLE):
+            raise UserError(f"{file.path} is written anew with every step: import it without --follow")
+        known = files.setdefault(file.path, file)
+        if known.rewritten():
+            raise UserError(
+                f"{file.path} was written anew while it was followed, and what was read of it stays in the record: "
+                "import it again into another folder"
+            )
+        if known.grown() and not ended.is_set():
+            work.read(known, last=False, ended=ended)
+
+
+def _looks(until_idle: float | None, seen: Callable[[], int], ended: Event) -> Iterator[None]:
+    """Yields at every look, until ``ended`` is set or nothing new was seen for ``until_idle`` seconds."""
+    latest, since = -1, time.monotonic()
+    while until_idle is None or time.monotonic() - since < until_idle:
+        yield
+        if seen() != latest:
+            latest, since = seen(), time.monotonic()
+        if ended.wait(WAIT):
+            return
+
+
+def _describe(folder: Path, source: Path, format: Format, files: list[File]) -> None:
+    info = {"source": _name(source.resolve()), "format": format.name, "files": len(files)}
+    if format.ranks:
+        info["ranks"] = {str(file.rank): _name(file.path.name) for file in files if file.rank is not None}
+    write_run(folder, info)
+    if not (folder / "attempts").exists():
+        begin_attempt(folder, 0)
+
+
+def _name(path: Path | str) -> str:
+    """The name of a file as UTF-8 can hold it: what it is not itself is escaped."""
+    return str(path).encode(errors="backslashreplace").decode()
+
+
+def _report(work: Import, format: Format, files: int) -> Report:
+    return Report(format.name, files, work.count, work.rejected.count, work.rejected.quotes, work.notes)
+
+
+def _nothing(source: Path, format: Format, rejected: Rejected) -> str:
+    return f"{source}: none of {rejected.count} records is a rollout of {format.name}; the first: {rejected.quotes[0]}"

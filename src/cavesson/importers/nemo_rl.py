@@ -1,0 +1,115 @@
+"""NeMo RL's ``train_data_step{N}.jsonl`` and ``val_data_step{N}.jsonl``. https://github.com/NVIDIA-NeMo/RL.
+
+Every value of a line is a list of one: the line is a batch of one sample. Token lists run over prompt and response and
+are padded on the right; ``token_loss_mask`` is 1 on what the policy sampled. Lines of validation have no tokens.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from cavesson.importers.rollout import (
+    Broken,
+    Format,
+    Place,
+    Rollout,
+    Values,
+    conversation,
+    excerpt,
+    group_of,
+    is_number,
+    is_text,
+    message_text,
+    pack,
+    pack_whole,
+    with_rest,
+)
+
+TOKEN_KEYS = {"prev_logprobs": "logprob", "generation_logprobs": "sampler_logprob", "advantages": "advantage"}
+"""The format's list → the record's column."""
+_FILE = re.compile(r"(train|val)_data_step(\d{1,9})\.jsonl$")
+
+
+def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+    """The rollout of one line; its step is in the name of its file."""
+    name = _FILE.search(place.path.name)
+    if name is None:
+        raise Broken("the file is not called train_data_step… or val_data_step…, which is where the step comes from")
+    flat = {key: _only(value) for key, value in record.items()}
+    reward = flat.get("rewards")
+    if not is_number(reward):
+        raise Broken(f"'rewards' is {excerpt(reward)}, expected a number")
+    tokens, used, prompt_ids, spans = _tokens(flat)
+    row: dict[str, Any] = {"reward": reward, "split": "train" if name[1] == "train" else "eval"}
+    row |= dict(zip(("prompt", "response"), _texts(flat.get("content"), spans), strict=True))
+    row["group"] = group_of(row["prompt"])
+    if prompt_ids is not None:
+        row["prompt_ids"] = prompt_ids
+    real = tokens["mask"].size if tokens else 0
+    row = with_rest(row, flat, ("rewards", "content", "idx", *used), place)
+    return [Rollout(int(name[2]), row, tokens, real)]
+
+
+def _only(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _tokens(flat: Mapping[str, Any]) -> tuple[dict[str, Values], list[str], list[int] | None, list[bool]]:
+    """The response's token columns, the keys they came from, the prompt's ids, and whether each span was sampled."""
+    ids, mask = flat.get("token_ids"), flat.get("token_loss_mask")
+    if ids is None or mask is None:
+        return {}, [], None, []
+    length = flat.get("input_lengths")
+    if not isinstance(ids, list) or not isinstance(mask, list) or len(ids) != len(mask):
+        raise Broken("'token_ids' and 'token_loss_mask' are no lists of the same length")
+    end = length if type(length) is int and 0 <= length <= len(ids) else len(ids)
+    sampled = [value == 1 for value in mask[:end]]
+    start = sampled.index(True) if True in sampled else end
+    packed: dict[str, Values | None] = {
+        "token_id": pack_whole(ids[start:end], low=0),
+        "mask": pack_whole([int(v) for v in sampled[start:]]),
+    }
+    used = ["token_ids", "token_loss_mask", "input_lengths"]
+    for key, name in TOKEN_KEYS.items():
+        if isinstance(flat.get(key), list) and len(flat[key]) == len(ids):
+            packed[name] = pack(flat[key][start:end])
+            used.append(key)
+    for name, values in packed.items():
+        if values is None:
+            raise Broken(f"the list of the tokens' {name} holds something that is no number")
+    spans = [key for key, _ in groupby(sampled)]
+    tokens = {name: values for name, values in packed.items() if values is not None}
+    if pack_whole(ids[:start], low=0) is None:
+        raise Broken("'token_ids' holds something that is no token id")
+    return tokens, used, ids[:start], spans
+
+
+def _texts(content: Any, spans: list[bool]) -> tuple[str, str]:
+    """Prompt and response. Of a list of texts, the last ones are the response: as many as the mask has spans from the
+    first that was sampled on, because turns of the policy and of its environment alternate.
+    """
+    messages = content if isinstance(content, list) else [content]
+    if all(isinstance(message, Mapping) for message in messages):
+        roles = [message.get("role") for message in messages]
+        cut = roles.index("assistant") if "assistant" in roles else len(roles)
+        texts = [message_text(message) for message in messages]
+    elif all(map(is_text, messages)):
+        texts = messages
+        cut = max(len(texts) - (len(spans[spans.index(True) :]) if True in spans else 1), min(1, len(texts) - 1))
+    else:
+        raise Broken(f"'content' is {excerpt(content)}, expected texts or messages")
+    return conversation("\n".join(texts[:cut]), "content"), conversation("\n".join(texts[cut:]), "content")
+
+
+def _recognises(record: Mapping[str, Any]) -> bool:
+    return {"content", "rewards", "idx"} <= record.keys()
+
+
+FORMAT = Format(
+    "nemo-rl",
+    "NeMo RL: train_data_step*.jsonl and val_data_step*.jsonl",
+    ("*_data_step*.jsonl", "**/*_data_step*.jsonl"),
+    _recognises,
+    rollouts,
+)

@@ -1,0 +1,190 @@
+"""prime-rl's episodes. https://github.com/PrimeIntellect-ai/prime-rl.
+
+Since September 2026 they are one stream, ``monitors/file/traces/stream/NNNNN.jsonl`` (``.zst`` once that is
+complete), with annotations that are written later; see ``prime_annotations``. Before, they were files of one step each,
+``rollouts/step_{N}/{train,eval}/{all,effective}/traces.jsonl``.
+
+A line is an episode of one or more traces; a trace is a graph of messages with their tokens, and every path from its
+root to a leaf is one rollout. Lines that are a single trace, as an evaluation writes them, are read as well. A folder
+holds every episode under ``all`` and what was trained on once more under ``effective``; ``all`` is read.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from cavesson.importers.prime_annotations import Annotations, paths_of
+from cavesson.importers.rollout import (
+    MAX_STEP,
+    Broken,
+    Format,
+    Place,
+    Rollout,
+    Values,
+    excerpt,
+    group_of,
+    is_number,
+    is_text,
+    message_text,
+    pack,
+    pack_whole,
+    text_of,
+    to_json,
+    with_rest,
+)
+
+SAMPLED = {
+    "logprobs": "sampler_logprob",
+    "reference_logprobs": "ref_logprob",
+    "trainer_logprobs": "logprob",
+    "advantages": "advantage",
+    "entropies": "entropy",
+}
+"""A node's list, one entry per sampled token → the record's column."""
+_STEP = re.compile(r"step_(\d{1,9})$")
+Node = Mapping[str, Any]
+
+
+def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+    """One rollout per path of each trace of the episode; its step is in its record, or else in its folder's name."""
+    traces = record.get("traces", [record])
+    if not isinstance(traces, list) or not all(isinstance(trace, dict) for trace in traces):
+        raise Broken(f"'traces' is {excerpt(traces)}, expected a list of objects")
+    if not traces:
+        raise Broken(f"the episode has no traces; its errors: {excerpt(record.get('errors'), 200)}")
+    work = _work(record)
+    step = work.get("step", _step_of_folder(place))
+    step = _step_of_arrival(traces) if step is None else step
+    if type(step) is not int or not 0 <= step <= MAX_STEP:
+        raise Broken("neither the record nor a folder step_… says which step it is of")
+    base: dict[str, Any] = {"split": work.get("type") or _split_of_folder(place)}
+    group = record.get("group")
+    base["group"] = group_of(str(group["id"])) if isinstance(group, Mapping) and "id" in group else None
+    return [rollout for trace in traces for rollout in _of_trace(trace, step, base, record, place)]
+
+
+def _of_trace(trace: Node, step: int, base: Mapping[str, Any], record: Node, place: Place) -> Iterable[Rollout]:
+    reward, parts = _rewards(trace)
+    nodes = trace.get("nodes")
+    if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
+        raise Broken(f"'nodes' is {excerpt(nodes)}, expected a list of objects")
+    kept = {"trace": {key: value for key, value in trace.items() if key not in ("nodes", "rewards")}}
+    if trace is not record:
+        kept |= {key: value for key, value in record.items() if key not in ("traces", "group", "run")}
+    for path in paths_of(nodes):
+        row = dict(base) | {"reward": reward, "reward_parts": parts or None}
+        sampled = [bool(node.get("sampled")) for node in path]
+        cut = sampled.index(True) if True in sampled else len(path)
+        row |= {"prompt": _text(path[:cut]), "response": _text(path[cut:])}
+        row["group"] = group_of(row["prompt"]) if row["group"] is None else row["group"]
+        row["finish_reason"] = _finish_reason(trace)
+        tokens, prompt_ids = _tokens(path)
+        if prompt_ids:
+            row["prompt_ids"] = prompt_ids
+        real = tokens["token_id"].size if tokens else 0
+        yield Rollout(step, with_rest(row, kept, (), place), tokens, real)
+
+
+def _work(record: Node) -> Mapping[str, Any]:
+    run = record.get("run")
+    work = run.get("work") if isinstance(run, Mapping) else None
+    return work if isinstance(work, Mapping) and work.get("type") in ("train", "eval") else {}
+
+
+def _step_of_arrival(traces: Sequence[Node]) -> Any:
+    info = traces[0].get("info")
+    came = info.get("arrival") if isinstance(info, Mapping) else None
+    return came.get("step") if isinstance(came, Mapping) else None
+
+
+def _step_of_folder(place: Place) -> int | None:
+    found = [int(match[1]) for part in place.path.parts if (match := _STEP.search(part))]
+    return found[-1] if found else None
+
+
+def _split_of_folder(place: Place) -> str | None:
+    return next((part for part in reversed(place.path.parts) if part in ("train", "eval")), None)
+
+
+def _rewards(trace: Node) -> tuple[float, dict[str, float]]:
+    """The weighted sum of the rewards that were scored, and each score."""
+    rewards = trace.get("rewards")
+    if not isinstance(rewards, Mapping):
+        raise Broken(f"'rewards' is {excerpt(rewards)}, expected an object")
+    scored = {name: r if isinstance(r, Mapping) else {"score": r} for name, r in rewards.items() if r is not None}
+    for name, reward in scored.items():
+        if not is_text(name) or not is_number(reward.get("score")) or not is_number(reward.get("weight", 1.0)):
+            raise Broken(f"the reward {name!r} is {excerpt(rewards[name])}, expected a score and a weight")
+    if not scored:
+        raise Broken(f"the trace was not scored; its errors: {excerpt(trace.get('errors'), 200)}")
+    total = sum(reward["score"] * reward.get("weight", 1.0) for reward in scored.values())
+    return float(total), {name: float(reward["score"]) for name, reward in scored.items()}
+
+
+def _text(path: Sequence[Node]) -> str:
+    messages = [node.get("message") for node in path]
+    texts = [message_text(message) if isinstance(message, Mapping) else to_json(message) for message in messages]
+    return text_of({"message": "\n\n".join(texts)}, "message")
+
+
+def _finish_reason(trace: Node) -> str | None:
+    calls = trace.get("calls")
+    last = calls[-1] if isinstance(calls, list) and calls else None
+    reason = last.get("finish_reason") if isinstance(last, Mapping) else None
+    return reason if reason in ("stop", "length") else None
+
+
+def _tokens(path: Sequence[Node]) -> tuple[dict[str, Values], list[int]]:
+    """The token columns from the first sampled token on, and the ids before it."""
+    ids = _joined(path, lambda node: node.get("token_ids") or [])
+    sampled = _joined(path, lambda node: node.get("mask") or [])
+    packed = {"token_id": pack_whole(ids, low=0), "mask": pack_whole([int(bool(v)) for v in sampled])}
+    if packed["token_id"] is None or len(ids) != len(sampled):
+        raise Broken("the nodes' token_ids and mask are no lists of the same length")
+    if True not in sampled:
+        return {}, ids
+    start = sampled.index(True)
+    columns: dict[str, Any] = {name: _spread(path, key) for key, name in SAMPLED.items()}
+    packed |= {name: pack(values[start:]) for name, values in columns.items() if values is not None}
+    packed |= {"token_id": pack_whole(ids[start:]), "mask": pack_whole([int(v) for v in sampled[start:]])}
+    tokens: dict[str, Values] = {}
+    for name, values in packed.items():
+        if values is None:
+            raise Broken(f"a node's list for {name} holds something that is no number")
+        tokens[name] = values
+    return tokens, ids[:start]
+
+
+def _joined(path: Sequence[Node], of: Callable[[Node], Any]) -> list[Any]:
+    joined: list[Any] = []
+    for node in path:
+        values = of(node)
+        if not isinstance(values, list):
+            raise Broken(f"a node's list of tokens is {excerpt(values)}")
+        joined += values
+    return joined
+
+
+def _spread(path: Sequence[Node], key: str) -> list[Any] | None:
+    """A list that has one entry per sampled token, spread over all tokens; null elsewhere, None if no node has it."""
+    if all(not node.get(key) for node in path):
+        return None
+    spread: list[Any] = []
+    for node in path:
+        values = iter(node.get(key) or [])
+        spread += [next(values, None) if sampled else None for sampled in node.get("mask") or []]
+    return spread
+
+
+def _recognises(record: Mapping[str, Any]) -> bool:
+    return isinstance(record.get("traces"), list) or {"nodes", "rewards", "task"} <= record.keys()
+
+
+FORMAT = Format(
+    "prime-rl",
+    "prime-rl: monitors/file/traces, or rollouts/step_*/…/traces.jsonl",
+    ("**/stream/[0-9]*.jsonl*", "**/stream.jsonl*", "**/all/traces.jsonl", "**/traces.jsonl"),
+    _recognises,
+    rollouts,
+    annotations=Annotations,
+)

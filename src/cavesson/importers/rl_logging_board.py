@@ -1,0 +1,104 @@
+"""RL Logging Board's JSON lines, without loss. https://github.com/HarderThenHarder/RLLoggingBoard.
+
+Every line is one rollout; a folder holds one file per process, and files are merged by ``step``.
+
+Every key and value comes back on export: what has no column of its own, or does not fit it exactly (a null, another
+type, an empty list, a list that ends in null), is kept as JSON in ``extra``. Of numbers the value is kept, not the
+spelling: 1 comes back as 1.0.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cavesson.importers.rollout import (
+    Format,
+    Numbers,
+    Place,
+    Rollout,
+    Texts,
+    Values,
+    group_of,
+    is_number,
+    is_text,
+    number_of,
+    pack,
+    pack_texts,
+    step_of,
+    text_of,
+    with_rest,
+)
+from cavesson.record.schema import TOKEN_COLUMNS
+
+ROW_KEYS = ("prompt", "response", "reward", "ref_response", "ref_reward", "ground_truth")
+"""The format's keys that are columns of the record's rows under the same name."""
+TOKEN_KEYS = {
+    "response_tokens": "token",
+    "logprobs": "logprob",
+    "ref_logprobs": "ref_logprob",
+    "values": "value",
+    "token_rewards": "token_reward",
+}
+"""The format's list → the record's column."""
+PARTS = ("valid_reward", "ref_valid_reward")
+"""Further rewards that the format's own viewer draws; they stay in ``extra`` as well, to come back on export."""
+_OTHER_ROWS = {
+    "group", "split", "reward_parts", "shaped_reward", "prompt_ids", "finish_reason", "policy_version", "kl_coef"
+}  # fmt: skip
+_OTHER_TOKENS = {column.name for column in TOKEN_COLUMNS}
+"""Columns of the record that this format does not have: a source with one of them is the format ``plain``."""
+_OPTIONAL = {"ref_response": is_text, "ref_reward": is_number, "ground_truth": is_text}
+
+
+def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+    """The rollout of one line."""
+    row: dict[str, Any] = {"prompt": text_of(record, "prompt"), "response": text_of(record, "response")}
+    row["reward"] = number_of(record, "reward")
+    step = step_of(record)
+    row |= {key: record[key] for key, fits in _OPTIONAL.items() if key in record and fits(record[key])}
+    tokens = _tokens(record)
+    used = [*row, *(key for key, name in TOKEN_KEYS.items() if name in tokens)]
+    used += ["step"] if type(record["step"]) is int else []
+    row["group"] = group_of(row["prompt"])
+    if place.rank is not None:
+        row["rank"] = place.rank
+    if parts := {key: float(record[key]) for key in PARTS if is_number(record.get(key))}:
+        row["reward_parts"] = parts
+    return [Rollout(step, with_rest(row, record, used, place), tokens, _real(tokens))]
+
+
+def _tokens(record: Mapping[str, Any]) -> dict[str, Values]:
+    tokens: dict[str, Values] = {}
+    for key, name in TOKEN_KEYS.items():
+        values = record.get(key)
+        # An empty list and nulls at the end would leave no trace in a table of tokens.
+        if not isinstance(values, list) or not values or values[-1] is None:
+            continue
+        packed: Numbers | Texts | None = pack_texts(values) if name == "token" else pack(values)
+        if packed is not None:
+            tokens[name] = packed
+    return tokens
+
+
+def _real(tokens: Mapping[str, Values]) -> int:
+    """Where log-probabilities end before the tokens do, the rest is padding."""
+    if "logprob" in tokens:
+        return tokens["logprob"].size
+    numbers = [values.size for name, values in tokens.items() if name != "token"]
+    return max(numbers or [values.size for values in tokens.values()], default=0)
+
+
+def _recognises(record: Mapping[str, Any]) -> bool:
+    """Whether it has the keys that must be there, and is no table that calls its columns as the record does."""
+    keys = record.keys()
+    ours = any(isinstance(record.get(name), list) for name in _OTHER_TOKENS) or bool(_OTHER_ROWS & keys)
+    return {"prompt", "response", "reward", "step"} <= keys and (bool(TOKEN_KEYS.keys() & keys) or not ours)
+
+
+FORMAT = Format(
+    "rl-logging-board",
+    "RL Logging Board: a folder of .jsonl files, one per process",
+    ("*.jsonl",),
+    _recognises,
+    rollouts,
+    ranks=True,
+)

@@ -1,0 +1,112 @@
+"""Which files of a source belong to a format, and which format a source is of."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cavesson.errors import UserError
+from cavesson.importers.reading import SEALED, WANDB_TABLE, File, Record, in_order
+from cavesson.importers.rollout import Broken, Format, parse
+
+MAX_RANK = 9999
+MOST_RANKS = 2**15
+"""More files than that are not one per process."""
+LOOK_AT_FILES = 50
+LOOK_AT_RECORDS = 20
+
+
+def files_of(source: Path, format: Format, missing_ok: bool = False) -> list[File]:
+    """The files of ``source``, which is one file or a folder, in the order of their names.
+
+    Raises:
+        UserError: There are none.
+    """
+    paths = [source] if source.is_file() else _matching(source, format)
+    if not paths and not missing_ok:
+        patterns = " or ".join(format.patterns)
+        raise UserError(f"{source} has no files like {patterns} ({format.what}): give their folder, or one file")
+    if not format.ranks:
+        return [File(path) for path in in_order(paths)]
+    if len(paths) > MOST_RANKS:
+        return [File(path) for path in in_order(paths)]
+    return [File(path, rank) for rank, path in _ranks(in_order(paths)).items()]
+
+
+def _matching(folder: Path, format: Format) -> list[Path]:
+    for pattern in format.patterns:
+        found = [path for path in folder.glob(pattern) if path.is_file() and path.suffix != ".tmp"]
+        if paths := list({_plain(path): path for path in found}.values()):
+            # Each of these tables holds the rows of those before it.
+            return in_order(paths)[-1:] if pattern.endswith(WANDB_TABLE) else paths
+    return []
+
+
+def _plain(path: Path) -> Path:
+    """The name that a file of lines had before it was compressed: while it is, there are both."""
+    return path.with_suffix("") if path.suffix == SEALED else path
+
+
+def _ranks(paths: list[Path]) -> dict[int, Path]:
+    """A last number in each file's name is its process; without one, the files are counted."""
+    numbers = [int(found[-1]) for path in paths if (found := re.findall(r"\d+", path.stem))]
+    if paths and len(set(numbers)) == len(paths) and max(numbers) <= MAX_RANK:
+        return dict(sorted(zip(numbers, paths, strict=True)))
+    return dict(enumerate(paths))
+
+
+def recognise(source: Path, formats: Iterable[Format], otherwise: Format) -> Format:
+    """The one of ``formats`` that the files' first readable records are of; if it is none, ``otherwise`` if it is that.
+
+    Raises:
+        UserError: There is no such format, or more than one.
+    """
+    found = [format for format in formats if _is(source, format)]
+    if not found and _is(source, otherwise):
+        return otherwise
+    if len(found) == 1:
+        return found[0]
+    names = [format.name for format in found]
+    if found:
+        raise UserError(f"{source} can be {' or '.join(names)}: say which with --format {names[0]}")
+    raise UserError(
+        f"{source} is of no known format{_first_keys(source)}; known: {', '.join(f.name for f in formats)}\n"
+        "the columns of any other table can be named: --map prompt=question --map response=answer --map reward=score"
+    )
+
+
+def _is(source: Path, format: Format) -> bool:
+    files = files_of(source, format, missing_ok=True)
+    return any(format.recognises(record) for file in files[:LOOK_AT_FILES] for record in _first(file.path))
+
+
+def _first(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The first record of a file that is an object; of a file that has none early on, nothing."""
+    try:
+        for record in islice(File(path).read(last=True), LOOK_AT_RECORDS):
+            if (content := _content(record)) is not None:
+                yield content
+                return
+    except (OSError, ValueError):
+        return
+
+
+def _content(record: Record) -> Mapping[str, Any] | None:
+    if isinstance(record.content, bytes):
+        try:
+            content = parse(record.content)
+        except Broken:
+            return None
+        return content if isinstance(content, dict) else None
+    return record.content
+
+
+def _first_keys(source: Path) -> str:
+    paths = [source] if source.is_file() else in_order([*source.glob("*.jsonl"), *source.glob("*.parquet")])
+    for path in paths[:LOOK_AT_FILES]:
+        for record in _first(path):
+            return f" ({path.name} begins with the keys {', '.join(map(str, list(record)[:12]))})"
+    if not paths:
+        return ": it has no .jsonl or .parquet files"
+    return f": {paths[0].name} begins with no JSON object on a line of its own, nor with the rows of a Parquet table"

@@ -1,0 +1,58 @@
+"""TRL's ``log_completions=True``: one ``completions_{step}.parquet`` per log. https://github.com/huggingface/trl.
+
+A row has ``step, prompt, completion``, one column per reward function, what ``log_extra`` added, and ``advantage``; no
+tokens. Prompts and completions are texts or lists of chat messages.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cavesson.importers.rollout import (
+    Broken,
+    Format,
+    Place,
+    Rollout,
+    conversation,
+    group_of,
+    is_text,
+    step_of,
+    with_rest,
+)
+
+
+def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+    """The rollout of one row. Every column of numbers is a reward; their sum, without weights, is the row's reward."""
+    for key in ("prompt", "completion"):
+        if key not in record:
+            raise Broken(f"{key!r} is missing, expected a string or a list of messages")
+    row: dict[str, Any] = {key: conversation(record[name], name) for key, name in _TEXTS.items()}
+    row["group"] = group_of(row["prompt"])
+    parts = {key: float(value) for key, value in record.items() if key not in _KNOWN and _is_reward(key, value)}
+    if not parts:
+        raise Broken("no reward was measured: there is no number beside step and advantage")
+    row["reward_parts"] = parts
+    measured = [value for value in parts.values() if not math.isnan(value)]
+    row["reward"] = sum(measured) if measured else math.nan
+    return [Rollout(step_of(record), with_rest(row, record, ("step", *_TEXTS.values(), *parts), place), {}, 0)]
+
+
+_TEXTS = {"prompt": "prompt", "response": "completion"}
+_KNOWN = ("step", "prompt", "completion", "advantage")
+
+
+def _is_reward(key: str, value: Any) -> bool:
+    return is_text(key) and (isinstance(value, float) or type(value) is int)
+
+
+def _recognises(record: Mapping[str, Any]) -> bool:
+    return {"step", "prompt", "completion", "advantage"} <= record.keys()
+
+
+FORMAT = Format(
+    "trl",
+    "TRL: the .parquet files of log_completions",
+    ("completions_*.parquet", "completions/completions_*.parquet", "**/completions_*.parquet", "*.parquet"),
+    _recognises,
+    rollouts,
+)

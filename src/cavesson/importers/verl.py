@@ -1,0 +1,41 @@
+"""verl's ``trainer.rollout_data_dir`` and ``validation_data_dir``: one ``{step}.jsonl`` per step. https://github.com/volcengine/verl.
+
+A line has ``input, output, gts, score, step`` and whatever else the reward function returned; no tokens.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cavesson.importers.rollout import (
+    Format,
+    Place,
+    Rollout,
+    group_of,
+    is_number,
+    is_text,
+    number_of,
+    step_of,
+    text_of,
+    to_json,
+    with_rest,
+)
+
+
+def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+    """The rollout of one line; numbers that the reward function returned beside the score are its parts."""
+    row: dict[str, Any] = {"prompt": text_of(record, "input"), "response": text_of(record, "output")}
+    row["reward"] = number_of(record, "score")
+    used = ["input", "output", "score", "step", "gts"]
+    if (truth := record.get("gts")) is not None:
+        row["ground_truth"] = truth if isinstance(truth, str) else to_json(truth)
+    row["group"] = group_of(row["prompt"])
+    if parts := {key: float(v) for key, v in record.items() if key not in used and is_text(key) and is_number(v)}:
+        row["reward_parts"] = parts
+    return [Rollout(step_of(record), with_rest(row, record, [*used, *parts], place), {}, 0)]
+
+
+def _recognises(record: Mapping[str, Any]) -> bool:
+    return {"input", "output", "score", "step"} <= record.keys()
+
+
+FORMAT = Format("verl", "verl: rollout_data_dir, one .jsonl file per step", ("*.jsonl",), _recognises, rollouts)

@@ -1,0 +1,152 @@
+"""Keeps the index of a run up to date: first the numbers of new rollouts, then their words, then the sorted orders."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from cavesson.errors import UserError
+from cavesson.index import texts
+from cavesson.index.columns import KEY, READ, Array, append, arrays, bury
+from cavesson.index.folder import State, clear, fingerprint, read_state, sweep, write_state
+from cavesson.index.metrics import add_metrics
+from cavesson.index.orders import due, store_orders
+from cavesson.index.prompts import Prompts
+from cavesson.index.rollups import add_rollups
+from cavesson.index.snapshot import Snapshot
+from cavesson.index.text import TextBuilder
+from cavesson.record import Run
+from cavesson.record.changes import Changes
+from cavesson.record.segments import snapshot
+
+BATCH = 100_000
+"""Rollouts that are read and added together."""
+
+
+class Builder:
+    """Writes the index of one run; there is one at a time (see ``only_writer``)."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        self.run = run
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        state = read_state(folder)
+        if state is None or state.run != fingerprint(run):
+            clear(folder)
+            state = State(run=fingerprint(run))
+        self.state = state
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        """What numbers the prompts."""
+        return Prompts(self.folder, self.state.prompts)
+
+    @cached_property
+    def text(self) -> TextBuilder:
+        """What adds words; it knows all features, so it is made when it is needed."""
+        return TextBuilder(self.run, self.folder, self.state)
+
+    def update(self) -> bool:
+        """Adds the metrics and rollouts that the record has and the index has not; returns whether anything changed.
+
+        Rollouts are added behind all others, whatever their step. Those of a superseded attempt stay and are noted
+        as dead. So whoever reads the index sees one moment of it, however long that takes.
+        """
+        while True:
+            found = snapshot(self.run.storage)
+            changes = self.run.changes(self.state.cursor)
+            try:
+                state = add_metrics(self.folder, self.state, self.run)
+                if state is self.state and changes.first_step is None:
+                    return False
+                self._commit(state)
+                if changes.first_step is not None:
+                    self._add(changes, changes.first_step)
+            except FileNotFoundError as error:
+                if snapshot(self.run.storage) == found:
+                    raise UserError(f"the record in {self.run.folder} lacks a file: {error}") from error
+                continue  # a compaction replaced files meanwhile: what they held is in others now
+            return True
+
+    def advance(self) -> bool:
+        """Does the next piece of what is left once all rollouts are in; returns whether there was any."""
+        if due(self.state):
+            self._commit(store_orders(self.folder, self.state))
+            return True
+        try:
+            if texts.due(self.state):
+                self._commit(texts.store_texts(self.folder, self.state, self.run))
+                return True
+            if self.state.text_rows < self.state.rows:
+                self._commit(self.text.advance(self.state))
+                sweep(self.folder, self.state)
+                return True
+        except UserError:
+            # The run has started again meanwhile, and some rollouts are superseded that were not a moment ago.
+            if not self.update():
+                raise
+            return True
+        return False
+
+    def _add(self, changes: Changes, first_step: int) -> None:
+        had = self._known(first_step)
+        seen = np.zeros(len(had), np.bool_)
+        for table in self._batches(changes, first_step):
+            codes = {name: list(values) for name, values in self.state.codes.items()}
+            columns = arrays(table, codes)
+            keys = _keys(columns)
+            seen |= np.isin(had["key"], keys) if len(had) else seen
+            new = np.flatnonzero(~np.isin(keys, had["key"])) if len(had) else np.arange(len(keys))
+            if len(new):
+                order = new[np.lexsort((columns["sample"][new], columns["step"][new]))]
+                columns = {name: values[order] for name, values in columns.items()}
+                columns["prompt"] = self.prompts.numbers(columns["prompt"])
+                state = self.state.with_(codes=codes, prompts=self.prompts.count)
+                self._commit(append(self.folder, state, columns, len(order)))
+        gone = had["row"][~seen]
+        state = bury(self.folder, self.state, gone) if len(gone) else self.state
+        if len(gone) and state.pieces:
+            state = self.text.recount(state)
+        if state.rows:
+            state = add_rollups(self.folder, state, self.run, first_step)
+        self._commit(state.with_(cursor=changes.cursor))
+
+    def _known(self, first_step: int) -> Array:
+        """Returns key and row number of the rollouts from ``first_step`` on that the index has."""
+        snapshot = Snapshot(self.folder, self.state)
+        if not snapshot.rows:
+            return np.empty(0, [("key", "V16"), ("row", "<i4")])
+        which = snapshot.raw("step") >= first_step
+        if snapshot.alive is not None:
+            which &= snapshot.alive
+        rows = np.flatnonzero(which)
+        known = np.empty(len(rows), [("key", "V16"), ("row", "<i4")])
+        known["key"], known["row"] = _keys({name: snapshot.raw(name)[rows] for name in KEY}), rows
+        return known
+
+    def _batches(self, changes: Changes, first_step: int) -> Iterator[pa.Table]:
+        """Yields the rows from the first changed step on, segments that cover the same steps together."""
+        tables: list[pa.Table] = []
+        for segment in changes.segments:
+            if segment.stop > first_step:
+                table = self.run.read(segment, "rows", READ)
+                tables.append(table.filter(pa.compute.field("step") >= first_step))
+            if sum(table.num_rows for table in tables) >= BATCH:
+                yield pa.concat_tables(tables)
+                tables = []
+        if tables:
+            yield pa.concat_tables(tables)
+
+    def _commit(self, state: State) -> None:
+        write_state(self.folder, state)
+        self.state = state
+
+
+def _keys(columns: dict[str, Array]) -> Array:
+    """Returns [N] one value per rollout that two rollouts share if they are the same."""
+    keys = np.empty(len(columns["step"]), [("step", "<i4"), ("sample", "<i4"), ("attempt", "<i4"), ("reward", "<f4")])
+    for name in KEY:
+        keys[name] = columns[name]
+    return keys.view("V16")

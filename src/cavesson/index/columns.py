@@ -1,0 +1,129 @@
+"""The numbers of all rollouts, one raw file per column, which numpy maps into memory."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cavesson.index.folder import ColumnFile, State
+from cavesson.record.schema import ROW_COLUMNS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CODED = ("split", "finish_reason")
+"""Text columns of few different values: a number stands for each, 255 for none."""
+NUMERIC = {
+    column.name: "<i8" if column.type == pa.int64() else "<i4" if pa.types.is_integer(column.type) else "<f4"
+    for column in ROW_COLUMNS
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+}
+READ = [*NUMERIC, *CODED, "reward_parts", "prompt"]
+"""The columns of the record that the index is made of."""
+KEY = ("step", "sample", "attempt", "reward")
+"""What a rollout is known by. The reward tells a record that was written anew with the same numbering."""
+MISSING: dict[str, Any] = {"<f4": np.nan, "<i4": np.iinfo(np.int32).min, "<i8": np.iinfo(np.int64).min, "|u1": 255}
+
+
+def arrays(table: pa.Table, codes: dict[str, list[str]]) -> dict[str, Array]:
+    """Returns the index's columns of a table of rows.
+
+    Args:
+        table: [N] the columns ``READ``.
+        codes: The values of each coded column so far; new ones are added to it.
+
+    Returns:
+        [N] arrays by name; ``prompt`` is a hash of the text.
+    """
+    columns = {name: _numbers(table[name], NUMERIC[name]) for name in NUMERIC}
+    columns |= {name: _coded(table[name], codes.setdefault(name, [])) for name in CODED}
+    columns |= {f"part/{name}": values for name, values in _parts(table["reward_parts"])}
+    columns["gap"] = columns["reward"] - columns["ref_reward"]
+    columns["prompt"] = _hashes(table["prompt"])
+    # What was never measured in these rows takes no column.
+    return {name: values for name, values in columns.items() if name in KEY or _any_measured(values)}
+
+
+def append(folder: Path, state: State, columns: Mapping[str, Array], count: int) -> State:
+    """Writes ``count`` more rows behind those that count, and returns the state in which they do."""
+    files = dict(state.columns)
+    for name, values in columns.items():
+        if name not in files:
+            files[name] = ColumnFile(f"column-{len(files):03d}", values.dtype.str, missing=state.rows > 0)
+            write_at(folder / files[name].file, 0, np.full(state.rows, MISSING[values.dtype.str], values.dtype))
+    for name, column in files.items():
+        given = columns.get(name)
+        added = np.full(count, MISSING[column.dtype], column.dtype) if given is None else given
+        write_at(folder / column.file, state.rows, added)
+        if not column.missing and _is_missing(added).any():
+            files[name] = ColumnFile(column.file, column.dtype, missing=True)
+    return state.with_(columns=files, rows=state.rows + count)
+
+
+def bury(folder: Path, state: State, rows: Array) -> State:
+    """Notes that these rows are no longer part of the run."""
+    write_at(folder / "dead", state.dead, rows.astype("<i4"))
+    return state.with_(dead=state.dead + len(rows))
+
+
+def write_at(path: Path, start: int, values: Array) -> None:
+    """Writes numbers into a file, from number ``start`` on."""
+    with path.open("r+b" if path.exists() else "wb") as file:
+        file.seek(start * values.itemsize)
+        file.write(values.tobytes())
+
+
+def _numbers(column: pa.ChunkedArray, dtype: str) -> Array:
+    array = column.combine_chunks()
+    if dtype == "<i4":
+        array = array.cast(pa.int32())
+    if dtype != "<f4":
+        array = array.fill_null(MISSING[dtype])
+    with np.errstate(over="ignore"):
+        values: Array = array.to_numpy(zero_copy_only=False).astype(dtype)
+    return values
+
+
+def _coded(column: pa.ChunkedArray, known: list[str]) -> Array:
+    encoded = column.combine_chunks().dictionary_encode()
+    known.extend(value for value in encoded.dictionary.to_pylist() if value not in known and len(known) < 255)
+    codes = [known.index(value) if value in known else 255 for value in encoded.dictionary.to_pylist()]
+    indices = encoded.indices.fill_null(len(codes)).to_numpy()
+    coded: Array = np.array([*codes, 255], np.uint8)[indices]
+    return coded
+
+
+def _parts(column: pa.ChunkedArray) -> Iterator[tuple[str, Array]]:
+    """Yields name and [N] scores of each reward that any row has."""
+    parts = column.combine_chunks()
+    offsets = parts.offsets.to_numpy()
+    rows = np.repeat(np.arange(len(parts)), np.diff(offsets))
+    names = parts.keys.dictionary_encode()
+    codes = names.indices.to_numpy()[offsets[0] : offsets[-1]]
+    scores = parts.items.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
+    for code, name in enumerate(names.dictionary.to_pylist()):
+        values = np.full(len(parts), np.nan, "<f4")
+        values[rows[codes == code]] = scores[codes == code]
+        yield name, values
+
+
+def _hashes(column: pa.ChunkedArray) -> Array:
+    """Returns a number per text, equal for equal texts in every run."""
+    encoded = column.combine_chunks().dictionary_encode()
+    texts = pc.cast(encoded.dictionary, pa.large_binary()).to_pylist()
+    hashes = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True) for text in texts]
+    indices = encoded.indices.fill_null(len(texts)).to_numpy()
+    named: Array = np.array([*hashes, MISSING["<i8"]], "<i8")[indices]
+    return named
+
+
+def _is_missing(values: Array) -> Array:
+    missing: Array = np.isnan(values) if values.dtype.kind == "f" else values == MISSING[values.dtype.str]
+    return missing
+
+
+def _any_measured(values: Array) -> bool:
+    return not bool(_is_missing(values).all())

@@ -1,0 +1,138 @@
+"""What a response can be found by: its words, its signs and letters, and the n-grams that many share."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cavesson.index.columns import Array
+from cavesson.index.sets import contains
+from cavesson.index.words import SIGN, SPACE, Words, kinds_of, mixed, words
+
+WORD, CHARACTER, NGRAM = range(3)
+KINDS = ("word", "character", "ngram")
+LAST_CHARACTER = 0x250
+"""Letters before this one, and all signs, are features of their own: a search for one of them would otherwise have to
+unite the rows of nearly all words."""
+NGRAM_SHARE = 0.005
+"""An n-gram counts in a chunk if this share of its texts has it."""
+FEWEST = 3
+"""But at least so many texts."""
+
+
+class Features(NamedTuple):
+    """Features of a chunk of texts, by rising hash; ``documents`` of one feature stand together and rise."""
+
+    hash: Array
+    """[K] uint64."""
+    kind: Array
+    """[K] WORD, CHARACTER or NGRAM."""
+    counts: Array
+    """[K] how many texts have it."""
+    documents: Array
+    """[sum of count] which texts."""
+    start: Array
+    """[K] where one stands in the text of the chunk."""
+    stop: Array
+    """[K] where that ends."""
+
+
+def features(texts: Sequence[str]) -> tuple[Features, str]:
+    """Returns the features of some texts, and the text that their places are in."""
+    cut = words(texts)
+    by_word = _grouped(cut.hash, cut.document, cut.start, cut.stop, WORD)
+    parts = [by_word, *_characters(texts, cut), *_ngrams(cut, by_word, max(FEWEST, int(NGRAM_SHARE * len(texts))))]
+    return _joined(parts), cut.text
+
+
+def hash_of_character(code: Array) -> Array:
+    """Returns the hash of a character as a feature, which is another than that of the word it may be."""
+    return mixed(code.astype(np.uint64) + np.uint64(1 << 40))
+
+
+def _grouped(hashes: Array, document: Array, start: Array, stop: Array, kind: int) -> Features:
+    order = np.argsort(hashes, kind="stable")
+    hashes, document = hashes[order], document[order]
+    new_hash = np.ones(len(hashes), np.bool_)
+    new_hash[1:] = hashes[1:] != hashes[:-1]
+    kept = new_hash.copy()
+    kept[1:] |= document[1:] != document[:-1]
+    first = np.flatnonzero(new_hash)
+    feature = np.cumsum(new_hash)[kept] - 1
+    count = np.bincount(feature, minlength=len(first))
+    kinds = np.full(len(first), kind, np.uint8)
+    place = order[first]
+    return Features(hashes[first], kinds, count, document[kept], start[place], stop[place])
+
+
+def _characters(texts: Sequence[str], cut: Words) -> list[Features]:
+    """Returns which texts have each sign and each letter of the Latin scripts."""
+    points = np.frombuffer(cut.text.encode("utf-32-le", "surrogatepass"), "<u4")
+    document = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
+    kinds = kinds_of(points)
+    latin = np.flatnonzero((kinds != SPACE) & (points < LAST_CHARACTER))
+    other = np.flatnonzero((kinds == SIGN) & (points >= LAST_CHARACTER))
+    signs = _grouped(hash_of_character(points[other]), document[other], other, other + 1, CHARACTER)
+    return [_latin(points[latin], document[latin], latin, len(texts)), signs]
+
+
+def _latin(points: Array, document: Array, place: Array, texts: int) -> Features:
+    """The same as ``_grouped``; nearly every character of a run is here, so they are counted and not sorted."""
+    cell = points.astype(np.int64) * texts + document
+    code, documents = np.divmod(np.flatnonzero(np.bincount(cell, minlength=1)), max(texts, 1))
+    first = np.zeros(LAST_CHARACTER, np.int64)
+    first[points[::-1]] = place[::-1]
+    codes, count = np.unique(code, return_counts=True)
+    kinds = np.full(len(codes), CHARACTER, np.uint8)
+    return Features(hash_of_character(codes), kinds, count, documents, first[codes], first[codes] + 1)
+
+
+def _ngrams(cut: Words, by_word: Features, fewest: int) -> list[Features]:
+    """Returns pairs and triples of words that at least ``fewest`` texts have.
+
+    No n-gram is in more texts than a part of it is, so only those of frequent parts are looked at.
+    """
+    found = []
+    frequent = contains(by_word.hash[by_word.counts >= fewest], cut.hash)
+    hashes = cut.hash
+    for size in (2, 3):
+        # Number i is the n-gram that starts with word i; it is made of the two shorter ones at i and i + 1.
+        same = cut.document[: len(hashes) - 1] == cut.document[size - 1 :]
+        begin = np.flatnonzero(frequent[:-1] & frequent[1:] & same)
+        hashes = _paired(hashes[:-1], hashes[1:])
+        grouped = _grouped(hashes[begin], cut.document[begin], cut.start[begin], cut.stop[begin + size - 1], NGRAM)
+        found.append(_only(grouped, grouped.counts >= fewest))
+        frequent = np.zeros(len(hashes), np.bool_)
+        frequent[begin] = contains(found[-1].hash, hashes[begin])
+    return found
+
+
+def _paired(first: Array, second: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return mixed(first * np.uint64(3) + mixed(second + np.uint64(1)))
+
+
+def _only(found: Features, kept: Array) -> Features:
+    return _chosen(found, kept, found.documents[np.repeat(kept, found.counts)])
+
+
+def _joined(parts: list[Features]) -> Features:
+    """Puts features of different kinds together, by rising hash."""
+    joined = Features._make(np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(joined.hash, kind="stable")
+    start = np.cumsum(joined.counts) - joined.counts
+    return _chosen(joined, order, joined.documents[slices(start[order], joined.counts[order])])
+
+
+def _chosen(found: Features, which: Array, documents: Array) -> Features:
+    """Returns some of the features, whose documents these are."""
+    return Features(
+        found.hash[which], found.kind[which], found.counts[which], documents, found.start[which], found.stop[which]
+    )
+
+
+def slices(start: Array, count: Array) -> Array:
+    """Returns the places of the slices ``start`` to ``start + count``, one slice after another."""
+    places = np.repeat(start - (np.cumsum(count) - count), count)
+    places += np.arange(len(places))
+    return places

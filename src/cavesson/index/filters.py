@@ -1,0 +1,194 @@
+"""A filter such as ``reward > 2 and length < 100 and finish_reason == "length"``, evaluated over the columns."""
+
+import ast
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cavesson.errors import UserError
+from cavesson.index.columns import CODED, Array
+from cavesson.index.snapshot import Snapshot
+
+LONGEST = 2_000
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: np.divide,
+}
+
+
+def matches(text: str, snapshot: Snapshot) -> Array:
+    """Returns [rows] whether the filter holds; what was not measured never does, ``!=`` included.
+
+    Known are the columns of the index by their names, ``parts["NAME"]`` for a reward's own score, numbers, texts in
+    quotes, ``+ - * /``, ``abs()``, comparisons, ``in [..]``, ``is None``, ``and``, ``or``, ``not`` and brackets.
+
+    Raises:
+        UserError: The text is no such filter.
+    """
+    if len(text) > LONGEST:
+        raise UserError(f"the filter has {len(text)} characters; {LONGEST} are the most")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        with np.errstate(all="ignore"):
+            result = _Evaluation(snapshot).of(tree)
+    except SyntaxError as error:
+        raise UserError(f"the filter cannot be read: {error.msg}") from None
+    except (RecursionError, MemoryError, ValueError, OverflowError):
+        raise UserError("the filter cannot be read: it is nested too deeply or a number in it is too large") from None
+    if not isinstance(result, np.ndarray) or result.dtype != np.bool_:
+        raise UserError("the filter must be a condition, such as reward > 2")
+    return result
+
+
+class _Evaluation:
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+
+    def of(self, node: ast.expr) -> Any:
+        method = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if method is None:
+            raise UserError(f"the filter cannot hold `{_source(node)}`")
+        return method(node)
+
+    def _boolop(self, node: ast.BoolOp) -> Array:
+        combine = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
+        result = self._condition(node.values[0])
+        for value in node.values[1:]:
+            result = combine(result, self._condition(value))
+        return result
+
+    def _unaryop(self, node: ast.UnaryOp) -> Any:
+        if isinstance(node.op, ast.Not):
+            return ~self._condition(node.operand)
+        if isinstance(node.op, ast.USub):
+            return -self._number(node.operand)
+        raise UserError(f"the filter cannot hold `{_source(node)}`")
+
+    def _binop(self, node: ast.BinOp) -> Any:
+        if type(node.op) not in _ARITHMETIC:
+            raise UserError(f"the filter cannot hold `{_source(node)}`; known are + - * /")
+        return _ARITHMETIC[type(node.op)](self._number(node.left), self._number(node.right))
+
+    def _call(self, node: ast.Call) -> Any:
+        if isinstance(node.func, ast.Name) and node.func.id == "abs" and len(node.args) == 1 and not node.keywords:
+            return np.abs(self._number(node.args[0]))
+        raise UserError(f"the filter cannot hold `{_source(node)}`; the one function is abs()")
+
+    def _constant(self, node: ast.Constant) -> Any:
+        if isinstance(node.value, int | float | str) and not isinstance(node.value, bool):
+            return node.value
+        raise UserError(f"the filter cannot hold `{_source(node)}`")
+
+    def _name(self, node: ast.Name) -> Array:
+        return self._column(node.id)
+
+    def _subscript(self, node: ast.Subscript) -> Array:
+        if isinstance(node.value, ast.Name) and node.value.id == "parts" and isinstance(node.slice, ast.Constant):
+            return self._column(f"part/{node.slice.value!s}")
+        raise UserError(f'the filter cannot hold `{_source(node)}`; a part is parts["NAME"]')
+
+    def _compare(self, node: ast.Compare) -> Array:
+        result = np.ones(self.snapshot.rows, np.bool_)
+        left = node.left
+        for op, right in zip(node.ops, node.comparators, strict=True):
+            result &= self._pair(left, op, right)
+            left = right
+        return result
+
+    def _pair(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Array:
+        if isinstance(op, ast.Is | ast.IsNot):
+            missing = self._missing(left, right)
+            return missing if isinstance(op, ast.Is) else ~missing
+        if isinstance(op, ast.In | ast.NotIn):
+            return self._among(left, right, isinstance(op, ast.NotIn))
+        if (text := self._text_pair(left, op, right)) is not None:
+            return text
+        a, b = self._number(left), self._number(right)
+        result = np.broadcast_to(_COMPARE[type(op)](a, b), (self.snapshot.rows,))
+        if isinstance(op, ast.NotEq):
+            result = result & ~_absent(a) & ~_absent(b)
+        return np.asarray(result, np.bool_)
+
+    def _text_pair(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Array | None:
+        """A coded column against a text, either way round; None if there is no text in it."""
+        if isinstance(left, ast.Constant) and isinstance(left.value, str):
+            left, right = right, left
+        if not (isinstance(right, ast.Constant) and isinstance(right.value, str)):
+            return None
+        if not isinstance(op, ast.Eq | ast.NotEq):
+            raise UserError("a text can be compared by == and != only")
+        return self._equal_text(left, [right.value], isinstance(op, ast.NotEq))
+
+    def _equal_text(self, column: ast.expr, texts: list[str], negate: bool) -> Array:
+        if not isinstance(column, ast.Name) or column.id not in CODED:
+            raise UserError(f"only {' and '.join(CODED)} are texts; words in responses are found by the search")
+        if column.id not in self.snapshot.state.columns:
+            return np.zeros(self.snapshot.rows, np.bool_)
+        codes = self.snapshot.raw(column.id)
+        known = self.snapshot.state.codes[column.id]
+        found = np.isin(codes, [known.index(text) for text in texts if text in known])
+        return ~found & (codes != 255) if negate else found
+
+    def _among(self, left: ast.expr, right: ast.expr, negate: bool) -> Array:
+        if not isinstance(right, ast.List | ast.Tuple | ast.Set):
+            raise UserError("after `in` comes a list, such as [1, 2]")
+        values = [self.of(element) for element in right.elts]
+        if values and all(isinstance(value, str) for value in values):
+            return self._equal_text(left, values, negate)
+        if not all(isinstance(value, int | float) for value in values):
+            raise UserError("a list holds numbers or texts")
+        numbers = np.asarray(self._number(left))
+        found = np.isin(
+            numbers, np.array(values, np.float64).astype(numbers.dtype if numbers.dtype.kind == "f" else "f8")
+        )
+        return ~found & ~_absent(numbers) if negate else found
+
+    def _missing(self, left: ast.expr, right: ast.expr) -> Array:
+        if not (isinstance(right, ast.Constant) and right.value is None):
+            raise UserError("after `is` comes None")
+        if isinstance(left, ast.Name) and left.id in CODED:
+            return np.asarray(self._column(left.id) == 255)
+        return np.broadcast_to(_absent(self._number(left)), (self.snapshot.rows,))
+
+    def _condition(self, node: ast.expr) -> Array:
+        value = self.of(node)
+        if not isinstance(value, np.ndarray) or value.dtype != np.bool_:
+            raise UserError(f"`{_source(node)}` is no condition")
+        return value
+
+    def _number(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Name) and node.id in CODED:
+            raise UserError(f"{node.id} is a text: compare it with one in quotes")
+        value = self.of(node)
+        if isinstance(value, str) or (isinstance(value, np.ndarray) and value.dtype == np.bool_):
+            raise UserError(f"`{_source(node)}` is no number")
+        if isinstance(value, int):
+            return float(value)
+        return value
+
+    def _column(self, name: str) -> Array:
+        if name not in self.snapshot.state.columns or name == "prompt":
+            known = ", ".join(n for n in self.snapshot.names if not n.startswith("part/"))
+            raise UserError(f"there is no column {name!r} to filter by; there is {known}")
+        return self.snapshot.raw(name) if name in CODED else self.snapshot.column(name)
+
+
+def _absent(value: Any) -> Any:
+    return np.isnan(value) if isinstance(value, float) or value.dtype.kind == "f" else np.zeros(value.shape, np.bool_)
+
+
+def _source(node: ast.expr) -> str:
+    text = ast.unparse(node)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,198 @@
+"""Where an index lies, and its state: one JSON file whose rename makes everything added before it visible."""
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from filelock import FileLock, Timeout
+
+from cavesson.record import Run
+from cavesson.record.files import replacing
+
+BLOCK = 1 << 16
+"""Rows whose words are kept together."""
+PROBLEM = "problem.txt"
+"""Why the index does not grow; the file is there only while that is so."""
+TEXT_ROWS = 32
+"""Rows whose texts are kept together."""
+KINDS_OF_FILES: tuple[Literal["words", "rows", "patterns"], ...] = ("words", "rows", "patterns")
+"""Of a piece of the words."""
+UNUSED_SECONDS = 60
+OURS = re.compile(
+    r"state\.json|problem\.txt|dead|prompts|texts|texts-places|column-\d{3,}|order-\d{3,}-\d+|rollups-[a-z_]+|metrics-\d+\.arrow"
+    r"|(words|rows)-\d{6,}\.arrow|patterns-\d{6,}-\d+\.arrow|\.[\w.-]+"
+)
+"""Names of the files of an index. Whatever else is in its folder is somebody else's: never opened, never removed."""
+VERSION = 2
+"""Raised whenever the files change their meaning: an index of another version is built anew."""
+
+
+@dataclass(frozen=True)
+class ColumnFile:
+    """One column: a raw little-endian file of ``rows`` numbers; ``missing`` tells whether any was not measured."""
+
+    file: str
+    dtype: str
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The features of rows ``first`` to ``stop`` − 1, all of one block; new ones have the numbers from ``features``."""
+
+    number: int
+    first: int
+    stop: int
+    features: int
+    new: int
+    dead: int = 0
+    """How many superseded rows were known when its patterns were counted."""
+
+    @property
+    def block(self) -> int:
+        return self.first // BLOCK
+
+    def name(self, kind: Literal["words", "rows", "patterns"]) -> str:
+        """Returns the name of one of its files."""
+        return f"{kind}-{self.number:06d}" + (f"-{self.dead:d}" if kind == "patterns" else "") + ".arrow"
+
+
+@dataclass(frozen=True)
+class State:
+    """What of the files counts. Files only grow, so a reader with an older state still reads what it means."""
+
+    run: str
+    cursor: str | None = None
+    rows: int = 0
+    dead: int = 0
+    columns: dict[str, ColumnFile] = field(default_factory=dict)
+    codes: dict[str, list[str]] = field(default_factory=dict)
+    prompts: int = 0
+    """Different prompts so far."""
+    orders: dict[str, str] = field(default_factory=dict)
+    ordered_rows: int = 0
+    texts: int = 0
+    """Rows whose texts are stored."""
+    rollups: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Lines and bins of the roll-ups of rows and of tokens."""
+    rollup_columns: tuple[str, ...] = ()
+    metrics: int = 0
+    """Number of the newest file of metrics."""
+    metrics_cursor: str = ""
+    pieces: tuple[Piece, ...] = ()
+    text_rows: int = 0
+    version: int = VERSION
+
+    def with_(self, **changes: Any) -> Self:
+        return replace(self, **changes)
+
+
+def index_folder(run: Run) -> Path:
+    """Returns ``RUN/index``, or a folder in the user's cache where the run is remote or may not be written."""
+    root = local_folder(run)
+    # A folder that is to become a run stays as it is until then.
+    if root is not None and run.info and _may_be_written(root / "index"):
+        return root / "index"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = run.folder if root is None else os.path.abspath(root)
+    name = hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return cache / "cavesson" / "index" / name
+
+
+def _may_be_written(folder: Path) -> bool:
+    """Whether a folder is ours to write: a run from somebody else may hold links to files that are not part of it."""
+    if not os.path.lexists(folder):
+        return os.access(folder.parent, os.W_OK)
+    is_folder = folder.is_dir() and not folder.is_symlink() and os.access(folder, os.W_OK)
+    return is_folder and not any(path.is_symlink() for path in folder.iterdir())
+
+
+def local_folder(run: Run) -> Path | None:
+    """Returns the folder of a run, or None if it is not on this machine."""
+    return Path(run.storage.root) if run.storage.filesystem is None else None
+
+
+def fingerprint(run: Run) -> str:
+    """Returns what tells one run from another that was put into the same folder later."""
+    return hashlib.sha256(json.dumps(run.info, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def read_state(folder: Path) -> State | None:
+    """Returns the state, or None if there is none that this version can read."""
+    try:
+        content = json.loads((folder / "state.json").read_bytes())
+        if content["version"] != VERSION:
+            return None
+        columns = {name: ColumnFile(**column) for name, column in content["columns"].items()}
+        pieces = tuple(Piece(**piece) for piece in content["pieces"])
+        rollups = {level: (lines, bins) for level, (lines, bins) in content["rollups"].items()}
+        content |= {"columns": columns, "pieces": pieces, "rollups": rollups}
+        state = State(**{**content, "rollup_columns": tuple(content["rollup_columns"])})
+        return state if _is_whole(folder, state) else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _is_whole(folder: Path, state: State) -> bool:
+    """Whether the files that count have their names and at least the size that they must have."""
+    sizes = {column.file: int(column.dtype[-1]) * state.rows for column in state.columns.values()}
+    sizes |= dict.fromkeys(state.orders.values(), 4 * state.ordered_rows)
+    sizes |= {"dead": 4 * state.dead, "prompts": 8 * state.prompts}
+    sizes |= {"texts": 1, "texts-places": 16 * (1 + state.texts // TEXT_ROWS)} if state.texts else {}
+    sizes |= {piece.name(kind): 1 for piece in state.pieces for kind in KINDS_OF_FILES}
+    sizes |= {metrics_name(state.metrics): 1} if state.metrics else {}
+    return all(
+        OURS.fullmatch(name) and (not size or (folder / name).stat().st_size >= size) for name, size in sizes.items()
+    )
+
+
+def write_state(folder: Path, state: State) -> None:
+    with replacing(folder / "state.json") as file:
+        file.write(json.dumps(asdict(state)).encode())
+
+
+def clear(folder: Path) -> None:
+    """Removes an index; what still reads it keeps its open files."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if OURS.fullmatch(path.name) and not path.is_dir():
+            path.unlink()
+
+
+def sweep(folder: Path, state: State) -> None:
+    """Removes files that no state means any more, once nobody can be about to open them."""
+    meant = {piece.name(kind) for piece in state.pieces for kind in KINDS_OF_FILES}
+    for path in folder.glob("*.arrow"):
+        if (
+            not path.name.startswith("metrics")
+            and path.name not in meant
+            and time.time() - path.stat().st_mtime > UNUSED_SECONDS
+        ):
+            path.unlink()
+
+
+def metrics_name(number: int) -> str:
+    """Returns the name of a file of metrics."""
+    return f"metrics-{number:d}.arrow"
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[bool]:
+    """Yields whether this process may write the index: a second board of the same run only reads it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()

@@ -1,0 +1,187 @@
+"""Files that tell which rollouts have a feature: the words of a piece of the run, and the rows of each word.
+
+Rows are counted in blocks of 65,536, so that two bytes name one. A feature of many rows is a bitmap instead of a list.
+Every feature has a number, given once for the whole index in the order of first appearance.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from cavesson.index.columns import Array
+from cavesson.index.features import slices
+from cavesson.index.folder import BLOCK, Piece
+from cavesson.index.maps import mapped_table, read_ranges
+from cavesson.index.sets import distinct
+from cavesson.record.files import replacing
+
+BITMAP_BYTES = BLOCK // 8
+MANY = BLOCK // 16
+"""A feature of at least so many rows of a block is smaller as a bitmap."""
+PART = 1 << 20
+"""Rows that are looked up together, so that little memory is needed."""
+
+
+class New(NamedTuple):
+    """Features that no earlier piece has, in the order of their numbers."""
+
+    hash: Array
+    kind: Array
+    text: list[str]
+
+
+class Postings(NamedTuple):
+    """Which rows have which feature: features by rising number, the rows of one together and rising."""
+
+    feature: Array
+    """[K] uint32."""
+    counts: Array
+    """[K] rows of each."""
+    rows: Array
+    """[sum of count] uint16, counted from the start of the block."""
+
+
+def write_piece(folder: Path, piece: Piece, new: New, postings: Postings) -> None:
+    """Writes the two files of a piece."""
+    words = pa.table({"hash": new.hash, "kind": new.kind, "text": pa.array(new.text, pa.large_string())})
+    _write(folder / piece.name("words"), words)
+    rows = pa.table(
+        {
+            "feature": postings.feature.astype(np.uint32),
+            "count": postings.counts.astype(np.uint32),
+            "rows": _packed(postings),
+        }
+    )
+    _write(folder / piece.name("rows"), rows)
+
+
+class PieceReader:
+    """Maps the files of a piece into memory."""
+
+    def __init__(self, folder: Path, piece: Piece) -> None:
+        self.piece = piece
+        self._path = folder / piece.name("rows")
+        self._rows, self._map = mapped_table(self._path)
+        self.words, _ = mapped_table(folder / piece.name("words"))
+        self.feature: Array = (
+            self._rows["feature"].chunk(0).to_numpy() if self._rows.num_rows else np.empty(0, np.uint32)
+        )
+        self.counts: Array = self._rows["count"].chunk(0).to_numpy() if self._rows.num_rows else np.empty(0, np.uint32)
+
+    @cached_property
+    def _packed(self) -> tuple[Array, Array]:
+        """Returns offsets and bytes of the packed rows."""
+        if not self._rows.num_rows:
+            return np.zeros(1, np.int64), np.empty(0, np.uint8)
+        _, offsets, data = self._rows["rows"].chunk(0).buffers()
+        return np.frombuffer(offsets, np.int64), np.frombuffer(data or b"", np.uint8)
+
+    def postings(self) -> Postings:
+        """Returns the rows of all features."""
+        count = self.counts.astype(np.int64)
+        rows = np.empty(int(count.sum()), np.uint16)
+        target = np.concatenate([[0], np.cumsum(count)])
+        offsets, data = self._packed
+        for start, stop, is_many in _runs(count):
+            packed = data[offsets[start] : offsets[stop]]
+            found = np.flatnonzero(np.unpackbits(packed)) if is_many else packed.view(np.uint16)
+            rows[target[start] : target[stop]] = found
+        return Postings(self.feature, count, rows)
+
+    def some(self, kept: Array) -> Postings:
+        """Returns the rows of the features at some places."""
+        count = self.counts[kept].astype(np.int64)
+        rows = np.empty(int(count.sum()), np.uint16)
+        target = np.cumsum(count) - count
+        few, many = np.flatnonzero(count < MANY), np.flatnonzero(count >= MANY)
+        rows[slices(target[few], count[few])] = np.frombuffer(b"".join(self._read(kept[few])), np.uint16)
+        for i, bits in zip(many.tolist(), self._read(kept[many]), strict=True):
+            rows[target[i] : target[i] + count[i]] = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8)))
+        return Postings(self.feature[kept], count, rows)
+
+    def mark(self, wanted: Array, mask: Array) -> None:
+        """Sets in the mask of all rows those that have any of the features.
+
+        Args:
+            wanted: [F] bool, by the numbers of the features.
+            mask: [rows of the index] bool.
+        """
+        kept = np.flatnonzero(wanted[self.feature])
+        few, many = (kept[there] for there in (self.counts[kept] < MANY, self.counts[kept] >= MANY))
+        block = mask[self.piece.block * BLOCK : self.piece.block * BLOCK + BLOCK]
+        for part in _parts(few, self.counts[few]):
+            block[np.frombuffer(b"".join(self._read(part)), np.uint16)] = True
+        if len(many):
+            found = np.bitwise_or.reduce([np.frombuffer(bits, np.uint8) for bits in self._read(many)])
+            block |= np.unpackbits(found)[: len(block)].view(np.bool_)
+
+    def _read(self, places: Array) -> list[bytes]:
+        """Returns the packed rows of the features at some places."""
+        offsets, data = self._packed
+        begin = data.ctypes.data - np.frombuffer(self._map, np.uint8).ctypes.data
+        return read_ranges(self._path, begin + offsets[places], begin + offsets[places + 1])
+
+
+def merged(parts: list[Postings]) -> Postings:
+    """Returns the postings of adjacent pieces of one block as those of one piece.
+
+    The last row of one may be the first of the next: a response that was cut.
+    """
+    features = distinct(np.concatenate([part.feature for part in parts]))
+    count = np.zeros(len(features), np.int64)
+    for part in parts:
+        count[np.searchsorted(features, part.feature)] += part.counts
+    first = np.cumsum(count) - count
+    rows, free = np.empty(int(count.sum()), np.uint16), first.copy()
+    for part in parts:
+        place = np.searchsorted(features, part.feature)
+        rows[slices(free[place], part.counts)] = part.rows
+        free[place] += part.counts
+    again = np.append(False, rows[1:] == rows[:-1])[: len(rows)]
+    again[first] = False
+    if again.any():
+        count -= np.add.reduceat(again.astype(np.int64), first)
+        rows = rows[~again]
+    return Postings(features, count, rows)
+
+
+def _parts(places: Array, counts: Array) -> Iterator[Array]:
+    """Yields the places of some features, at most about ``PART`` rows together."""
+    part = np.cumsum(counts, dtype=np.int64) // PART
+    yield from np.split(places, np.flatnonzero(np.diff(part)) + 1)
+
+
+def _runs(count: Array) -> Iterator[tuple[int, int, bool]]:
+    """Yields start and stop of the features of few rows that stand side by side, and of each one of many rows."""
+    done = 0
+    for many in np.flatnonzero(count >= MANY).tolist():
+        yield done, many, False
+        yield many, many + 1, True
+        done = many + 1
+    yield done, len(count), False
+
+
+def _packed(postings: Postings) -> pa.Array:
+    count = postings.counts.astype(np.int64)
+    sizes = np.where(count < MANY, 2 * count, BITMAP_BYTES)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    source = np.concatenate([[0], np.cumsum(count)])
+    data = np.empty(int(offsets[-1]), np.uint8)
+    for start, stop, is_many in _runs(count):
+        rows = postings.rows[source[start] : source[stop]]
+        if is_many:
+            bits = np.zeros(BLOCK, np.bool_)
+            bits[rows] = True
+            rows = np.packbits(bits)
+        data[offsets[start] : offsets[stop]] = rows.view(np.uint8)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(count), buffers)
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    with replacing(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)

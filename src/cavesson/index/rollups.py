@@ -1,0 +1,131 @@
+"""The roll-ups of every step in raw files, so that a chart of any column needs only that column's lines.
+
+Lines are only ever added. When steps change, one line says that all earlier lines from a step on no longer count, and
+those of the record follow it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from cavesson.index.columns import Array, write_at
+from cavesson.index.features import slices
+from cavesson.index.folder import State
+from cavesson.index.maps import mapped
+from cavesson.index.sets import distinct
+from cavesson.index.snapshot import Snapshot
+from cavesson.record import Run
+
+Level = Literal["row", "token"]
+LINE = np.dtype(
+    [
+        ("step", "<i4"), ("split", "u1"), ("column", "<u2"), ("count", "<i8"), ("sum", "<f8"), ("sum_squares", "<f8"),
+        ("min", "<f8"), ("max", "<f8"), ("start", "<i8"), ("bins", "<i4"),
+    ]
+)  # fmt: skip
+BINS = {
+    "row": {"sketch_keys": "<i2", "sketch_counts": "<u4"},
+    "token": {"bin_counts": "<u4", "bin_sums": "<f8"},
+}
+GONE = 0xFFFF
+"""In place of a column: lines before this one, from its step on, no longer count."""
+STEPS_AT_ONCE = 256
+
+
+class Rollups(NamedTuple):
+    """The roll-ups of one column, a line per step and split, and their bins one after another."""
+
+    lines: Array
+    """[L] of ``LINE``; ``split`` is the code as in the column of that name, 255 for none."""
+    bins: dict[str, Array]
+    """[N] ``sketch_keys`` and ``sketch_counts`` of rows, ``bin_counts`` and ``bin_sums`` of tokens."""
+
+    @property
+    def step(self) -> Array:
+        """[L] the step of each line."""
+        return np.ascontiguousarray(self.lines["step"])
+
+    def of_bins(self, values: Array) -> Array:
+        """Returns [N] for each bin the one of the [L] values that its line has."""
+        return np.repeat(values, self.lines["bins"])
+
+    def only(self, wanted: Array) -> "Rollups":
+        """Returns some of the lines."""
+        kept = self.of_bins(wanted)
+        return Rollups(self.lines[wanted], {name: bins[kept] for name, bins in self.bins.items()})
+
+
+def add_rollups(folder: Path, state: State, run: Run, first_step: int) -> State:
+    """Returns the state with the roll-ups of all steps from ``first_step`` on as the record has them now."""
+    snapshot = Snapshot(folder, state)
+    gone = np.zeros(1, LINE)
+    gone["step"], gone["column"] = first_step, GONE
+    for level in BINS:
+        state = _append(folder, state, level, gone, [])
+    step = snapshot.raw("step")
+    steps = distinct(step[(step >= first_step) if snapshot.alive is None else (step >= first_step) & snapshot.alive])
+    for start in range(0, len(steps), STEPS_AT_ONCE):
+        table = run.rollups(steps=steps[start : start + STEPS_AT_ONCE].tolist())
+        for level in BINS:
+            state = _add(folder, state, level, table.filter(pa.compute.field("level") == level))
+    return state
+
+
+def _add(folder: Path, state: State, level: str, table: pa.Table) -> State:
+    codes = {name: list(values) for name, values in state.codes.items()}
+    names, splits = list(state.rollup_columns), codes.setdefault("split", [])
+    lines = np.zeros(table.num_rows, LINE)
+    lines["column"] = _codes(table["column"], names)
+    lines["split"] = _codes(table["split"], splits)
+    for name in ("step", "count", "sum", "sum_squares", "min", "max"):
+        lines[name] = table[name].to_numpy()
+    bins = [table[name].combine_chunks() for name in BINS[level]]
+    if table.num_rows:
+        lines["bins"] = np.diff(bins[0].offsets.to_numpy())
+    lines["start"] = state.rollups.get(level, (0, 0))[1] + np.cumsum(lines["bins"]) - lines["bins"]
+    state = state.with_(codes=codes, rollup_columns=tuple(names))
+    return _append(folder, state, level, lines, [column.flatten().to_numpy() for column in bins])
+
+
+def _append(folder: Path, state: State, level: str, lines: Array, bins: Sequence[Array]) -> State:
+    count, filled = state.rollups.get(level, (0, 0))
+    write_at(folder / f"rollups-{level}", count, lines)
+    for (name, dtype), values in zip(BINS[level].items(), bins, strict=False):
+        write_at(folder / f"rollups-{name}", filled, values.astype(dtype))
+    added = len(bins[0]) if bins else 0
+    return state.with_(rollups={**state.rollups, level: (count + len(lines), filled + added)})
+
+
+def _codes(column: pa.ChunkedArray, known: list[str]) -> list[int]:
+    values = column.to_pylist()
+    known.extend(value for value in dict.fromkeys(values) if value is not None and value not in known)
+    place = {value: code for code, value in enumerate(known)}
+    return [255 if value is None else place[value] for value in values]
+
+
+def rollups(snapshot: Snapshot, level: Level, column: str) -> Rollups:
+    """Returns the roll-ups of one column; no lines if it has none."""
+    count, filled = snapshot.state.rollups.get(level, (0, 0))
+    names = snapshot.state.rollup_columns
+    lines = np.zeros(0, LINE)
+    if count and column in names:
+        everything = mapped(snapshot.folder / f"rollups-{level}", LINE, count)
+        lines = everything[_current(everything, names.index(column))]
+    place = slices(lines["start"], lines["bins"])
+    bins = {
+        name: mapped(snapshot.folder / f"rollups-{name}", dtype, filled)[place] if len(place) else place
+        for name, dtype in BINS[level].items()
+    }
+    return Rollups(lines, bins)
+
+
+def _current(lines: Array, column: int) -> Array:
+    """Returns the places of the lines of a column that nothing has taken back."""
+    mine = np.flatnonzero(lines["column"] == column)
+    gone = np.flatnonzero(lines["column"] == GONE)
+    # The smallest step that any later line takes back; there is always the end, which takes back nothing.
+    smallest = np.append(np.minimum.accumulate(lines["step"][gone][::-1])[::-1], np.iinfo(np.int32).max)
+    return mine[lines["step"][mine] < smallest[np.searchsorted(gone, mine)]]

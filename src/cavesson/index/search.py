@@ -1,0 +1,168 @@
+"""Which rollouts can hold a text or match a regular expression: what the index alone knows."""
+
+from collections.abc import Collection, Iterator
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cavesson.index.columns import Array
+from cavesson.index.features import CHARACTER, LAST_CHARACTER, WORD
+from cavesson.index.folder import BLOCK, Piece
+from cavesson.index.postings import PieceReader
+from cavesson.index.sets import contains
+from cavesson.index.snapshot import Snapshot
+from cavesson.index.words import ALONE, OVERLAP, SIGN, SPACE, fold, kind_of
+
+
+class Dictionary:
+    """All features of an index, by number."""
+
+    def __init__(self, folder: Path, pieces: tuple[Piece, ...]) -> None:
+        self.readers = [PieceReader(folder, piece) for piece in pieces]
+        tables = [reader.words for reader in self.readers]
+        self.texts: pa.ChunkedArray = pa.chunked_array([c for t in tables for c in t["text"].chunks], pa.large_string())
+        kinds = [table["kind"].to_numpy() for table in tables]
+        self.kinds: Array = np.concatenate(kinds) if kinds else np.empty(0, np.uint8)
+
+    def found(self, how: str, text: str, kind: int = WORD) -> Array:
+        """Returns [F] bool: the features of a kind that contain, start with, end with or equal a text."""
+        tests = {
+            "contains": pc.match_substring,
+            "starts": pc.starts_with,
+            "ends": pc.ends_with,
+        }
+        if not len(self.kinds):
+            return np.zeros(0, np.bool_)
+        test = pc.equal(self.texts, text) if how == "equals" else tests[how](self.texts, text)
+        wanted: Array = test.to_numpy() & (self.kinds == kind)
+        return wanted
+
+    def numbers(self, hashes: Array) -> Array:
+        """Returns the features that have one of the hashes."""
+        parts = [contains(np.sort(hashes), reader.words["hash"].to_numpy()) for reader in self.readers]
+        return np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
+
+    @cached_property
+    def totals(self) -> Array:
+        """[F] how many rows have each feature."""
+        total = np.zeros(len(self.kinds), np.int64)
+        for reader in self.readers:
+            total[reader.feature] += reader.counts
+        return total
+
+    def rows(self, wanted: Array, count: int) -> Array:
+        """Returns [count] bool: the rows that have any of the features."""
+        mask = np.zeros(count, np.bool_)
+        if wanted.any():
+            for reader in self.readers:
+                reader.mark(wanted, mask)
+        return mask
+
+    def scores(self, features: Array, weights: Array, count: int) -> Array:
+        """Returns [count] for each row the sum of the weights of those of the features that it has."""
+        score = np.zeros(count, np.float32)
+        weight = np.zeros(len(self.kinds), np.float32)
+        weight[features] = weights
+        for reader in self.readers:
+            found = reader.some(np.flatnonzero(weight[reader.feature]))
+            rows = reader.piece.block * BLOCK + found.rows.astype(np.int64)
+            np.add.at(score, rows, np.repeat(weight[found.feature], found.counts))
+        return score
+
+
+@lru_cache(maxsize=8)
+def dictionary(folder: Path, pieces: tuple[Piece, ...]) -> Dictionary:
+    """Returns the features of an index; it is kept while the index does not grow."""
+    return Dictionary(folder, pieces)
+
+
+class Part(NamedTuple):
+    """A word of a search text and what is known of its ends."""
+
+    text: str
+    kind: int
+    first: bool
+    """Nothing comes before it, so that it may end a longer word."""
+    last: bool
+
+
+def parts_of(text: str) -> list[Part]:
+    """Cuts a search text as the index cuts responses."""
+    words: list[tuple[str, int]] = []
+    previous = SPACE
+    for character in fold(text):
+        kind = kind_of(character)
+        if kind == previous and kind not in (ALONE, SPACE):
+            words[-1] = (words[-1][0] + character, kind)
+        elif kind != SPACE:
+            words.append((character, kind))
+        previous = kind
+    final = len(words) - 1
+    return [Part(word, kind, i == 0, i == final) for i, (word, kind) in enumerate(words)]
+
+
+def is_exact(text: str) -> bool:
+    """Whether the index alone tells which rows hold a text: one word, not so long that it may have been cut."""
+    parts = parts_of(text)
+    return len(parts) == 1 and len(parts[0].text) <= OVERLAP
+
+
+def holding(snapshot: Snapshot, text: str) -> Iterator[tuple[slice, Array]]:
+    """Yields, piece by piece of the index, the rows and which of them hold a text that ``is_exact``."""
+    known = dictionary(snapshot.folder, snapshot.state.pieces)
+    (part,), mask = parts_of(text), np.zeros(snapshot.rows, np.bool_)
+    wanted = _features(known, part)
+    for reader in known.readers:
+        reader.mark(wanted, mask)
+        rows = slice(reader.piece.first, reader.piece.stop)
+        yield rows, mask[rows]
+
+
+def candidates(snapshot: Snapshot, texts: Collection[str]) -> Array:
+    """Returns [rows] which can hold one of some texts that start and end with no space.
+
+    One word is looked up in the dictionary: whatever word holds it. Of several the first must end a word and the last
+    start one; that they stand side by side is for the text itself to tell.
+    """
+    known = dictionary(snapshot.folder, snapshot.state.pieces)
+    words = np.zeros(len(known.kinds), np.bool_)
+    mask = np.zeros(snapshot.rows, np.bool_)
+    for parts in map(parts_of, texts):
+        if not parts:
+            return np.ones(snapshot.rows, np.bool_)
+        if len(parts) == 1:
+            words |= _features(known, parts[0])
+        else:
+            mask |= _all_of(known, parts, snapshot.rows)
+    return np.asarray(mask | known.rows(words, snapshot.rows))
+
+
+def _all_of(known: Dictionary, parts: list[Part], count: int) -> Array:
+    mask = known.rows(_features(known, parts[0]), count)
+    for part in parts[1:]:
+        mask &= known.rows(_features(known, part), count)
+    return mask
+
+
+def _features(known: Dictionary, part: Part) -> Array:
+    text = part.text
+    if len(text) == 1 and (part.first and part.last) and _is_character(text, part.kind):
+        return known.found("equals", text, CHARACTER)
+    if part.kind == ALONE:
+        return known.found("equals", text)
+    # Longer words are in the index in pieces: any half of one is in a piece of its own.
+    if part.first and part.last:
+        return known.found("contains", text[:OVERLAP])
+    if part.first:
+        return known.found("ends", text[-OVERLAP:])
+    if part.last or len(text) > OVERLAP:
+        return known.found("starts", text[:OVERLAP])
+    return known.found("equals", text)
+
+
+def _is_character(text: str, kind: int) -> bool:
+    return kind == SIGN or (kind != SPACE and ord(text) < LAST_CHARACTER)

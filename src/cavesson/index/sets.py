@@ -1,0 +1,19 @@
+"""Sets as sorted arrays: sorting is fast on any numbers, where ``numpy.unique`` and ``isin`` may hash, which is not."""
+
+import numpy as np
+
+from cavesson.record.precision import Array
+
+
+def distinct(values: Array) -> Array:
+    """Returns the different values, ascending."""
+    ordered = np.sort(values)
+    return np.asarray(ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]])
+
+
+def contains(ordered: Array, values: Array) -> Array:
+    """Returns for each value whether it is among the ascending ones."""
+    if not len(ordered):
+        return np.zeros(len(values), np.bool_)
+    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return np.asarray(ordered[place] == values)

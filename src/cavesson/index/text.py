@@ -1,0 +1,166 @@
+"""Adds the words of new rollouts to the index."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from cavesson.index.columns import Array
+from cavesson.index.features import Features, features
+from cavesson.index.folder import BLOCK, Piece, State
+from cavesson.index.patterns import write_counts
+from cavesson.index.postings import New, PieceReader, Postings, merged, write_piece
+from cavesson.index.sets import contains
+from cavesson.index.snapshot import Snapshot
+from cavesson.index.words import LONGEST
+from cavesson.record import Run
+
+MOST_PIECES = 8
+"""Pieces of the block that is still growing; more are put together."""
+CHUNK_ROWS = 4_096
+CHUNK_BYTES = 4_000_000
+FIRST_CHUNK = 32
+"""Responses that are read together: at first few, as nobody knows how long they are."""
+PORTION = 2_000_000
+"""Characters that are cut into words together."""
+
+
+class TextBuilder:
+    """Cuts responses into features, gives each new one its number, and writes them piece by piece."""
+
+    def __init__(self, run: Run, folder: Path, state: State) -> None:
+        self.run = run
+        self.folder = folder
+        self._hashes = np.empty(0, np.uint64)
+        self._numbers = np.empty(0, np.int64)
+        for piece in state.pieces:
+            self._learn(PieceReader(folder, piece).words["hash"].to_numpy(), piece.features)
+
+    def advance(self, state: State) -> State:
+        """Returns the state with the next rows in it: as many as there are up to the end of their block."""
+        first = state.text_rows
+        stop = min((first // BLOCK + 1) * BLOCK, state.rows)
+        number = max((piece.number for piece in state.pieces), default=-1) + 1
+        known = sum(piece.new for piece in state.pieces)
+        new = New(np.empty(0, np.uint64), np.empty(0, np.uint8), [])
+        parts = []
+        for rows, texts in self._portions(Snapshot(self.folder, state), first, stop):
+            found, text = features(texts)
+            fresh = np.flatnonzero(~contains(self._hashes, found.hash))
+            new = _longer(new, found, fresh, text)
+            self._learn(found.hash[fresh], known + len(new.text) - len(fresh))
+            parts.append(self._postings(found, rows))
+        piece = Piece(number, first, stop, known, len(new.text), state.dead)
+        return self._tidy(self._with(state.with_(text_rows=stop), state.pieces, piece, new, merged(parts)))
+
+    def _portions(self, snapshot: Snapshot, first: int, stop: int) -> Iterator[tuple[Array, list[str]]]:
+        """Yields rows and their responses, as many as fit into memory well; of a long one part after part."""
+        size = FIRST_CHUNK
+        while first < stop:
+            rows = np.arange(first, min(first + size, stop))
+            texts = responses(self.run, snapshot, rows)
+            for some in portions(texts):
+                yield rows[[place for place, _ in some]], [text for _, text in some]
+            first += len(rows)
+            size = next_size(len(rows), texts.nbytes)
+
+    def _postings(self, found: Features, rows: Array) -> Postings:
+        number = self._numbers[np.searchsorted(self._hashes, found.hash)]
+        order = np.argsort(number)
+        places = np.repeat(np.arange(len(number)), found.counts)
+        by_number = np.argsort(number[places], kind="stable")
+        in_block = (rows[found.documents[by_number]] % BLOCK).astype(np.uint16)
+        return Postings(number[order], found.counts[order], in_block)
+
+    def _learn(self, hashes: Array, first: int) -> None:
+        """Gives the hashes the numbers from ``first`` on."""
+        all_hashes = np.concatenate([self._hashes, hashes])
+        numbers = np.concatenate([self._numbers, np.arange(first, first + len(hashes))])
+        order = np.argsort(all_hashes, kind="stable")
+        self._hashes, self._numbers = all_hashes[order], numbers[order]
+
+    def _tidy(self, state: State) -> State:
+        """Puts the pieces of the last block together when it is full or has many."""
+        block = state.pieces[-1].block
+        of_block = [piece for piece in state.pieces if piece.block == block]
+        full = state.text_rows == (block + 1) * BLOCK
+        if len(of_block) == 1 or not (full or len(of_block) > MOST_PIECES):
+            return state
+        readers = [PieceReader(self.folder, piece) for piece in of_block]
+        first, last = of_block[0], of_block[-1]
+        count = sum(piece.new for piece in of_block)
+        piece = Piece(last.number + 1, first.first, last.stop, first.features, count, state.dead)
+        others = tuple(piece for piece in state.pieces if piece.block != block)
+        postings = merged([reader.postings() for reader in readers])
+        return self._with(state, others, piece, _all_new(readers), postings)
+
+    def _with(self, state: State, others: tuple[Piece, ...], piece: Piece, new: New, postings: Postings) -> State:
+        """Returns the state with one more piece, whose files are written."""
+        write_piece(self.folder, piece, new, postings)
+        write_counts(self.folder, state, piece, postings)
+        return state.with_(pieces=(*others, piece))
+
+    def recount(self, state: State) -> State:
+        """Returns the state after rows of some pieces were superseded."""
+        pieces = []
+        for piece in state.pieces:
+            dead = np.fromfile(self.folder / "dead", "<i4", state.dead)[piece.dead :]
+            if np.any((dead >= piece.first) & (dead < piece.stop)):
+                write_counts(
+                    self.folder, state, replace(piece, dead=state.dead), PieceReader(self.folder, piece).postings()
+                )
+                piece = replace(piece, dead=state.dead)
+            pieces.append(piece)
+        return state.with_(pieces=tuple(pieces))
+
+
+def next_size(rows: int, size: int) -> int:
+    """Returns how many responses to read next, when so many had so many bytes."""
+    return max(1, min(CHUNK_ROWS, rows * CHUNK_BYTES // max(size, 1), 8 * rows))
+
+
+def responses(run: Run, snapshot: Snapshot, rows: Array) -> pa.ChunkedArray:
+    """Returns the response of each row; none of a row whose attempt was superseded."""
+    alive = np.ones(len(rows), np.bool_) if snapshot.alive is None else snapshot.alive[rows]
+    living = rows[alive]
+    keys = list(zip(snapshot.raw("step")[living].tolist(), snapshot.raw("sample")[living].tolist(), strict=True))
+    texts = run.fetch(keys, ["response"])["response"]
+    return texts if alive.all() else texts.take(pa.array(np.cumsum(alive) - 1, mask=~alive))
+
+
+def portions(texts: pa.ChunkedArray) -> Iterator[list[tuple[int, str]]]:
+    """Yields places and texts of at most ``PORTION`` characters together; what is longer is cut.
+
+    The parts of a text overlap, so that whatever is found in a word is found in a word of some part.
+    """
+    some: list[tuple[int, str]] = []
+    size = 0
+    for place, text in enumerate(texts):
+        whole = text.as_py() or ""
+        for start in range(0, max(len(whole) - LONGEST, 1), PORTION - LONGEST):
+            part = whole[start : start + PORTION]
+            if size + len(part) > PORTION and some:
+                yield some
+                some, size = [], 0
+            some.append((place, part))
+            size += len(part)
+    if some:
+        yield some
+
+
+def _longer(new: New, found: Features, fresh: Array, text: str) -> New:
+    places = zip(found.start[fresh].tolist(), found.stop[fresh].tolist(), strict=True)
+    texts = [" ".join(text[start:stop].split()) for start, stop in places]
+    return New(
+        np.concatenate([new.hash, found.hash[fresh]]),
+        np.concatenate([new.kind, found.kind[fresh]]),
+        [*new.text, *texts],
+    )
+
+
+def _all_new(readers: list[PieceReader]) -> New:
+    columns = [[reader.words[name] for reader in readers] for name in ("hash", "kind", "text")]
+    hashes, kinds = (np.concatenate([part.to_numpy() for part in column]) for column in columns[:2])
+    return New(hashes, kinds, [text for part in columns[2] for text in part.to_pylist()])

@@ -1,0 +1,159 @@
+"""The beginnings of all prompts and responses, of which any hundred are read in a few milliseconds.
+
+The record compresses a thousand rollouts together, so reading one text there costs as much as reading all of them.
+Here few stand together, in blocks of ``ROWS`` in the order in which the rows came; the last ones wait until a block is
+full. Blocks are only added: ``texts`` holds one after another, ``texts-places`` where each ends and how many bytes it
+is when unpacked.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cavesson.index.columns import Array, write_at
+from cavesson.index.folder import TEXT_ROWS as ROWS
+from cavesson.index.folder import State
+from cavesson.index.maps import mapped, read_ranges
+from cavesson.index.snapshot import Snapshot
+from cavesson.record import Run
+
+LENGTH = 8_000
+"""Characters that are kept of a text."""
+PORTION = 1 << 16
+"""Rows after which the state is written."""
+CHUNK_ROWS = 4_096
+CHUNK_BYTES = 4_000_000
+CODEC = pa.Codec("zstd", 3)
+
+
+class Texts(NamedTuple):
+    """Texts of some rows; those of superseded attempts are empty."""
+
+    prompt: list[str]
+    response: list[str]
+
+
+def due(state: State) -> bool:
+    """Returns whether there is a block of rows whose texts are not stored."""
+    return state.rows - state.texts >= ROWS
+
+
+def store_texts(folder: Path, state: State, run: Run) -> State:
+    """Returns the state with the texts of the next rows."""
+    first, stop = state.texts, min(state.texts + PORTION, state.rows) // ROWS * ROWS
+    sizes, packed = [], []
+    for chunk in _chunks(run, Snapshot(folder, state), first, stop):
+        for start in range(0, len(chunk.prompt), ROWS):
+            block = _block(Texts(*(texts[start : start + ROWS] for texts in chunk)))
+            sizes.append(len(block))
+            packed.append(CODEC.compress(block, asbytes=True))
+    end = int(_places(folder, first)[-1, 0])
+    ends = end + np.cumsum([len(block) for block in packed])
+    write_at(folder / "texts", end, np.frombuffer(b"".join(packed), np.uint8))
+    if not first:
+        write_at(folder / "texts-places", 0, np.zeros(2, "<i8"))
+    write_at(folder / "texts-places", 2 + 2 * (first // ROWS), np.stack([ends, sizes], axis=1).astype("<i8"))
+    return state.with_(texts=stop)
+
+
+def read_texts(run: Run, snapshot: Snapshot, rows: Array) -> Texts:
+    """Returns the beginnings of the texts of some rows, at most ``LENGTH`` characters of each."""
+    if not len(rows):
+        return Texts([], [])
+    stored = rows < snapshot.state.texts
+    if stored.all():
+        return Texts(*(column.to_pylist() for column in _stored(snapshot, rows)))
+    found = Texts([""] * len(rows), [""] * len(rows))
+    parts = (stored, read_texts(run, snapshot, rows[stored])), (~stored, _recorded(run, snapshot, rows[~stored]))
+    for there, texts in parts:
+        for some, column in zip(found, texts, strict=True):
+            for place, text in zip(np.flatnonzero(there).tolist(), column, strict=True):
+                some[place] = text
+    return found
+
+
+def read_responses(run: Run, snapshot: Snapshot, rows: Array) -> pa.Array:
+    """Returns the whole responses of some rows, none of which was superseded."""
+    found = pa.nulls(len(rows), pa.large_string())
+    stored = rows < snapshot.state.texts
+    if stored.any():
+        place = pa.array(np.cumsum(stored) - 1, mask=~stored)
+        found = _stored(snapshot, rows[stored]).response.take(place)
+    if (lacking := np.flatnonzero(_cut(found) | ~stored)).size:
+        keys = zip(*(snapshot.raw(name)[rows[lacking]].tolist() for name in ("step", "sample")), strict=True)
+        whole = run.fetch(list(keys), ["response"])["response"].combine_chunks().cast(pa.large_string())
+        found = pc.replace_with_mask(found, pa.array(np.isin(np.arange(len(rows)), lacking)), whole)
+    return found
+
+
+def _cut(texts: pa.Array) -> Array:
+    """Returns which texts may go on in the record."""
+    cut = pc.fill_null(pc.equal(pc.utf8_length(texts), LENGTH), False)
+    return np.asarray(cut.to_numpy(zero_copy_only=False))
+
+
+class _Columns(NamedTuple):
+    prompt: pa.Array
+    response: pa.Array
+
+
+def _stored(snapshot: Snapshot, rows: Array) -> _Columns:
+    """Returns the stored texts of some rows."""
+    blocks, of = np.unique(rows // ROWS, return_inverse=True)
+    places = _places(snapshot.folder, snapshot.state.texts)
+    data, lengths = [], np.empty((len(blocks), 2 * ROWS), np.int64)
+    packed = read_ranges(snapshot.folder / "texts", places[blocks, 0], places[blocks + 1, 0])
+    for i, (block, size) in enumerate(zip(packed, places[blocks + 1, 1].tolist(), strict=True)):
+        data.append(memoryview(CODEC.decompress(block, size)))
+        lengths[i] = np.frombuffer(data[i], "<i4", 2 * ROWS)
+    middles = (8 * ROWS + lengths[:, :ROWS].sum(axis=1)).tolist()
+    prompts = b"".join(block[8 * ROWS : middle] for block, middle in zip(data, middles, strict=True))
+    responses = b"".join(block[middle:] for block, middle in zip(data, middles, strict=True))
+    place = pa.array((of * ROWS + rows % ROWS).astype(np.int64))
+    return _Columns(*(_strings(*c).take(place) for c in ((prompts, lengths[:, :ROWS]), (responses, lengths[:, ROWS:]))))
+
+
+def _strings(data: bytes, lengths: Array) -> pa.Array:
+    offsets = np.append(0, np.cumsum(lengths))
+    if lengths.size and (lengths.min() < 0 or offsets[-1] != len(data)):
+        raise ValueError("the texts of the index are broken")
+    return pa.LargeStringArray.from_buffers(lengths.size, pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def _block(texts: Texts) -> bytes:
+    """Returns the lengths of prompts and responses in bytes, and then all of them."""
+    encoded = [text.encode() for text in (*texts.prompt, *texts.response)]
+    return np.array([len(text) for text in encoded], "<i4").tobytes() + b"".join(encoded)
+
+
+def _places(folder: Path, rows: int) -> Array:
+    """Returns [1 + blocks, 2] where each block of the first rows ends and its size unpacked, after a line of zeros."""
+    if not rows:
+        return np.zeros((1, 2), "<i8")
+    return mapped(folder / "texts-places", "<i8", 2 + rows // ROWS * 2).reshape(-1, 2)
+
+
+def _chunks(run: Run, snapshot: Snapshot, first: int, stop: int) -> Iterator[Texts]:
+    """Yields the texts of the rows, as many blocks together as fit into memory well."""
+    size = ROWS
+    while first < stop:
+        chunk = _recorded(run, snapshot, np.arange(first, min(first + size, stop)))
+        yield chunk
+        first += len(chunk.prompt)
+        length = max(sum(map(len, chunk.response)), 1)
+        size = max(min(CHUNK_ROWS, 8 * size, size * CHUNK_BYTES // length) // ROWS, 1) * ROWS
+
+
+def _recorded(run: Run, snapshot: Snapshot, rows: Array) -> Texts:
+    """Returns the beginnings of the texts of some rows from the record."""
+    alive = np.ones(len(rows), np.bool_) if snapshot.alive is None else snapshot.alive[rows]
+    living = rows[alive]
+    keys = list(zip(snapshot.raw("step")[living].tolist(), snapshot.raw("sample")[living].tolist(), strict=True))
+    table = run.fetch(keys, list(Texts._fields))
+    place = np.where(alive, np.cumsum(alive) - 1, -1).tolist()
+    columns = [pc.utf8_slice_codeunits(table[name], 0, LENGTH).to_pylist() for name in Texts._fields]
+    return Texts(*([(texts[i] or "") if i >= 0 else "" for i in place] for texts in columns))

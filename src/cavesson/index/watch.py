@@ -1,0 +1,82 @@
+"""The process that keeps an index up to date, beside the server so that neither waits for the other."""
+
+import os
+import signal
+import time
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import cavesson.record
+from cavesson.doctor.watch import Watch
+from cavesson.errors import UserError, print_exception
+from cavesson.index.build import Builder
+from cavesson.index.findings import findings_file
+from cavesson.index.folder import PROBLEM, fingerprint, only_writer
+from cavesson.index.process import small_process, without_ctrl_c, yield_cpu
+from cavesson.record import Run
+from cavesson.record.files import replacing
+from cavesson.record.storage import storage
+
+PAUSE = 0.5
+PAUSE_AFTER_PROBLEM = 10.0
+"""Seconds between two looks at the record."""
+
+MOST_DIAGNOSED = 2_000_000
+"""Rollouts of a run that the doctor looks at unasked: a million take it 20 seconds and a gigabyte of memory."""
+
+
+def start(path: str, folder: Path) -> BaseProcess:
+    """Starts a process that adds to the index in ``folder`` whatever the run at ``path`` records."""
+    process = get_context("spawn").Process(target=_watch, args=(path, folder, os.getpid()), daemon=True)
+    with without_ctrl_c():
+        process.start()
+    return process
+
+
+def _watch(path: str, folder: Path, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the board
+    yield_cpu(5)  # the server answers first
+    small_process()
+    while os.getppid() == parent:
+        with only_writer(folder) as mine:
+            if mine:
+                _guarded(path, folder, parent)
+        time.sleep(PAUSE)
+
+
+def _guarded(path: str, folder: Path, parent: int) -> None:
+    """Follows the run; what goes wrong is told on the page and in the terminal, and tried again after a while."""
+    problem = folder / PROBLEM
+    try:
+        problem.unlink(missing_ok=True)
+        _follow(path, folder, parent)
+    except Exception as error:
+        with replacing(problem) as file:
+            file.write(f"the index does not grow: {error}".encode("utf-8", "backslashreplace"))
+        print_exception(error)
+        time.sleep(PAUSE_AFTER_PROBLEM)
+
+
+def _follow(path: str, folder: Path, parent: int) -> None:
+    builder: Builder | None = None
+    doctor = Watch(path, findings_file(folder))
+    while os.getppid() == parent:
+        run = _opened(path)
+        if run is not None and (builder is None or builder.state.run != fingerprint(run)):
+            builder = Builder(run, folder)
+        if run is None or builder is None or not (builder.update() or builder.advance()):
+            if builder is not None and builder.state.rows <= MOST_DIAGNOSED:
+                state = builder.state
+                doctor.tend(f"{state.run} {state.metrics_cursor} {state.cursor}")
+            time.sleep(PAUSE)
+
+
+def _opened(path: str) -> Run | None:
+    """Returns the run as it is now, which may be another than before; None while there is none."""
+    try:
+        return cavesson.record.open(path)
+    except UserError:
+        if storage(path).exists("run.json"):
+            raise
+        return None

@@ -1,0 +1,236 @@
+"""Records what TRL's trainers do: GRPO and RLOO (tested with TRL 1.10 and 1.16), and PPO (1.10, the last that has it).
+
+```python
+from cavesson.integrations.trl import record
+
+trainer = GRPOTrainer(...)
+record(trainer, "runs/mine")      # every token, reward part and metric from here on
+trainer.train()
+```
+
+Where a trainer of another kind calls reward functions, the callback alone records what passes through them:
+
+```python
+callback = RecorderCallback("runs/mine")
+trainer = SomeTrainer(reward_funcs=callback.rewards([right, short]), callbacks=[callback])
+```
+"""
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback
+
+from cavesson.errors import UserError
+from cavesson.importers.rollout import conversation, group_of
+from cavesson.record import Lock, Recorder, begin_attempt, write_run, write_vocabulary
+from cavesson.record.precision import Array
+
+_TRUTHS = ("ground_truth", "answer", "solution")
+"""Columns of a data set that hold the right answer, by custom."""
+
+
+def record(trainer: Any, folder: Path | str) -> "RecorderCallback":
+    """Records a trainer's run; call it once, before ``train``.
+
+    Args:
+        trainer: TRL's ``GRPOTrainer``, ``RLOOTrainer`` or ``PPOTrainer``, or one derived from them.
+        folder: Run folder; one that is there already gets another attempt, as a run that goes on does.
+
+    Raises:
+        UserError: The trainer is of another kind.
+    """
+    callback = RecorderCallback(folder)
+    if hasattr(trainer, "_generate_and_score_completions"):
+        from cavesson.integrations.trl_grouped import watch
+    elif hasattr(trainer, "value_model"):
+        from cavesson.integrations.trl_ppo import watch
+    else:
+        raise UserError(
+            f"{type(trainer).__name__} is none of GRPOTrainer, RLOOTrainer and PPOTrainer; for others that call reward "
+            "functions: callback = RecorderCallback(folder), reward_funcs=callback.rewards([…]), callbacks=[callback]"
+        )
+    watch(trainer, callback)
+    trainer.add_callback(callback)
+    return callback
+
+
+class RecorderCallback(TrainerCallback):
+    """Records a trainer's metrics, and the rollouts that it is given, into one run folder.
+
+    Args:
+        folder: As for ``record``.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder)
+        self._recorder: Recorder | None = None
+        self._samples: Counter[int] = Counter()
+        self._metrics: dict[int, set[str]] = {}
+        self._rank, self._world = 0, 1
+        self.step_ended: Callable[[], None] = lambda: None
+        """Called at the end of every step, before its metrics are written."""
+
+    def rollouts(
+        self, step: int, rows: Mapping[str, Sequence[Any]], tokens: Mapping[str, Any], split: str = "train"
+    ) -> None:
+        """Records this process's rollouts of a step; they get the next free sample numbers of the step.
+
+        Args:
+            step: From 0.
+            rows: [B] columns of the record's rows, ``prompt``, ``response`` and ``reward`` among them.
+            tokens: Columns of the record's tokens, as ``Recorder.rollouts`` takes them.
+            split: ``train`` or ``eval``.
+        """
+        if self._recorder is None:
+            raise RuntimeError("the callback has not seen on_train_begin: add it to the trainer's callbacks")
+        count = len(rows["prompt"])
+        first = self._samples[step] + self._rank * count
+        self._samples[step] += self._world * count
+        filled: dict[str, Any] = {"sample": np.arange(first, first + count), "split": [split] * count}
+        filled["group"] = [group_of(prompt) for prompt in rows["prompt"]]
+        self._recorder.rollouts(step, {**filled, **rows}, tokens)
+
+    def rewards(self, functions: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> list[Any]:
+        """Returns the reward functions, wrapped so that what passes through them is recorded.
+
+        A rollout's reward is the weighted sum of what the functions returned for it; None counts as nothing.
+
+        Args:
+            functions: TRL's reward functions, in the order in which they are called.
+            weights: TRL's ``reward_weights``; all 1 if None.
+
+        Raises:
+            UserError: One of them is a model or asynchronous.
+        """
+        for function in functions:
+            if not callable(function) or hasattr(function, "forward") or inspect.iscoroutinefunction(function):
+                raise UserError(f"{function!r:.60} is no plain function: record(trainer, folder) records such rewards")
+        return [self._wrapped(function, functions, weights or [1.0] * len(functions)) for function in functions]
+
+    def _wrapped(
+        self, function: Callable[..., Any], functions: Sequence[Callable[..., Any]], weights: Sequence[float]
+    ) -> Callable[..., Any]:
+        @wraps(function)
+        def wrapper(prompts: list[Any], completions: list[Any], **given: Any) -> Any:
+            scores = list(function(prompts=prompts, completions=completions, **given))
+            if function is functions[0]:
+                self._parts: dict[str, list[Any]] = {}
+            self._parts[function.__name__] = scores
+            if function is functions[-1]:
+                self._record_rewards(prompts, completions, given, weights)
+            return scores
+
+        return wrapper
+
+    def _record_rewards(
+        self, prompts: list[Any], completions: list[Any], given: Mapping[str, Any], weights: Sequence[float]
+    ) -> None:
+        rows = text_rows(prompts, completions)
+        rows |= reward_rows(list(self._parts), np.array(list(self._parts.values()), np.float64).T, weights)
+        tokens = {"token_id": ids} if (ids := given.get("completion_ids")) else {}
+        for name in _TRUTHS:
+            if name in given:
+                rows["ground_truth"] = [None if value is None else str(value) for value in given[name]]
+                break
+        self.rollouts(given["trainer_state"].global_step, rows, tokens)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Begins an attempt, and writes what is known of the run."""
+        self._rank, self._world = args.process_index, args.world_size
+        attempt = lock = None
+        if self._rank == 0:
+            lock = Lock(self._folder)
+            settings = {"algorithm": type(args).__name__.removesuffix("Config").lower(), "config": args.to_dict()}
+            write_run(self._folder, settings | {"trainer": f"trl {_version('trl')}", "processes": self._world})
+            _write_vocabulary(self._folder, given.get("processing_class"))
+            attempt = begin_attempt(self._folder, state.global_step)
+        attempt = _from_first(attempt, self._world)
+        self._recorder = Recorder(self._folder, attempt=attempt, rank=self._rank, lock=lock)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **given: Any) -> None:
+        """Records the metrics under the step that they are of."""
+        if self._recorder is None or self._rank:
+            return
+        self.step_ended()
+        step = max(state.global_step - 1, 0)
+        known = self._metrics.setdefault(step, set())
+        new = {name: float(v) for name, v in (logs or {}).items() if isinstance(v, int | float) and name not in known}
+        for name in {"step", "attempt"} & new.keys():
+            del new[name]
+        known.update(new)
+        if new:
+            self._recorder.metrics(step, new)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Writes the step's rollouts."""
+        self.step_ended()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Writes the evaluation's rollouts."""
+        self.step_ended()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Writes what is left."""
+        if self._recorder is not None:
+            self.step_ended()
+            self._recorder.flush()
+
+
+def text_rows(prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, list[Any]]:
+    """Prompts and responses, each a text or a list of chat messages, as texts."""
+    return {
+        "prompt": [conversation(prompt, "prompt") for prompt in prompts],
+        "response": [conversation(completion, "completion") for completion in completions],
+    }
+
+
+def reward_rows(names: Sequence[str], scores: Array, weights: Sequence[float]) -> dict[str, list[Any]]:
+    """Rewards and their parts from ``scores`` [B, K]; what a function did not score is NaN there."""
+    sums = np.nansum(scores * np.asarray(weights, np.float64), axis=1)
+    sums[np.isnan(scores).all(axis=1)] = math.nan
+    parts = [
+        {name: None if math.isnan(value) else value for name, value in zip(names, row, strict=True)}
+        for row in scores.tolist()
+    ]
+    return {"reward": sums.tolist(), "reward_parts": [{k: v for k, v in row.items() if v is not None} for row in parts]}
+
+
+def truths_of(inputs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The right answers, where the data set has them under a customary name."""
+    for name in _TRUTHS:
+        if all(name in row for row in inputs):
+            return {"ground_truth": [None if row[name] is None else str(row[name]) for row in inputs]}
+    return {}
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import version
+
+    return version(package)
+
+
+def _from_first(attempt: int | None, world: int) -> int:
+    """What the first process says."""
+    if world == 1:
+        assert attempt is not None
+        return attempt
+    from accelerate.utils import broadcast_object_list
+
+    told: list[int] = broadcast_object_list([attempt])
+    return told[0]
+
+
+def _write_vocabulary(folder: Path, processor: Any) -> None:
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if tokenizer is None:
+        return
+    ids = range(len(tokenizer))
+    tokens = [token if token is not None else "" for token in tokenizer.convert_ids_to_tokens(ids)]
+    write_vocabulary(folder, tokens, [tokenizer.decode([i]) for i in ids])

@@ -1,0 +1,154 @@
+"""GRPO's and RLOO's tokens: what the trainer's own steps return, read as they return it.
+
+Four methods of the trainer are wrapped. One generates, and by its end everything is known but the entropies and, where
+policy and sampler are the same, the policy's log-probabilities: those the trainer computes with the loss.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cavesson.integrations.padding import left_padded
+from cavesson.integrations.trl import RecorderCallback, reward_rows, text_rows, truths_of
+from cavesson.record.precision import Array
+
+LINE = "cavesson_line"
+"""Goes with the batch through the trainer's shuffling and splitting, and says which rollout each line of it is."""
+
+
+def watch(trainer: Any, callback: RecorderCallback) -> None:
+    """Wraps the trainer's methods; ``callback`` gets the rollouts at the end of each step."""
+    watcher = _Watcher(trainer, callback)
+    trainer._generate_and_score_completions = watcher.generate
+    trainer._calculate_rewards = watcher.rewards
+    trainer._get_per_token_logps_and_entropies = watcher.score
+    trainer._compute_loss = watcher.loss
+    callback.step_ended = watcher.write
+
+
+class _Batch:
+    """The rollouts of one generation, while numbers of them are still coming."""
+
+    def __init__(self, step: int, split: str, first: int) -> None:
+        self.step, self.split, self.first = step, split, first
+        self.rows: dict[str, list[Any]] = {}
+        self.tokens: dict[str, Array] = {}
+        self.scored: list[Any] = []
+        """Log-probabilities that were computed while generating: the policy's first, then the reference's."""
+        self.of_loss: dict[str, Array] = {}
+        self.seen = np.zeros(0, np.bool_)
+        """Which rollouts the loss has scored."""
+
+    def add(self, lines: Array, columns: dict[str, Array]) -> None:
+        """Takes what the loss computed, the first time that it comes to a rollout."""
+        inside = (lines >= self.first) & (lines < self.first + len(self.seen))
+        inside[inside] = ~self.seen[lines[inside] - self.first]
+        places = lines[inside] - self.first
+        for name, values in columns.items():
+            column = self.of_loss.setdefault(name, np.zeros(self.tokens["mask"].shape))
+            column[places, : values.shape[1]] = values[inside]
+        self.seen[places] = True
+
+    def columns(self) -> dict[str, Array]:
+        """The token columns; of what the loss computed, nothing if it came to a part of the rollouts only."""
+        return (self.of_loss if self.seen.all() else {}) | self.tokens
+
+
+class _Watcher:
+    def __init__(self, trainer: Any, callback: RecorderCallback) -> None:
+        self._trainer = trainer
+        self._callback = callback
+        self._batches: list[_Batch] = []
+        self._generating: _Batch | None = None
+        self._lines: Array | None = None
+        self._count = 0
+        self._generate = trainer._generate_and_score_completions
+        self._rewards = trainer._calculate_rewards
+        self._score = trainer._get_per_token_logps_and_entropies
+        self._loss = trainer._compute_loss
+
+    def generate(self, inputs: Any) -> Any:
+        training, now = self._trainer.model.training, self._trainer.state.global_step
+        batch = _Batch(now, "train", self._count) if training else _Batch(max(now - 1, 0), "eval", self._count)
+        self._generating = batch
+        try:
+            output = self._generate(inputs)
+        finally:
+            self._generating = None
+        count = len(batch.rows["prompt"])
+        batch.rows |= _rows(self._trainer, output, now) | truths_of(inputs)
+        batch.tokens = _tokens(output, batch.scored)
+        batch.seen = np.zeros(count, np.bool_)
+        output[LINE] = output["completion_ids"].new_tensor(range(self._count, self._count + count))
+        self._count += count
+        self._batches.append(batch)
+        return output
+
+    def rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Any:
+        scores = self._rewards(inputs, prompts, completions, completion_ids)
+        if self._generating is not None:
+            trainer = self._trainer
+            first = trainer.accelerator.process_index * len(prompts)  # the scores are those of all processes
+            mine = _array(scores)[first : first + len(prompts)]
+            weights = _array(trainer.reward_weights).tolist()
+            self._generating.rows |= text_rows(prompts, completions)
+            self._generating.rows |= reward_rows(trainer.reward_func_names, mine, weights)
+        return scores
+
+    def score(self, *given: Any, **more: Any) -> Any:
+        result = self._score(*given, **more)
+        if self._generating is not None:
+            self._generating.scored.append(result[0])
+        elif self._lines is not None:
+            named = {"logprob": result[0], "entropy": result[1]}
+            columns = {name: _array(values) for name, values in named.items() if values is not None}
+            for batch in self._batches:
+                batch.add(self._lines, columns)
+        return result
+
+    def loss(self, model: Any, inputs: Any) -> Any:
+        self._lines = _array(inputs[LINE]).astype(np.int64) if LINE in inputs else None
+        try:
+            return self._loss(model, inputs)
+        finally:
+            self._lines = None
+
+    def write(self) -> None:
+        """Hands over every rollout; a batch that is learned from once more later is another policy's then."""
+        for batch in self._batches:
+            self._callback.rollouts(batch.step, batch.rows, batch.columns(), batch.split)
+        self._batches = []
+
+
+def _array(tensor: Any) -> Array:
+    array: Array = tensor.detach().double().cpu().numpy()
+    return array
+
+
+def _rows(trainer: Any, output: Any, now: int) -> dict[str, list[Any]]:
+    ids, mask = output["completion_ids"].cpu().numpy(), output["completion_mask"].cpu().numpy()
+    count, lengths = len(ids), mask.sum(1)
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    last = [row[length - 1] if length else None for row, length in zip(ids, lengths, strict=True)]
+    return {
+        "prompt_ids": left_padded(output["prompt_ids"].cpu().numpy(), output["prompt_mask"].cpu().numpy()),
+        "finish_reason": ["eos" if token == tokenizer.eos_token_id else "length" for token in last],
+        "policy_version": [now] * count,
+        "kl_coef": [float(trainer.beta)] * count,
+    }
+
+
+def _tokens(output: Any, scored: list[Any]) -> dict[str, Array]:
+    """The token columns that are known once the rollouts are scored."""
+    mask = output["completion_mask"].cpu().numpy().astype(bool)
+    if "tool_mask" in output:
+        mask &= output["tool_mask"].cpu().numpy().astype(bool)
+    advantage = _array(output["advantages"])
+    columns = {"token_id": output["completion_ids"].cpu().numpy(), "mask": mask}
+    columns["advantage"] = np.broadcast_to(advantage[:, None] if advantage.ndim == 1 else advantage, mask.shape)
+    if "old_logps" in output:  # RLOO keeps sums only, and always computes the policy's before the reference's
+        named = dict(zip(("logprob", "ref_logprob"), scored, strict=False))
+    else:
+        named = {"logprob": output.get("old_per_token_logps"), "ref_logprob": output.get("ref_per_token_logps")}
+        named["sampler_logprob"] = output.get("sampling_per_token_logps")
+    return columns | {name: _array(values) for name, values in named.items() if values is not None}

@@ -1,0 +1,78 @@
+"""PPO of TRL 1.10: its trainer keeps a step's numbers in local variables, and calls back while they are there."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from cavesson.integrations.padding import left_padded
+from cavesson.integrations.trl import RecorderCallback
+from cavesson.record.precision import Array
+
+COLUMNS = {
+    "token_id": "responses",
+    "logprob": "logprobs",
+    "ref_logprob": "ref_logprobs",
+    "value": "values",
+    "token_reward": "rewards",
+    "advantage": "advantages",
+    "return": "returns",
+}
+"""The record's column → the trainer's local variable."""
+
+
+def watch(trainer: Any, callback: RecorderCallback) -> None:
+    """Makes ``callback`` read the trainer's variables when a step's metrics are logged."""
+    written = -1
+
+    def read() -> None:
+        nonlocal written
+        step = trainer.state.global_step - 1
+        variables = _variables(trainer)
+        if step > written and variables is not None:
+            written = step
+            callback.rollouts(step, _rows(trainer, variables, step), _tokens(variables))
+
+    callback.step_ended = read
+
+
+def _variables(trainer: Any) -> dict[str, Any] | None:
+    """The local variables of the ``train`` that runs, while they hold a whole step."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        variables = frame.f_locals
+        if frame.f_code.co_name == "train" and variables.get("self") is trainer and "returns" in variables:
+            return dict(variables) if "scores" in variables else None
+        frame = frame.f_back
+    return None
+
+
+def _rows(trainer: Any, variables: dict[str, Any], step: int) -> dict[str, Any]:
+    tokenizer = trainer.processing_class
+    queries = variables["queries"].cpu().numpy()
+    texts = variables["postprocessed_responses"].cpu().numpy()
+    shaped, ended = _array(variables["scores"]), variables["contain_eos_token"].cpu().numpy()
+    penalty = trainer.args.missing_eos_penalty or 0.0
+    count = len(queries)
+    return {
+        "prompt": tokenizer.batch_decode(queries, skip_special_tokens=True),
+        "response": tokenizer.batch_decode(texts, skip_special_tokens=True),
+        "prompt_ids": left_padded(queries, queries != tokenizer.pad_token_id),
+        "reward": shaped + np.where(ended, 0.0, penalty),
+        "shaped_reward": shaped,
+        "finish_reason": ["eos" if end else "length" for end in ended],
+        "policy_version": [step] * count,
+        "kl_coef": [float(trainer.args.kl_coef)] * count,
+    }
+
+
+def _tokens(variables: dict[str, Any]) -> dict[str, Array]:
+    tokens = {name: _array(variables[local]) for name, local in COLUMNS.items()}
+    tokens["token_id"] = tokens["token_id"].astype(np.int64)
+    return tokens | {"mask": ~variables["padding_mask"].cpu().numpy()}
+
+
+def _array(tensor: Any) -> Array:
+    array: Array = tensor.detach().double().cpu().numpy()
+    return array

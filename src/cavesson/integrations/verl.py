@@ -1,0 +1,134 @@
+"""Records what verl's PPO trainer does (GRPO, RLOO and the rest of its advantage estimators too).
+
+```python
+from cavesson.integrations.verl import record
+
+trainer = RayPPOTrainer(...)      # in verl/trainer/main_ppo.py, or your own
+record(trainer, "runs/mine")      # before trainer.fit()
+trainer.fit()
+```
+
+At the end of every step verl computes metrics over the step's whole batch, in the trainer's own process: that call is
+where the batch is recorded. Nothing is asked of the workers.
+"""
+
+import sys
+from collections.abc import Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cavesson.importers.rollout import group_of
+from cavesson.integrations.padding import left_padded
+from cavesson.record import Lock, Recorder, begin_attempt, write_run
+from cavesson.record.precision import Array
+
+COLUMNS = {
+    "responses": "token_id",
+    "old_log_probs": "logprob",
+    "ref_log_prob": "ref_logprob",
+    "rollout_log_probs": "sampler_logprob",
+    "values": "value",
+    "token_level_rewards": "token_reward",
+    "advantages": "advantage",
+    "returns": "return",
+}
+"""verl's column of a batch → the record's."""
+
+
+def record(trainer: Any, folder: Path | str) -> Recorder:
+    """Records every step from here on; call it once, before ``fit``.
+
+    Args:
+        trainer: verl's ``RayPPOTrainer``, or one derived from it; its ``tokenizer``, ``global_steps`` and the function
+            ``compute_data_metrics`` of its module are used.
+        folder: Run folder; one that is there already gets another attempt.
+
+    Returns:
+        The recorder, to which metrics of your own can be given.
+
+    Raises:
+        LockedError: Another process writes the run.
+    """
+    folder = Path(folder)
+    lock = Lock(folder)
+    write_run(folder, {"trainer": "verl", "algorithm": "ppo", "config": _plain(getattr(trainer, "config", None))})
+    attempt = begin_attempt(folder, trainer.global_steps if _started(trainer) else 0)
+    recorder = Recorder(folder, attempt=attempt, lock=lock)
+    module = sys.modules[_defining_class(trainer).__module__]
+    compute = vars(module)["compute_data_metrics"]
+
+    @wraps(compute)
+    def wrapper(batch: Any, *given: Any, **more: Any) -> Any:
+        metrics = compute(batch, *given, **more)
+        rows, tokens = rollouts_of(batch, trainer.tokenizer)
+        recorder.rollouts(trainer.global_steps, rows, tokens)
+        recorder.metrics(trainer.global_steps, {name: float(value) for name, value in metrics.items()})
+        recorder.flush()
+        return metrics
+
+    vars(module)["compute_data_metrics"] = wrapper
+    return recorder
+
+
+def rollouts_of(batch: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Returns the rows and tokens of a batch, as ``Recorder.rollouts`` wants them.
+
+    Args:
+        batch: verl's ``DataProto`` once advantages are computed: ``batch`` holds tensors by name, with ``prompts``
+            [B, S] padded on the left, ``responses`` [B, T] padded on the right, ``attention_mask`` [B, S + T];
+            ``non_tensor_batch`` holds arrays [B] by name.
+        tokenizer: Decodes the ids.
+    """
+    tensors, others = batch.batch, batch.non_tensor_batch
+    ids, prompts = _array(tensors["responses"]), _array(tensors["prompts"])
+    attention = _array(tensors["attention_mask"]).astype(bool)
+    width = ids.shape[1]
+    mask = _array(tensors["response_mask"]).astype(bool) if "response_mask" in tensors else attention[:, -width:]
+    prompt_ids = left_padded(prompts, attention[:, :-width])
+    rows: dict[str, Any] = {"sample": np.arange(len(ids)), "split": ["train"] * len(ids), "prompt_ids": prompt_ids}
+    rows["prompt"] = [tokenizer.decode(row, skip_special_tokens=True) for row in prompt_ids]
+    there = zip(ids, attention[:, -width:], strict=True)
+    rows["response"] = [tokenizer.decode(row[kept], skip_special_tokens=True) for row, kept in there]
+    rows["reward"] = (_array(tensors["token_level_scores"]) * mask).sum(1)
+    rows["shaped_reward"] = (_array(tensors["token_level_rewards"]) * mask).sum(1)
+    rows["group"] = list(map(group_of, rows["prompt"]))
+    if (truths := _truths(others)) is not None:
+        rows["ground_truth"] = truths
+    tokens = {name: _array(tensors[key]) for key, name in COLUMNS.items() if key in tensors}
+    return rows, {name: np.broadcast_to(a, mask.shape) for name, a in tokens.items()} | {"mask": mask}
+
+
+def _truths(others: Mapping[str, Any]) -> list[str | None] | None:
+    given = others.get("reward_model")
+    if given is None:
+        return None
+    found = [row.get("ground_truth") if isinstance(row, Mapping) else None for row in given]
+    return [None if truth is None else str(truth) for truth in found]
+
+
+def _array(tensor: Any) -> Array:
+    values = tensor.detach().cpu()
+    return np.asarray((values.double() if values.dtype.is_floating_point else values).numpy())
+
+
+def _started(trainer: Any) -> bool:
+    return isinstance(getattr(trainer, "global_steps", None), int)
+
+
+def _defining_class(trainer: Any) -> type:
+    """The class whose ``fit`` runs: its module holds the function that ``fit`` calls."""
+    return next(kind for kind in type(trainer).__mro__ if "fit" in vars(kind))
+
+
+def _plain(config: Any) -> Any:
+    """Settings as JSON holds them."""
+    if config is None or isinstance(config, str | int | float | bool):
+        return config
+    if isinstance(config, Mapping) or hasattr(config, "items"):
+        return {str(key): _plain(value) for key, value in config.items()}
+    if isinstance(config, list | tuple) or type(config).__name__ == "ListConfig":
+        return [_plain(value) for value in config]
+    return str(config)

@@ -1,0 +1,36 @@
+"""Compute activations again in the backward pass instead of keeping them."""
+
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from cavesson.errors import UserError
+
+
+def recompute_layers(model: nn.Module) -> None:
+    """Keep the input of every layer alone for the backward pass, which computes the layer again.
+
+    transformers has the same, but in training mode only, which also switches on dropout and the noise of
+    mixture-of-experts routers: what is learned from would differ from what was scored.
+
+    Raises:
+        UserError: the architecture has no layers that could be computed again.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"model.gradient_checkpointing: {type(model).__name__} cannot compute its layers again")
+    for layer in layers:
+        # The class' own forward, so that a model that is trained twice is not wrapped twice.
+        layer.forward = partial(_again, MethodType(type(layer).forward, layer))
+
+
+def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)

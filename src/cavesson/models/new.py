@@ -1,0 +1,53 @@
+"""A model and a tokenizer made from nothing but texts and a few sizes."""
+
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerFast as FastTokenizer
+
+from cavesson.errors import UserError
+from cavesson.models.load import DTYPES, prepare
+from cavesson.models.settings import ModelSettings, NewModelSettings
+from cavesson.models.tiny import cast_weights, tiny_tokenizer
+
+_END, _PAD, _UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
+
+
+def new_tokenizer(settings: NewModelSettings, texts: Iterable[str]) -> PreTrainedTokenizerBase:
+    """One token per byte, or per character that occurs in the texts, in the order of their code points."""
+    if settings.vocabulary == "bytes":
+        return tiny_tokenizer()
+    alphabet = sorted({character for text in texts for character in text})
+    vocabulary = {token: i for i, token in enumerate([_END, _PAD, _UNKNOWN, *alphabet])}
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=_UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    special = {"eos_token": _END, "pad_token": _PAD, "unk_token": _UNKNOWN}
+    return FastTokenizer(tokenizer_object=tokenizer, padding_side="left", **special)
+
+
+def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """A Llama of random weights, drawn from PyTorch's global generator."""
+    sizes = settings.new
+    assert sizes is not None
+    if sizes.hidden_size % (2 * sizes.heads):
+        raise UserError(
+            f"model.new: hidden_size {sizes.hidden_size} must be a multiple of twice the heads ({sizes.heads})"
+        )
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=sizes.hidden_size,
+        intermediate_size=-(-sizes.hidden_size * 8 // 3 // 32) * 32,  # of three matrices, as big as two of 4 · hidden
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
+        max_position_embeddings=sizes.max_length,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=True,
+    )
+    model: PreTrainedModel = LlamaForCausalLM(config)
+    cast_weights(model, DTYPES[settings.dtype])
+    return prepare(model)

@@ -1,0 +1,292 @@
+"""The models of one run, seen as roles: policy, critic and reference over as few weights as possible."""
+
+import copy
+import warnings
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+
+from cavesson.errors import UserError, first_line
+from cavesson.models.checkpointing import recompute_layers
+from cavesson.models.classifier import is_classifier, load_scalar_classifier
+from cavesson.models.parts import causal, check_head, output_head, trunk
+from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
+from cavesson.models.shared_prompts import distinct, growing_cache
+from cavesson.models.tiny import cast_weights
+from cavesson.models.trained import load_start
+from cavesson.ops.logprobs import full_kl, token_logprobs
+from cavesson.types import Batch
+
+
+class Scores(NamedTuple):
+    """What a policy says of given responses, each `[B, T]` float32 and 0 on padding."""
+
+    logprob: Tensor
+    entropy: Tensor
+    value: Tensor | None
+
+
+class ValueHead(nn.Linear):
+    """Hidden state -> expected return. It starts at zero, so an untrained critic predicts nothing rather than noise."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    @torch.no_grad()
+    def start_from(self, head: nn.Linear) -> None:
+        """Take the weights of a reward model's head, so that the first value is its reward of what stands so far."""
+        self.weight.copy_(head.weight)
+        if head.bias is not None:
+            self.bias.copy_(head.bias)
+
+
+class Policy(nn.Module):
+    """The model that learns, its critic, and the reference it is compared with.
+
+    Args:
+        model: a causal language model, wrapped by PEFT if it has adapters.
+        temperature: divides the logits of policy and reference, as in sampling.
+        value: "trunk", a separate trunk, or None for algorithms without a critic.
+        reference: "adapters-off", a frozen model, or None.
+        shares_prompts: whether a prompt is read once for all its responses in a batch. Both ways round differently, so
+            one of them holds for all that is ever scored: policy and reference, with gradients and without.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        *,
+        temperature: float = 1.0,
+        value: nn.Module | str | None = None,
+        reference: nn.Module | str | None = None,
+        shares_prompts: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.shares_prompts = shares_prompts
+        self.critic = value if isinstance(value, nn.Module) else None
+        read = causal(model) if self.critic is None else self.critic
+        self.value_head = None if value is None else ValueHead(_hidden_size(read))
+        # A frozen reference is not a child: its weights are neither trained nor saved with the policy's.
+        self._reference = (reference,)
+        # Nothing is random in evaluation mode: neither dropout nor the noise of a mixture-of-experts router.
+        self.eval()
+        for scored in (model, reference):
+            if isinstance(scored, nn.Module):
+                check_head(scored)
+
+    @property
+    def device(self) -> torch.device:
+        return causal(self.model).device
+
+    @property
+    def has_reference(self) -> bool:
+        return self._reference != (None,)
+
+    def forward(self, batch: Batch) -> Scores:
+        """Log-probability, entropy and value of every response token, differentiable where gradients are on."""
+        hidden = self.hidden(self.model, batch)
+        value = None
+        if self.value_head is not None:
+            seen = hidden if self.critic is None else self.hidden(self.critic, batch)
+            value = self.value_head(seen.float()).squeeze(-1) * batch["mask"]
+        return Scores(*self._logprobs(self.model, hidden, batch), value)
+
+    @torch.no_grad()
+    def reference_logprob(self, batch: Batch) -> Tensor:
+        """Log-probability `[B, T]` of every response token under the reference."""
+        model, context = self._reference_model()
+        with context:
+            return self._logprobs(model, self.hidden(model, batch), batch)[0]
+
+    @torch.no_grad()
+    def reference_kl(self, batch: Batch) -> Tensor:
+        """Exact KL(policy ‖ reference) over the vocabulary at every response token, `[B, T]`."""
+        hidden = self.hidden(self.model, batch)
+        model, context = self._reference_model()
+        with context:
+            ref_hidden = self.hidden(model, batch)
+        inside = batch["mask"] > 0
+        heads = output_head(self.model), output_head(model)
+        kl = full_kl(hidden[inside], heads[0], ref_hidden[inside], heads[1], self.temperature)
+        return torch.zeros_like(batch["mask"]).masked_scatter(inside, kl)
+
+    def hidden(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The trunk's last hidden states from which each response token is predicted, `[B, T, H]`."""
+        prompt, response = batch["prompt_ids"], batch["response_ids"]
+        mask = torch.cat([batch["prompt_mask"], batch["mask"].to(batch["prompt_mask"].dtype)], dim=1)[:, :-1]
+        cache = growing_cache(causal(model).config) if self.shares_prompts else None
+        if cache is None:
+            tokens = torch.cat([prompt, response], dim=1)[:, :-1]
+            return _states(model, tokens, mask, positions(mask))[:, prompt.shape[1] - 1 :]
+        among = distinct(prompt, batch["prompt_mask"])
+        prompt_mask = batch["prompt_mask"][among.first]
+        before = _states(model, prompt[among.first], prompt_mask, positions(prompt_mask), cache)[among.prompt, -1:]
+        if response.shape[1] == 1:
+            return before
+        among.spread(cache)
+        after = _states(model, response[:, :-1], mask, positions(mask)[:, prompt.shape[1] :], cache)
+        return torch.cat([before, after], dim=1)
+
+    def _logprobs(self, model: nn.Module, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        inside = batch["mask"] > 0
+        logprob, entropy = token_logprobs(
+            hidden[inside], output_head(model), batch["response_ids"][inside], self.temperature
+        )
+        empty = torch.zeros_like(batch["mask"])
+        return empty.masked_scatter(inside, logprob), empty.masked_scatter(inside, entropy)
+
+    def _reference_model(self) -> tuple[nn.Module, Any]:
+        (reference,) = self._reference
+        if isinstance(reference, nn.Module):
+            return reference.to(self.device), nullcontext()
+        if reference == "adapters-off" and isinstance(self.model, PeftModel):
+            return self.model, self.model.disable_adapter()
+        raise ValueError("this policy has no reference")
+
+
+def build_policy(
+    model: PreTrainedModel,
+    settings: ModelSettings,
+    value: ValueSettings | None,
+    reference: ReferenceSettings | None,
+    temperature: float,
+    shares_prompts: bool = False,
+) -> Policy:
+    """Give a loaded model its roles; the last two are those of `Policy`.
+
+    Raises:
+        UserError: the settings contradict each other.
+    """
+    role = _reference(model, settings, reference) if reference else None
+    critic, head = _critic(model, settings, value) if value else (None, None)
+    if settings.gradient_checkpointing:
+        for learner in (model, critic):
+            if isinstance(learner, nn.Module):
+                recompute_layers(learner)
+    dtype = model.dtype
+    policy = Policy(
+        with_adapters(model, settings),
+        temperature=temperature,
+        value=critic,
+        reference=role,
+        shares_prompts=shares_prompts,
+    )
+    if policy.critic is not None:
+        cast_weights(policy.critic, dtype)
+    if head is not None:
+        assert policy.value_head is not None
+        policy.value_head.start_from(head)
+    return policy
+
+
+def build_learner(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
+    """What learns of a loaded model: all of it, or adapters."""
+    if settings.gradient_checkpointing:
+        recompute_layers(model)
+    return with_adapters(model, settings)
+
+
+def positions(mask: Tensor) -> Tensor:
+    """Position of every token, counted from the first real one: `[B, L]`."""
+    return (mask.cumsum(1) - 1).clamp_min(0)
+
+
+def _states(model: nn.Module, ids: Tensor, mask: Tensor, position: Tensor, cache: Cache | None = None) -> Tensor:
+    """The trunk's last hidden states of tokens `[B, L]`, which stand at the end of what is in the cache."""
+    output = trunk(model)(
+        input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=cache is not None
+    )
+    return output.last_hidden_state  # type: ignore[no-any-return]
+
+
+def _reference(model: PreTrainedModel, settings: ModelSettings, reference: ReferenceSettings) -> nn.Module | str | None:
+    kind = reference.resolved(settings.lora is not None)
+    if kind == "none":
+        return None
+    if kind == "adapters-off":
+        if settings.lora is None:
+            raise UserError('reference.kind "adapters-off" needs model.lora; without adapters use "copy"')
+        return kind
+    if kind == "copy":
+        return copy.deepcopy(model).requires_grad_(False)
+    start = reference.start(settings.dtype)
+    assert start is not None, "ReferenceSettings refuses a model without a path"
+    other = load_start(start).requires_grad_(False)
+    check_vocabulary(other, start.path, model, settings.path)
+    return other
+
+
+def check_vocabulary(reference: nn.Module, path: str, policy: nn.Module, policy_path: str) -> None:
+    """A reference scores the policy's tokens."""
+    if output_head(reference).weight.shape[0] != output_head(policy).weight.shape[0]:
+        raise UserError(f"the reference {path} has another vocabulary than the policy {policy_path}")
+
+
+def _critic(
+    model: PreTrainedModel, settings: ModelSettings, value: ValueSettings
+) -> tuple[nn.Module | str, nn.Linear | None]:
+    """What values are read from, and the head of the reward model that it starts from, if it does."""
+    if not value.is_separate:
+        return "trunk", None
+    start = value.start(settings.dtype)
+    if start is None:
+        return copy.deepcopy(trunk(model)).requires_grad_(True), None
+    is_reward_model = is_classifier(start.path)
+    other: PreTrainedModel = load_scalar_classifier(start) if is_reward_model else load_start(start)
+    if _vocabulary(other) != _vocabulary(model):
+        raise UserError(f"the critic {start.path} has another vocabulary than the policy {settings.path}")
+    head = getattr(other, "score", None) if is_reward_model else None
+    if is_reward_model and not isinstance(head, nn.Linear):
+        raise UserError(f"the critic {start.path} is a {other.config.model_type}, which does not score every token")
+    return trunk(other).requires_grad_(True), head
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    """Rows of the embedding of the tokens that it reads."""
+    embeddings: Any = model.get_input_embeddings()
+    return int(embeddings.weight.shape[0])
+
+
+def _hidden_size(model: nn.Module) -> int:
+    config: Any = model.config
+    return int(config.get_text_config().hidden_size)
+
+
+def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
+    """Wrap a model in adapters, if its settings ask for any; a classifier's head learns beside them."""
+    lora = settings.lora
+    if lora is None:
+        return model
+    if settings.quantization is not None:
+        # What PEFT would do for checkpointing needs training mode; `recompute_layers` does not.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    head = [name for name in ("score", "classifier") if isinstance(getattr(model, name, None), nn.Module)]
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
+        use_dora=lora.dora,
+        task_type="SEQ_CLS" if head else None,
+        modules_to_save=head or None,
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers for an attribute by its old name
+            wrapped: PeftModel = get_peft_model(model, config)
+    except ValueError as error:
+        raise UserError(f"model.lora.targets {targets}: {first_line(error)}") from error
+    if isinstance(model.get_output_embeddings(), BaseTunerLayer):
+        raise UserError(f"model.lora.targets {targets} include the output head, which is scored without adapters")
+    return wrapped

@@ -1,0 +1,195 @@
+"""Models that read whole examples: token scores for fine-tuning, pairs for preferences, values for reward models.
+
+Examples of uneven length are packed: several stand in one row, positions start again at each of them, and none sees
+another. What a model says of an example is the same, packed or alone.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cavesson.data.packing import pack
+from cavesson.errors import UserError
+from cavesson.models.parts import causal, check_head, output_head, probe_ids, trunk
+from cavesson.models.policy import Scores
+from cavesson.ops.logprobs import token_logprobs
+from cavesson.types import Batch, stacked
+
+
+class Layout(NamedTuple):
+    """Where the tokens of B examples stand in R rows of W tokens."""
+
+    ids: Tensor
+    """`[R, W]`; what no example fills is 0"""
+    positions: Tensor | None
+    """`[R, W]`, starting again at every example; None where every row holds a single one"""
+    place: Tensor
+    """`[B, L]`: the index in the flattened rows of every token; 0 on padding"""
+
+
+class PairLogprobs(NamedTuple):
+    """Summed log-probabilities of the learned tokens of both responses, `[B]` float32."""
+
+    chosen: Tensor
+    rejected: Tensor
+
+
+class PairRewards(NamedTuple):
+    """Rewards of both responses, `[B]` float32."""
+
+    chosen: Tensor
+    rejected: Tensor
+
+
+def lay_out(ids: Tensor, length: Tensor, packed: bool) -> Layout:
+    """Lay examples `[B, L]` of the given lengths `[B]` out in rows as wide as the longest of them."""
+    if not packed:
+        place = torch.arange(ids.numel(), device=ids.device).view_as(ids)
+        return Layout(ids, None, place)
+    lengths = length.tolist()
+    rows = pack(lengths, max(lengths))
+    width = max(lengths)
+    flat = torch.zeros(len(rows) * width, dtype=ids.dtype)
+    positions = torch.zeros_like(flat)
+    place = torch.zeros(ids.shape, dtype=torch.long)
+    for row, members in enumerate(rows):
+        start = row * width
+        for example in members:
+            size = lengths[example]
+            span = torch.arange(start, start + size)
+            place[example, :size] = span
+            positions[span] = torch.arange(size)
+            start += size
+        # Padding is a sequence of its own, which nobody looks at.
+        positions[start : (row + 1) * width] = torch.arange((row + 1) * width - start)
+    flat[place[_inside(place, length.cpu())]] = ids.cpu()[_inside(ids, length.cpu())]
+    shape = (len(rows), width)
+    several = positions.view(shape) if len(rows) < len(lengths) else None
+    on_device = [x if x is None else x.to(ids.device) for x in (flat.view(shape), several, place)]
+    return Layout(*on_device)  # type: ignore[arg-type]
+
+
+class SequencePolicy(nn.Module):
+    """A causal language model that scores the learned tokens of examples.
+
+    Args:
+        model: possibly with adapters.
+        packed: several examples in a row.
+        disturb: noise on the input embeddings while training, see `neftune`.
+    """
+
+    def __init__(
+        self, model: nn.Module, packed: bool, disturb: Callable[[Tensor, Layout, Batch], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        self.model, self.packed, self.disturb = model, packed, disturb
+        self.eval()  # where nothing is random, see `Policy`
+        check_head(model)
+        if packed:
+            check_packing(model)
+
+    def forward(self, batch: Batch) -> Scores:
+        """Log-probability and entropy `[B, L]` of every learned token, 0 elsewhere."""
+        inside = batch["mask"] > 0
+        layout = lay_out(batch["ids"], batch["length"], self.packed)
+        states = self._states(layout, batch)
+        # A token is predicted where the one before it stands; the first one of an example is never learned.
+        states = states.flatten(0, 1)[layout.place[inside] - 1]
+        logprob, entropy = token_logprobs(states, output_head(self.model), batch["ids"][inside], 1.0)
+        empty = torch.zeros_like(batch["mask"])
+        return Scores(empty.masked_scatter(inside, logprob), empty.masked_scatter(inside, entropy), None)
+
+    def _states(self, layout: Layout, batch: Batch) -> Tensor:
+        if self.disturb is None or not torch.is_grad_enabled():
+            return hidden_states(self.model, layout)
+        disturb = self.disturb
+        embeddings = causal(self.model).get_input_embeddings()
+        hook = embeddings.register_forward_hook(lambda _module, _inputs, output: disturb(output, layout, batch))
+        try:
+            return hidden_states(self.model, layout)
+        finally:
+            hook.remove()
+
+
+class PairPolicy(SequencePolicy):
+    """A causal language model that scores both responses of a pair."""
+
+    def forward(self, batch: Batch) -> PairLogprobs:  # type: ignore[override]
+        """Summed log-probability `[B]` of each response."""
+        scores = super().forward(_both(batch))
+        return PairLogprobs(*scores.logprob.sum(1).chunk(2))
+
+
+class RewardModel(nn.Module):
+    """A Hugging Face sequence classifier with one output that rewards both responses of a pair."""
+
+    def __init__(self, model: Any, packed: bool) -> None:
+        super().__init__()
+        self.model, self.packed = model, packed
+        self.eval()  # where nothing is random, see `Policy`
+        if packed and hasattr(causal(model), "score"):
+            check_packing(model)
+
+    def forward(self, batch: Batch) -> PairRewards:
+        """Reward `[B]` of each response."""
+        both = _both(batch)
+        classifier = causal(self.model)
+        head = getattr(classifier, "score", None)
+        if head is None:  # an encoder, which pools in its own way and sees both directions
+            attention = _inside(both["ids"], both["length"]).long()
+            rewards = self.model(input_ids=both["ids"], attention_mask=attention).logits
+        else:
+            layout = lay_out(both["ids"], both["length"], self.packed)
+            states = hidden_states(self.model, layout).flatten(0, 1)
+            last = layout.place.gather(1, last_token(both, classifier.config.pad_token_id)[:, None]).squeeze(1)
+            rewards = head(states[last])
+        return PairRewards(*rewards.float().squeeze(-1).chunk(2))
+
+
+def hidden_states(model: nn.Module, layout: Layout) -> Tensor:
+    """The trunk's last hidden states `[R, W, H]`; rows need no attention mask, since what pads them comes last."""
+    states: Tensor = trunk(model)(
+        input_ids=layout.ids, position_ids=layout.positions, use_cache=False
+    ).last_hidden_state
+    return states
+
+
+@torch.no_grad()
+def check_packing(model: nn.Module) -> None:
+    """Some architectures tell examples in one row apart in no way; packing must not silently mix them.
+
+    Raises:
+        UserError: what the model says of an example depends on those beside it.
+    """
+    inner = causal(model)
+    ids = probe_ids(model, 12).view(3, 4)
+    length = torch.tensor([4, 2, 2], device=inner.device)
+    inside = _inside(ids, length)
+    packed, alone = (lay_out(ids, length, packed) for packed in (True, False))
+    seen, expected = (hidden_states(model, x).flatten(0, 1)[x.place[inside]].float() for x in (packed, alone))
+    # bfloat16 keeps 8 bits of a number, float32 24.
+    tolerance = 0.05 if inner.dtype == torch.bfloat16 else 1e-3
+    if float((seen - expected).abs().max()) > tolerance * float(expected.abs().max()):
+        raise UserError(
+            f"{inner.config.model_type} does not keep packed examples apart; set update.layout to grouped or padded"
+        )
+
+
+def last_token(batch: Batch, pad: int | None) -> Tensor:
+    """Index `[B]` of the last token that is not the pad token: where Hugging Face's classifiers read the score."""
+    inside = _inside(batch["ids"], batch["length"])
+    if pad is not None:
+        inside &= batch["ids"] != pad
+    return (inside * torch.arange(inside.shape[1], device=inside.device)).argmax(1)
+
+
+def _inside(columns: Tensor, length: Tensor) -> Tensor:
+    return torch.arange(columns.shape[1], device=length.device) < length[:, None]
+
+
+def _both(batch: Batch) -> Batch:
+    """The chosen responses of a batch of pairs, and after them the rejected ones, as `[2B, …]`."""
+    names = ("ids", "mask", "length")
+    return Batch({name: stacked([batch[f"{side}_{name}"] for side in ("chosen", "rejected")], name) for name in names})

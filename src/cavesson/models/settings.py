@@ -1,0 +1,154 @@
+"""Which models play which role, and in which numbers."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from cavesson.config import Settings
+from cavesson.config_paths import LocalPath
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters (arXiv:2106.09685)."""
+
+    rank: int = Field(16, ge=1)
+    """rank of the adapters"""
+    alpha: int = Field(32, ge=1)
+    """adapters are scaled by alpha / rank"""
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """names of the layers that get an adapter, or "all-linear" for all but the output head"""
+    dora: bool = False
+    """learn the length of every weight column apart from its direction (DoRA, arXiv:2402.09353)"""
+
+
+class NewModelSettings(Settings):
+    """A Llama of random weights, and a tokenizer made of the texts it is to learn from."""
+
+    vocabulary: Literal["characters", "bytes"] = "characters"
+    """one token per character of the texts, or per byte"""
+    layers: int = Field(4, ge=1)
+    """transformer blocks"""
+    hidden_size: int = Field(256, ge=2)
+    """width of the hidden states"""
+    heads: int = Field(4, ge=1)
+    """attention heads; they divide the width"""
+    max_length: int = Field(1024, ge=2)
+    """longest sequence"""
+
+
+class StartSettings(Settings):
+    """A model to begin from."""
+
+    path: LocalPath = "tiny"
+    """a local folder, a run's folder (its adapters are merged into their base), a Hub name, "package:NAME" for a folder
+    inside an installed Python package, or "tiny" for a built-in model of 0.3 million random parameters over bytes"""
+    gguf_file: str | None = None
+    """name of the GGUF file inside the folder, if the weights come as GGUF"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """numbers of the forward pass; weights that learn are kept in float32 either way"""
+
+    @model_validator(mode="after")
+    def _check_gguf_file(self) -> Self:
+        if self.path == "tiny":
+            self.refuse("gguf_file", 'with path "tiny"; set path to the folder that the file is in')
+        return self
+
+
+class ModelSettings(StartSettings):
+    """The model that learns."""
+
+    lora: LoraSettings | None = None
+    """train low-rank adapters only; without this group every weight is trained"""
+    quantization: Literal["nf4", "int8"] | None = None
+    """keep the base's weights in 4 or 8 bits (bitsandbytes) and train adapters on them (QLoRA, arXiv:2305.14314)"""
+    new: NewModelSettings | None = None
+    """start from random weights and a new tokenizer instead of `path`; for `cavesson sft`"""
+    gradient_checkpointing: bool = False
+    """compute activations again in the backward pass instead of keeping them: less memory, a third more time"""
+    device: str | None = None
+    """where to compute: "cpu", "cuda", "cuda:1"; none = a GPU where there is one"""
+
+    @model_validator(mode="after")
+    def _check_new(self) -> Self:
+        if self.new is not None:
+            for name in ("path", "gguf_file", "quantization"):
+                self.refuse(name, "beside new, which starts from random weights")
+        if self.path == "tiny":
+            self.refuse("quantization", 'with path "tiny", whose weights are random')
+        return self
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> Self:
+        if self.quantization is not None and self.lora is None:
+            raise ValueError("quantized weights cannot learn; add model.lora, which learns on them")
+        return self
+
+
+class OtherModelSettings(Settings):
+    """A model beside the one that learns."""
+
+    path: LocalPath | None = None
+    """another model than the starting point, written as `model.path`; it must use the policy's tokenizer"""
+    gguf_file: str | None = None
+    """name of the GGUF file inside the folder `path`"""
+
+    def start(self, dtype: Literal["float32", "bfloat16"]) -> StartSettings | None:
+        """The model of `path`, in the dtype of the policy; None where there is no path."""
+        return None if self.path is None else StartSettings(path=self.path, gguf_file=self.gguf_file, dtype=dtype)
+
+    @model_validator(mode="after")
+    def _check_file(self) -> Self:
+        if self.path is None:
+            self.refuse("gguf_file", "without path, the folder that it is in")
+        return self
+
+
+class ValueSettings(OtherModelSettings):
+    """The critic, which predicts what a response will still earn."""
+
+    kind: Literal["auto", "trunk", "separate"] = "auto"
+    """"trunk": a linear head on the policy's own hidden states; "separate": a model of its own, which starts from
+    `path`, else from the policy; "auto": separate with a path, else trunk"""
+    path: LocalPath | None = None
+    """what a separate critic starts from, written as `model.path`; of a reward model (a run, or a folder of a sequence
+    classifier with one output) it takes the head too, as InstructGPT does (arXiv:2203.02155)"""
+
+    @property
+    def is_separate(self) -> bool:
+        """Whether the critic is a model of its own."""
+        return self.kind == "separate" or self.path is not None
+
+    @model_validator(mode="after")
+    def _check_path(self) -> Self:
+        if self.kind == "trunk":
+            self.refuse("path", 'with kind "trunk"; remove one of them')
+        return self
+
+
+class ReferenceSettings(OtherModelSettings):
+    """The model the policy is held close to."""
+
+    kind: Literal["auto", "adapters-off", "copy", "model", "none"] = "auto"
+    """"adapters-off": the policy without its LoRA adapters, which costs no memory; "copy": a frozen copy of the
+    starting point; "model": the model of `path`; "none": KL is neither penalised nor measured; "auto": model with a
+    path, else adapters-off with LoRA, else copy"""
+
+    def resolved(self, has_adapters: bool) -> Literal["adapters-off", "copy", "model", "none"]:
+        """The kind, with what "auto" stands for."""
+        if self.kind != "auto":
+            return self.kind
+        if self.path is not None:
+            return "model"
+        return "adapters-off" if has_adapters else "copy"
+
+    @model_validator(mode="after")
+    def _check_path(self) -> Self:
+        if self.kind not in ("auto", "model"):
+            self.refuse("path", f'with kind "{self.kind}"; remove one of them')
+        if self.kind == "model" and self.path is None:
+            raise ValueError('kind "model" needs path')
+        return self
+
+
+class FrozenSettings(OtherModelSettings):
+    """The model a policy is compared with, where all that is needed of it is computed before training."""

@@ -1,0 +1,117 @@
+"""What training leaves behind: a folder that Hugging Face loads, adapter or whole model, and how to load it again."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from safetensors import SafetensorError
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from cavesson.errors import UserError, first_line
+from cavesson.models.load import explain, load_causal, load_tokenizer, model_folder, only_gguf, prepare, resolve
+from cavesson.models.settings import ModelSettings, StartSettings
+
+_BASE = "cavesson.json"
+
+
+def save_trained(
+    folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, settings: ModelSettings
+) -> None:
+    """Save a model the way Hugging Face does, and what an adapter is an adapter of."""
+    unfinished = folder.with_name(f".{folder.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    transformers_logging.disable_progress_bar()
+    tokenizer.save_pretrained(unfinished)
+    if not isinstance(model, PeftModel):
+        model.save_pretrained(str(unfinished))
+    else:
+        # The vocabulary is never changed, so PEFT need not look for the base model's config to find out.
+        model.save_pretrained(str(unfinished), save_embedding_layers=False)
+        base = {"path": settings.path, "gguf_file": settings.gguf_file}
+        (unfinished / _BASE).write_text(json.dumps(base), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
+
+
+def load_trained(
+    path: str, gguf_file: str | None = None, dtype: str = "float32", quantization: str | None = None
+) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
+    """Load a model with its tokenizer: a run's folder, its `model` folder, any local folder or a Hub name.
+
+    Raises:
+        UserError: there is no model.
+    """
+    place = model_folder(path)
+    is_adapter = (Path(place) / "adapter_config.json").exists()
+    return _load_model(path, gguf_file, dtype, quantization), load_tokenizer(place, None if is_adapter else gguf_file)
+
+
+def load_start(settings: StartSettings, quantization: str | None = None) -> PreTrainedModel:
+    """The model that a run begins from: the adapters of an earlier run are merged into their base."""
+    model = _load_model(settings.path, settings.gguf_file, settings.dtype, quantization)
+    if not isinstance(model, PeftModel):
+        return model
+    merged: PreTrainedModel = prepare(model.merge_and_unload())
+    merged.requires_grad_(True)  # PEFT had frozen it
+    return merged
+
+
+def _load_model(path: str, gguf_file: str | None, dtype: str, quantization: str | None) -> PreTrainedModel | PeftModel:
+    place = model_folder(path)
+    if not (Path(place) / "adapter_config.json").exists():
+        return load_causal(place, gguf_file, dtype, quantization)
+    base = adapter_base(Path(place))
+    start = StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype)
+    start_model = load_start(start, quantization)
+    with _damage_told(Path(place)):
+        return prepare(PeftModel.from_pretrained(start_model, place))
+
+
+def check_start(settings: StartSettings) -> None:
+    """Look whether a model is there, without loading it.
+
+    Raises:
+        UserError: it is not.
+    """
+    if settings.path == "tiny":
+        return
+    folder = Path(resolve(model_folder(settings.path)))
+    if (folder / "adapter_config.json").exists():
+        base = adapter_base(folder)
+        check_start(StartSettings(path=base["path"], gguf_file=base["gguf_file"]))
+    elif folder.is_dir() and settings.gguf_file is not None:
+        if not (folder / settings.gguf_file).exists():
+            raise UserError(f"there is no file {settings.gguf_file} in {folder}")
+    elif settings.gguf_file is None and only_gguf(str(folder)) is None:
+        try:
+            AutoConfig.from_pretrained(str(folder) if folder.is_dir() else settings.path)
+        except (OSError, ValueError) as error:
+            raise UserError(explain(settings.path, error)) from error
+
+
+def load_start_tokenizer(settings: StartSettings) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model that a run begins from."""
+    place = model_folder(settings.path)
+    return load_tokenizer(place, None if place != settings.path else settings.gguf_file)
+
+
+def adapter_base(folder: Path) -> dict[str, Any]:
+    with _damage_told(folder):
+        if (folder / _BASE).exists():
+            return json.loads((folder / _BASE).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return {"path": config["base_model_name_or_path"], "gguf_file": None}
+
+
+@contextmanager
+def _damage_told(folder: Path) -> Iterator[None]:
+    """A file of an adapter that is not whole is a line."""
+    try:
+        yield
+    except (ValueError, SafetensorError) as error:
+        raise UserError(f"cannot load the adapter in '{folder}': {first_line(error)}") from error

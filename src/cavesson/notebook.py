@@ -1,0 +1,90 @@
+"""How runs look in a notebook: tables and curves as HTML that needs nothing from anywhere else."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from cavesson.text.visible import visible_line
+
+SHOWN = (
+    "reward/mean", "kl/objective", "policy/entropy", "length/response_mean", "loss/total", "loss/nll",
+    "loss/preference", "perplexity", "eval/perplexity", "reward/accuracy", "eval/reward/accuracy",
+    "dpo/accuracy", "eval/dpo/accuracy", "dpo/reward_margin", "optim/learning_rate",
+)  # fmt: skip
+"""Metrics that have a curve."""
+MOST = 6
+"""Curves."""
+WIDTH, HEIGHT, EDGE = 220, 56, 3
+MOST_POINTS = 400
+
+Curve = tuple[Sequence[float], Sequence[float | None]]
+"""Steps and values; None where nothing was measured."""
+
+
+def page(title: str, facts: Mapping[str, Any], curves: Mapping[str, Curve]) -> str:
+    """Return a title, facts in a table, and the first of the known metrics as curves.
+
+    Args:
+        title: plain text.
+        facts: by name; None is left out.
+        curves: by the metric's name.
+    """
+    shown = [name for name in SHOWN if name in curves][:MOST]
+    drawn = "".join(_curve(name, *curves[name]) for name in shown)
+    return f"<div><strong>{_text(title)}</strong>{_table(facts)}<div>{drawn}</div></div>"
+
+
+def curves_of(metrics: Iterable[Mapping[str, float]]) -> dict[str, Curve]:
+    """Return the curves of a list of metrics, one mapping per step."""
+    rows = list(metrics)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: (range(len(rows)), [row.get(name) for row in rows]) for name in names}
+
+
+def _table(facts: Mapping[str, Any]) -> str:
+    cell = 'style="text-align:left;padding:1px 12px 1px 0;vertical-align:top"'
+    lines = [
+        f"<tr><th {cell}>{_text(name)}</th><td {cell}>{_text(value)}</td></tr>"
+        for name, value in facts.items()
+        if value is not None
+    ]
+    return f'<table style="border:none">{"".join(lines)}</table>'
+
+
+def _curve(name: str, steps: Sequence[float], values: Sequence[float | None]) -> str:
+    points = [(s, v) for s, v in zip(steps, values, strict=True) if v is not None and math.isfinite(v)]
+    if not points:
+        return ""
+    first, last = points[0][1], points[-1][1]
+    label = f"{name}: {_number(first)} → {_number(last)}"
+    thinned = [*points[:: math.ceil(len(points) / MOST_POINTS)], points[-1]]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in _scaled(thinned))
+    return (
+        f'<figure style="display:inline-block;margin:6px 18px 0 0"><figcaption>{_text(label)}</figcaption>'
+        f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(label)}">'
+        f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg></figure>'
+    )
+
+
+def _scaled(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points of the picture: the smallest and the largest of either axis touch its edges."""
+
+    def place(value: float, low: float, high: float, size: int) -> float:
+        # Halves first: the distance of the two largest numbers is more than a number holds.
+        share = (value / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.5
+        return EDGE + share * (size - 2 * EDGE)
+
+    steps, values = zip(*points, strict=True)
+    low, high = min(values), max(values)
+    return [
+        (place(step, steps[0], steps[-1], WIDTH), HEIGHT - place(value, low, high, HEIGHT)) for step, value in points
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _text(value: Any) -> str:
+    return escape(visible_line(str(value)))

@@ -1,0 +1,43 @@
+"""A language-model head: from hidden states to logits, with what architectures do to them on the way."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cavesson.ops.linear import linear
+
+
+class Head(NamedTuple):
+    """The logits are z = cap(scale · (hidden · weightᵀ + bias)), with cap(x) = softcap · tanh(x / softcap)."""
+
+    weight: Tensor
+    """`[V, H]`"""
+    bias: Tensor | None = None
+    """`[V]`; none = 0"""
+    scale: float = 1.0
+    """on all logits, as in Cohere; Granite divides by its inverse"""
+    softcap: float | None = None
+    """bound of the logits, as in Gemma 2 (arXiv:2408.00118, section 2); none = unbounded"""
+
+    def float(self) -> "Head":
+        """The same head in float32."""
+        return self._replace(weight=self.weight.float(), bias=None if self.bias is None else self.bias.float())
+
+
+def head_logits(hidden: Float[Tensor, "N H"], head: Head, temperature: float) -> Float[Tensor, "N V"]:
+    """The logits over the temperature, without a graph: each product is overwritten in place."""
+    with torch.no_grad():
+        logits = linear(hidden, head.weight)
+        if head.bias is not None:
+            logits += head.bias
+        if head.softcap is None:
+            divisor = temperature / head.scale
+            return logits if divisor == 1 else logits.div_(divisor)
+        return logits.mul_(head.scale / head.softcap).tanh_().mul_(head.softcap / temperature)
+
+
+def cap_slope(scaled_logits: Float[Tensor, "N V"], softcap: float, temperature: float) -> Float[Tensor, "N V"]:
+    """cap'(x) = 1 − tanh²(x / softcap), from the capped z / temperature."""
+    return 1 - (scaled_logits * (temperature / softcap)).square_()

@@ -1,0 +1,107 @@
+"""From hidden states to log-probabilities, a few tokens at a time, so that `[B, T, V]` never exists."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cavesson.ops.head import Head, cap_slope, head_logits
+from cavesson.ops.linear import linear
+
+# 256 rows of a 150,000-word vocabulary in float32 are 150 MB.
+CHUNK = 256
+
+
+def token_logprobs(
+    hidden: Float[Tensor, "N H"], head: Head, targets: Int[Tensor, " N"], temperature: float
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """Log p(target) and the entropy −Σ p·log p of p = softmax(logits / temperature), in float32 (nats).
+
+    Logits of each chunk are computed again in the backward pass: what is kept between the passes is `[N, H]`.
+    """
+    head = head.float()
+    logprob, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden.float(), head.weight, head.bias, head.scale, head.softcap, targets, temperature
+    )
+    return logprob, entropy
+
+
+def full_kl(
+    hidden: Float[Tensor, "N H"], head: Head, ref_hidden: Float[Tensor, "N K"], ref_head: Head, temperature: float
+) -> Float[Tensor, " N"]:
+    """Σ_v p·(log p − log q) at every position: the exact KL of the next-token distributions (nats)."""
+    head, ref_head = head.float(), ref_head.float()
+    result = torch.zeros(len(hidden), device=hidden.device)
+    for rows in _chunks(len(hidden)):
+        p = head_logits(hidden[rows].float(), head, temperature).log_softmax(-1)
+        q = head_logits(ref_hidden[rows].float(), ref_head, temperature).log_softmax(-1)
+        result[rows] = (p.exp() * (p - q)).sum(-1)
+    return result
+
+
+def _chunks(n: int) -> Iterator[slice]:
+    return (slice(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK))
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """d log p_y / dz = onehot(y) − p and dH / dz_j = −p_j·(log p_j + H), with z the logits over the temperature."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: float,
+        softcap: float | None,
+        targets: Tensor,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        head = Head(weight, bias, scale, softcap)
+        normaliser, logprob, entropy = (hidden.new_empty(len(hidden)) for _ in range(3))
+        for rows in _chunks(len(hidden)):
+            logits = head_logits(hidden[rows], head, temperature)
+            normaliser[rows] = logits.logsumexp(-1)
+            logprob[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - normaliser[rows]
+            logits -= normaliser[rows, None]
+            entropy[rows] = -(logits.exp() * logits).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
+        ctx.scale, ctx.softcap, ctx.temperature = scale, softcap, temperature
+        ctx.set_materialize_grads(False)
+        return logprob, entropy
+
+    @staticmethod
+    def backward(ctx: Any, g_logprob: Tensor | None, g_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
+        head = Head(weight, bias, ctx.scale, ctx.softcap)
+        needed = zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
+        d_hidden, d_weight, d_bias = (torch.zeros_like(x) if needs else None for x, needs in needed)
+        for rows in _chunks(len(hidden)):
+            log_p = head_logits(hidden[rows], head, ctx.temperature).sub_(normaliser[rows, None])
+            outputs = (None if g is None else g[rows] for g in (g_logprob, g_entropy))
+            gradient = _logit_gradient(log_p, targets[rows], entropy[rows], *outputs)
+            gradient.div_(ctx.temperature / head.scale)
+            if head.softcap is not None:
+                gradient *= cap_slope(log_p.add_(normaliser[rows, None]), head.softcap, ctx.temperature)
+            if d_hidden is not None:
+                d_hidden[rows] = linear(gradient, weight.t())
+            if d_weight is not None:
+                d_weight += linear(gradient.t(), hidden[rows].t())
+            if d_bias is not None:
+                d_bias += gradient.sum(0)
+        return d_hidden, d_weight, d_bias, None, None, None, None
+
+
+def _logit_gradient(
+    log_p: Tensor, targets: Tensor, entropy: Tensor, g_logprob: Tensor | None, g_entropy: Tensor | None
+) -> Tensor:
+    p = log_p.exp()
+    gradient = torch.zeros_like(p)
+    if g_entropy is not None:
+        gradient -= g_entropy[:, None] * p * (log_p + entropy[:, None])
+    if g_logprob is not None:
+        gradient -= g_logprob[:, None] * p
+        gradient[torch.arange(len(targets), device=targets.device), targets] += g_logprob
+    return gradient

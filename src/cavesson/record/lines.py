@@ -1,0 +1,124 @@
+"""Reading some lines of a segment's files, and no more of the files than these need."""
+
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cavesson.record.keys import rows_of_tokens
+from cavesson.record.precision import Array
+from cavesson.record.segments import Kind, Segment
+from cavesson.record.storage import Storage
+
+
+def lines_of_steps(
+    files: Storage, segment: Segment, kind: Kind, columns: Sequence[str] | None, steps: Collection[int] | None
+) -> pa.Table:
+    """Returns the lines of some steps that no later attempt superseded, in the order of the file.
+
+    Args:
+        files: The run.
+        segment: One of it.
+        kind: Which file.
+        columns: Those of them that the file has are returned; all for None.
+        steps: All for None.
+    """
+    file = open_file(files, segment, kind)
+    groups = _groups(file, steps, segment.stop)
+    whole = steps is None and segment.stop > segment.last
+    wanted = None if columns is None else [name for name in file.schema_arrow.names if name in {*columns, "step"}]
+    table = file.read_row_groups(groups, wanted)
+    if not whole:
+        step = table["step"].to_numpy()
+        there = step < segment.stop if steps is None else (step < segment.stop) & np.isin(step, np.array(list(steps)))
+        table = table.filter(pa.array(there))
+    return table if columns is None or "step" in columns else table.drop_columns("step")
+
+
+def tokens_of_rows(
+    files: Storage, segment: Segment, rows: pa.Table, columns: Sequence[str] | None, steps: Collection[int] | None
+) -> pa.Table:
+    """As ``lines_of_steps``, of a segment that may grow: its tokens are written first, and count with their rows.
+
+    Args:
+        files: The run.
+        segment: One of it.
+        rows: Its rows, read before.
+        columns: ``step`` and ``sample`` among them; all for None.
+        steps: All for None.
+    """
+    tokens = lines_of_steps(files, segment, "tokens", columns, steps)
+    return tokens.filter(pa.array(rows_of_tokens(rows, tokens)[1]))
+
+
+def lines_at(
+    files: Storage, segment: Segment, kind: Kind, columns: Sequence[str] | None, start: int, count: int | None
+) -> pa.Table:
+    """Returns the lines from ``start`` on, ``count`` of them or all."""
+    file = open_file(files, segment, kind)
+    bounds = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))])
+    end = int(bounds[-1]) if count is None else min(start + count, int(bounds[-1]))
+    groups = [group for group in range(file.num_row_groups) if bounds[group] < end and bounds[group + 1] > start]
+    wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
+    offset = start - int(bounds[groups[0]]) if groups else 0
+    return file.read_row_groups(groups, wanted).slice(offset, max(end - start, 0))
+
+
+def lines_of_keys(
+    files: Storage, segment: Segment, columns: Sequence[str], wanted: Array
+) -> tuple[list[pa.Table], list[Array]]:
+    """Returns rows by their keys, from each row group that has any: the rows, and which of ``wanted`` they are.
+
+    Args:
+        files: The run.
+        segment: One of it.
+        columns: Those of them that the file has are returned.
+        wanted: Keys as from ``rollout_keys``, ascending.
+    """
+    file = open_file(files, segment, "rows")
+    steps = np.unique(wanted >> 32).tolist()
+    names = [name for name in file.schema_arrow.names if name in columns]
+    tables, found = [], []
+    for group in _groups(file, steps, segment.stop):
+        keys = file.read_row_group(group, ["step", "sample"])
+        step = keys["step"].to_numpy().astype(np.int64)
+        key = (step << 32) + keys["sample"].to_numpy()
+        at = np.minimum(np.searchsorted(wanted, key), len(wanted) - 1)
+        lines = np.flatnonzero((wanted[at] == key) & (step < segment.stop))
+        if len(lines):
+            tables.append(file.read_row_group(group, names).take(lines))
+            found.append(at[lines])
+    return tables, found
+
+
+def open_file(files: Storage, segment: Segment, kind: Kind) -> pq.ParquetFile:
+    """Opens a file of a segment; of one that never changes the metadata are remembered."""
+    metadata = _metadata(files, segment.name(kind)) if segment.compacted else None
+    return files.parquet(segment.name(kind), metadata)
+
+
+@lru_cache(maxsize=256)
+def _metadata(files: Storage, name: str) -> pq.FileMetaData:
+    return files.parquet(name).metadata
+
+
+def _groups(file: pq.ParquetFile, steps: Collection[int] | None, stop: int) -> list[int]:
+    """Returns the row groups that can have lines of these steps before ``stop``, by the file's statistics."""
+    metadata = file.metadata
+    column = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == "step")
+    wanted = None if steps is None else np.unique(np.array([step for step in steps if step < stop], np.int64))
+    found = []
+    for group in range(file.num_row_groups):
+        statistics = metadata.row_group(group).column(column).statistics
+        if statistics is None or not statistics.has_min_max or _overlap(statistics.min, statistics.max, wanted, stop):
+            found.append(group)
+    return found
+
+
+def _overlap(first: int, last: int, wanted: Array | None, stop: int) -> bool:
+    if wanted is None:
+        return first < stop
+    at = int(np.searchsorted(wanted, first))
+    return at < len(wanted) and bool(wanted[at] <= last)

@@ -1,0 +1,68 @@
+"""Writing a folder on this machine that is there whole or not at all."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cavesson.errors import UserError
+from cavesson.record.lock import OWN, Lock, is_free
+from cavesson.record.writable import check_writable
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yields a hidden folder beside ``path`` that takes its name at the end, or goes if anything fails.
+
+    What a killed process left of it is removed by the next one.
+
+    Raises:
+        UserError: ``path`` exists and is not an empty folder, or another process is about to write it.
+    """
+    check_writable(path)
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name}.unfinished")
+    check_free(path)
+    with Lock(temporary):
+        try:
+            check_free(path)  # who had the lock before may just have written it
+            _clear(temporary, OWN)
+            yield temporary
+            _rename(temporary, path)
+        except BaseException:
+            shutil.rmtree(temporary)
+            raise
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    if path.exists():
+        with Lock(path):  # a run that is about to begin has nothing in its folder but its lock
+            check_free(path)
+            _clear(path, set())
+            _take_name(temporary, path)
+    else:
+        _take_name(temporary, path)
+
+
+def _take_name(temporary: Path, path: Path) -> None:
+    # The lock is held until the folder has its name: who gets it then finds the name taken.
+    for name in OWN:
+        (temporary / name).unlink(missing_ok=True)
+    try:
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def check_free(path: Path) -> None:
+    """Raises UserError if there is something at ``path``."""
+    if not is_free(path):
+        raise UserError(f"{path} exists and is not an empty folder: name a new one, or remove it first")
+
+
+def _clear(folder: Path, kept: set[str]) -> None:
+    for child in folder.iterdir():
+        if child.is_dir() and not child.is_symlink():
+            shutil.rmtree(child)
+        elif child.name not in kept:
+            child.unlink()

@@ -1,0 +1,33 @@
+"""Lists of different lengths as arrays."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cavesson.record.precision import Array
+
+_TYPES = {"token_id": np.int64, "token": np.object_}
+
+
+def padded(columns: Mapping[str, Sequence[Sequence[Any]]], count: int) -> dict[str, Array]:
+    """Returns [B, T] arrays, padded on the right, and their ``mask``.
+
+    Args:
+        columns: Name → B lists; the lists of one rollout are of the same length in every column.
+        count: B.
+
+    Raises:
+        ValueError: A column has another number of lists, or a list another length.
+    """
+    lengths = [len(row) for row in next(iter(columns.values()), [()] * count)]
+    for name, rows in columns.items():
+        if (own := [len(row) for row in rows]) != lengths or len(own) != count:
+            raise ValueError(f"tokens column {name!r} has lists of {own} tokens, expected {count}: {lengths}")
+    mask: Array = np.arange(max(lengths, default=0)) < np.array(lengths, np.int64)[:, None]
+    arrays: dict[str, Array] = {"mask": mask}
+    for name, rows in columns.items():
+        array: Array = np.zeros(mask.shape, _TYPES.get(name, np.float64))
+        array[mask] = np.array([value for row in rows for value in row], array.dtype)
+        arrays[name] = array
+    return arrays

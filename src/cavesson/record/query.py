@@ -1,0 +1,225 @@
+"""A query over a record by somebody who may only read it: a process of its own, with limits.
+
+DuckDB may open the run's own files and nothing else, fetches nothing and cannot be reconfigured by the query; a process
+that takes too long or too much memory is ended. `python -m cavesson.record.query` is that process.
+"""
+
+import glob
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from subprocess import PIPE
+from threading import Timer
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+from duckdb.sqltypes import DuckDBPyType
+
+from cavesson.errors import UserError, first_line
+from cavesson.record.reader import Run, open
+from cavesson.record.segments import Kind, Segment, Snapshot
+from cavesson.record.views import connect
+from cavesson.text.quoting import quoted
+
+START = 20.0
+"""Seconds that starting the process may take, on a busy machine, beside those of the query."""
+ROLLOUT_KINDS: tuple[Kind, Kind] = ("rows", "tokens")
+LARGEST = 64 << 20
+"""Bytes of the largest answer."""
+ROOM = 1.5
+"""Address space of the process, times the memory that DuckDB may use."""
+
+
+TYPES = b"types"
+"""Metadata of a table that hold its columns' types."""
+PLAIN = {
+    "boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint", "float",
+    "double", "decimal", "varchar", "blob", "uuid", "enum", "null",
+}  # fmt: skip
+"""Types of DuckDB whose values Python has, every one."""
+INTEGERS = {"hugeint", "uhugeint"}
+"""Numbers that only Arrow does not have."""
+NESTED = {"list", "array", "struct", "map"}
+DEEPEST = 8
+"""Levels of nested values; Arrow does not send more than 64."""
+
+
+_running: "set[subprocess.Popen[bytes]]" = set()
+"""Processes that answer queries."""
+
+
+class Answer(NamedTuple):
+    """The first lines of a result."""
+
+    columns: list[str]
+    types: list[str]
+    """Arrow's names of the columns' types; DuckDB's where the values are DuckDB's texts, as dates and intervals are"""
+    rows: list[tuple[Any, ...]]
+    truncated: bool
+    """whether there are more"""
+    seconds: float
+
+
+def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, limit: int = 1000) -> Answer:
+    """Runs one SELECT over ``rows``, ``tokens``, ``steps``, ``rollups`` and ``vocabulary``.
+
+    Args:
+        run: Whose record.
+        text: The query.
+        seconds: How long it may take.
+        memory: How many bytes it may use.
+        limit: How many lines are returned at most.
+
+    Raises:
+        UserError: The query is wrong, is no SELECT, reads something else than the record, or exceeds a limit.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError("the query has something in it that is no character: write it in UTF-8") from None
+    task = {"run": run.folder, "text": text, "seconds": seconds, "memory": memory, "limit": limit}
+    started = time.perf_counter()
+    code, out, errors = _in_a_process(task)
+    if code == 2:
+        # DuckDB's binding may add lines of its own at the end of a process.
+        raise UserError(errors.decode().splitlines()[0])
+    if code:
+        raise UserError(f"the query ended early: it may need more than {memory / 2**20:.0f} MB, which is its limit")
+    table = pa.ipc.open_stream(out).read_all()
+    types: list[str] = json.loads(table.schema.metadata[TYPES])
+    values = [_values(column, kind) for column, kind in zip(table.columns, types, strict=True)]
+    rows = list(zip(*values, strict=True))
+    return Answer(table.column_names, types, rows[:limit], len(rows) > limit, time.perf_counter() - started)
+
+
+def _in_a_process(task: dict[str, Any]) -> tuple[int, bytes, bytes]:
+    """Returns the exit code of a process that answers, and what it wrote; it has ended in any case."""
+    command, seconds = [sys.executable, "-m", "cavesson.record.query"], task["seconds"]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+        _running.add(process)
+        try:
+            out, errors = process.communicate(json.dumps(task).encode(), seconds + START)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"the query took longer than {seconds:g} s, which is its limit") from None
+        finally:
+            process.kill()  # Ctrl-C and SIGTERM end the wait as well; one that has answered is not harmed
+            process.wait()
+            _running.discard(process)
+    return process.returncode, out, errors
+
+
+def stop_queries() -> None:
+    """Ends the queries of this process that still run."""
+    for process in tuple(_running):
+        process.kill()
+
+
+def _values(column: pa.ChunkedArray, kind: str) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    return [None if value is None else int(value) for value in values] if kind in INTEGERS else values
+
+
+def _answer(task: dict[str, Any]) -> pa.Table:
+    """Returns at most one line more than the limit, in this very process."""
+    run = open(task["run"])
+    return run.consistent(lambda found: _answered(run, found, task))
+
+
+def _answered(run: Run, found: Snapshot, task: dict[str, Any]) -> pa.Table:
+    """Answers from what a snapshot names; FileNotFoundError if a compaction has just removed some of it."""
+    memory = f"{task['memory'] // 2**20}MiB"
+    connection = connect(run, found, task["text"], memory_limit=memory, temp_directory="", threads="2")
+    segments: list[tuple[Kind, Segment]] = [(kind, s) for kind in ROLLOUT_KINDS for s in found.rows]
+    segments += [("steps", segment) for segment in found.steps]
+    paths = [run.storage.path(segment.name(kind)) for kind, segment in segments]
+    # The views name the files as patterns, and DuckDB asks for these too.
+    connection.execute("SET allowed_paths = $1", [paths + [glob.escape(path) for path in paths]])
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    _check_is_select(connection, task["text"])
+    _limit_memory(int(ROOM * task["memory"]))
+    timer = Timer(task["seconds"], connection.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        return _readable(connection.sql(task["text"]), task["limit"] + 1)
+    except duckdb.IOException as error:
+        raise FileNotFoundError(str(error)) from error
+    finally:
+        timer.cancel()
+        timer.join()  # a thread that still runs when the process ends would take it down
+
+
+def _readable(answer: duckdb.DuckDBPyRelation, limit: int) -> pa.Table:
+    """Returns the first lines of an answer, with DuckDB's own text for values that Arrow or Python have no room for."""
+    plain = [_is_plain(kind) for kind in answer.types]
+    columns = [
+        f"{f'#{i}' if as_is else f'CAST(#{i} AS VARCHAR)'} AS {quoted(name)}"
+        for i, (name, as_is) in enumerate(zip(answer.columns, plain, strict=True), start=1)
+    ]
+    table = _small(answer.limit(limit).project(", ".join(columns)).to_arrow_reader(256))
+    kinds = zip(plain, answer.types, table.schema.types, strict=True)
+    types = [str(arrow) if as_is else str(duck).lower() for as_is, duck, arrow in kinds]
+    return table.replace_schema_metadata({TYPES: json.dumps(types)})
+
+
+def _is_plain(kind: DuckDBPyType, depth: int = 0) -> bool:
+    """Whether Arrow and Python hold every value of a type; they lack dates beyond 9999 and after infinity, for one."""
+    if kind.id not in NESTED:
+        return kind.id.strip('"') in PLAIN
+    children = [child for _, child in kind.children if isinstance(child, DuckDBPyType)]
+    return depth < DEEPEST and all(_is_plain(child, depth + 1) for child in children)
+
+
+def _small(batches: pa.RecordBatchReader) -> pa.Table:
+    """Returns the whole answer, unless it is larger than its limit."""
+    found, size = [], 0
+    for batch in batches:
+        found.append(batch)
+        size += batch.nbytes
+        if size > LARGEST:
+            raise UserError(f"the answer is larger than {LARGEST >> 20} MB: ask for fewer or shorter columns, or lines")
+    return pa.Table.from_batches(found, batches.schema)
+
+
+def _check_is_select(connection: duckdb.DuckDBPyConnection, text: str) -> None:
+    statements = connection.extract_statements(text)
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        raise UserError("the record is read-only: give one SELECT")
+
+
+def _limit_memory(size: int) -> None:
+    """Lets the process grow by so many bytes; DuckDB's own limit does not count everything, such as long texts."""
+    pages = Path("/proc/self/statm")
+    if pages.exists():
+        import resource
+
+        most = int(pages.read_text().split()[0]) * resource.getpagesize() + size
+        # The process itself may raise it again: a query that is begun anew.
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _main() -> None:
+    task = json.load(sys.stdin)
+    try:
+        table = _answer(task)
+    except duckdb.InterruptException:
+        sys.exit(_said(f"the query took longer than {task['seconds']:g} s, which is its limit"))
+    except (duckdb.OutOfMemoryException, MemoryError, pa.ArrowMemoryError):
+        sys.exit(_said(f"the query needs more than {task['memory'] / 2**20:.0f} MB of memory, which is its limit"))
+    except (duckdb.Error, UserError, UnicodeError) as error:
+        sys.exit(_said(first_line(error)))
+    with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as out:
+        out.write_table(table)
+
+
+def _said(line: str) -> int:
+    sys.stderr.buffer.write(f"{line}\n".encode(errors="backslashreplace"))
+    return 2
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,384 @@
+"""Reads a run; what it returns is consistent while the run is still being written and compacted."""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cavesson.errors import UserError, first_line
+from cavesson.notebook import SHOWN, page
+from cavesson.record.changes import Changes, changes
+from cavesson.record.fetching import fetched, fetched_tokens
+from cavesson.record.lines import lines_at, lines_of_steps, tokens_of_rows
+from cavesson.record.rollups import ROLLUP_SCHEMA, merged
+from cavesson.record.schema import PLACE_COLUMNS, ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
+from cavesson.record.segments import (
+    TOKEN_KEYS,
+    Kind,
+    Segment,
+    Snapshot,
+    growing,
+    overlapping,
+    rollups_in,
+    snapshot,
+    union,
+    with_steps,
+)
+from cavesson.record.storage import Place, Storage, storage
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas
+    import polars
+
+T = TypeVar("T")
+_NOT_FINITE = ["step", "split", "column", "not_finite"]
+
+
+class Rollout(NamedTuple):
+    """One rollout: its row as a dictionary and its tokens as a table, ordered by position."""
+
+    row: dict[str, Any]
+    tokens: pa.Table
+
+
+def open(run: Place) -> "Run":
+    """Opens a run for reading.
+
+    Args:
+        run: A run folder, or a URL that fsspec reaches, such as ``s3://bucket/run``.
+
+    Raises:
+        UserError: There is no readable ``run.json``, or the place cannot be reached.
+    """
+    files = storage(run)
+    try:
+        info = json.loads(_read_first(files, "run.json"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{files.path('run.json')} is no JSON: {error}") from error
+    if not isinstance(info, dict):
+        raise UserError(f"{files.path('run.json')} is no JSON object")
+    return Run(files, info)
+
+
+def _read_first(files: Storage, name: str) -> bytes:
+    """Reads a file, the first of a place."""
+    try:
+        return files.read(name)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{files.root} is no run folder: it has no {name}") from None
+    except Exception as error:
+        # What is raised for a wrong key or a server that is down, every file system of fsspec decides for itself.
+        raise UserError(f"{files.root} cannot be reached: {str(error).strip() or type(error).__name__}") from error
+
+
+class Run:
+    """One run. Every call looks at the files anew, so a running run shows its latest steps."""
+
+    def __init__(self, files: Storage, info: dict[str, Any]) -> None:
+        self.storage = files
+        self.info = info
+
+    @property
+    def folder(self) -> str:
+        """Where the run is, as text."""
+        return self.storage.root
+
+    def __repr__(self) -> str:
+        known = {"algorithm": self.info.get("algorithm"), "format": self.info.get("format"), "model": self._model}
+        said = [f"{name}={value!r}" for name, value in known.items() if value is not None]
+        return f"Run({', '.join([repr(self.folder), *said])})"
+
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows: facts, and the curves of the main metrics."""
+        steps = self.steps()
+        rollouts = self.rows(["step"]).num_rows
+        facts = {"algorithm": self.info.get("algorithm"), "format": self.info.get("format"), "model": self._model}
+        facts |= {"steps": steps.num_rows or None, "rollouts": rollouts or None}
+        numbers = steps["step"].to_pylist()
+        curves = {name: (numbers, steps[name].to_pylist()) for name in steps.column_names if name in SHOWN}
+        return page(f"Run {self.folder}", facts, curves)
+
+    @property
+    def _model(self) -> str | None:
+        model = self.info.get("model")
+        return model.get("name") if isinstance(model, dict) else None
+
+    def segments(self) -> list[Segment]:
+        """Returns the committed segments that no later attempt superseded, ordered by step."""
+        return snapshot(self.storage).rows
+
+    def changes(self, cursor: str | None) -> Changes:
+        """Returns what is new since a cursor that an earlier call returned; None = since the beginning."""
+        return self.consistent(lambda found: changes(self.storage, found, cursor))
+
+    def rows(self, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
+        """Returns rollouts without their tokens, ordered by step and sample.
+
+        Args:
+            columns: Names from ``ROW_COLUMNS``; all of them if None. What was not measured is null.
+            steps: Only these steps; all of them if None.
+        """
+        return self._table("rows", ROW_COLUMNS, columns, steps, ("step", "sample"))
+
+    def tokens(self, step: int, sample: int | None = None) -> pa.Table:
+        """Returns all columns of the tokens of one step, or of one rollout, ordered by sample and position."""
+        if sample is None:
+            return self._table("tokens", TOKEN_COLUMNS, None, [step], TOKEN_KEYS)
+        return self.tokens_of(step, [sample])
+
+    def tokens_of(self, step: int, samples: Iterable[int]) -> pa.Table:
+        """Returns all columns of the tokens of some rollouts of one step, ordered by sample and position.
+
+        Of the files little more is read than what lies between the first and the last of them.
+        """
+        keys = np.unique(np.array([(step << 32) + sample for sample in samples], np.int64))
+        return _sorted(self.consistent(lambda found: fetched_tokens(self.storage, found, step, keys)), TOKEN_KEYS)
+
+    def steps(self) -> pa.Table:
+        """Returns the metrics, one row per step and one column per metric, ordered by step."""
+
+        def read(found: Snapshot) -> pa.Table:
+            declared = arrow_schema(STEP_COLUMNS).empty_table()
+            tables = [lines_of_steps(self.storage, segment, "steps", None, None) for segment in found.steps]
+            table = union(declared, *tables).sort_by("step")
+            # A merged file has the metrics of all its steps, those that are superseded too.
+            lacking = [name for name in table.column_names if table[name].null_count == table.num_rows]
+            return table.drop_columns([name for name in lacking if name not in declared.column_names])
+
+        return self.consistent(read)
+
+    def rollups(self, columns: Collection[str] | None = None, steps: Collection[int] | None = None) -> pa.Table:
+        """Returns the roll-ups, one line per level, column, split and step; docs/record.md says what is in them.
+
+        Args:
+            columns: Only these, such as ``reward``, ``part/length`` or ``log_ratio``; all of them if None.
+            steps: Only these steps; all of them if None.
+        """
+
+        def read(found: Snapshot) -> pa.Table:
+            tables = [ROLLUP_SCHEMA.empty_table()]
+            for segment in with_steps(found.rows, steps):
+                table = rollups_in(self.storage, segment)
+                there = pc.less(table["step"], segment.stop)
+                if columns is not None:
+                    there = pc.and_(there, pc.is_in(table["column"], pa.array(columns, pa.string())))
+                if steps is not None:
+                    there = pc.and_(there, pc.is_in(table["step"], pa.array(steps, pa.int32())))
+                tables.append(table.filter(there))
+            return merged(pa.concat_tables(tables))
+
+        return self.consistent(read)
+
+    def not_finite(self) -> pa.Table:
+        """Returns where values are NaN or infinite: ``step``, ``split``, ``column`` and ``not_finite``, their number.
+
+        There is a line for each process and level that has such values, in no order.
+        """
+
+        def read(found: Snapshot) -> pa.Table:
+            parts = [ROLLUP_SCHEMA.empty_table().select(_NOT_FINITE)]
+            for segment in found.rows:
+                table = rollups_in(self.storage, segment, _NOT_FINITE)
+                there = pc.and_(pc.less(table["step"], segment.stop), pc.greater(table["not_finite"], 0))
+                parts.append(table.filter(there))
+            return pa.concat_tables(parts)
+
+        return self.consistent(read)
+
+    def rollout(self, step: int, sample: int) -> Rollout:
+        """Returns one rollout.
+
+        Raises:
+            UserError: The record has no such rollout.
+        """
+        row = self.fetch([(step, sample)]).to_pylist(maps_as_pydicts="strict")[0]
+        return Rollout(row, self.tokens(step, sample))
+
+    def fetch(self, keys: Sequence[tuple[int, int]], columns: Sequence[str] | None = None) -> pa.Table:
+        """Returns the rows of some rollouts, in the order asked for, and reads little more of the files than these.
+
+        Args:
+            keys: Step and sample of each.
+            columns: Names from ``ROW_COLUMNS``; all of them if None.
+
+        Raises:
+            UserError: The record has no such rollout.
+        """
+        found = self.consistent(lambda found: fetched(self.storage, found, keys, _names(ROW_COLUMNS, columns)))
+        return found.select(_names(ROW_COLUMNS, columns))
+
+    def read(
+        self,
+        segment: Segment,
+        kind: Kind,
+        columns: Sequence[str] | None = None,
+        start: int = 0,
+        count: int | None = None,
+    ) -> pa.Table:
+        """Returns lines of one file of a segment, those that no later attempt superseded, as they stand in it.
+
+        Args:
+            segment: From ``segments()``.
+            kind: ``rows``, ``tokens`` or ``rollups``.
+            columns: All of the file if None; what it lacks is null.
+            start: First line.
+            count: How many; to the end if None.
+
+        Raises:
+            FileNotFoundError: A compaction has merged the segment since: take ``segments()`` again.
+        """
+        wanted = None if columns is None else [*columns, "step"]
+        table = lines_at(self.storage, segment, kind, wanted, start, count)
+        if segment.stop <= segment.last:
+            table = table.filter(pc.less(table["step"], segment.stop))
+        if columns is None:
+            return table
+        declared = arrow_schema([*ROW_COLUMNS, *PLACE_COLUMNS] if kind == "rows" else TOKEN_COLUMNS)
+        known = [declared.field(name) for name in columns if name in declared.names]
+        return union(pa.schema(known).empty_table(), table).select(list(columns))
+
+    def arrow(self, name: str, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
+        """Returns ``rows``, ``tokens``, ``steps`` or ``rollups`` as an Arrow table.
+
+        Args:
+            name: Which.
+            columns: Only these columns; all of them if None.
+            steps: Only these steps; all of them if None.
+        """
+        if name == "rows":
+            return self.rows(columns, steps)
+        if name == "tokens":
+            return self._table("tokens", TOKEN_COLUMNS, columns, steps, TOKEN_KEYS)
+        if name not in ("steps", "rollups"):
+            raise ValueError(f"there is no table {name!r}; there are rows, tokens, steps and rollups")
+        table = self.steps() if name == "steps" else self.rollups()
+        if steps is not None:
+            table = table.filter(pc.is_in(table["step"], pa.array(steps, pa.int32())))
+        return table if columns is None else table.select(list(columns))
+
+    def pandas(
+        self, name: str = "rows", columns: Sequence[str] | None = None, steps: Iterable[int] | None = None
+    ) -> "pandas.DataFrame":
+        """Returns the same as a pandas data frame, the rows if nothing is named; raises UserError without pandas."""
+        _require("pandas")
+        return self.arrow(name, columns, steps).to_pandas(maps_as_pydicts="strict")
+
+    def polars(
+        self, name: str = "rows", columns: Sequence[str] | None = None, steps: Iterable[int] | None = None
+    ) -> "polars.DataFrame":
+        """Returns the same as a polars data frame, the rows if nothing is named; raises UserError without polars."""
+        _require("polars")
+        import polars
+
+        found = polars.from_arrow(self.arrow(name, columns, steps))
+        assert isinstance(found, polars.DataFrame)
+        return found
+
+    def sql(self, query: str) -> "duckdb.DuckDBPyRelation":
+        """Runs a query over ``rows``, ``tokens``, ``steps``, ``rollups`` and ``vocabulary``, as they are now."""
+        from cavesson.record.views import connect
+
+        return self.consistent(lambda found: connect(self, found, query).sql(query))
+
+    def token_texts(self, ids: Iterable[int | None]) -> list[str]:
+        """Returns the text of each id; an id without a text is written as its number, as in ``<17>``."""
+        return self._look_up("text", ids)
+
+    def token_strings(self, ids: Iterable[int | None]) -> list[str]:
+        """Returns the tokenizer's own string of each id, such as ``Ġthe``; ``<17>`` where it has none."""
+        return self._look_up("token", ids)
+
+    def _look_up(self, column: str, ids: Iterable[int | None]) -> list[str]:
+        # A model can have more ids than its tokenizer has tokens, and sample them.
+        known = self._vocabularies[column]
+        return [f"<{i}>" if (text := known.get(i)) is None else text for i in ids]
+
+    @cached_property
+    def vocabulary(self) -> pa.Table:
+        """Columns ``token_id``, ``token`` and ``text``, row number = id; empty where none was recorded."""
+        try:
+            return self.storage.parquet("vocabulary.parquet").read()
+        except FileNotFoundError:
+            return pa.table({"token_id": [], "token": [], "text": []})
+
+    @cached_property
+    def _vocabularies(self) -> dict[str, dict[int | None, str]]:
+        return {name: dict(enumerate(self.vocabulary[name].to_pylist())) for name in ("token", "text")}
+
+    def consistent(self, read: Callable[[Snapshot], T]) -> T:
+        """Reads what a snapshot names, and starts again if a compaction removed some of it meanwhile.
+
+        Raises:
+            UserError: A file is broken, or is missing though nobody has merged it.
+        """
+        while True:
+            try:
+                found = snapshot(self.storage)
+                try:
+                    return read(found)
+                except FileNotFoundError:
+                    if found == snapshot(self.storage):
+                        raise
+            except (ValueError, OSError) as error:
+                reason = first_line(error)
+                raise UserError(f"the record in {self.folder} cannot be read: {reason}") from error
+
+    def _table(
+        self,
+        kind: Kind,
+        declared: Sequence[Column],
+        columns: Sequence[str] | None,
+        steps: Iterable[int] | None,
+        order: Sequence[str],
+    ) -> pa.Table:
+        names = _names(declared, columns)
+        wanted = None if steps is None else set(steps)
+        read = list(dict.fromkeys([*names, *order]))
+
+        empty = arrow_schema([c for c in declared if c.name in read]).empty_table()
+
+        def table(found: Snapshot) -> pa.Table:
+            parts, open_ones = [empty], growing(found.rows)
+            for segments in overlapping(with_steps(found.rows, wanted)):
+                lines = (self._lines(kind, segment, segment in open_ones, read, wanted) for segment in segments)
+                parts.append(_sorted(union(empty, *lines), order))
+            return union(*parts)
+
+        return self.consistent(table).select(names)
+
+    def _lines(
+        self, kind: Kind, segment: Segment, growing: bool, columns: list[str], steps: set[int] | None
+    ) -> pa.Table:
+        if kind != "tokens" or not growing:
+            return lines_of_steps(self.storage, segment, kind, columns, steps)
+        rows = lines_of_steps(self.storage, segment, "rows", ["step", "sample"], steps)
+        return tokens_of_rows(self.storage, segment, rows, columns, steps)
+
+
+def _require(package: str) -> None:
+    if find_spec(package) is None:
+        raise UserError(f"{package} is not installed; install it with: pip install {package}")
+
+
+def _names(declared: Sequence[Column], columns: Sequence[str] | None) -> list[str]:
+    known = [column.name for column in declared]
+    if columns is None:
+        return known
+    if unknown := set(columns).difference(known):
+        raise ValueError(f"there is no column {min(unknown)!r}; known: {', '.join(known)}")
+    return list(columns)
+
+
+def _sorted(table: pa.Table, order: Sequence[str]) -> pa.Table:
+    """Returns the lines in order; most often they are, or nearly."""
+    keys = [table[name].to_numpy() for name in reversed(order)]
+    indices = np.lexsort(keys)
+    if np.array_equal(indices, np.arange(table.num_rows)):
+        return table
+    return table.take(indices)

@@ -1,0 +1,307 @@
+"""Writes rollouts and metrics from a background thread, so that training does not wait for the disk."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from queue import Queue
+from threading import Thread
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from cavesson.errors import NoRoomError, UserError, no_room
+from cavesson.record.compaction import WAITING
+from cavesson.record.lock import Lock
+from cavesson.record.merger import Merger
+from cavesson.record.padding import padded
+from cavesson.record.precision import Array, rounded
+from cavesson.record.run_folder import begin_attempt, write_run
+from cavesson.record.schema import ROW_COLUMNS, STATISTICS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
+from cavesson.record.segments import Kind, listing, segment_name, write_parquet, write_segment
+from cavesson.record.statistics import rollout_statistics
+from cavesson.record.storage import Place, storage
+
+FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
+GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}
+PRECISIONS = {column.name: column.precision for column in TOKEN_COLUMNS if column.precision is not None}
+GIVEN_TOKENS = [column.name for column in TOKEN_COLUMNS if column.name not in ("step", "sample", "position")]
+
+
+class Recorder:
+    """Records one rank's rollouts and metrics of one attempt; a context manager.
+
+    What a call hands over is written by one background thread, in order; the caller must not change the arrays
+    afterwards. The queue is bounded: when the disk cannot keep up, calls block, and nothing is ever dropped. An
+    exception in the thread is raised by the caller's next call, and by every one after it. Whenever ``WAITING`` steps
+    have gathered, another thread merges them into large files, which nobody waits for.
+
+    Args:
+        folder: Run folder, or a URL such as ``s3://bucket/run``; it is created, and gets a ``run.json``, if need be.
+        attempt: Number that ``begin_attempt`` returned; None = a new one begins with the first step that is recorded.
+        rank: Number of this process; every one but 0 needs the attempt.
+        queue_size: Most calls that wait to be written.
+        lock: The right to write the run, where the caller has it; None = rank 0 takes it until it is closed.
+
+    Raises:
+        LockedError: Another process writes the run.
+    """
+
+    def __init__(
+        self,
+        folder: Place,
+        *,
+        attempt: int | None = None,
+        rank: int = 0,
+        queue_size: int = 4,
+        lock: Lock | None = None,
+    ) -> None:
+        if queue_size < 1:
+            raise ValueError(f"queue_size is {queue_size}, at least 1 is needed")
+        if rank and attempt is None:
+            raise ValueError(f"rank {rank} needs the attempt that begin_attempt returned to one of the processes")
+        self._files = storage(folder)
+        self._own_lock = Lock(self._files) if lock is None and not rank else None
+        self._lock = lock or self._own_lock
+        if self._lock is not None:
+            self._lock.keep_alive()
+        self._newest_file = ""
+        if not rank and not self._files.exists("run.json"):
+            write_run(self._files, {"cavesson": version("cavesson")})
+        self._attempt = -1 if attempt is None else attempt
+        self._rank = rank
+        self._latest: dict[Kind, tuple[int, set[Any]]] = {}
+        self._written: dict[Kind, int] = {}
+        self._waiting = 0
+        self._error: BaseException | None = None
+        self._closed = False
+        self._merger = Merger(self._files, rank, self._fail)
+        self._queue: Queue[Callable[[], None] | None] = Queue(queue_size)
+        self._thread = Thread(target=self._work, name="recorder", daemon=True)
+        self._thread.start()
+
+    def rollouts(
+        self, step: int, rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Records this rank's rollouts of ``step``, which readers see whole or not at all.
+
+        Further calls for the same step, such as for evaluation, add to it; once a later step has come, it is closed.
+
+        Args:
+            step: Optimisation step.
+            rows: [B] columns of ``ROW_COLUMNS``, at least ``prompt``, ``response`` and ``reward``. ``step``,
+                ``attempt``, ``rank`` and the statistics are filled in, and so is ``sample`` in the only process.
+            tokens: Columns of ``TOKEN_COLUMNS``: B lists each, as long as the responses; or arrays [B, T], padded on
+                the right, with a boolean ``mask`` that is true on real response tokens: only these are written.
+
+        Raises:
+            ValueError: A column is unknown, missing or of another length, a sample comes twice, or the step is
+                closed.
+        """
+        if "sample" not in rows and "prompt" in rows and not self._rank:
+            rows = {"sample": self._next_samples(step, len(rows["prompt"])), **rows}
+        _check_names("rows", rows, GIVEN_ROWS, {name for name, column in GIVEN_ROWS.items() if column.required})
+        _check_names("tokens", tokens, GIVEN_TOKENS, set())
+        measured = bool(tokens)  # without, nothing is known of the tokens, not even how many they were
+        if "mask" not in tokens:
+            tokens = padded(tokens, len(rows["prompt"]))
+        _check_shapes(rows, tokens)
+        self._claim("rows", step, np.asarray(rows["sample"]).tolist())
+        self._put(partial(self._write_rollouts, step, dict(rows), dict(tokens), measured))
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records the metrics of ``step``; further calls for the same step add to them, as with ``rollouts``.
+
+        Raises:
+            ValueError: A metric is called ``step`` or ``attempt`` or comes twice, or the step is closed.
+        """
+        if clash := {column.name for column in STEP_COLUMNS} & metrics.keys():
+            raise ValueError(f"a metric cannot be called {clash.pop()!r}: that column is the recorder's")
+        self._claim("steps", step, metrics)
+        self._put(partial(self._write_metrics, step, dict(metrics)))
+
+    def flush(self) -> None:
+        """Returns when everything handed over is on disk."""
+        self._raise_error()
+        self._queue.join()
+        self._raise_error()
+
+    def close(self) -> None:
+        """Writes what is left and stops the thread; a second call does nothing but raise what went wrong."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+            self._thread.join()
+            self._merger.close()
+            if self._own_lock is not None:
+                self._own_lock.release()
+        self._raise_error()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException as failure:
+            if failure is not error:
+                raise
+
+    def _claim(self, kind: Kind, step: int, keys: Iterable[Any]) -> None:
+        """Refuses what would replace something recorded; ``keys`` are the samples, or the names of the metrics."""
+        if self._attempt < 0:
+            self._attempt = begin_attempt(self._files, max(step, 0))
+        latest, taken = self._latest.get(kind, (-1, set()))
+        if step != latest:
+            taken = set()
+            if kind not in self._latest:
+                latest = self._newest(kind)
+            if step < 0 or step <= latest:
+                raise ValueError(f"step {step} is closed: attempt {self._attempt} has recorded it or a later one")
+        if twice := taken.intersection(keys):
+            raise ValueError(f"step {step} has {twice.pop()!r} already")
+        self._latest[kind] = (step, taken.union(keys))
+
+    def _next_samples(self, step: int, count: int) -> Array:
+        """Returns the numbers that follow those of the step."""
+        latest, taken = self._latest.get("rows", (-1, set()))
+        first = max(taken) + 1 if step == latest and taken else 0
+        return np.arange(first, first + count)
+
+    def _newest(self, kind: Kind) -> int:
+        """Returns the last step that an earlier recorder of this attempt and rank has recorded, or −1."""
+        found = listing(self._files)
+        segments = found.rows if kind == "rows" else found.steps
+        own = (self._rank, None)  # None: those of all ranks have been merged
+        return max((s.last for s in segments if s.attempt == self._attempt and s.rank in own), default=-1)
+
+    def _put(self, job: Callable[[], None]) -> None:
+        self._raise_error()
+        if self._closed:
+            raise ValueError("the recorder is closed")
+        self._queue.put(job)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                self._check_place()
+                job()
+            except BaseException as error:
+                # What comes after an error is still written if it can be: it was handed over before anybody knew.
+                self._fail(error)
+            finally:
+                self._queue.task_done()
+
+    def _check_place(self) -> None:
+        """Sees to it that nothing is recorded where nobody will find the rest of it."""
+        if self._lock is not None:
+            self._lock.check()
+        if self._newest_file and not self._files.exists(self._newest_file):
+            raise UserError(f"{self._files.path('record')} was deleted or moved while it was being written")
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or self._for_user(error)
+
+    def _for_user(self, error: BaseException) -> BaseException:
+        room = no_room(error)
+        if room is None:
+            return error
+        plain = NoRoomError(
+            f"{room.reason}: the record in {self._files.path('record')} could not be written; {room.advice}"
+        )
+        plain.__cause__ = error
+        return plain
+
+    def _write_rollouts(self, step: int, rows: dict[str, Any], tokens: dict[str, Array], measured: bool) -> None:
+        samples = np.asarray(rows["sample"])
+        order = np.argsort(samples)
+        index, position = np.nonzero(tokens["mask"][order])
+        index = order[index]
+        flat = {name: array[index, position] for name, array in tokens.items()}
+        count = len(samples)
+        rows |= {"attempt": np.full(count, self._attempt), "rank": np.full(count, self._rank)}
+        rows |= {"step": np.full(count, step)}
+        if measured:
+            rows |= rollout_statistics(index, count, flat)
+        # The statistics are those of the exact numbers.
+        flat |= {name: rounded(flat[name], precision) for name, precision in PRECISIONS.items() if name in flat}
+        flat |= {"step": np.full(len(index), step), "sample": samples[index], "position": position}
+        row_table, token_table = table_of(ROW_COLUMNS, rows), table_of(TOKEN_COLUMNS, flat)
+        write_segment(self._files, step, self._attempt, self._rank, row_table, token_table)
+        self._newest_file = segment_name("rows", step, self._attempt, self._rank)
+        self._compact("rows", step)
+
+    def _write_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        name = segment_name("steps", step, self._attempt, self._rank)
+        row = {"step": step, "attempt": self._attempt} | {name: float(value) for name, value in metrics.items()}
+        if self._files.exists(name):
+            row = self._files.parquet(name).read().to_pylist()[0] | row
+        columns = [*STEP_COLUMNS, *(Column(name, pa.float64(), "") for name in row if name not in ("step", "attempt"))]
+        write_parquet(self._files, name, table_of(columns, {name: [value] for name, value in row.items()}))
+        self._newest_file = name
+        self._compact("steps", step)
+
+    def _compact(self, kind: Kind, step: int) -> None:
+        """Merges the steps that are closed, once enough of them wait."""
+        self._waiting += step != self._written.get(kind)
+        self._written[kind] = step
+        if self._waiting > WAITING:
+            self._waiting = 0
+            self._merger.merge(before=(self._attempt, min(self._written.values())))
+
+
+def _check_names(what: str, given: Mapping[str, Any], known: Iterable[str], required: set[str]) -> None:
+    if unknown := given.keys() - set(known):
+        raise ValueError(f"{what} have no column {min(unknown)!r} to give; known: {', '.join(known)}")
+    if missing := required - given.keys():
+        raise ValueError(f"{what} lack the required column {min(missing)!r}")
+
+
+def _check_shapes(rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Array]) -> None:
+    mask, samples = tokens["mask"], rows["sample"]
+    if mask.ndim != 2 or mask.dtype != np.bool_:
+        raise ValueError(f"mask is {mask.dtype} of shape {mask.shape}, expected bool [B, T]")
+    for name, values in rows.items():
+        if len(values) != len(mask):
+            raise ValueError(f"rows column {name!r} has {len(values)} entries, mask has {len(mask)}")
+    for name, array in tokens.items():
+        if array.shape != mask.shape:
+            raise ValueError(f"tokens column {name!r} has shape {array.shape}, mask has {mask.shape}")
+    if len(np.unique(np.asarray(samples))) != len(samples):
+        raise ValueError("rows column 'sample' names a rollout twice; with step it is the key")
+
+
+def table_of(columns: Sequence[Column], content: Mapping[str, Any]) -> pa.Table:
+    """Returns the table of the ``columns`` in ``content``; a float32 column becomes float64 where a value needs it."""
+    present = [column for column in columns if column.name in content]
+    arrays = [_array(content[column.name], column.type) for column in present]
+    fields = [field.with_type(array.type) for field, array in zip(arrow_schema(present), arrays, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _array(values: Any, type_: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values.cast(type_)
+    if pa.types.is_map(type_):
+        values = [None if v is None else [(key, float(x)) for key, x in v.items()] for v in values]
+    if type_ == pa.float32():
+        wide = pa.array(values, pa.float64())
+        return wide if _needs_float64(wide) else wide.cast(pa.float32())
+    try:
+        return pa.array(values, type_)
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which UTF-8 cannot hold, is written as its escape.
+        return pa.array([v if v is None else v.encode(errors="backslashreplace").decode() for v in values], type_)
+
+
+def _needs_float64(wide: pa.Array) -> bool:
+    values = wide.to_numpy(zero_copy_only=False)
+    with np.errstate(over="ignore"):
+        return not np.array_equal(values.astype(np.float32).astype(np.float64), values, equal_nan=True)

@@ -1,0 +1,353 @@
+"""Roll-ups: a few numbers per step and column that say how its values lie, and that add up over processes.
+
+A sketch counts values in bins that every roll-up shares, so that sketches are added bin by bin. A bin's key is the sign
+and the leading bits of the float32: exponent and six bits after the leading one. A bin is thereby at most 1/64 as wide
+as its values are large, and its middle at most 0.8 % away from any of them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cavesson.record.keys import rows_of_tokens, starts_of_runs
+from cavesson.record.precision import Array
+from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS
+
+BIN = 8
+"""Positions that are summed together."""
+ROLLUP_SCHEMA = pa.schema(
+    {
+        "step": pa.int32(), "split": pa.string(), "level": pa.string(), "column": pa.string(),
+        "count": pa.int64(), "not_finite": pa.int64(),
+        "sum": pa.float64(), "sum_squares": pa.float64(), "min": pa.float64(), "max": pa.float64(),
+        "sketch_keys": pa.list_(pa.int16()), "sketch_counts": pa.list_(pa.int64()),
+        "bin_counts": pa.list_(pa.int64()), "bin_sums": pa.list_(pa.float64()),
+    }
+)  # fmt: skip
+ORDER = [("level", "ascending"), ("column", "ascending"), ("split", "ascending"), ("step", "ascending")]
+_KEYS = ("step", "attempt", "rank", "group", "sample")
+_NUMERIC = [
+    c.name for c in ROW_COLUMNS if c.name not in _KEYS and (pa.types.is_integer(c.type) or pa.types.is_floating(c.type))
+]
+_SIGNALS = [column.name for column in TOKEN_COLUMNS if pa.types.is_floating(column.type)]
+_DERIVED: list[tuple[str, Sequence[str], Callable[..., Array]]] = [
+    ("log_ratio", ["logprob", "ref_logprob"], lambda policy, reference: policy - reference),
+    ("prob", ["logprob"], np.exp),
+    ("ref_prob", ["ref_logprob"], np.exp),
+    # k3 of Schulman's "Approximating KL divergence" (2020)
+    ("kl", ["logprob", "ref_logprob"], lambda policy, reference: np.expm1(reference - policy) + policy - reference),
+    ("sampler_gap", ["logprob", "sampler_logprob"], lambda policy, sampler: policy - sampler),
+]
+"""What follows from the columns of a token: name, columns, formula."""
+_DROPPED = 17
+"""Bits of a float32 that a key lacks."""
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Which group of lines, 0 to ``size`` − 1, each line belongs to."""
+
+    group: Array
+    size: int
+
+    @cached_property
+    def starts(self) -> Array:
+        """The first line of each run of lines of one group: they mostly stand together."""
+        return starts_of_runs(self.group)
+
+    def chosen(self, there: Array) -> "_Groups":
+        return self if there.all() else _Groups(self.group[there], self.size)
+
+    def counts(self) -> Array:
+        length = np.diff(self.starts, append=len(self.group))
+        return np.bincount(self.group[self.starts], length, minlength=self.size).astype(np.int64)
+
+    def reduced(self, of: np.ufunc, values: Array, empty: float) -> Array:
+        """Returns the sum, the least or the largest of each group's values; ``empty`` of none."""
+        found = np.full(self.size, empty, values.dtype)
+        if len(values):
+            with np.errstate(over="ignore", invalid="ignore"):
+                of.at(found, self.group[self.starts], of.reduceat(values, self.starts))
+        return found
+
+
+@dataclass(frozen=True)
+class _Bins:
+    """Which bin of its group each line belongs to; a group has bins to the last that a line belongs to."""
+
+    groups: _Groups
+    at: Array
+
+    @cached_property
+    def width(self) -> Array:
+        """[size] how many bins each group has."""
+        return self.groups.reduced(np.maximum, self.at.astype(np.int64) + 1, 0)
+
+    @cached_property
+    def each(self) -> _Groups:
+        """Which bin each line belongs to, of all groups' bins one after another."""
+        before = np.cumsum(self.width) - self.width
+        return _Groups(before[self.groups.group] + self.at, int(self.width.sum()))
+
+    def sums(self, values: Array) -> Array:
+        return self.each.reduced(np.add, values, 0)
+
+    def chosen(self, there: Array) -> "_Bins":
+        return self if there.all() else _Bins(self.groups.chosen(there), self.at[there])
+
+    def lists(self, counts: Array, sums: Array, there: Array | None = None) -> dict[str, pa.Array]:
+        """Returns the bins of each group; null where ``there`` is false."""
+        owner = np.repeat(np.arange(self.groups.size), self.width)
+        found = {"bin_counts": counts.astype(np.int64), "bin_sums": sums}
+        return {name: _lists(owner, self.groups.size, values, there) for name, values in found.items()}
+
+
+def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
+    """Returns the roll-ups of some rollouts, a line per step, split and column that has values.
+
+    Args:
+        rows: Columns of ``ROW_COLUMNS``.
+        tokens: Their tokens, columns of ``TOKEN_COLUMNS``; padding does not count.
+    """
+    steps, splits = _groups(rows)
+    pairs, group = _unique_pairs(steps, splits)
+    names = {int(code): name for code, name in zip(splits, _splits(rows).to_pylist(), strict=True)}
+    where = {"step": [int(step) for step, _ in pairs], "split": [names[int(code)] for _, code in pairs]}
+    parts = [ROLLUP_SCHEMA.empty_table()]
+    groups = _Groups(group, len(pairs))
+    for name, values in _row_values(rows):
+        numbers, there = _numbers(values)
+        shown = there & np.isfinite(numbers)
+        finite, values = groups.chosen(shown), _chosen(numbers, shown)
+        measured = groups.chosen(there).counts()
+        parts.append(_lines(where, "row", name, finite, values, measured, _sketches(finite, values)))
+    if len(tokens):
+        if "mask" in tokens.column_names and not pc.all(tokens["mask"]).as_py():
+            tokens = tokens.filter(tokens["mask"])
+        parts += _token_lines(where, tokens, group, *rows_of_tokens(rows, tokens))
+    return pa.concat_tables(parts)
+
+
+def _token_lines(
+    where: Mapping[str, Sequence[object]], tokens: pa.Table, group: Array, line: Array, known: Array
+) -> Iterator[pa.Table]:
+    groups = _Groups(group[line], len(where["step"]))
+    bins = _Bins(groups, tokens["position"].to_numpy() // BIN)
+    for name, numbers, valid in _token_values(tokens):
+        there = known & valid
+        shown = there & np.isfinite(numbers)
+        finite, values = bins.chosen(shown), _chosen(numbers, shown)
+        lists = finite.lists(finite.each.counts(), finite.sums(values))
+        yield _lines(where, "token", name, finite.groups, values, groups.chosen(there).counts(), lists)
+
+
+def merged(rollups: pa.Table) -> pa.Table:
+    """Returns one line per level, column, split and step, in this order, of lines from several files."""
+    lines = rollups.select(ROLLUP_SCHEMA.names).cast(ROLLUP_SCHEMA).sort_by(ORDER).combine_chunks()
+    if not lines.num_rows:
+        return lines
+    new = np.full(lines.num_rows, False)
+    new[0] = True
+    for name, _ in ORDER:
+        codes = lines[name].combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy()
+        new[1:] |= codes[1:] != codes[:-1]
+    first, group = np.flatnonzero(new), np.cumsum(new) - 1
+    if len(first) == len(new):
+        return lines
+    content = {name: lines[name].take(first) for name, _ in ORDER}
+    for name in ("count", "not_finite", "sum", "sum_squares"):
+        content[name] = np.add.reduceat(lines[name].to_numpy(), first)
+    for name, extreme, absent in (("min", np.minimum, np.inf), ("max", np.maximum, -np.inf)):
+        found = extreme.reduceat(pc.fill_null(lines[name], absent).to_numpy(), first)
+        content[name] = pa.array(found, mask=np.isinf(found))
+    content |= _merged_lists(lines, group, len(first), np.array(content["level"].to_pylist()) == "row")
+    return pa.table({field.name: content[field.name] for field in ROLLUP_SCHEMA}, ROLLUP_SCHEMA)
+
+
+def sketch(values: Array) -> tuple[Array, Array]:
+    """Returns the keys, ascending, of the bins that the finite ones of the values are in, and how many are in each."""
+    keys, counts = np.unique(_keys(values[np.isfinite(values)]), return_counts=True)
+    return keys, counts
+
+
+def edges(keys: Array) -> tuple[Array, Array]:
+    """Returns the lower and the upper end of each bin; bin 0 is 0."""
+    keys = np.asarray(keys, np.int64)
+    near, far = _from_bits(np.abs(keys)), _from_bits(np.abs(keys) + 1)
+    low, high = np.where(keys < 0, -far, near), np.where(keys < 0, -near, far)
+    return np.where(keys == 0, 0.0, low), np.where(keys == 0, 0.0, high)
+
+
+def quantiles(keys: Array, counts: Array, shares: Sequence[float]) -> Array:
+    """Returns the middle of the bin of the value at each share (0 = smallest, 1 = largest); NaN of no values."""
+    if not np.sum(counts):
+        return np.full(len(shares), np.nan)
+    low, high = edges(keys)
+    ends = np.cumsum(counts)
+    ranks = np.round(np.asarray(shares, np.float64) * (ends[-1] - 1))
+    at = np.searchsorted(ends, ranks, side="right")
+    return np.asarray(((low + high) / 2)[at])
+
+
+def _keys(values: Array) -> Array:
+    with np.errstate(over="ignore"):
+        narrow = np.clip(values, -np.finfo(np.float32).max, np.finfo(np.float32).max).astype(np.float32)
+    size = (np.abs(narrow).view(np.uint32) >> _DROPPED).astype(np.int16)
+    return np.where(narrow < 0, -size, size).astype(np.int16)
+
+
+def _from_bits(keys: Array) -> Array:
+    found = (keys.astype(np.uint32) << _DROPPED).view(np.float32).astype(np.float64)
+    return np.where(np.isinf(found), 2.0**128, found)  # the end of the last bin
+
+
+def _splits(rows: pa.Table) -> pa.ChunkedArray:
+    return rows["split"] if "split" in rows.column_names else pa.chunked_array([pa.nulls(len(rows), pa.string())])
+
+
+def _groups(rows: pa.Table) -> tuple[Array, Array]:
+    """Returns each row's step and a number of its split."""
+    codes = pc.fill_null(_splits(rows).combine_chunks().dictionary_encode().indices, -1)
+    return rows["step"].to_numpy().astype(np.int64), codes.to_numpy().astype(np.int64)
+
+
+def _unique_pairs(first: Array, second: Array) -> tuple[Array, Array]:
+    pairs, group = np.unique(np.stack([first, second], axis=1), axis=0, return_inverse=True)
+    return pairs, group.reshape(-1)
+
+
+def _row_values(rows: pa.Table) -> Iterator[tuple[str, pa.Array]]:
+    for name in _NUMERIC:
+        if name in rows.column_names:
+            yield name, rows[name].combine_chunks()
+    if "ref_reward" in rows.column_names:
+        yield "gap", pc.subtract(rows["reward"], rows["ref_reward"]).combine_chunks()
+    if "reward_parts" in rows.column_names:
+        yield from _parts(rows["reward_parts"].combine_chunks())
+
+
+def _parts(maps: pa.MapArray) -> Iterator[tuple[str, pa.Array]]:
+    """Yields each part of the reward with its value in every row, null where a row lacks it."""
+    names, values = maps.keys, maps.items
+    offsets = maps.offsets.to_numpy()
+    row = np.repeat(np.arange(len(maps)), np.diff(offsets))
+    names, values = (array.slice(offsets[0], offsets[-1] - offsets[0]) for array in (names, values))
+    for name in pc.unique(names).to_pylist():
+        mine = pc.equal(names, name).to_numpy(zero_copy_only=False)
+        column = np.full(len(maps), np.nan)
+        absent = np.full(len(maps), True)
+        column[row[mine]] = pc.fill_null(values, np.nan).to_numpy()[mine]
+        absent[row[mine]] = pc.is_null(values).to_numpy(zero_copy_only=False)[mine]
+        yield f"part/{name}", pa.array(column, mask=absent)
+
+
+def _token_values(tokens: pa.Table) -> Iterator[tuple[str, Array, Array]]:
+    found = {name: _numbers(tokens[name]) for name in _SIGNALS if name in tokens.column_names}
+    for name, (numbers, there) in found.items():
+        yield name, numbers, there
+    for name, needs, formula in _DERIVED:
+        if not found.keys() >= set(needs):
+            continue
+        with np.errstate(invalid="ignore", over="ignore"):
+            numbers = formula(*(found[need][0] for need in needs))
+        # That a recorded number is not finite is counted once, with the column that it stands in.
+        yield name, numbers, np.logical_and.reduce([found[need][1] for need in needs]) & np.isfinite(numbers)
+
+
+def _numbers(values: pa.Array | pa.ChunkedArray) -> tuple[Array, Array]:
+    """Returns the values as float64, and which are there."""
+    numbers = np.asarray(values.to_numpy(zero_copy_only=False), np.float64) if len(values) else np.zeros(0)
+    there = np.asarray(values.is_valid()) if values.null_count else np.full(len(numbers), True)
+    return numbers, there
+
+
+def _lines(
+    where: Mapping[str, Sequence[object]],
+    level: str,
+    column: str,
+    finite: _Groups,
+    values: Array,
+    measured: Array,
+    lists: Mapping[str, pa.Array],
+) -> pa.Table:
+    """Returns the lines of one column, of the groups that have values.
+
+    Args:
+        where: Step and split of each group.
+        level: "row" or "token".
+        column: Name.
+        finite: Of the finite values.
+        values: The finite values.
+        measured: [size] how many values there are, some of which may not be finite.
+        lists: The sketches or the bins.
+    """
+    count = finite.counts()
+    not_finite = measured - count
+    with np.errstate(over="ignore"):
+        squares = finite.reduced(np.add, values**2, 0)
+    content = {
+        **where,
+        "level": [level] * finite.size,
+        "column": [column] * finite.size,
+        "count": count,
+        "not_finite": not_finite,
+        "sum": finite.reduced(np.add, values, 0),
+        "sum_squares": squares,
+        "min": pa.array(finite.reduced(np.minimum, values, np.inf), mask=count == 0),
+        "max": pa.array(finite.reduced(np.maximum, values, -np.inf), mask=count == 0),
+        **lists,
+    }
+    arrays = [
+        pa.array(content[field.name], field.type) if field.name in content else pa.nulls(finite.size, field.type)
+        for field in ROLLUP_SCHEMA
+    ]
+    return pa.Table.from_arrays(arrays, schema=ROLLUP_SCHEMA).filter(pa.array(count + not_finite > 0))
+
+
+def _chosen(values: Array, there: Array) -> Array:
+    return values if there.all() else values[there]
+
+
+def _sketches(groups: _Groups, values: Array) -> dict[str, pa.Array]:
+    return _sketch_lists(groups.group, _keys(values), np.ones(len(values), np.int64), groups.size)
+
+
+def _sketch_lists(
+    group: Array, keys: Array, counts: Array, size: int, there: Array | None = None
+) -> dict[str, pa.Array]:
+    """Returns the sketches of ``size`` groups, of keys that may come several times."""
+    pairs, at = np.unique((group.astype(np.int64) << 16) + keys + (1 << 15), return_inverse=True)
+    owner = pairs >> 16
+    total = np.bincount(at, counts, minlength=len(pairs)).astype(np.int64)
+    found = {"sketch_keys": ((pairs & 0xFFFF) - (1 << 15)).astype(np.int16), "sketch_counts": total}
+    return {name: _lists(owner, size, values, there) for name, values in found.items()}
+
+
+def _merged_lists(lines: pa.Table, group: Array, size: int, is_row: Array) -> dict[str, pa.Array]:
+    def flat(name: str) -> Array:
+        return np.asarray(lines[name].combine_chunks().flatten())
+
+    def owners(name: str) -> tuple[Array, Array]:
+        """Returns the group of each entry of the lists, and its index in its list."""
+        length = pc.fill_null(pc.list_value_length(lines[name]), 0).to_numpy()
+        index = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+        return np.repeat(group, length), index
+
+    keys_group, _ = owners("sketch_keys")
+    bins_group, at = owners("bin_counts")
+    bins = _Bins(_Groups(bins_group, size), at)
+    return {
+        **_sketch_lists(keys_group, flat("sketch_keys"), flat("sketch_counts"), size, is_row),
+        **bins.lists(bins.sums(flat("bin_counts")), bins.sums(flat("bin_sums")), ~is_row),
+    }
+
+
+def _lists(owner: Array, size: int, values: Array, there: Array | None = None) -> pa.Array:
+    """Returns ``size`` lists of the values by their owners, ascending; null where they are not there."""
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=size))])
+    mask = None if there is None else pa.array(~there)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values), mask=mask)

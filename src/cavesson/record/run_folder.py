@@ -1,0 +1,63 @@
+"""What a run folder holds beside its record: run.json, the vocabulary and the attempts."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cavesson.record.storage import Place, Storage, storage
+
+
+def write_run(place: Place, info: Mapping[str, Any]) -> None:
+    """Writes ``run.json``: the resolved config, versions, and whatever else describes the whole run."""
+    _write_json(storage(place), "run.json", info)
+
+
+def write_vocabulary(place: Place, tokens: Sequence[str], texts: Sequence[str]) -> None:
+    """Writes ``vocabulary.parquet``, which turns token ids back into text.
+
+    Args:
+        place: Run folder.
+        tokens: [V] the tokenizer's own string of each id, such as ``Ġthe``.
+        texts: [V] the text of each id, such as `` the``.
+    """
+    ids = pa.array(range(len(tokens)), pa.int32())
+    columns = [ids, pa.array(tokens, pa.string()), pa.array(texts, pa.string())]
+    with storage(place).writing("vocabulary.parquet") as file:
+        pq.write_table(pa.table(columns, names=["token_id", "token", "text"]), file, compression="zstd")
+
+
+def begin_attempt(place: Place, start_step: int) -> int:
+    """Notes that the run starts, or starts again, at ``start_step``, and returns the attempt's number.
+
+    What earlier attempts recorded at ``start_step`` and later stays on disk and is no longer read. One process calls
+    this and tells the others.
+    """
+    files = storage(place)
+    attempt = max((a for a, _ in attempts(files)), default=-1) + 1
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    content = {"attempt": attempt, "start_step": start_step, "started": started}
+    _write_json(files, f"attempts/{attempt:04d}.json", content)
+    return attempt
+
+
+def attempts(place: Storage) -> list[tuple[int, int]]:
+    """Returns (attempt, start step) of every attempt, in order."""
+    names = [name for name in place.names("attempts") if name[0].isdigit() and name.endswith(".json")]
+    return sorted(_attempt(place, f"attempts/{name}") for name in names)
+
+
+def _attempt(place: Storage, name: str) -> tuple[int, int]:
+    try:
+        content = json.loads(place.read(name))
+        return int(content["attempt"]), int(content["start_step"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{place.path(name)} does not say where an attempt starts") from error
+
+
+def _write_json(place: Storage, name: str, content: Mapping[str, Any]) -> None:
+    with place.writing(name) as file:
+        file.write(json.dumps(content, indent=2, ensure_ascii=False).encode())

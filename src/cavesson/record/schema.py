@@ -1,0 +1,99 @@
+"""Every column of the record, declared once."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cavesson.record.precision import Grid, Mantissa, Precision
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the record; a missing column or a null means "not measured", never zero."""
+
+    name: str
+    type: pa.DataType
+    doc: str
+    required: bool = False
+    precision: Precision | None = None
+    """How the recorder rounds it; None keeps every bit. Importers keep every bit of every column."""
+
+
+LOGPROB = Grid(17)
+"""Log-probabilities: their differences are what matters, and stay exact to 2^-17 = 7.6e-6 nats."""
+SIGNAL = Mantissa(10)
+"""What only steers or explains training: a relative error of at most 2^-11 = 0.05 %."""
+
+STATISTICS = (
+    "length", "k1", "k3", "log_ratio_max", "entropy", "sampler_gap", "value_error", "distinct_2", "repetition",
+)  # fmt: skip
+"""The row columns that the recorder computes from the token columns."""
+
+ROW_COLUMNS = (
+    Column("step", pa.int32(), "optimisation step the rollout was sampled for", required=True),
+    Column("attempt", pa.int16(), "which start of the run wrote it; a resumed run counts on"),
+    Column("rank", pa.int16(), "process that wrote it"),
+    Column("group", pa.int64(), "index of the prompt among those kept of the data set"),
+    Column("sample", pa.int32(), "index in the step's global batch; with step it is the key", required=True),
+    Column("split", pa.string(), "train or eval"),
+    Column("prompt", pa.string(), "text of the prompt", required=True),
+    Column("response", pa.string(), "response as text", required=True),
+    Column("prompt_ids", pa.list_(pa.int32()), "token ids of the prompt, without padding"),
+    Column("reward", pa.float64(), "weighted sum of the parts, or the reward of discards; unscaled", required=True),
+    Column("reward_parts", pa.map_(pa.string(), pa.float64()), "score of each reward by its name, before weighting"),
+    Column("shaped_reward", pa.float64(), "what training used: after query baseline, scaling, clipping, EOS penalty"),
+    Column("ref_response", pa.string(), "the reference policy's response to the same prompt"),
+    Column("ref_reward", pa.float64(), "reward of ref_response"),
+    Column("ground_truth", pa.string(), "the answer the data set gives"),
+    Column("finish_reason", pa.string(), "eos, stop or length"),
+    Column("policy_version", pa.int32(), "training steps behind the weights that sampled it"),
+    Column("kl_coef", pa.float64(), "KL coefficient in force"),
+    Column("length", pa.int32(), "response tokens, padding not counted"),
+    Column("k1", pa.float64(), "sum over the response of logprob − ref_logprob, in nats"),
+    Column("k3", pa.float64(), "mean over the tokens of exp(−Δ) − 1 + Δ with Δ = logprob − ref_logprob, in nats"),
+    Column("log_ratio_max", pa.float64(), "largest absolute value of logprob − ref_logprob of a token, in nats"),
+    Column("entropy", pa.float64(), "mean over the tokens of the policy's entropy, in nats"),
+    Column("sampler_gap", pa.float64(), "mean over the tokens of |logprob − sampler_logprob|, in nats"),
+    Column("value_error", pa.float64(), "root of the mean over the tokens of (value − return)²"),
+    Column("distinct_2", pa.float64(), "different pairs of neighbouring tokens, divided by all pairs"),
+    Column("repetition", pa.float64(), "share of the runs of four tokens that the response has had before"),
+    Column("extra", pa.string(), "JSON object of columns that have no place of their own"),
+)
+
+TOKEN_COLUMNS = (
+    Column("step", pa.int32(), "as in rows", required=True),
+    Column("sample", pa.int32(), "as in rows", required=True),
+    Column("position", pa.int32(), "index in the response, from 0", required=True),
+    Column("token_id", pa.int32(), "id in the vocabulary; null where only the text is known"),
+    Column("token", pa.string(), "the token as text, where the source gave text instead of ids"),
+    Column("mask", pa.bool_(), "true for the response, false for padding that the source kept"),
+    Column("logprob", pa.float32(), "log probability under the policy before the update, in nats", precision=LOGPROB),
+    Column("ref_logprob", pa.float32(), "log probability under the reference policy, in nats", precision=LOGPROB),
+    Column("sampler_logprob", pa.float32(), "log probability as the sampler reported it, in nats", precision=LOGPROB),
+    Column("value", pa.float32(), "the critic's estimate of the return from here", precision=SIGNAL),
+    Column("token_reward", pa.float32(), "KL penalty plus the reward, on the last token if sparse", precision=SIGNAL),
+    Column("advantage", pa.float32(), "advantage that training used", precision=SIGNAL),
+    Column("return", pa.float32(), "the critic's target", precision=SIGNAL),
+    Column("entropy", pa.float32(), "entropy of the policy's distribution, in nats", precision=SIGNAL),
+)
+"""Float columns are float32, or float64 in a segment where a value needs it."""
+
+PLACE_COLUMNS = (
+    Column("token_start", pa.int64(), "first line of its tokens in the tokens file of the same name"),
+    Column("token_count", pa.int32(), "how many lines they are"),
+)
+"""What a file of rows has besides, for who reads the files themselves."""
+
+STEP_COLUMNS = (
+    Column("step", pa.int32(), "optimisation step", required=True),
+    Column("attempt", pa.int16(), "which start of the run wrote it", required=True),
+)
+"""What every row of the steps table has; each metric is one more float64 column."""
+
+
+def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
+    """Returns the Arrow schema of ``columns``, with each ``doc`` in its field's metadata."""
+    return pa.schema(
+        [pa.field(c.name, c.type, nullable=not c.required, metadata={"doc": c.doc}) for c in columns],
+    )

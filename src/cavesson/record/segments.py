@@ -1,0 +1,300 @@
+"""The files of a record: which there are, which of them count, and writing one."""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cavesson.record.rollups import rollups_of
+from cavesson.record.run_folder import attempts
+from cavesson.record.schema import PLACE_COLUMNS
+from cavesson.record.storage import Place, Storage, storage
+
+Kind = Literal["rows", "tokens", "steps", "rollups"]
+KINDS: tuple[Kind, Kind] = ("rows", "steps")
+"""What commits: a segment is there when its file of rows, or of metrics, is."""
+TOKEN_ORDER = [("sample", "ascending"), ("position", "ascending")]
+TOKEN_KEYS = ["step", "sample", "position"]
+MANIFESTS = "compactions"
+FOLDERS = ("record", MANIFESTS, "attempts")
+_NAME = re.compile(r"(rows|tokens|steps)-(\d{8,})-(\d{4,})-(\d{4,})\.parquet")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Files of one name: of rollouts their rows, tokens and roll-ups, of metrics their steps."""
+
+    first: int
+    last: int
+    """the steps in the files"""
+    stop: int
+    """lines of this step and later ones are superseded by a later attempt"""
+    attempt: int
+    rank: int | None
+    """None = several processes"""
+    stem: str
+    lines: int | None = None
+    """rollouts in a compacted segment, which never changes; None = one step's, to which more may be added"""
+
+    @property
+    def compacted(self) -> bool:
+        return self.lines is not None
+
+    def name(self, kind: Kind) -> str:
+        return file_name(kind, self.stem)
+
+
+class Manifest(NamedTuple):
+    """A compaction that is done: what it wrote, and what that replaces."""
+
+    name: str
+    replaces: dict[Kind, list[str]]
+    """rows and steps: their stems"""
+    outputs: dict[Kind, list[Segment]]
+
+    def replaced(self) -> set[tuple[Kind, str]]:
+        return {(kind, stem) for kind, stems in self.replaces.items() for stem in stems}
+
+    def written(self) -> set[tuple[Kind, str]]:
+        return {(kind, segment.stem) for kind, segments in self.outputs.items() for segment in segments}
+
+
+class Listing(NamedTuple):
+    """All committed segments, those of superseded attempts among them; what a compaction replaced is left out."""
+
+    rows: list[Segment]
+    steps: list[Segment]
+    names: list[str]
+    """every file in the folder"""
+    manifests: list[Manifest]
+    """in force"""
+    lost: list[str]
+    """manifests that lost a race: of two compactions of the same file the first by its name counts"""
+
+
+class Snapshot(NamedTuple):
+    """The segments that count, ordered by their steps."""
+
+    rows: list[Segment]
+    steps: list[Segment]
+    attempts: list[tuple[int, int]]
+
+
+def growing(segments: Iterable[Segment]) -> set[Segment]:
+    """Returns the last segment of each process in the last attempt, which alone may still grow."""
+    some = sorted(segments, key=lambda segment: segment.first)
+    attempt = max((segment.attempt for segment in some), default=0)
+    return set({s.rank: s for s in some if s.attempt == attempt and not s.compacted}.values())
+
+
+def with_steps(segments: Iterable[Segment], steps: Collection[int] | None) -> list[Segment]:
+    """Returns the segments that can have lines of these steps; all for None."""
+    if steps is None:
+        return list(segments)
+    return [s for s in segments if any(s.first <= step < min(s.stop, s.last + 1) for step in steps)]
+
+
+def overlapping(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
+    """Yields the segments, ordered by their steps, together with those whose steps overlap with theirs."""
+    some: list[Segment] = []
+    for segment in segments:
+        if some and segment.first > max(one.last for one in some):
+            yield some
+            some = []
+        some.append(segment)
+    if some:
+        yield some
+
+
+def file_name(kind: Kind, stem: str) -> str:
+    return f"record/{kind}-{stem}.parquet"
+
+
+def segment_name(kind: Kind, step: int, attempt: int, rank: int) -> str:
+    """Returns the file of one process' part of a step, below the run folder."""
+    return file_name(kind, _stem(step, attempt, rank))
+
+
+def _stem(step: int, attempt: int, rank: int) -> str:
+    return f"{step:08d}-{attempt:04d}-{rank:04d}"
+
+
+def snapshot(place: Storage) -> Snapshot:
+    """Returns the committed segments that no later attempt superseded."""
+    state = place.state(FOLDERS)
+    return _snapshot(place) if state is None else _remembered(place, state)
+
+
+@lru_cache(maxsize=64)
+def _remembered(place: Storage, state: tuple[int, ...]) -> Snapshot:
+    return _snapshot(place)
+
+
+def _snapshot(place: Storage) -> Snapshot:
+    # The attempts are read after the files: a new attempt in between can only hide files, never leave both.
+    found = listing(place)
+    starts = attempts(place)
+    return Snapshot(_live(found.rows, starts), _live(found.steps, starts), starts)
+
+
+def _live(segments: Iterable[Segment], starts: Sequence[tuple[int, int]]) -> list[Segment]:
+    live = []
+    for segment in segments:
+        stop = min([segment.stop, *(start for later, start in starts if later > segment.attempt)])
+        if segment.first < stop:
+            live.append(replace(segment, stop=stop))
+    return sorted(live, key=lambda segment: (segment.first, segment.last, segment.stem))
+
+
+def listing(place: Storage) -> Listing:
+    """Returns what is in the folder.
+
+    The files are listed before the manifests: a file that is removed meanwhile is named by a manifest that was there
+    before. What a manifest names is there, whether or not the list of files was early enough to have it.
+    """
+    names = place.names("record")
+    return _listing(names, _manifests(place))
+
+
+def _manifests(place: Storage) -> list[Manifest]:
+    while True:
+        try:
+            return [_manifest(place, name) for name in sorted(place.names(MANIFESTS)) if name[0] != "."]
+        except FileNotFoundError:
+            continue  # a compaction has just removed one, because another one replaces it
+
+
+def _listing(names: list[str], manifests: list[Manifest]) -> Listing:
+    replaced: set[tuple[Kind, str]] = set()
+    kept, lost = [], []
+    for manifest in manifests:
+        if replaced.isdisjoint(manifest.replaced()):
+            replaced |= manifest.replaced()
+            kept.append(manifest)
+        else:
+            lost.append(manifest.name)
+    segments = _small(names)
+    for kind in KINDS:
+        segments[kind] += [segment for manifest in kept for segment in manifest.outputs[kind]]
+        segments[kind] = [segment for segment in segments[kind] if (kind, segment.stem) not in replaced]
+    return Listing(segments["rows"], segments["steps"], names, kept, lost)
+
+
+def _small(names: Iterable[str]) -> dict[Kind, list[Segment]]:
+    """Returns the segments of one step each; rollouts count when their rows are there, and their tokens."""
+    found: dict[str, dict[str, Segment]] = {"rows": {}, "tokens": {}, "steps": {}}
+    for name in names:
+        if match := _NAME.fullmatch(name):
+            kind, step, attempt, rank = match[1], int(match[2]), int(match[3]), int(match[4])
+            stem = _stem(step, attempt, rank)
+            found[kind][stem] = Segment(step, step, step + 1, attempt, rank, stem)
+    rows = [segment for stem, segment in found["rows"].items() if stem in found["tokens"]]
+    return {"rows": rows, "steps": list(found["steps"].values())}
+
+
+@lru_cache(maxsize=4096)
+def _manifest(place: Storage, name: str) -> Manifest:
+    """Reads a manifest, which never changes."""
+    content = place.read(f"{MANIFESTS}/{name}")
+    try:
+        found = json.loads(content)
+        outputs = {kind: [Segment(**fields) for fields in found[kind]] for kind in KINDS}
+        return Manifest(name, found["replaces"], outputs)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{place.path(f'{MANIFESTS}/{name}')} does not say what was merged") from error
+
+
+def write_manifest(
+    place: Storage, name: str, replaces: dict[Kind, list[str]], outputs: dict[Kind, list[Segment]]
+) -> None:
+    """Commits ``outputs`` in place of the stems that they replace."""
+    content: dict[str, Any] = {"replaces": replaces}
+    content |= {kind: [vars(segment) for segment in outputs[kind]] for kind in KINDS}
+    with place.writing(f"{MANIFESTS}/{name}") as file:
+        file.write(json.dumps(content).encode())
+
+
+def write_segment(place: Place, step: int, attempt: int, rank: int, rows: pa.Table, tokens: pa.Table) -> None:
+    """Writes one process' rollouts of one step, or adds to them, as long as they have not been compacted.
+
+    The rows file comes last, and its appearing commits the rollouts: tokens without a row do not count.
+
+    Raises:
+        ValueError: They have been compacted; ``write_rollouts`` adds to any step.
+    """
+    files = storage(place)
+    names = {kind: segment_name(kind, step, attempt, rank) for kind in ("rows", "tokens", "rollups")}
+    if files.exists(names["rows"]):
+        rows = union(files.parquet(names["rows"]).read(), rows)
+        tokens = union(files.parquet(names["tokens"]).read(), tokens)
+    elif any(_stem(step, attempt, rank) in manifest.replaces["rows"] for manifest in _manifests(files)):
+        raise ValueError(f"step {step} of attempt {attempt} and rank {rank} is compacted: nothing is added to it")
+    tokens = tokens.sort_by(TOKEN_ORDER)
+    samples = tokens["sample"].to_numpy()
+    wanted = rows["sample"].to_numpy()
+    start = np.searchsorted(samples, wanted, "left")
+    rows = with_places(rows, start, np.searchsorted(samples, wanted, "right") - start)
+    write_parquet(files, names["tokens"], tokens)
+    write_parquet(files, names["rollups"], rollups_of(rows, tokens))
+    write_parquet(files, names["rows"], rows)
+
+
+def with_places(rows: pa.Table, start: Any, count: Any) -> pa.Table:
+    """Returns the rows with the place of each one's tokens in the tokens file of the same stem."""
+    rows = rows.drop_columns([column.name for column in PLACE_COLUMNS if column.name in rows.column_names])
+    for column, values in zip(PLACE_COLUMNS, (start, count), strict=True):
+        rows = rows.append_column(column.name, pa.array(values, column.type))
+    return rows
+
+
+def write_parquet(place: Storage, name: str, table: pa.Table) -> None:
+    with place.writing(name) as file:
+        pq.write_table(table, file, **layout(table.schema))
+
+
+def layout(schema: pa.Schema, level: int = 3) -> dict[str, Any]:
+    """Returns how Parquet is written: token floats byte by byte, because their noise defeats a dictionary."""
+    if "position" not in schema.names:
+        return {"compression": "zstd", "compression_level": level}
+    encodings = {field.name: "BYTE_STREAM_SPLIT" for field in schema if pa.types.is_floating(field.type)}
+    encodings["position"] = "DELTA_BINARY_PACKED"
+    dictionary = [name for name in schema.names if name not in encodings]
+    # Of each row group the bounds of what queries choose by; noise has the same everywhere.
+    options = {"column_encoding": encodings, "use_dictionary": dictionary, "write_statistics": TOKEN_KEYS}
+    return {"compression": "zstd", "compression_level": level, **options}
+
+
+def union(*tables: pa.Table) -> pa.Table:
+    """Returns the lines of all tables; what a table lacks is null."""
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def by_step(place: Storage, segment: Segment, kind: Kind) -> Iterator[tuple[int, pa.Table]]:
+    """Yields the lines of a file step by step, reading one row group at a time."""
+    file = place.parquet(segment.name(kind))
+    pending: pa.Table | None = None
+    for group in range(file.num_row_groups):
+        table = file.read_row_group(group)
+        pending = table if pending is None else union(pending, table)
+        bounds = [0, *(np.flatnonzero(np.diff(pending["step"].to_numpy())) + 1).tolist()]
+        for start, end in pairwise(bounds):
+            yield pending["step"][start].as_py(), pending.slice(start, end - start)
+        pending = pending.slice(bounds[-1])
+    if pending is not None and pending.num_rows:
+        yield pending["step"][0].as_py(), pending
+
+
+def rollups_in(place: Storage, segment: Segment, columns: list[str] | None = None) -> pa.Table:
+    """Returns a segment's roll-ups, all columns or some; those of a record that has none yet are computed."""
+    try:
+        return place.parquet(segment.name("rollups")).read(columns)
+    except FileNotFoundError:
+        found = rollups_of(place.parquet(segment.name("rows")).read(), place.parquet(segment.name("tokens")).read())
+        return found if columns is None else found.select(columns)

@@ -1,0 +1,268 @@
+"""Shows a run in the terminal: its steps, its extreme responses, and one rollout token by token."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import cavesson
+from cavesson.errors import UserError
+from cavesson.record.reader import Run
+from cavesson.record.schema import ROW_COLUMNS
+from cavesson.record.storage import Place
+from cavesson.text.counting import counted
+from cavesson.text.visible import visible_line
+
+MOST_STEPS = 20
+MEANS = {"reward": "reward", "k1": "KL", "entropy": "entropy", "length": "length"}
+EXTREMES = {
+    "best by reward": ("reward", "DESC"),
+    "worst by reward": ("reward", "ASC"),
+    "highest KL": ("k1", "DESC"),
+    "lowest KL": ("k1", "ASC"),
+}
+METRICS = (
+    "loss/nll", "perplexity", "eval/perplexity", "loss/preference", "reward/accuracy", "eval/reward/accuracy",
+    "dpo/accuracy", "eval/dpo/accuracy", "dpo/reward_margin", "optim/learning_rate",
+)  # fmt: skip
+"""What is shown of a run that learns from given examples and therefore has no rollouts."""
+HEADLINES = {
+    "eval/perplexity": "held-out perplexity",
+    "eval/reward/accuracy": "held-out accuracy",
+    "eval/dpo/accuracy": "held-out accuracy",
+    "perplexity": "perplexity of a batch",
+    "reward/accuracy": "accuracy on a batch",
+    "dpo/accuracy": "accuracy on a batch",
+    "reward/mean": "mean reward of a step",
+}
+"""What a run is trained for: the first of these that it has."""
+TEXTS = ("prompt", "response")
+LONGEST = 100_000
+"""Characters of one text; to lay out ten million in lines takes the terminal minutes."""
+NARROW = 8
+"""Characters that a column of an answer has at least, if it has so many."""
+TOKEN_NUMBERS = {
+    "logprob": "logprob",
+    "ref_logprob": "ref logprob",
+    "kl": "KL",
+    "value": "value",
+    "token_reward": "token reward",
+    "advantage": "advantage",
+}
+
+
+def show(place: Place, console: Console, *, step: int | None = None, sample: int | None = None, limit: int = 5) -> None:
+    """Prints a run, or one of its rollouts; what was not measured is left out.
+
+    Args:
+        place: Run folder, or a URL.
+        console: Where to print.
+        step: Only responses of this step.
+        sample: This rollout of ``step``, token by token.
+        limit: Most responses in each list.
+
+    Raises:
+        UserError: ``place`` is no run, or the rollout is not in it.
+    """
+    run = cavesson.open(place)
+    if step is not None:
+        _check_step(run, step)
+    if sample is None:
+        _show_header(run, console)
+        _show_steps(run, console)
+        for title, (column, order) in EXTREMES.items():
+            _show_extremes(run, console, title, f"{column} {order}", step, limit)
+    elif step is None:
+        raise UserError("a rollout is named by step and sample: give the step too")
+    else:
+        _show_rollout(run, console, step, sample)
+
+
+def _check_step(run: Run, step: int) -> None:
+    steps = run.rows(["step"])["step"].unique().sort().to_pylist()
+    if step not in steps:
+        known = (
+            f"it has rollouts of {counted(len(steps), 'step')}, {steps[0]} to {steps[-1]}"
+            if steps
+            else "it has no rollouts"
+        )
+        raise UserError(f"{run.folder} has no rollout of step {step}; {known}")
+
+
+def headline(place: Place) -> str | None:
+    """Returns what changed in a run, such as ``held-out perplexity 256 → 1.31 (fell)``, if it was measured."""
+    table = cavesson.open(place).steps()
+    name = next((name for name in HEADLINES if name in table.column_names), None)
+    if name is None:
+        return None
+    values = table[name].drop_null().to_pylist()
+    first, last = values[0], values[-1]
+    if len(values) == 1:
+        return f"{HEADLINES[name]} {_number(first)}"
+    way = "rose" if last > first else "fell" if last < first else "stayed"
+    return f"{HEADLINES[name]} {_number(first)} → {_number(last)} ({way})"
+
+
+def _show_header(run: Run, console: Console) -> None:
+    rows = run.rows(["step"])
+    steps = rows["step"].unique().to_pylist() or run.steps()["step"].to_pylist()
+    facts: dict[str, Any] = {"model": run.info.get("model", {}).get("name")}
+    facts |= {name: run.info.get(name) for name in ("algorithm", "format", "source")}
+    facts["steps"] = f"{steps[0]} to {steps[-1]}, {len(steps)} recorded" if steps else "none recorded yet"
+    facts["rollouts"] = rows.num_rows or None
+    facts["changed"] = "; ".join(map(_changed, run.info.get("changes", []))) or None
+    console.print(_facts(facts))
+
+
+def _changed(change: Mapping[str, Any]) -> str:
+    """Which settings a resumed run went on with, and from which step."""
+    settings = ", ".join(f"{name} {was} → {now}" for name, (was, now) in change["settings"].items())
+    return f"from step {change['start_step']} on: {settings}"
+
+
+def _show_steps(run: Run, console: Console) -> None:
+    steps = run.rows(["step"])["step"].unique().to_numpy()
+    if not len(steps):
+        _show_metrics(run, console)
+        return
+    shown = _some(steps)
+    rows = run.rows(["step", "split", *MEANS], shown)
+    rows = rows.set_column(1, "split", pc.fill_null(rows["split"], ""))
+    splits = sorted(set(rows["split"].to_pylist()), key=lambda split: (split == "eval", split))
+    coefficients = _coefficients(run)
+    lines = []
+    for step, split in ((step, split) for step in shown for split in splits):
+        mine = rows.filter((pc.field("step") == step) & (pc.field("split") == split))
+        if mine.num_rows:
+            means = {name: _mean(mine[column], spread=name == "reward") for column, name in MEANS.items()}
+            only = {"split": split} if len(splits) > 1 else {}
+            lines.append({"step": step, **only, **means, "KL coefficient": coefficients.get(step)})
+    console.print(_table("steps: means over the rollouts, reward ± standard deviation", lines))
+
+
+def _show_metrics(run: Run, console: Console) -> None:
+    table = run.steps()
+    names = [name for name in METRICS if name in table.column_names]
+    if not table.num_rows:
+        return
+    rows = table.select(["step", *names]).take(_some(np.arange(table.num_rows))).to_pylist()
+    console.print(_table("steps", rows))
+
+
+def _some(steps: np.ndarray[Any, np.dtype[Any]]) -> list[int]:
+    """At most MOST_STEPS of the steps, evenly spread, the first and the last among them."""
+    chosen: list[int] = steps[np.unique(np.linspace(0, len(steps) - 1, MOST_STEPS).round().astype(int))].tolist()
+    return chosen
+
+
+def _coefficients(run: Run) -> dict[int, float]:
+    steps = run.steps()
+    if "kl/coef" not in steps.column_names:
+        return {}
+    return dict(zip(steps["step"].to_pylist(), steps["kl/coef"].to_pylist(), strict=True))
+
+
+def _mean(column: pa.ChunkedArray, *, spread: bool) -> str | None:
+    values = column.drop_null().to_numpy()
+    if not len(values):
+        return None
+    with np.errstate(all="ignore"):
+        return f"{_number(values.mean())} ± {_number(values.std())}" if spread else _number(values.mean())
+
+
+def _show_extremes(run: Run, console: Console, title: str, order: str, step: int | None, limit: int) -> None:
+    where = "" if step is None else f"AND step = {step:d}"
+    column = order.split()[0]
+    query = f"SELECT step, sample, reward, k1 FROM rows WHERE {column} IS NOT NULL {where}"
+    found = run.sql(f"{query} ORDER BY {order}, step, sample LIMIT {limit:d}").fetchall()
+    lines = []
+    for at, sample, reward, kl in found:
+        rows = run.rows(["sample", "prompt", "response"], [at]).to_pylist()
+        row = next(row for row in rows if row["sample"] == sample)
+        texts = {name: _shorten(row[name]) for name in TEXTS}
+        lines.append({"step": at, "sample": sample, "reward": reward, "KL": kl, **texts})
+    if lines:
+        console.print(_table(title, lines))
+
+
+def _show_rollout(run: Run, console: Console, step: int, sample: int) -> None:
+    row, tokens = run.rollout(step, sample)
+    facts = {column.name: row[column.name] for column in ROW_COLUMNS if column.name != "prompt_ids"}
+    console.print(_facts(facts))
+    lines = []
+    texts = run.token_texts(tokens["token_id"].to_pylist())
+    for token, text in zip(tokens.to_pylist(), texts, strict=True):
+        shown = text if token["token"] is None else token["token"]
+        if token["logprob"] is not None and token["ref_logprob"] is not None:
+            token["kl"] = token["logprob"] - token["ref_logprob"]
+        numbers = {name: token.get(column) for column, name in TOKEN_NUMBERS.items()}
+        lines.append({"position": token["position"], "token": shown, **numbers})
+    if lines:
+        console.print(_table("tokens", lines))
+
+
+def show_answer(columns: Sequence[str], rows: Sequence[Sequence[Any]], console: Console) -> None:
+    """Prints lines and columns; where the columns have no room beside each other, each line as a block of its own."""
+    cells = [[shown(f"{v:.7g}" if isinstance(v, float) else v) for v in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(map(shown, columns), *cells, strict=True)]
+    if sum(min(width, NARROW) + 3 for width in widths) + 1 > console.width:
+        for number, row in enumerate(cells, start=1):
+            console.print(Text(f"line {number}", "bold"))
+            grid = Table.grid(padding=(0, 2))
+            for name, value in zip(columns, row, strict=True):
+                grid.add_row(shown(name), value)
+            console.print(grid)
+        return
+    table = Table()
+    for name in columns:
+        table.add_column(shown(name), overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _facts(facts: Mapping[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        if value is not None:
+            grid.add_row(Text(name, "bold"), shown(value, "↵\n"))
+    return grid
+
+
+def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns a table of the columns in which any line has a value; only texts are cut to fit."""
+    table = Table(title=title, title_justify="left")
+    names = [name for name in lines[0] if any(line[name] is not None for line in lines)]
+    for name in names:
+        side: Literal["left", "right"] = "left" if name in (*TEXTS, "token", "split") else "right"
+        # Numbers keep their width: what a narrow terminal lacks is taken from the columns that may wrap.
+        table.add_column(name, justify=side, no_wrap=name not in TEXTS, overflow="fold")
+    for line in lines:
+        table.add_row(*(shown(line[name]) for name in names))
+    return table
+
+
+def shown(value: Any, newline: str = "↵") -> Text:
+    """Returns text that is printed as it is: no markup, no control characters."""
+    if value is None:
+        return Text()
+    if isinstance(value, dict):
+        value = ", ".join(f"{name} {_number(part)}" for name, part in value.items())
+    text = _number(value) if isinstance(value, float) else str(value)
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]}… and {len(text) - LONGEST:,} characters more"
+    return Text(visible_line(text).replace("↵", newline))
+
+
+def _shorten(text: str, longest: int = 300) -> str:
+    """The beginning of a long text; the whole one is shown with its rollout."""
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)

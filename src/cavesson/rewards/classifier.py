@@ -1,0 +1,96 @@
+"""A Hugging Face sequence classifier as reward: a reward model, or any classifier's logit or probability."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from cavesson.data.special_tokens import Around, Reading, Span, SpecialTokens, Written
+from cavesson.errors import UserError
+from cavesson.models.classifier import ADDS_START
+from cavesson.models.load import DTYPES, load_classifier
+
+_NO_LIMIT = 10**9
+"""What transformers gives for a tokenizer without a longest text is longer than this."""
+
+
+class ClassifierReward:
+    """Scores prompt + response with a sequence classifier.
+
+    Args:
+        path: local folder or Hub name.
+        label: name or index of the output that is the reward; a reward model has one output and needs none.
+        score: its "logit" or its "probability" (softmax over the outputs).
+        batch_size: texts scored at the same time.
+        dtype: "float32" or "bfloat16".
+        device: where to compute.
+        special_tokens: how special tokens in a prompt are read that is a plain `str`, as "text" or as "control" tokens.
+            What a run's chat template wrote says itself which of them are control tokens; in a response all are text.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        label: int | str | None = None,
+        score: Literal["logit", "probability"] = "logit",
+        batch_size: int = 16,
+        dtype: str = "float32",
+        device: str | torch.device = "cpu",
+        special_tokens: Reading = "text",
+    ) -> None:
+        if dtype not in DTYPES or score not in ("logit", "probability"):
+            raise UserError(
+                f"reward {path}: score must be logit or probability and dtype {' or '.join(DTYPES)}, "
+                f"not {score!r} and {dtype!r}"
+            )
+        model, self.tokenizer = load_classifier(path, dtype)
+        self.label = _output(path, label, model.config.id2label)
+        self.model = model.to(device)
+        self.score, self.batch_size = score, batch_size
+        self.special, self.special_tokens = SpecialTokens(self.tokenizer), special_tokens
+        limit = self.tokenizer.model_max_length
+        self.around = Around.of(self.tokenizer)
+        self.longest = max(1, limit - sum(map(len, self.around))) if limit < _NO_LIMIT else None
+        self.adds_start = getattr(model.config, ADDS_START, None) is not False
+
+    @torch.no_grad()
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
+        texts = [
+            Written(prompt + response, self._control(prompt))
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
+        scores: list[float] = []
+        for start in range(0, len(texts), self.batch_size):
+            part = self.special.encode(texts[start : start + self.batch_size], add=False, longest=self.longest)
+            ids = {"input_ids": [self._whole(one.ids) for one in part]}
+            inputs = self.tokenizer.pad(ids, return_tensors="pt").to(self.model.device)
+            logits = self.model(**inputs).logits.float()
+            outputs = logits.softmax(-1) if self.score == "probability" else logits
+            scores += outputs[:, self.label].tolist()
+        return scores
+
+    def _whole(self, ids: list[int]) -> list[int]:
+        """The tokens of a text with what the tokenizer writes around it, as when the model learned.
+
+        A chat template may have written the start tokens, or the model may have learned from texts without them.
+        """
+        begun = ids if self.around.begins(ids) or not self.adds_start else [*self.around.start, *ids]
+        return [*begun, *self.around.end]
+
+    def _control(self, prompt: str) -> Sequence[Span]:
+        if isinstance(prompt, Written):
+            return prompt.control
+        return self.special.spans(prompt) if self.special_tokens == "control" else ()
+
+
+def _output(path: str, label: int | str | None, names: Mapping[int, str]) -> int:
+    """The index of the output that is the reward."""
+    if label is None and len(names) == 1:
+        return 0
+    found = [index for index, name in names.items() if label == name or (type(label) is int and label == index)]
+    if len(found) == 1:
+        return int(found[0])
+    listed = ", ".join(f"{name} ({index})" for index, name in names.items())
+    which = "set options.label to one of them" if label is None else f"options.label {label!r} is none of them"
+    raise UserError(f"reward {path}: the classifier has {len(names)} outputs, {listed}; {which}")

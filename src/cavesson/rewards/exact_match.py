@@ -1,0 +1,176 @@
+"""Whether a response ends in the right answer: a reward that can be checked, for GSM8K and tasks like it."""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from cavesson.errors import UserError
+
+_NUMBER = re.compile(
+    r"""(?<![\w.])[+-]?       # the minus of 10-3 and of x-3 is a subtraction
+    (?:\d+\s+\d+/\d+          # 1 1/2
+    |(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+|[eE][+-]?\d+)?
+    |\.\d+(?:[eE][+-]?\d+)?)
+    |\d+(?:\.\d+)?            # glued to a letter, as in x3 or 5kg""",
+    re.VERBOSE,
+)
+_SIGNS = r"\s$€£¥%.°"
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is a character of the answer
+_WORDS = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{([^{}]*)\}")
+_FRACTION = re.compile(r"\\frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}")
+_EMPHASIS = re.compile(r"(?<![\w)}])[*_]+(?=\S)|(?<=\S)[*_]+(?![\w({])")
+_LARGEST_EXPONENT = 100
+_SPELLINGS = (
+    (r"[−–]", "-"),
+    (r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3})", ""),
+    (r"\\[dtc]frac", r"\\frac"),
+    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+    (r"\{,\}", ","),
+    (r"\\(?:left|right)(?![a-zA-Z])|\\[!,;:()\[\]]|~", ""),
+    (r"\\ |\\q?quad(?![a-zA-Z])", " "),
+    (r"\\(?=[$%])", ""),
+    (r"\^\{?\\circ\}?|\\degree", "°"),
+    (r"\s*(?:\\times|\\cdot|[×·*])\s*10\s*\^\s*\{?\s*([+-]?\d+)\s*\}?", r"e\1"),
+    (r"([\^_])\{(\w)\}", r"\1\2"),
+    (r"(?<![\w)}])([+-])\s*[$€£¥]?\s*(?=[\d.])", r"\1"),
+)
+"""How LaTeX and typography write what plain text writes otherwise: patterns, and what takes their place, in order."""
+
+
+class _Answer(NamedTuple):
+    text: str
+    is_boxed: bool
+
+
+def exact_match(
+    prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[Any] | None = None, **_: Any
+) -> list[float]:
+    r"""1 where the final answer of a response is that of `ground_truth`, else 0.
+
+    The final answer of a text is what its last `\boxed{…}` holds, else the rest of the line after its last `####` (as
+    in GSM8K, arXiv:2110.14168), else the whole text. A box that is never closed holds no answer.
+
+    If the truth is a number, the response's is compared with it as a number: the only one in its box (behind the last
+    equals sign), elsewhere the last one. 1,200 = 1{,}200 = 1200.0 = 1.2e3 = `1.2 \times 10^3`, 1/2 = 0.5 =
+    `\frac{1}{2}` and 1 1/2 = `1\frac{1}{2}` = 1.5. Currency and percent signs (25% = 25), degrees, words and a final
+    full stop beside a number do not count. `\boxed{2x}`, `\boxed{\sqrt{2}}` and `\boxed{10-8}` are not 2: nothing is
+    calculated.
+
+    Other answers are compared as texts, without regard to case, Markdown's stars, a final full stop, dollar signs and
+    white space, except white space between two words or numbers. `\text{…}` is its content; `\dfrac` is `\frac`, and
+    `\frac{x+1}{2}` is `(x+1)/2`.
+
+    Raises:
+        UserError: there is no column `ground_truth`, or a row of it is empty or has an unclosed box.
+    """
+    if ground_truth is None:
+        raise UserError("the reward exact_match needs a column ground_truth with the right answer of every prompt")
+    for prompt, truth in zip(prompts, ground_truth, strict=True):
+        if truth is None or not str(truth).strip():
+            raise UserError(f"the reward exact_match: ground_truth is empty for prompt {prompt!r}")
+        if _final(str(truth)) is None:
+            raise UserError(f"the reward exact_match: ground_truth has a box that is not closed for prompt {prompt!r}")
+    return [float(matches(response, str(truth))) for response, truth in zip(responses, ground_truth, strict=True)]
+
+
+def matches(response: str, truth: str) -> bool:
+    """Whether both have the same final answer."""
+    answer, expected = _final(response), _final(truth)
+    if answer is None or expected is None:
+        return False
+    number = _as_number(expected.text)
+    if number is None:
+        known = _normalised(expected.text)
+        return bool(known) and _normalised(answer.text) == known
+    return (_boxed_number(answer.text) if answer.is_boxed else _last_number(answer.text)) == number
+
+
+def _final(text: str) -> _Answer | None:
+    """The content of the last box, else what follows the last ####, else all; None if the last box is not closed."""
+    boxes = list(_BOX.finditer(text))
+    if boxes:
+        inside = _closed(text[boxes[-1].end() :])
+        return None if inside is None else _Answer(inside, True)
+    _, mark, after = text.rpartition("####")
+    answer = after.strip().split("\n")[0] if mark else text
+    return _Answer(answer, False)
+
+
+def _closed(text: str) -> str | None:
+    """What stands before the brace that closes one more than `text` opens."""
+    depth = 1
+    for brace in _BRACE.finditer(text):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return text[: brace.start()]
+    return None
+
+
+def _as_number(text: str) -> Fraction | None:
+    """The number a text is, or None where it is something else; units in LaTeX's text commands may stand by it."""
+    for cleaned in (_plain(_WORDS.sub("", text)), _plain(text)):
+        found = _NUMBER.findall(cleaned)
+        if len(found) == 1 and not re.search(f"[^{_SIGNS}]", _NUMBER.sub("", cleaned)):
+            return _value(found[0])
+    return None
+
+
+def _boxed_number(text: str) -> Fraction | None:
+    """The number in a box, or None where it holds several or an expression; a letter glued to a number is a factor."""
+    cleaned = re.split(r"=|≈|\\approx", _plain(text))[-1]
+    cleaned = re.sub(r"(?<=[a-z])/(?=[a-z])", "", cleaned)  # of km/h
+    found = _NUMBER.findall(cleaned)
+    if len(found) != 1 or re.search(r"[A-Za-z]\d|\d[A-Za-z](?![A-Za-z])", _NUMBER.sub("0", cleaned)):
+        return None
+    is_expression = re.search(rf"[^{_SIGNS},;:'\"\w]|_", _NUMBER.sub("", cleaned))
+    return None if is_expression else _value(found[0])
+
+
+def _last_number(text: str) -> Fraction | None:
+    found = _NUMBER.findall(_plain(text))
+    return _value(found[-1]) if found else None
+
+
+def _value(number: str) -> Fraction | None:
+    if len(number) > 100:  # a model that repeats a digit without end; Python refuses to read such numbers
+        return None
+    *whole, fraction = number.lower().replace(",", "").split()
+    above, _, below = fraction.partition("/")
+    exponent = above.partition("e")[2]
+    if (below and not int(below)) or abs(int(exponent or 0)) > _LARGEST_EXPONENT:
+        return None
+    value = Fraction(above) / int(below or 1)
+    if not whole:
+        return value
+    return Fraction(whole[0]) + (-value if whole[0].startswith("-") else value)
+
+
+def _plain(text: str) -> str:
+    """Without what LaTeX, Markdown and typography add to an answer."""
+    for pattern, plain in _SPELLINGS:
+        text = re.sub(pattern, plain, text)
+    text = _WORDS.sub(r" \1 ", text)
+    while (simpler := _FRACTION.sub(_slashed, text)) != text:
+        text = simpler
+    return _EMPHASIS.sub("", text)
+
+
+def _slashed(fraction: re.Match[str]) -> str:
+    """`a/b`, in brackets where it must be; behind a whole number it is the rest of a mixed one."""
+    before = fraction.string[: fraction.start()]
+    above, below = (
+        part if re.fullmatch(r"\d+(?:\.\d+)?|[a-zA-Z]", part) else f"({part})"
+        for part in (fraction[1].strip(), fraction[2].strip())
+    )
+    negative = re.fullmatch(r"\(-(\d+)\)", above)
+    if negative and not before.strip(" $"):
+        above = f"-{negative[1]}"
+    return f"{' ' if before[-1:].isdigit() else ''}{above}/{below}"
+
+
+def _normalised(text: str) -> str:
+    text = _plain(text).replace("$", "").casefold()
+    text = re.sub(r"\s*([^\w\s])\s*", r"\1", " ".join(text.split()))
+    return text.rstrip(".").strip()

@@ -1,0 +1,47 @@
+"""Which rewards, with which weights, and what is done to their sum."""
+
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from cavesson.config import Settings
+from cavesson.config_paths import FunctionName, full_path
+
+
+class RewardSettings(Settings):
+    """One reward. Several are added up, each times its weight."""
+
+    use: FunctionName
+    """"sentiment", "exact_match", "lowercase", "classifier", "pipeline", "http", or your own function as
+    file.py:function or module:function"""
+    name: str | None = None
+    """what it is called in the record; none = the name of the function, or `use`"""
+    weight: float = 1.0
+    """factor in the sum"""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """arguments of a classifier, pipeline or HTTP reward, such as path, label, url and batch_size: docs/rewards.md"""
+
+    @property
+    def label(self) -> str:
+        """What it is called in the record."""
+        return self.name or self.use.rpartition(":")[2]
+
+    @field_validator("options")
+    @classmethod
+    def _full_path(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return {name: full_path(value) if name == "path" else value for name, value in options.items()}
+
+
+class ShapingSettings(Settings):
+    """What happens to the summed reward before training uses it, in this order."""
+
+    subtract_query: bool = False
+    """subtract the reward of an empty response to the same prompt, where the query dominates the score"""
+    scale: bool = False
+    """divide by the running standard deviation of all rewards so far"""
+    normalise: bool = False
+    """subtract their running mean as well (needs scale)"""
+    clip: float | None = Field(None, gt=0)
+    """clip to [-clip, clip]"""
+    missing_eos_penalty: float = Field(0.0, ge=0)
+    """subtracted from responses that did not end by themselves; 0 = off"""

@@ -1,0 +1,190 @@
+"""Decoding with a cache: a prompt is read once, then one token at a time.
+
+A preallocated cache is the fast one. Not every architecture computes the same with it, and some tell padding or the end
+of a sliding window apart in a full pass only: so decoding is compared with a full forward pass before it is used.
+"""
+
+from collections.abc import Generator
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PretrainedConfig, StaticCache
+
+from cavesson.data.prompts import padded_prompts
+from cavesson.errors import UserError, first_line
+from cavesson.models.parts import UNSUPPORTED, causal, close, output_head, probe_ids, tolerance, trunk
+from cavesson.models.policy import Policy, positions
+from cavesson.models.quantized import without_rounding
+from cavesson.models.shared_prompts import distinct
+from cavesson.ops.head import head_logits
+
+CacheKind = Literal["static", "growing"]
+"""Preallocated, or what the model makes by itself."""
+
+_WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
+"""Fields of configs that say how far attention reaches back."""
+_COMPARED = 3
+"""Tokens whose distributions are compared: that after the prompt, and those of two decoding steps."""
+
+
+def decode(model: nn.Module, ids: Tensor, mask: Tensor, cache: Any) -> Generator[Tensor, Tensor, None]:
+    """Yield the logits `[B, V]` of each next token; the chosen token `[B]` is sent back.
+
+    Args:
+        model: a causal language model.
+        ids: prompts `[B, S]`, padded on the left.
+        mask: 0 on the padding.
+        cache: an empty cache; None = what the model makes by itself.
+    """
+    inner, head = trunk(model), output_head(model).float()
+    position = positions(mask)
+    among = distinct(ids, mask)
+
+    def states(ids: Tensor, mask: Tensor, position: Tensor) -> Tensor:
+        nonlocal cache
+        output = inner(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True)
+        cache = output.get("past_key_values", cache)
+        if cache is None:
+            raise TypeError("the model keeps none")
+        return output.last_hidden_state[:, -1].float()  # type: ignore[no-any-return]
+
+    last = states(ids[among.first], mask[among.first], position[among.first])[among.prompt]
+    among.spread(cache)
+    while True:
+        token = yield head_logits(last, head, 1.0)
+        ids, position = token[:, None], position[:, -1:] + 1
+        mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+        last = states(ids, mask, position)
+
+
+def new_cache(model: nn.Module, kind: CacheKind, size: int) -> StaticCache | None:
+    """An empty cache for sequences of `size` tokens; None where the model makes it."""
+    return StaticCache(config=causal(model).config, max_cache_len=size) if kind == "static" else None
+
+
+class FullPasses(NamedTuple):
+    """What a model says of a few rows, each read alone and as a whole: without padding and without a cache."""
+
+    prompts: list[list[int]]
+    answers: Tensor
+    """tokens `[3, 3]` that follow the prompts"""
+    logits: Tensor
+    """`[3, 3, V]` of the answers' tokens"""
+
+
+@torch.no_grad()
+def full_passes(model: nn.Module, size: int) -> FullPasses:
+    """Read a few rows that decoding and scoring are compared with. No random number is drawn.
+
+    The rows are of different lengths, one of them twice, so that padding and shared prompts are compared too; where
+    attention reaches back less far than the sequences are long, one row is longer than that.
+
+    Args:
+        model: a causal language model in evaluation mode.
+        size: tokens of the longest sequence, prompt and response together.
+    """
+    prompts, answers = _rows(causal(model).config, size)
+    head, rows = output_head(model).float(), []
+    with without_rounding(model):
+        for prompt, answer in zip(prompts, answers, strict=True):
+            ids = torch.cat([torch.tensor(prompt), answer[:-1]]).to(causal(model).device)
+            states = trunk(model)(input_ids=ids[None], use_cache=False).last_hidden_state
+            rows.append(head_logits(states[0, -_COMPARED:].float(), head, 1.0))
+    return FullPasses(prompts, answers, torch.stack(rows))
+
+
+@torch.no_grad()
+def choose_cache(model: nn.Module, size: int, expected: FullPasses) -> CacheKind:
+    """Find the cache of so many tokens with which decoding agrees with full forward passes.
+
+    Raises:
+        UserError: no cache agrees.
+    """
+    kinds: tuple[CacheKind, ...] = ("static", "growing")
+    with without_rounding(model):
+        for kind in kinds:
+            reason = _disagreement(model, kind, size, expected)
+            if reason is None:
+                return kind
+    raise UserError(
+        f"{causal(model).config.model_type} cannot be sampled from: decoding with a cache {reason}; choose another "
+        "architecture"
+    )
+
+
+@torch.no_grad()
+def check_scoring(policy: Policy, expected: FullPasses) -> None:
+    """Compare the scores of padded rows with full forward passes of each row alone.
+
+    Raises:
+        UserError: they differ.
+    """
+    prompts, answers, logits = expected
+    batch = padded_prompts(prompts, 0).with_columns(response_ids=answers, mask=torch.ones(answers.shape))
+    batch = batch.to(policy.device)
+    with without_rounding(policy):
+        seen = policy(batch).logprob
+    logprob = (logits / policy.temperature).log_softmax(-1).gather(2, batch["response_ids"][:, :, None]).squeeze(2)
+    difference = float((seen - logprob).abs().max())
+    spread = float((logits - logits.mean(-1, keepdim=True)).abs().max()) / policy.temperature
+    if not difference <= tolerance(causal(policy.model).dtype) * max(1, spread):
+        raise UserError(
+            f"{causal(policy.model).config.model_type} cannot be scored: padding changes its log-probabilities by up "
+            f"to {difference:.2g} nats; choose another architecture"
+        )
+
+
+@torch.no_grad()
+def check_generate(model: Any) -> None:
+    """Compare what transformers' own `generate` computes of a few tokens with a full forward pass.
+
+    Raises:
+        UserError: they differ.
+    """
+    kind = causal(model).config.model_type
+    ids = probe_ids(model, 4)[None]
+    wanted = {"max_new_tokens": _COMPARED, "min_new_tokens": _COMPARED, "do_sample": False, "output_logits": True}
+    config = GenerationConfig(**wanted, return_dict_in_generate=True, pad_token_id=0)
+    try:
+        with without_rounding(model):
+            output = causal(model).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)  # type: ignore[operator]
+            expected = causal(model)(input_ids=output.sequences[:, :-1], use_cache=False).logits[:, ids.shape[1] - 1 :]
+    except UNSUPPORTED as error:
+        raise UserError(f"{kind} cannot generate: {type(error).__name__} ({first_line(error)})") from error
+    if not bool(close(torch.stack(output.logits, dim=1), expected, causal(model).dtype).all()):
+        raise UserError(f"{kind} generates from other distributions than its full forward pass; choose another model")
+
+
+def reach(config: PretrainedConfig, size: int) -> int | None:
+    """The furthest that any attention of limited reach goes back, among those shorter than `size` tokens."""
+    text = config.get_text_config()
+    found = (getattr(text, name, None) for name in _WINDOWS)
+    return max((window for window in found if isinstance(window, int) and 0 < window < size), default=None)
+
+
+def _rows(config: PretrainedConfig, size: int) -> tuple[list[list[int]], Tensor]:
+    """Prompts of different lengths, and the tokens `[3, 3]` that follow them."""
+    longest = max(1, min(max(4, reach(config, size) or 0), size - _COMPARED))
+    tokens = min(config.get_text_config().vocab_size, 1000)
+    long = [(5 * n + 2) % tokens for n in range(longest)]
+    return [long, long[:1], long], torch.arange(7, 16).view(3, _COMPARED) % tokens
+
+
+def _disagreement(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> str | None:
+    """What is wrong with decoding with this cache; None if nothing is."""
+    device = causal(model).device
+    batch, answers = padded_prompts(expected.prompts, 0), expected.answers.to(device)
+    ids, mask = batch["prompt_ids"].to(device), batch["prompt_mask"].to(device)
+    try:
+        decoder = decode(model, ids, mask, new_cache(model, kind, size))
+        logits = [next(decoder), *(decoder.send(answers[:, n]) for n in range(_COMPARED - 1))]
+    except torch.OutOfMemoryError:
+        raise
+    except UNSUPPORTED as error:
+        return f"raises {type(error).__name__} ({first_line(error)})"
+    seen = torch.stack(logits, dim=1)
+    if bool(close(seen, expected.logits, causal(model).dtype).all()):
+        return None
+    difference = (seen.log_softmax(-1) - expected.logits.log_softmax(-1)).abs().max()
+    return f"differs from a full forward pass by up to {float(difference):.2g} nats"

@@ -1,0 +1,44 @@
+"""From logits to a sampled token: scaling, filters and the draw itself. Pure functions of tensors."""
+
+import torch
+from torch import Tensor
+
+from cavesson.sampling.settings import SamplingSettings
+
+
+def sampling_logprobs(logits: Tensor, settings: SamplingSettings, banned: Tensor | None) -> Tensor:
+    """Log-probabilities `[B, V]` of the distribution that is sampled from.
+
+    Args:
+        logits: the model's, `[B, V]`, float32.
+        settings: temperature, top-k, top-p.
+        banned: token ids that may not be sampled at this position (before the minimum length), or None.
+    """
+    logits = logits / settings.temperature
+    if banned is not None:
+        logits = logits.index_fill(1, banned, -torch.inf)
+    if settings.top_k:
+        kth = logits.topk(min(settings.top_k, logits.shape[1])).values[:, -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if settings.top_p < 1:
+        logits = _nucleus(logits, settings.top_p)
+    return logits.log_softmax(-1)
+
+
+def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
+    """The token at which the cumulated probability passes the uniform number: `[B, V]`, `[B]` -> `[B]`.
+
+    One number per row instead of one per row and token, and each row depends on nothing but its own number. The sum
+    runs in float64, where the rarest of 100,000 tokens is not rounded away.
+    """
+    cumulated = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    thresholds = uniforms[:, None] * cumulated[:, -1:]
+    return torch.searchsorted(cumulated, thresholds, right=True).squeeze(1).clamp_max(logprobs.shape[1] - 1)
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Keep the likeliest tokens up to and including the one that reaches `top_p` (arXiv:1904.09751)."""
+    ordered, order = logits.sort(dim=-1, descending=True)
+    probabilities = ordered.softmax(-1)
+    outside = probabilities.cumsum(-1) - probabilities >= top_p
+    return logits.masked_fill(outside.gather(1, order.argsort(1)), -torch.inf)

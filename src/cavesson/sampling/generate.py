@@ -1,0 +1,209 @@
+"""Responses of a model to prompts, without training: what `cavesson generate` does."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import pyarrow as pa
+from pydantic import Field, model_validator
+from transformers import PreTrainedTokenizerBase
+
+import cavesson
+from cavesson.config import Settings
+from cavesson.config_paths import expanded
+from cavesson.data.chat import Chat
+from cavesson.data.load import load
+from cavesson.data.prompts import PromptSet, PromptSettings, check_prompts, load_prompts, tokenize
+from cavesson.data.view import AnyDataSettings, ViewSettings, recognised
+from cavesson.errors import UserError
+from cavesson.models.policy import Policy
+from cavesson.models.trained import load_trained
+from cavesson.record.files import replacing, write_table
+from cavesson.record.writable import check_new
+from cavesson.sampling.sampler import Sampler
+from cavesson.sampling.settings import SamplingSettings
+from cavesson.train.processes import Processes
+from cavesson.train.rollouts import Collector
+
+FORMATS = (".jsonl", ".json", ".parquet")
+
+
+class UseSettings(Settings):
+    """How a trained model is used."""
+
+    gguf_file: str | None = None
+    """name of the GGUF file inside the model's folder, if the weights come as GGUF"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """numbers to compute in"""
+    device: str | None = None
+    """where to compute; none = a GPU where there is one"""
+
+
+class ResponseSettings(UseSettings):
+    """Prompts, and how a model answers them."""
+
+    data: PromptSettings = PromptSettings()
+    """where the prompts come from"""
+    samples: int = Field(1, ge=1)
+    """responses per prompt"""
+    seed: int = Field(0, ge=0)
+    """the same seed gives the same responses"""
+    sampling: SamplingSettings = SamplingSettings(max_new_tokens=64)
+    """how to sample"""
+    batch_size: int = Field(32, ge=1)
+    """responses sampled at the same time; it changes no response"""
+
+    @model_validator(mode="after")
+    def _check_data(self) -> Self:
+        check_prompts(self.data)
+        return self
+
+
+class GenerateSettings(ResponseSettings):
+    """Sample responses of a model."""
+
+    prompt: tuple[str, ...] | str = ()
+    """a prompt, or a list of them, instead of data"""
+    raw: bool = False
+    """continue prompts as plain text, also where the run that trained the model made conversations of them"""
+    out: Path | None = None
+    """a .jsonl, .json or .parquet file to write; none = print"""
+
+
+class Response(NamedTuple):
+    """One response."""
+
+    group: int
+    """which prompt it answers"""
+    prompt: str
+    response: str
+    finish_reason: str
+    """eos, stop or length"""
+    tokens: int
+    """its length, end token included"""
+    columns: Mapping[str, Any]
+    """what else the prompt's row holds"""
+
+
+def load_policy(model: str, settings: UseSettings) -> tuple[Policy, PreTrainedTokenizerBase]:
+    """Load a trained model, ready to sample and to score; raises UserError where there is none."""
+    loaded, tokenizer = load_trained(model, settings.gguf_file, settings.dtype)
+    return Policy(loaded).to(Processes(settings.device).device), tokenizer
+
+
+def responses(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: PromptSet,
+    settings: ResponseSettings,
+    indices: Sequence[int] | None = None,
+) -> Iterator[Response]:
+    """Yield `settings.samples` responses to every prompt, prompt by prompt.
+
+    Args:
+        policy: the model.
+        tokenizer: its tokenizer.
+        prompts: tokenized by it.
+        settings: how to sample.
+        indices: of the prompts to answer; all when None. Response number n draws the same random numbers whatever the
+            model and whichever prompts these are.
+    """
+    chosen = range(len(prompts)) if indices is None else indices
+    total = len(chosen) * settings.samples
+    sampler = Sampler(policy, tokenizer, settings.sampling, settings.seed)
+    sampler.prepare(min(total, settings.batch_size), max((len(prompts.ids[index]) for index in chosen), default=0))
+    collector = Collector(prompts, sampler, (), tokenizer)
+    for start in range(0, total, settings.batch_size):
+        rows = range(start, min(start + settings.batch_size, total))
+        groups = [row // settings.samples for row in rows]
+        batch, texts = collector.sample([chosen[group] for group in groups], 0, rows)
+        lengths = batch["mask"].sum(1).long().tolist()
+        for n, group in enumerate(groups):
+            columns = {name: values[chosen[group]] for name, values in prompts.columns.items()}
+            prompt, response, reason = (texts[name][n] for name in ("prompt", "response", "finish_reason"))
+            yield Response(group, prompt, response, reason, lengths[n], columns)
+
+
+def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]:
+    """Yield prompt, response, finish reason and the other columns of the prompt's row, prompt by prompt.
+
+    Raises:
+        UserError: there is no such model, or no prompt.
+    """
+    if not settings.raw:
+        settings = settings.model_copy(update={"data": _as_trained(model, settings.data)})
+    policy, tokenizer = load_policy(model, settings)
+    prompts = _prompts(settings, tokenizer)
+    taken = {"response", "finish_reason"} & set(prompts.columns)
+    if taken:
+        raise UserError(f"{settings.data.path}: rename the column {min(taken)!r}; what is generated gets that name")
+    for one in responses(policy, tokenizer, prompts, settings):
+        yield {
+            "prompt": one.prompt,
+            "response": one.response,
+            "finish_reason": one.finish_reason,
+            **one.columns,
+        }
+
+
+def write(rows: Iterator[dict[str, Any]], out: Path) -> int:
+    """Write rows as JSON lines, one JSON list or Parquet, and return their number.
+
+    Raises:
+        UserError: the file exists, or its name says none of these.
+    """
+    check_new(out)
+    if out.suffix not in FORMATS:
+        raise UserError(f"--out {out}: the name must end in {', '.join(FORMATS)}")
+    if out.suffix == ".jsonl":
+        return _write_lines(rows, out)
+    everything = list(rows)
+    if out.suffix == ".json":
+        with replacing(out) as file:
+            file.write(json.dumps(everything, ensure_ascii=False, indent=1, default=str).encode())
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_table(out, pa.Table.from_pylist(everything))
+    return len(everything)
+
+
+def _write_lines(rows: Iterator[dict[str, Any]], out: Path) -> int:
+    count = 0
+    with replacing(out) as file:
+        for row in rows:
+            count += 1
+            file.write(f"{json.dumps(row, ensure_ascii=False, default=str)}\n".encode())
+    return count
+
+
+def _as_trained(model: str, data: PromptSettings) -> PromptSettings:
+    """The settings, with conversations made of texts in the way of the run that trained the model, if it did."""
+    place = expanded(model)
+    folder = next((one for one in (place, place.parent) if (one / "run.json").exists()), None)
+    if folder is None or (folder is place.parent and place.name != "model"):
+        return data
+    trained = cavesson.open(folder).info.get("config", {}).get("data", {})
+    if not (trained.get("chat") or trained.get("template") or _has_conversations(trained)):
+        return data
+    own = {name: trained.get(name) for name in ("template", "system") if getattr(data, name) is None}
+    return data.model_copy(update={"chat": True, **own})
+
+
+def _has_conversations(trained: Mapping[str, Any]) -> bool:
+    """Whether the first row that a run was trained on is a conversation; if its data is gone, it is taken for text."""
+    try:
+        settings = AnyDataSettings.model_validate({**trained, "max_rows": 1, "validation": 0.0})
+        row = load(settings, recognised(ViewSettings(data=settings)).kind).train[0]
+    except (UserError, ValueError):
+        return False
+    return not isinstance(row.prompt, str)
+
+
+def _prompts(settings: GenerateSettings, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+    given = (settings.prompt,) if isinstance(settings.prompt, str) else settings.prompt
+    if bool(given) == bool(settings.data.path or settings.data.mix):
+        raise UserError('give either --prompt "…" or --data.path FILE')
+    if given:
+        return tokenize(given, tokenizer, settings.data.max_prompt_tokens, chat=Chat.of(settings.data, tokenizer))
+    return load_prompts(settings.data, tokenizer)

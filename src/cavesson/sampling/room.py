@@ -1,0 +1,75 @@
+"""Whether prompts and responses fit: into the model's positions, and into memory."""
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from cavesson.errors import UserError, first_line
+from cavesson.memory import free_memory
+from cavesson.models.parts import UNSUPPORTED, causal, probe_ids, trunk
+
+BYTES_PER_TOKEN = 100
+"""Of a response while it is sampled, on CPU: its random number (three copies of 8 bytes), its id as a Python number
+(36) and in a tensor (8), the mask (two of 8, then 4), and its log-probability (three of 4)."""
+
+
+def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest: int) -> None:
+    """Predict what sampling will need, before anything is allocated.
+
+    Args:
+        model: a causal language model.
+        responses: of a step.
+        rows: how many of them are sampled at the same time.
+        prompt: tokens of the longest prompt.
+        longest: most tokens of a response.
+
+    Raises:
+        UserError: the model has too few positions, or there is too little memory.
+    """
+    limit = position_limit(causal(model).config)
+    if limit is not None and prompt + longest > limit:
+        raise UserError(
+            f"prompts of up to {prompt:,} and responses of up to {longest:,} tokens do not fit into the model's "
+            f"{limit:,} positions; reduce sampling.max_new_tokens to {max(1, limit - prompt):,}, or use shorter prompts"
+        )
+    device = causal(model).device
+    needs = {torch.device("cpu"): responses * longest * BYTES_PER_TOKEN}
+    needs[device] = needs.get(device, 0) + cache_bytes(model, rows, prompt + longest)
+    for place, size in needs.items():
+        free = free_memory(place)
+        if size > free:
+            raise UserError(
+                f"sampling {rows} responses of up to {longest:,} tokens at the same time needs {size / 2**30:,.1f} GiB "
+                f"of memory on {place}, and {free / 2**30:,.1f} GiB are free; reduce sampling.max_new_tokens or the "
+                "batch size"
+            )
+
+
+def position_limit(config: PretrainedConfig) -> int | None:
+    """The most tokens of a sequence that the model was made for; None if it has no such limit."""
+    text = config.get_text_config()
+    most = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or 0
+    rope = getattr(text, "rope_parameters", None) or {}
+    if most <= 0 or "factor" not in rope:
+        return most if most > 0 else None
+    return max(most, int(rope["factor"] * (rope.get("original_max_position_embeddings") or most)))
+
+
+@torch.no_grad()
+def cache_bytes(model: nn.Module, rows: int, size: int) -> int:
+    """Bytes of the keys and values of `rows` sequences of `size` tokens, from those of a sequence of two."""
+    ids = probe_ids(model, 2)[None]
+    try:
+        cache = getattr(trunk(model)(input_ids=ids, use_cache=True), "past_key_values", None)
+    except UNSUPPORTED as error:
+        kind = causal(model).config.model_type
+        reason = f"{type(error).__name__} ({first_line(error)})"
+        raise UserError(f"{kind} cannot be sampled from: a prompt with a cache raises {reason}") from error
+    total = 0
+    for layer in getattr(cache, "layers", ()):
+        # Layers without attention have neither, or empty ones.
+        kept = (getattr(layer, "keys", None), getattr(layer, "values", None))
+        tensors = [x for x in kept if isinstance(x, Tensor) and x.ndim == 4]
+        tokens = min(size, getattr(layer, "sliding_window", None) or size)
+        total += sum(rows * tokens * x.numel() * x.element_size() // x.shape[-2] for x in tensors)
+    return total

@@ -1,0 +1,60 @@
+"""How responses are sampled. The defaults are pure: what is sampled from is exactly what is scored."""
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from cavesson.config import Settings
+
+
+class SamplingSettings(Settings):
+    """How responses are sampled."""
+
+    temperature: float = Field(1.0, ge=0)
+    """divides the logits, when sampling and when scoring alike; 0 takes the likeliest token (not for training)"""
+    top_k: int = Field(0, ge=0)
+    """keep only the k likeliest tokens; 0 = off. Filtered sampling makes the KL estimate wrong"""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """keep the smallest set of tokens with at least this probability; 1 = off"""
+    min_new_tokens: int = Field(0, ge=0)
+    """forbid the end of the response before this many tokens; 0 = off. It makes the KL estimate wrong"""
+    max_new_tokens: int = Field(32, ge=1)
+    """longest response, in tokens"""
+    random_length: tuple[int, int] | None = None
+    """draw each response's own limit uniformly from [low, high], both included, instead of max_new_tokens"""
+    stop: tuple[str, ...] = ()
+    """texts at which a response ends, such as "###Human"; the text and its tensors are cut before them"""
+    eos_token_ids: tuple[int, ...] = ()
+    """tokens that end a response; empty = those of the model's generation config and tokenizer"""
+    batch_size: int = Field(0, ge=0)
+    """responses sampled at the same time; 0 = all of the step"""
+
+    @property
+    def filters(self) -> list[str]:
+        """The settings that make what is sampled from differ from what is scored."""
+        off = {"top_k": 0, "top_p": 1.0, "min_new_tokens": 0}
+        return [f"{name} {getattr(self, name)}" for name, value in off.items() if getattr(self, name) != value]
+
+    @property
+    def longest(self) -> int:
+        return self.random_length[1] if self.random_length else self.max_new_tokens
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_several(cls, stop: object) -> object:
+        return (stop,) if isinstance(stop, str) else stop
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.random_length and not 1 <= self.random_length[0] <= self.random_length[1]:
+            raise ValueError(f"random_length must be [low, high] with 1 <= low <= high, not {list(self.random_length)}")
+        if self.random_length:
+            self.refuse("max_new_tokens", "beside random_length; set one of them")
+        if self.temperature == 0:
+            for name in ("top_k", "top_p"):
+                self.refuse(name, "with temperature 0, which always takes the likeliest token")
+        if self.min_new_tokens > self.longest:
+            raise ValueError(f"min_new_tokens {self.min_new_tokens} is over the length limit {self.longest}")
+        if "" in self.stop:
+            raise ValueError("an empty stop text would end every response at once")
+        return self

@@ -1,0 +1,82 @@
+"""Where responses are cut, and which are discarded. A new rule is an entry in one of these two tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+
+from pydantic import field_validator, model_validator
+
+from cavesson.config import Settings
+
+CUTS: dict[str, tuple[str, ...]] = {
+    "next_turn": ("###Human", "###Assistant", "\n\nHuman:", "\n\nAssistant:", "<|im_start|>", "<|user|>"),
+    "next_line": ("\n",),
+    "next_paragraph": ("\n\n",),
+}
+"""Texts before which a response is cut: where the model goes on to speak for somebody else, or too long."""
+
+DISCARDS: dict[str, Callable[[str], bool]] = {
+    "stray_hash": lambda text: "#" in text,
+    "stray_smiley": lambda text: ":)" in text or ";)" in text,
+    "too_short": lambda text: len(text.strip()) < 2,
+}
+"""Which responses earn no score of their own."""
+
+DISCARD_PART = "discard/"
+"""How the parts of a reward begin that say which rule discarded a response."""
+
+
+class CleaningSettings(Settings):
+    """Where responses are cut, and which are discarded."""
+
+    cut: tuple[str, ...] = ()
+    """cut responses, text and tokens alike, before what these name: "next_turn" (the marks of a human's or assistant's
+    next turn), "next_line", "next_paragraph"; texts of your own belong into sampling.stop"""
+    discard: tuple[str, ...] = ()
+    """responses that get discard_reward whatever they scored: "stray_hash" (with a #), "stray_smiley" (with :) or ;)),
+    "too_short" (fewer than two characters)"""
+    discard_reward: float | None = None
+    """the reward of a discarded response; it should lie below what your rewards give"""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The texts of `cut`, for the sampler to end responses at."""
+        return tuple(text for name in self.cut for text in CUTS[name])
+
+    @field_validator("cut", "discard", mode="before")
+    @classmethod
+    def _one_or_several(cls, names: object) -> object:
+        return (names,) if isinstance(names, str) else names
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for field, names, table in (("cut", self.cut, CUTS), ("discard", self.discard, DISCARDS)):
+            unknown = next((name for name in names if name not in table), None)
+            if unknown is not None:
+                raise ValueError(f"{field}: there is no {unknown!r}; use {', '.join(table)}")
+        if self.discard and self.discard_reward is None:
+            raise ValueError("discard needs discard_reward: a reward below what yours give, such as -10")
+        if not self.discard:
+            self.refuse("discard_reward", "without discard, which names the responses that get it")
+        return self
+
+
+def discard(
+    settings: CleaningSettings, responses: Sequence[str], rewards: Sequence[float]
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Put `discard_reward` in the place of a discarded response's reward.
+
+    Returns:
+        the rewards `[B]`; and for each rule of the settings a part of the reward, 1 where it discards the response and
+        0 elsewhere, so that the record shows which rule did it and what the response would have scored.
+    """
+    parts = {DISCARD_PART + name: [float(DISCARDS[name](text)) for text in responses] for name in settings.discard}
+    kept = list(rewards)
+    for row, found in enumerate(zip(*parts.values(), strict=True)):
+        if any(found) and settings.discard_reward is not None:
+            kept[row] = settings.discard_reward
+    return kept, parts
+
+
+def is_discarded(parts: Mapping[str, float]) -> bool:
+    """Whether the parts of a response's reward say that a rule discarded it."""
+    return any(value for name, value in parts.items() if name.startswith(DISCARD_PART))

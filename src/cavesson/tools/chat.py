@@ -1,0 +1,136 @@
+"""A conversation in the terminal: what `cavesson generate MODEL --chat` does."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from pydantic import Field
+from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
+
+from cavesson.data.chat import Chat, read_template
+from cavesson.data.encode import Asked, Encoder
+from cavesson.data.types import Turn
+from cavesson.models.parts import causal
+from cavesson.models.policy import Policy
+from cavesson.sampling.decoding import check_generate
+from cavesson.sampling.generate import UseSettings, load_policy
+from cavesson.sampling.randomness import Purpose, generator
+from cavesson.sampling.room import position_limit
+from cavesson.sampling.sampler import eos_token_ids
+from cavesson.sampling.settings import SamplingSettings
+from cavesson.text.visible import visible
+
+
+class TalkSettings(UseSettings):
+    """Talk to a model in the terminal."""
+
+    template: str | None = None
+    """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
+    system: str | None = None
+    """what the system says first"""
+    sampling: SamplingSettings = SamplingSettings(max_new_tokens=512, temperature=0.7, top_p=0.95)
+    """how to sample"""
+    seed: int = Field(0, ge=0)
+    """the same seed gives the same answers to the same turns"""
+
+
+def chat(model: str, settings: TalkSettings) -> None:
+    """Answer the lines of standard input until it ends, or until /quit or Ctrl-C.
+
+    Tokens are printed as they come. `/reset` forgets what was said.
+
+    Raises:
+        UserError: there is no model, or no chat template.
+    """
+    policy, tokenizer = load_policy(model, settings)
+    talk = Talk(policy, tokenizer, settings)
+    if sys.stdin.isatty():
+        print("/reset forgets what was said; /quit, Ctrl-C or Ctrl-D leaves")
+    try:
+        for line in _lines():
+            if line == "/quit":
+                break
+            if line == "/reset":
+                talk.reset()
+                print("(forgotten)")
+            elif line:
+                talk.answer(line)
+    except KeyboardInterrupt:
+        print()
+
+
+class Talk:
+    """A conversation with a model."""
+
+    def __init__(self, policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: TalkSettings) -> None:
+        self.policy, self.tokenizer, self.settings = policy, tokenizer, settings
+        self.chat = Chat(tokenizer, read_template(settings.template), settings.system)
+        self.encoder = Encoder(self.chat)
+        self.turns: list[Turn] = []
+        self.chat.render(self.chat.opened([Turn("user", "")]), answer=True)  # a missing template is said before waiting
+        check_generate(policy.model)
+
+    def reset(self) -> None:
+        """Forget what was said."""
+        self.turns = []
+
+    def answer(self, line: str) -> None:
+        """Print the model's answer while it is sampled; what was said before is remembered."""
+        turns = [*self.turns, Turn("user", line)]
+        (prompt,) = self.encoder.prompts([Asked("the conversation", tuple(turns))])
+        ids = torch.tensor([prompt.ids], device=self.policy.device)
+        length = len(prompt.ids)
+        model: Any = causal(self.policy.model)
+        limit = position_limit(model.config)
+        if limit is not None and length + self.settings.sampling.max_new_tokens > limit:
+            print(f"(this conversation no longer fits into the model's {limit} tokens; /reset starts a new one)")
+            return
+        # Every turn has its own numbers, so that answers depend on nothing but the seed and what was said.
+        torch.manual_seed(int(generator(self.settings.seed, Purpose.GLOBAL, step=len(turns)).integers(2**32)))
+        whole = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=self._generation(),
+            tokenizer=self.tokenizer,
+            streamer=_Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
+        )
+        answer = self.tokenizer.decode(whole[0, length:], skip_special_tokens=True)
+        self.turns = [*turns, Turn("assistant", str(answer))]
+
+    def _generation(self) -> GenerationConfig:
+        """The settings in the library's names; nothing is taken from the model's own defaults."""
+        sampling = self.settings.sampling
+        filters = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        return GenerationConfig(
+            do_sample=sampling.temperature > 0,
+            **(filters if sampling.temperature > 0 else {}),
+            repetition_penalty=1.0,
+            min_new_tokens=sampling.min_new_tokens,
+            max_new_tokens=sampling.max_new_tokens,
+            stop_strings=list(sampling.stop) or None,
+            eos_token_id=eos_token_ids(self.policy, self.tokenizer, sampling),
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+
+
+class _Streamer(TextStreamer):
+    """Prints text as it comes; to a terminal with signs for what would command it."""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        super().on_finalized_text(visible(text) if sys.stdout.isatty() else text, stream_end)
+
+
+def _lines() -> Iterator[str]:
+    """The lines that are typed or piped in, without blanks around them."""
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in sys.stdin)
+        return
+    import readline  # noqa: F401  gives `input` a history and the arrow keys
+
+    while True:
+        try:
+            yield input("> ").strip()
+        except EOFError:
+            print()
+            return

@@ -1,0 +1,259 @@
+"""Several models on the same prompts with the same random numbers: what `cavesson compare` does."""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path, PurePath
+from statistics import fmean
+from typing import Any, Self
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+from pydantic import Field, model_validator
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from cavesson.config_paths import LocalPath
+from cavesson.data.prompts import PromptSet, load_prompts
+from cavesson.errors import UserError
+from cavesson.models.settings import StartSettings
+from cavesson.models.trained import load_start_tokenizer
+from cavesson.record.files import write_json
+from cavesson.record.new_folder import new_folder
+from cavesson.record.writable import check_new
+from cavesson.sampling.generate import Response, ResponseSettings, load_policy, responses
+from cavesson.text.statistics import contains, distinct, words
+from cavesson.text.visible import visible, visible_line
+from cavesson.tools.scorers import ScorerSettings, check_scorers, estimate, parts_of, score_by_length, shown
+from cavesson.train.intervals import Interval, mean_interval
+
+
+class CompareSettings(ResponseSettings, ScorerSettings):
+    """Compare models on the same prompts with the same random numbers."""
+
+    prompts: LocalPath | None = None
+    """a file of prompts; short for data.path"""
+    show: int = Field(3, ge=0)
+    """prompts whose responses are shown side by side in the terminal"""
+    out: Path | None = None
+    """folder to write: comparison.html with every response, and comparison.json"""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = (self.prompts, self.data.path, self.data.mix or None)
+        if sum(source is not None for source in given) != 1:
+            raise ValueError("give the prompts once: --prompts FILE, or data.path, or data.mix")
+        return self
+
+
+@dataclass(frozen=True)
+class Column:
+    """One model of a comparison."""
+
+    name: str
+    rewards: dict[str, Interval]
+    """the sum of all rewards, and every part"""
+    difference: Interval | None
+    """of the sum to the first model's, response by response; none for the first and without rewards"""
+    win_rate: Interval | None
+    """share of responses with a higher sum than the first model's to the same prompt; a tie counts one half"""
+    tokens: float
+    """mean length of the responses in this model's own tokens"""
+    words: float
+    """mean length in words, which are the same for every model"""
+    ended: float
+    """share of responses that ended by themselves"""
+    distinct_1: float | None
+    distinct_2: float | None
+    """different one- and two-word sequences of all responses, as a share of all of them"""
+    stray_hash: float
+    """share of responses with a #"""
+    responses: list[dict[str, Any]]
+    """prompt, response, finish_reason, tokens and rewards of every response"""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the models said."""
+
+    columns: list[Column]
+    prompts: int
+    samples: int
+    dropped: int
+    """prompts that are too long for one of the models"""
+    settings: dict[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        """What the columns are called where people read them."""
+        return short_names([column.name for column in self.columns])
+
+
+def short_names(models: Sequence[str]) -> list[str]:
+    """The fewest last parts of the models' paths that tell them apart; the `model` inside a run goes without saying."""
+    paths = [PurePath(model.removesuffix("/model")).parts for model in models]
+    for count in range(1, max(map(len, paths)) + 1):
+        names = [str(PurePath(*path[-count:])) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return list(models)
+
+
+def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
+    """Sample responses of every model and compare them with those of the first.
+
+    Models are loaded one after the other, and the rewards after all of them, so that there is one in memory at a time.
+
+    Raises:
+        UserError: there is no model or no prompt, or the folder to write exists.
+    """
+    if settings.out is not None:
+        check_new(settings.out)
+    if len(set(models)) < len(models) or not models:
+        raise UserError("name the models to compare, each of them once: cavesson compare A B --prompts FILE")
+    if settings.prompts is not None:
+        settings = settings.model_copy(update={"data": settings.data.model_copy(update={"path": settings.prompts})})
+    sets = [load_prompts(settings.data, load_start_tokenizer(_start(model, settings))) for model in models]
+    indices = _common(sets)
+    if not indices[0]:
+        raise UserError("no prompt is short enough for every model; raise data.max_prompt_tokens")
+    if settings.rewards:
+        check_scorers(settings, settings.device, sets[0])
+    answers = [_answers(*each, settings) for each in zip(models, sets, indices, strict=True)]
+    scores = [_scores(answer, settings) for answer in answers]
+    comparison = Comparison(
+        columns=[_column(*each, scores[0]) for each in zip(models, answers, scores, strict=True)],
+        prompts=len(indices[0]),
+        samples=settings.samples,
+        dropped=len(sets[0]) + len(sets[0].dropped) - len(indices[0]),
+        settings=settings.model_dump(mode="json"),
+    )
+    if settings.out is not None:
+        write(comparison, settings.out)
+    return comparison
+
+
+def show(comparison: Comparison, console: Console, prompts: int) -> None:
+    """Print the table, and the first responses to the first prompts side by side."""
+    names = [escape(visible_line(name)) for name in comparison.names]
+    title = f"{comparison.prompts} prompts, responses to each: {comparison.samples}"
+    table = Table("", *names, title=title)
+    for label, cells in rows(comparison):
+        table.add_row(Text(visible_line(label)), *cells)
+    console.print(table)
+    sides = Table(*names, show_lines=True)
+    for number in range(min(prompts, comparison.prompts)):
+        sides.add_row(*(_side(column.responses[number * comparison.samples]) for column in comparison.columns))
+    if prompts:
+        console.print(sides)
+
+
+def write(comparison: Comparison, out: Path) -> None:
+    """Write comparison.html and comparison.json into the new folder `out`."""
+    environment = Environment(loader=PackageLoader("cavesson.tools"), autoescape=True, trim_blocks=True)
+    environment.filters["visible"] = visible
+    script = files("cavesson.tools").joinpath("templates", "comparison.js").read_text(encoding="utf-8")
+    page = environment.get_template("comparison.html").render(
+        comparison=comparison,
+        script=Markup(script),
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),  # browsers run this script and no other
+        rows=rows(comparison),
+        sides=list(zip(*(column.responses for column in comparison.columns), strict=True)),
+    )
+    with new_folder(out) as folder:
+        (folder / "comparison.html").write_text(page, encoding="utf-8")
+        write_json(folder / "comparison.json", asdict(comparison))
+
+
+def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """The lines of the table as texts; what nobody measured is missing."""
+    columns = comparison.columns
+    lines = [(name, [shown(column.rewards[name]) for column in columns]) for name in columns[0].rewards]
+    if columns[0].rewards:
+        lines += [
+            ("difference to the first", [shown(c.difference) if c.difference else "" for c in columns]),
+            ("win rate over the first", [shown(c.win_rate) if c.win_rate else "" for c in columns]),
+        ]
+    return [
+        *lines,
+        ("length in tokens", [f"{c.tokens:.1f}" for c in columns]),
+        ("length in words", [f"{c.words:.1f}" for c in columns]),
+        ("ended by itself", [f"{c.ended:.0%}" for c in columns]),
+        ("distinct-1", [_share(c.distinct_1) for c in columns]),
+        ("distinct-2", [_share(c.distinct_2) for c in columns]),
+        ("with a stray #", [f"{c.stray_hash:.0%}" for c in columns]),
+    ]
+
+
+def _start(model: str, settings: CompareSettings) -> StartSettings:
+    return StartSettings(path=model, gguf_file=settings.gguf_file)
+
+
+def _common(sets: Sequence[PromptSet]) -> list[list[int]]:
+    """For each model the indices of the prompts that no model drops."""
+    kept = [sorted(set(range(len(prompts) + len(prompts.dropped))) - set(prompts.dropped)) for prompts in sets]
+    common = set.intersection(*map(set, kept))
+    return [[index for index, row in enumerate(rows) if row in common] for rows in kept]
+
+
+def _answers(model: str, prompts: PromptSet, indices: Sequence[int], settings: CompareSettings) -> list[Response]:
+    policy, tokenizer = load_policy(model, settings)
+    return list(responses(policy, tokenizer, prompts, settings, indices))
+
+
+def _scores(answers: Sequence[Response], settings: CompareSettings) -> dict[str, list[float]]:
+    if not settings.rewards:
+        return {}
+    columns = {name: [one.columns[name] for one in answers] for name in answers[0].columns}
+    texts = [one.prompt for one in answers], [one.response for one in answers]
+    return parts_of(score_by_length(settings, settings.device, *texts, columns))
+
+
+def _column(
+    name: str, answers: Sequence[Response], scores: dict[str, list[float]], first: dict[str, list[float]]
+) -> Column:
+    groups = [one.group for one in answers]
+    texts = [one.response for one in answers]
+    split = [words(text) for text in texts]
+    total, others = (next(iter(parts.values()), []) for parts in (scores, first))
+    compared = scores is not first and scores != {}
+    gains = [mine - other for mine, other in zip(total, others, strict=True)]
+    return Column(
+        name=name,
+        rewards={part: estimate(values, groups) for part, values in scores.items()},
+        difference=mean_interval(gains, groups) if compared else None,
+        win_rate=mean_interval([(gain > 0) + (gain == 0) / 2 for gain in gains], groups) if compared else None,
+        tokens=fmean(one.tokens for one in answers),
+        words=fmean(map(len, split)),
+        ended=fmean(one.finish_reason != "length" for one in answers),
+        distinct_1=distinct(split, 1),
+        distinct_2=distinct(split, 2),
+        stray_hash=contains(texts, "#"),
+        responses=[
+            {
+                "prompt": one.prompt,
+                "response": one.response,
+                "finish_reason": one.finish_reason,
+                "tokens": one.tokens,
+                **({"reward": total[n]} if total else {}),
+                **({"reward_parts": {part: values[n] for part, values in scores.items()}} if total else {}),
+            }
+            for n, one in enumerate(answers)
+        ],
+    )
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{share:.3f}"
+
+
+def _side(response: dict[str, Any]) -> Text:
+    text = Text(visible_line(response["prompt"]), style="dim")
+    text.append(visible_line(response["response"]), style="default")
+    if "reward" in response:
+        text.append(f"  [{response['reward']:+.3f}]", style="bold")
+    return text

@@ -1,0 +1,94 @@
+"""Figures of one model on held-out data: what `cavesson evaluate` does."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from cavesson.data.chat import Chat
+from cavesson.data.prompts import load_prompts
+from cavesson.record.files import write_json
+from cavesson.record.writable import check_new
+from cavesson.sampling.generate import ResponseSettings, load_policy, responses
+from cavesson.text.counting import counted
+from cavesson.tools.perplexity import Likelihood, TextSettings, measure, read_documents
+from cavesson.tools.scorers import ScorerSettings, check_scorers, estimate, parts_of, score_by_length, shown
+from cavesson.train.intervals import Interval
+
+
+class EvaluateSettings(ResponseSettings, ScorerSettings):
+    """Evaluate a model on held-out text, by rewards, or both."""
+
+    text: TextSettings = TextSettings()
+    """text whose perplexity is measured; of prompts with responses, the responses'"""
+    out: Path | None = None
+    """a .json file to write, with every response"""
+
+    @model_validator(mode="after")
+    def _anything(self) -> Self:
+        if not any((self.text.path, self.text.mix, self.data.path, self.data.mix)):
+            raise ValueError("give --text.path FILE for the perplexity, --data.path FILE and --rewards, or both")
+        if not (self.data.path or self.data.mix):
+            for name in ("rewards", "samples", "seed"):
+                self.refuse(name, "without --data.path, the prompts that responses are sampled to")
+        if not (self.text.path or self.text.mix):
+            for name in ("context", "stride"):
+                self.refuse(f"text.{name}", "without --text.path")
+        return self
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures of one model; what was not asked for is None or empty."""
+
+    model: str
+    text: Likelihood | None
+    rewards: dict[str, Interval]
+    """the sum of all, and every part; of a reward that is only 0 or 1, such as exact_match, the accuracy"""
+    responses: list[dict[str, Any]]
+
+    def __str__(self) -> str:
+        lines = []
+        if self.text is not None:
+            text = self.text
+            lines = [
+                f"perplexity  {text.perplexity:.4g} ({text.nll:.4f} nats per token)",
+                f"            {text.tokens} tokens of {text.documents} documents; windows of {text.context} tokens "
+                f"every {text.stride}",
+            ]
+        count = counted(len(self.responses), "response")
+        return "\n".join(
+            [*lines, *(f"{name}  {shown(mean)}, 95 % interval, {count}" for name, mean in self.rewards.items())]
+        )
+
+
+def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
+    """Measure the perplexity of a text, the rewards of sampled responses, or both.
+
+    Raises:
+        UserError: there is no model, no data or no reward, or the file to write exists.
+    """
+    if settings.out is not None:
+        check_new(settings.out)
+    policy, tokenizer = load_policy(model, settings)
+    prompts = load_prompts(settings.data, tokenizer) if settings.data.path or settings.data.mix else None
+    if prompts is not None:
+        check_scorers(settings, settings.device, prompts)
+    likelihood = None
+    if settings.text.path or settings.text.mix:
+        documents = read_documents(settings.text, Chat.of(settings.text, tokenizer))
+        likelihood = measure(policy, documents, settings.text, settings.batch_size, int(tokenizer.pad_token_id))
+    rewards: dict[str, Interval] = {}
+    answers: list[dict[str, Any]] = []
+    if prompts is not None:
+        said = list(responses(policy, tokenizer, prompts, settings))
+        columns = {name: [one.columns[name] for one in said] for name in prompts.columns}
+        texts = [one.prompt for one in said], [one.response for one in said]
+        parts = parts_of(score_by_length(settings, settings.device, *texts, columns))
+        rewards = {name: estimate(values, [one.group for one in said]) for name, values in parts.items()}
+        answers = [one._asdict() | {name: parts[name][n] for name in parts} for n, one in enumerate(said)]
+    evaluation = Evaluation(model, likelihood, rewards, answers)
+    if settings.out is not None:
+        write_json(settings.out, asdict(evaluation))
+    return evaluation

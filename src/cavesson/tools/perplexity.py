@@ -1,0 +1,135 @@
+"""How well a model predicts a text."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from cavesson.data.chat import Chat, ChatSettings
+from cavesson.data.encode import Asked, Encoder, asked_of
+from cavesson.data.load import load
+from cavesson.data.prompts import padded_prompts
+from cavesson.data.types import Demonstration
+from cavesson.errors import UserError
+from cavesson.models.parts import causal
+from cavesson.models.policy import Policy
+
+_LONGEST_WINDOW = 1024
+
+
+class TextSettings(ChatSettings):
+    """Held-out text."""
+
+    context: int | None = Field(None, ge=2)
+    """tokens the model reads at a time; none = 1024, or fewer where the model cannot read more"""
+    stride: int | None = Field(None, ge=1)
+    """tokens from one window of a long document to the next, fewer than `context`: from the second window on, every
+    token is predicted from at least context − stride others; none = half of `context`"""
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """How well a model predicts a text."""
+
+    documents: int
+    tokens: int
+    """those that were predicted"""
+    nll: float
+    """mean of −log p per token, in nats"""
+    perplexity: float
+    """e^nll"""
+    context: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """Token ids, and which of them count; the first, which nothing comes before, never does."""
+
+    ids: Sequence[int]
+    counts: Sequence[bool]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a document: what is read, what is predicted, and which of that counts."""
+
+    context: Sequence[int]
+    targets: Sequence[int]
+    counts: Sequence[bool]
+
+
+def read_documents(settings: TextSettings, chat: Chat) -> list[Document]:
+    """The rows as tokens. Of plain text every token counts; of prompts with responses what training learns."""
+    rows = load(settings, Demonstration).train
+    encoder = Encoder(chat)
+    plain = [row.prompt == "" for row in rows]
+    asked = [asked_of(row, f"{settings.path}: row {n}") for n, row in enumerate(rows, start=1)]
+    texts = [Asked(one.place, one.responses[0]) for one, is_plain in zip(asked, plain, strict=True) if is_plain]
+    others = [one for one, is_plain in zip(asked, plain, strict=True) if not is_plain]
+    documents = [Document(line.ids, [False] + [True] * (len(line.ids) - 1)) for line in encoder.prompts(texts)]
+    return documents + [Document(line.ids, line.learn) for (line,) in encoder.lines(others)]
+
+
+def windows(document: Document, context: int, stride: int) -> list[Window]:
+    """Stretches of at most `context` tokens, each beginning `stride` tokens after the one before it.
+
+    Every token but the first is predicted once: by the first window that reaches it, from what that window holds
+    before it. With one window this is the likelihood itself; with several, the approximation of
+    huggingface.co/docs/transformers/perplexity.
+    """
+    cut = []
+    done = 1
+    for begin in range(0, len(document.ids), stride):
+        end = min(begin + context, len(document.ids))
+        if any(document.counts[done:end]):
+            cut.append(Window(document.ids[begin:done], document.ids[done:end], document.counts[done:end]))
+        done = end
+        if end == len(document.ids):
+            break
+    return cut
+
+
+def measure(
+    policy: Policy, documents: Sequence[Document], settings: TextSettings, batch_size: int, pad: int
+) -> Likelihood:
+    """The mean of −log p over all tokens that count, of all documents together.
+
+    Raises:
+        UserError: the windows do not fit the model or each other, or no token counts.
+    """
+    limit = getattr(causal(policy.model).config.get_text_config(), "max_position_embeddings", _LONGEST_WINDOW)
+    context = settings.context or min(_LONGEST_WINDOW, limit)
+    stride = settings.stride or context // 2
+    if context > limit:
+        raise UserError(f"text.context {context}: the model reads {limit} tokens at most")
+    if stride >= context:
+        raise UserError(f"text.stride {stride} must be less than text.context {context}")
+    cut = [window for document in documents for window in windows(document, context, stride)]
+    cut.sort(key=lambda window: -len(window.context) - len(window.targets))
+    count = sum(sum(window.counts) for window in cut)
+    if not count:
+        raise UserError("text: there is no token to predict; every document needs two")
+    total = math.fsum(
+        _log_likelihood(policy, cut[start : start + batch_size], pad) for start in range(0, len(cut), batch_size)
+    )
+    return Likelihood(len(documents), count, -total / count, math.exp(-total / count), context, stride)
+
+
+@torch.no_grad()
+def _log_likelihood(policy: Policy, part: Sequence[Window], pad: int) -> float:
+    """Sum of log p over the tokens of some windows that count."""
+    batch = padded_prompts([window.context for window in part], pad).with_columns(
+        response_ids=_padded([torch.tensor(window.targets) for window in part], pad),
+        mask=_padded([torch.ones(len(window.targets)) for window in part], 0),
+    )
+    counts = _padded([torch.tensor(window.counts, dtype=torch.float64) for window in part], 0)
+    return float((policy(batch.to(policy.device)).logprob.double().cpu() * counts).sum())
+
+
+def _padded(rows: Sequence[Tensor], value: int) -> Tensor:
+    return pad_sequence(list(rows), batch_first=True, padding_value=value)

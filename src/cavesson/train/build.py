@@ -1,0 +1,180 @@
+"""From settings to a trainer that is ready for its first step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from cavesson.data.chat import Chat, ChatSettings, read_template
+from cavesson.data.prompts import PromptSet, load_prompts, tokenize
+from cavesson.errors import UserError
+from cavesson.integrations.trackers import require
+from cavesson.models.load import prepare, with_pad_token
+from cavesson.models.policy import Policy, build_learner, build_policy
+from cavesson.models.settings import StartSettings
+from cavesson.models.trained import check_start, load_start
+from cavesson.rewards import Reward, build_rewards, rehearse
+from cavesson.rewards.base import RewardFunction
+from cavesson.rewards.shaping import Shaping
+from cavesson.sampling.randomness import Purpose, generator
+from cavesson.sampling.sampler import Sampler
+from cavesson.train.loop import Trainer
+from cavesson.train.offline import ExampleTrainer, steps_of
+from cavesson.train.online import RolloutTrainer
+from cavesson.train.optimizer import Optimizer
+from cavesson.train.processes import Processes
+from cavesson.train.rollouts import Collector
+from cavesson.train.settings import ExampleRun, RolloutRun
+from cavesson.train.update import Learner
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a caller from Python may give as objects instead of naming it in the settings."""
+
+    model: PreTrainedModel | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None
+    rewards: RewardFunction | Sequence[Reward] | None = None
+
+    @property
+    def given(self) -> list[str]:
+        return [name for name, value in vars(self).items() if value is not None]
+
+
+def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processes) -> Trainer:
+    """Read the data, load the models and give everything its place.
+
+    Raises:
+        UserError: something in the settings or the data is wrong.
+    """
+    if inputs.model is not None and inputs.tokenizer is None:
+        raise UserError("a model object comes without its tokenizer; pass tokenizer= as well")
+    if settings.batch_size < processes.count:
+        raise UserError(f"batch_size {settings.batch_size} is less than one row for each process")
+    require(settings.trackers)
+    for name, start in settings.starts().items():
+        if name != "model" or inputs.model is None:
+            check_place(name, start)
+    if isinstance(settings, RolloutRun):
+        return build_rollout_trainer(settings, inputs, processes)
+    return build_example_trainer(settings, inputs, processes)
+
+
+def check_place(name: str, start: StartSettings) -> None:
+    """Look whether the model that a group of settings names is there; raises UserError where it is not."""
+    try:
+        check_start(start)
+    except UserError as error:
+        raise UserError(f"{name}.path: {error}") from error
+
+
+def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Processes) -> RolloutTrainer:
+    """A trainer of an algorithm that learns from its own responses."""
+    # The user's mistakes are found before the first weight is loaded, as far as that is possible.
+    rewards = _rewards(settings, inputs, processes.device)
+    tokenizer = inputs.tokenizer or settings.load_tokenizer()
+    tokenizer = _ready(tokenizer, settings.model.path, settings.data)
+    prompts = _prompts(settings, inputs, tokenizer)
+    rehearse(rewards, prompts.texts, prompts.columns)
+    policy = _policy(settings, inputs, processes)
+    stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
+    sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
+    sampler = Sampler(policy, tokenizer, sampling, settings.seed, is_scored=True)
+    sampler.prepare(len(processes.share(settings.batch_size)), max(map(len, prompts.ids)))
+    return RolloutTrainer(
+        settings=settings,
+        learner=Learner(policy, Optimizer(policy, settings.optimizer), settings.algorithm, processes),
+        tokenizer=tokenizer,
+        steps=settings.steps,
+        recorder=None,
+        trackers=None,
+        next_step=0,
+        algorithm=settings.algorithm,
+        policy=policy,
+        order=prompts.order(settings.seed, settings.data.shuffle),
+        collector=Collector(prompts, sampler, rewards, tokenizer, settings.cleaning),
+        shaping=Shaping(settings.shaping),
+        kl_coef=settings.kl.coef,
+        folder=settings.run,
+    )
+
+
+def _policy(settings: RolloutRun, inputs: Inputs, processes: Processes) -> Policy:
+    """The policy as it starts, with the critic and the reference of the settings, the same in every process."""
+    _seed_initial_weights(settings.seed)  # adapters start at random
+    model = inputs.model or load_start(settings.model, settings.model.quantization)
+    policy = build_policy(
+        prepare(model),
+        settings.model,
+        settings.critic,
+        settings.reference,
+        settings.scoring_temperature,
+        settings.shares_prompts,
+    ).to(processes.device)
+    processes.share_weights(policy)
+    return policy
+
+
+def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Processes) -> ExampleTrainer:
+    """A trainer of an algorithm that learns from given examples."""
+    wrong = {"prompts", "rewards"} & set(inputs.given)
+    if wrong:
+        raise UserError(f"this algorithm learns from the examples in data.path; it takes no {min(wrong)}=")
+    tokenizer = inputs.tokenizer or settings.load_tokenizer()
+    tokenizer = _ready(tokenizer, settings.model.path, settings.data)
+    examples = settings.examples(tokenizer)
+    steps = steps_of(settings, examples.train.size)
+    if steps is None:
+        raise UserError("data.stream: nobody knows how many rows there are; set steps")
+    _seed_initial_weights(settings.seed)  # adapters and new heads start at random
+    model = inputs.model or settings.load_model(tokenizer)
+    role = settings.role(build_learner(prepare(model), settings.model)).to(processes.device)
+    processes.share_weights(role)
+    return ExampleTrainer(
+        settings=settings,
+        learner=Learner(role, Optimizer(role, settings.optimizer), settings.algorithm, processes),
+        tokenizer=tokenizer,
+        steps=steps,
+        recorder=None,
+        trackers=None,
+        next_step=0,
+        examples=examples,
+    )
+
+
+def _seed_initial_weights(seed: int) -> None:
+    torch.manual_seed(int(generator(seed, Purpose.INITIAL_WEIGHTS).integers(2**32)))
+
+
+def _ready(tokenizer: PreTrainedTokenizerBase, name: str, data: ChatSettings) -> PreTrainedTokenizerBase:
+    """A tokenizer that can pad, with the chat template of the settings, which is thus saved with the model."""
+    if data.template is not None:
+        tokenizer.chat_template = read_template(data.template)
+    return with_pad_token(tokenizer, name)
+
+
+def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tuple[Reward, ...]:
+    if inputs.rewards is None:
+        rewards = build_rewards(settings.rewards, device)
+    elif callable(inputs.rewards):
+        rewards = (Reward(getattr(inputs.rewards, "__name__", "reward"), inputs.rewards),)
+    else:
+        rewards = tuple(inputs.rewards)
+    if not rewards:
+        raise UserError("there is no reward: add [[rewards]] to the recipe, or pass rewards=")
+    return rewards
+
+
+def _prompts(settings: RolloutRun, inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+    if inputs.prompts is None:
+        return load_prompts(settings.data, tokenizer)
+    limit, chat = settings.data.max_prompt_tokens, Chat.of(settings.data, tokenizer)
+    if not isinstance(inputs.prompts, Mapping):
+        return tokenize(inputs.prompts, tokenizer, limit, chat=chat)
+    columns = dict(inputs.prompts)
+    if "prompt" not in columns:
+        raise UserError(f"the prompts have no column 'prompt'; they have {', '.join(columns) or 'none'}")
+    return tokenize(columns.pop("prompt"), tokenizer, limit, columns=columns, chat=chat)

@@ -1,0 +1,101 @@
+"""The log of a run: `log.txt` in its folder, with what was printed, warnings and tracebacks, attempt after attempt."""
+
+import logging
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import cavesson
+from cavesson.record.run_folder import attempts
+from cavesson.record.storage import storage
+
+NAME = "log.txt"
+LOGGER = logging.getLogger("cavesson")
+"""Whatever is said to the user about a run is said to this logger as well."""
+# Loggers of libraries that pass nothing on to the root.
+_APART = ("transformers", "datasets")
+
+
+@contextmanager
+def logging_to(folder: Path, rank: int) -> Iterator[None]:
+    """Write what happens inside the block to the log of the run in `folder`, which is there.
+
+    Everything else about logging stays as it is: warnings are shown as before, and so are other libraries' messages.
+
+    Args:
+        folder: of the run.
+        rank: of this process; all but 0 write errors only.
+    """
+    handler = logging.FileHandler(folder / NAME, encoding="utf-8", errors="backslashreplace")
+    handler.setLevel(logging.ERROR if rank else logging.INFO)
+    process = f" process {rank}" if rank else ""
+    formatter = logging.Formatter(f"%(asctime)s{process} %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    with _listening(handler), _warnings_too():
+        number, step = attempts(storage(folder))[-1]
+        LOGGER.info(
+            "attempt %d from step %d: cavesson %s: %s", number, step, cavesson.__version__, shlex.join(sys.argv)
+        )
+        try:
+            yield
+        except KeyboardInterrupt:
+            LOGGER.error("interrupted")
+            raise
+        except BaseException as error:
+            LOGGER.error("ended by %s", type(error).__name__, exc_info=error)
+            raise
+        LOGGER.info("finished")
+
+
+@contextmanager
+def _listening(handler: logging.Handler) -> Iterator[None]:
+    """Add a handler to all loggers; without others, messages to the root still reach stderr as they do without any."""
+    root = logging.getLogger()
+    bare = not root.handlers and logging.lastResort is not None
+    loggers = [root, LOGGER, *map(logging.getLogger, _APART)]
+    level, propagate = LOGGER.level, LOGGER.propagate
+    LOGGER.setLevel(logging.INFO)
+    LOGGER.propagate = False  # what it says was printed already
+    for logger in loggers:
+        logger.addHandler(handler)
+    if bare and logging.lastResort is not None:
+        root.addHandler(logging.lastResort)
+    try:
+        yield
+    finally:
+        if bare and logging.lastResort is not None:
+            root.removeHandler(logging.lastResort)
+        for logger in loggers:
+            logger.removeHandler(handler)
+        LOGGER.setLevel(level)
+        LOGGER.propagate = propagate
+        handler.close()
+
+
+@contextmanager
+def _warnings_too() -> Iterator[None]:
+    """Log Python's warnings beside showing them."""
+    show = warnings.showwarning
+
+    def shown(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        LOGGER.warning("%s:%d: %s: %s", filename, lineno, category.__name__, message)
+        show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = shown
+    try:
+        yield
+    finally:
+        warnings.showwarning = show

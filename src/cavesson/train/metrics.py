@@ -1,0 +1,97 @@
+"""One step's statistics of its rollouts; every one is explained in docs/algorithms/ppo.md."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cavesson.ops import kl
+from cavesson.ops.masked import weighted_mean, weighted_var
+from cavesson.text.statistics import response_statistics
+from cavesson.types import Batch
+
+
+class Clock:
+    """Seconds spent per stage of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._start = perf_counter()
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = perf_counter()
+        yield
+        self.seconds[f"time/{stage}"] = self.seconds.get(f"time/{stage}", 0.0) + perf_counter() - start
+
+    def metrics(self, tokens: float) -> dict[str, float]:
+        """Seconds per stage and of the whole step, and how many tokens it did in a second."""
+        total = perf_counter() - self._start
+        return {**self.seconds, "time/total": total, "tokens_per_second": tokens / total}
+
+
+def rollout_metrics(
+    batch: Batch, rows: Mapping[str, Sequence[Any]], kl_coef: float, penalty: str | None
+) -> dict[str, float]:
+    """Rewards, KL, entropy, lengths and values of one step's rollouts, before any update."""
+    mask = batch["mask"]
+    spreads = {
+        "reward/": torch.tensor(rows["reward"]),
+        "length/response_": mask.sum(1),
+        "length/prompt_": batch["prompt_mask"].sum(1).float(),
+    }
+    metrics = {f"{name}mean": float(x.mean()) for name, x in spreads.items()}
+    metrics |= {f"{name}std": float(x.std(correction=0)) for name, x in spreads.items()}
+    metrics |= {
+        "reward/shaped": float(batch["shaped_reward"].mean()),
+        "entropy/sampled": float(_per_response(-batch["logprob"], mask).mean()),
+        "logprob/policy": float(weighted_mean(batch["logprob"], mask)),
+        "logprob/sampler_gap": float(weighted_mean((batch["logprob"] - batch["sampler_logprob"]).abs(), mask)),
+    }
+    for name in ("value", "return", "advantage"):
+        if name in batch:
+            metrics[f"{name}/rollout_mean"] = float(weighted_mean(batch[name], mask))
+            metrics[f"{name}/rollout_var"] = float(weighted_var(batch[name], mask))
+    for reason in ("eos", "stop", "length"):
+        metrics[f"finish/{reason}"] = sum(r == reason for r in rows["finish_reason"]) / len(rows["finish_reason"])
+    if "ref_logprob" in batch:
+        metrics |= _reference_metrics(batch, kl_coef)
+    if penalty is not None:
+        metrics["kl/penalty"] = float(_per_response(batch["kl_penalty"], mask).mean())
+        metrics["reward/kl_per_token"] = float(weighted_mean(-kl_coef * batch["kl_penalty"], mask))
+    ids = [row[: int(length)] for row, length in zip(batch["response_ids"].tolist(), mask.sum(1), strict=True)]
+    return metrics | _part_means(rows["reward_parts"]) | response_statistics(rows["response"], ids)
+
+
+def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What takes both the rollouts and the update to say."""
+    found = {}
+    if "value/error" in metrics and metrics["return/rollout_var"]:
+        found["value/explained_variance"] = 1 - metrics["value/error"] / metrics["return/rollout_var"]
+    if "policy/ratio_error_max" in updates[0]:
+        found["policy/first_ratio_error"] = updates[0]["policy/ratio_error_max"]
+        found["policy/first_approx_kl"] = updates[0]["policy/approx_kl"]
+    return found
+
+
+def _reference_metrics(batch: Batch, kl_coef: float) -> dict[str, float]:
+    mask, logprob, reference = batch["mask"], batch["logprob"], batch["ref_logprob"]
+    objective = _per_response(kl.k1(logprob, reference), mask)
+    return {
+        "kl/objective": float(objective.mean()),
+        "kl/objective_std": float(objective.std(correction=0)),
+        "kl/objective_k3": float(_per_response(kl.k3(logprob, reference), mask).mean()),
+        "kl/coef": kl_coef,
+        "logprob/reference": float(weighted_mean(reference, mask)),
+    }
+
+
+def _per_response(x: Tensor, mask: Tensor) -> Tensor:
+    return (x * mask).masked_fill(mask == 0, 0.0).sum(1)
+
+
+def _part_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {f"reward/part/{name}": sum(p[name] for p in parts) / len(parts) for name in parts[0]}

@@ -1,0 +1,130 @@
+"""The loop of algorithms that learn from examples which others made."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cavesson.data.examples import Examples, size_of
+from cavesson.models.trained import save_trained
+from cavesson.train.checkpoint import Checkpoint
+from cavesson.train.finite import check_finite
+from cavesson.train.loop import Trainer
+from cavesson.train.metrics import Clock
+from cavesson.train.optimizer import learning_rate
+from cavesson.train.settings import ExampleRun
+from cavesson.train.update import Metrics, Place, measure, optimize
+from cavesson.types import Batch
+
+
+@dataclass
+class ExampleTrainer(Trainer):
+    """Take a batch of examples, do an optimiser step; measure the held-out ones every now and then."""
+
+    settings: ExampleRun
+    examples: Examples[Any]
+
+    @property
+    def model(self) -> Any:
+        return self.learner.model.model
+
+    def prepare(self, folder: Path) -> None:
+        self.examples = self.settings.prepare(self.examples, self.learner, folder, self.next_step)
+
+    def step(self, step: int) -> Metrics:
+        """One optimiser step; what is measured on held-out examples is measured before it."""
+        clock, settings = Clock(), self.settings
+        every = settings.evaluation.every
+        evaluation = {}
+        if step == 0 or (every and step % every == 0):
+            with clock("evaluate"):
+                evaluation = self.evaluate()
+        with clock("data"):
+            start = step * settings.batch_size
+            batch = self._batch(
+                self.examples.train.take(start, taken_at(settings, self.examples.train.size, start)), step
+            )
+        rate = learning_rate(settings.optimizer, step, self.steps)
+        with clock("update"):
+            seen = optimize(self.learner, batch, settings.update, Place(settings.seed, step, rate))
+        tokens = sum(float(batch[name].sum()) for name in batch.columns if name.endswith("length"))
+        progress = {"optim/learning_rate": rate, "data/examples": float(start + len(batch)), "data/tokens": tokens}
+        if self.examples.train.size:
+            progress["data/passes"] = (start + len(batch)) / self.examples.train.size
+        return seen | _perplexity(seen, "") | evaluation | progress | clock.metrics(tokens)
+
+    def finish(self, folder: Path) -> Metrics:
+        """Measure the held-out examples once more and save the model."""
+        metrics = self.evaluate()
+        self.settings.report(self, folder)
+        if self.learner.processes.is_main:
+            save_trained(folder / "model", self.settings.finished(self.model), self.tokenizer, self.settings.model)
+        return metrics
+
+    def evaluate(self) -> Metrics:
+        """The algorithm's metrics on the held-out examples, averaged as the loss is."""
+        held_out, processes = self.examples.held_out, self.learner.processes
+        share = processes.share(len(held_out))
+        sums: Metrics = {}
+        weight = 0.0
+        if len(share):
+            mine = sorted((held_out[i] for i in share), key=size_of)
+            sums, weight = measure(self.learner, self.examples.collate(mine), evaluated_at_once(self.settings))
+        total = processes.combine({"weight": weight}, sum)["weight"]
+        if not total:
+            return {}
+        seen = {f"eval/{name}": value / total for name, value in processes.combine(sums, sum).items()}
+        check_finite(self.next_step, {name: torch.tensor(value) for name, value in seen.items()})
+        return seen | _perplexity(seen, "eval/")
+
+    def state(self) -> dict[str, Any]:
+        return {}  # which examples come next is a function of the step
+
+    def load_state(self, checkpoint: Checkpoint) -> None:
+        pass
+
+    def describe(self) -> dict[str, Any]:
+        return {"examples": {"train": self.examples.train.size, "held_out": len(self.examples.held_out)}}
+
+    def notes(self) -> list[str]:
+        return self.examples.notes()
+
+    def _batch(self, examples: Sequence[Any], step: int) -> Batch:
+        rows = arranged(self.settings, examples)
+        batch = self.examples.collate([examples[row] for row in rows])
+        row = torch.tensor(rows)
+        return batch.with_columns(row=row, step=torch.full_like(row, step))
+
+
+def taken_at(settings: ExampleRun, size: int | None, start: int) -> int:
+    """How many examples the step at `start` takes: the last one of the passes may be smaller."""
+    if settings.steps is not None or size is None:
+        return settings.batch_size
+    return min(settings.batch_size, math.ceil(settings.epochs * size) - start)
+
+
+def arranged(settings: ExampleRun, examples: Sequence[Any]) -> list[int]:
+    """The order in which the examples of a step are divided into micro-batches."""
+    rows = list(range(len(examples)))
+    return sorted(rows, key=lambda row: size_of(examples[row])) if settings.update.layout == "grouped" else rows
+
+
+def evaluated_at_once(settings: ExampleRun) -> int:
+    """How many examples are measured at a time: nothing is kept for a backward pass, but they may be many."""
+    return settings.update.micro_batch_size or settings.batch_size
+
+
+def steps_of(settings: ExampleRun, size: int | None) -> int | None:
+    """How many steps a run takes over data of this size; None where that cannot be known."""
+    if settings.steps is not None:
+        return settings.steps
+    return None if size is None else math.ceil(math.ceil(settings.epochs * size) / settings.batch_size)
+
+
+def _perplexity(metrics: Metrics, prefix: str) -> Metrics:
+    """Exp of the mean loss per token, of algorithms whose loss is that."""
+    name = f"{prefix}loss/nll"
+    return {f"{prefix}perplexity": math.exp(min(metrics[name], 700.0))} if name in metrics else {}

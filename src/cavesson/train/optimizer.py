@@ -1,0 +1,83 @@
+"""AdamW in float32 whatever the weights are in, with a state that fits into a safetensors file."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from cavesson.train.settings import OptimizerSettings
+
+
+class Optimizer:
+    """AdamW over the trainable parameters of a module.
+
+    Parameters in bfloat16 are stepped through a float32 copy: a learning rate of 1e-5 is far below the spacing of
+    bfloat16 numbers, and updates would be rounded away. For the same reason their gradients are kept in float32: of a
+    sum of many micro-batches bfloat16 would lose a percent.
+    """
+
+    def __init__(self, module: nn.Module, settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.masters = {
+            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for name, p in self.parameters.items()
+        }
+        for parameter in self.parameters.values():
+            parameter.grad_dtype = torch.float32  # autograd casts what it adds
+        self._adam = torch.optim.AdamW(
+            self.masters.values(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def zero_grad(self) -> None:
+        for parameter in (*self.parameters.values(), *self.masters.values()):
+            parameter.grad = None
+
+    def grad_norm(self, limit: float | None) -> Tensor:
+        """The norm of all gradients together; they are scaled down to `limit` if it is over."""
+        return nn.utils.clip_grad_norm_(self.parameters.values(), math.inf if limit is None else limit)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        for group in self._adam.param_groups:
+            group["lr"] = learning_rate
+        for name, parameter in self.parameters.items():
+            if self.masters[name] is not parameter and parameter.grad is not None:
+                self.masters[name].grad = parameter.grad
+        self._adam.step()
+        for name, parameter in self.parameters.items():
+            if self.masters[name] is not parameter:
+                parameter.copy_(self.masters[name])
+
+    def state(self) -> dict[str, Tensor]:
+        """Averages, step counts and float32 copies by parameter name."""
+        tensors = {f"master.{n}": m.detach() for n, m in self.masters.items() if m is not self.parameters[n]}
+        for name, master in self.masters.items():
+            for key, value in self._adam.state[master].items():
+                tensors[f"{key}.{name}"] = value
+        return tensors
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, master in self.masters.items():
+            if master is not self.parameters[name]:
+                master.copy_(tensors[f"master.{name}"])
+            keys = ("step", "exp_avg", "exp_avg_sq")
+            self._adam.state[master] = {
+                key: tensors[f"{key}.{name}"].clone() for key in keys if f"{key}.{name}" in tensors
+            }
+
+
+def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
+    """The learning rate of training step `step` of `steps`: a function of the step alone, so nothing to save."""
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    progress = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
+    factor = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+    return settings.learning_rate * factor[settings.schedule]

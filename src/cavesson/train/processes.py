@@ -1,0 +1,99 @@
+"""Several processes as one: who takes which rows, and how their results become the same batch everywhere."""
+
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from torch import Tensor, nn
+
+from cavesson.errors import UserError
+from cavesson.types import Batch, stacked
+
+T = TypeVar("T")
+
+
+class Processes:
+    """The processes of this run, started by `torchrun` or `accelerate launch`; a single one otherwise.
+
+    Args:
+        device: where this process computes; None takes a GPU where there is one.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        try:
+            chosen = torch.device(device) if device else None
+        except RuntimeError:
+            raise UserError(f"model.device {device!r} is no device; write cpu, cuda or cuda:1") from None
+        if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
+            raise UserError(f"model.device {device!r}: this machine has no usable GPU; use cpu")
+        # Left to itself, accelerate would take an Apple GPU, which has no float64 to draw tokens with.
+        state = PartialState(cpu=chosen.type == "cpu" if chosen else not torch.cuda.is_available())
+        self.rank, self.count = state.process_index, state.num_processes
+        self.device = chosen if chosen is not None and self.count == 1 else state.device
+
+    @property
+    def is_main(self) -> bool:
+        return bool(self.rank == 0)
+
+    def share(self, rows: int) -> range:
+        """The contiguous rows of a global batch that this process works on."""
+        parts = torch.arange(rows).tensor_split(self.count)
+        start = sum(len(part) for part in parts[: self.rank])
+        return range(start, start + len(parts[self.rank]))
+
+    def of_all(self, value: T) -> list[T]:
+        """What every process gives, in the order of rank, on every process."""
+        if self.count == 1:
+            return [value]
+        everything: list[Any] = [None] * self.count
+        dist.all_gather_object(everything, value)
+        return everything
+
+    def gather(self, batch: Batch, rows: dict[str, list[Any]]) -> tuple[Batch, dict[str, list[Any]]]:
+        """The batches and rows of all processes, joined in the order of rank, on every process (on CPU)."""
+        if self.count == 1:
+            return batch, rows
+        everything = self.of_all((dict(batch.columns), rows))
+        columns = {name: stacked([part[0][name] for part in everything], name) for name in batch.columns}
+        return Batch(columns), {name: [x for part in everything for x in part[1][name]] for name in rows}
+
+    def sum_gradients(self, module: nn.Module) -> None:
+        """Add up the gradients of all processes, in place and in float32."""
+        if self.count == 1:
+            return
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                # A process whose share was empty has no gradient yet must take part in the sum.
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
+                dist.all_reduce(parameter.grad)
+
+    def sum_tensor(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, on every process (on CPU)."""
+        return tensor if self.count == 1 else torch.stack(self.of_all(tensor)).sum(0)
+
+    def combine(self, values: dict[str, float], how: Any) -> dict[str, float]:
+        """Reduce named numbers over all processes with `how` (`sum` or `max`)."""
+        if self.count == 1:
+            return values
+        everything = self.of_all(values)
+        return {name: how(part[name] for part in everything if name in part) for name in set().union(*everything)}
+
+    def of_main(self, value: T) -> T:
+        """What the main process gives, on every process."""
+        if self.count == 1:
+            return value
+        held = [value]
+        dist.broadcast_object_list(held, src=0)
+        return held[0]
+
+    def share_weights(self, module: nn.Module) -> None:
+        """Give every process the parameters of the first one."""
+        if self.count > 1:
+            for parameter in module.parameters():
+                dist.broadcast(parameter.data, src=0)
+
+    def wait(self) -> None:
+        if self.count > 1:
+            dist.barrier()

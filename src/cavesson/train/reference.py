@@ -1,0 +1,128 @@
+"""Log-probabilities of a frozen reference over pairs: computed once, before training, and kept in the run's folder."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from cavesson.data.examples import Examples, size_of
+from cavesson.data.order import InMemory, Mixed
+from cavesson.data.tokens import PairTokens
+from cavesson.errors import UserError
+from cavesson.train.offline import arranged, evaluated_at_once, taken_at
+from cavesson.train.processes import Processes
+from cavesson.train.settings import ExampleRun
+
+_FILE = "reference.safetensors"
+
+
+def with_reference(
+    examples: Examples[PairTokens],
+    model: nn.Module,
+    processes: Processes,
+    folder: Path,
+    step: int,
+    settings: ExampleRun,
+) -> Examples[PairTokens]:
+    """Give every pair the log-probabilities of both of its responses under `model`.
+
+    The reference is needed for nothing else, so its weights need not stay in memory beside the policy's.
+
+    Args:
+        examples: pairs, in memory.
+        model: a `PairPolicy` over the reference.
+        processes: each scores its share.
+        folder: the run's, where the numbers are kept for a resume.
+        step: the next step; after the first one the policy is no longer its own reference.
+        settings: of the run, which say what it computes at a time.
+
+    Raises:
+        UserError: the kept numbers are gone, or belong to other data.
+    """
+    train, held_out = examples.train, examples.held_out
+    assert isinstance(train, InMemory | Mixed), "DPORun refuses streams"
+    pairs = [*train.items, *held_out]
+    path = folder / _FILE
+    if path.exists():
+        scores = _kept(path, len(pairs))
+    elif step:
+        raise UserError(f"{path} is missing: the reference's log-probabilities cannot be computed after the first step")
+    else:
+        scores = _score(pairs, examples, model, processes, settings)
+        if processes.is_main:
+            _keep(path, scores)
+        processes.wait()
+    known = [replace(pair, reference=tuple(row)) for pair, row in zip(pairs, scores.tolist(), strict=True)]
+    return examples.with_data(train.with_items(known[: train.size]), known[train.size :])
+
+
+def _keep(path: Path, scores: Tensor) -> None:
+    temporary = path.with_suffix(".tmp")
+    save_file({"scores": scores}, temporary)
+    temporary.rename(path)
+
+
+def _kept(path: Path, pairs: int) -> Tensor:
+    """The log-probabilities `[N, 2]` of an earlier start, which must be those of so many pairs."""
+    scores = load_file(path)["scores"]
+    if len(scores) != pairs:
+        raise UserError(f"{path} has {len(scores)} pairs, the data {pairs}: it has changed since the start")
+    return scores
+
+
+@torch.no_grad()
+def _score(
+    pairs: Sequence[PairTokens],
+    examples: Examples[PairTokens],
+    model: nn.Module,
+    processes: Processes,
+    settings: ExampleRun,
+) -> Tensor:
+    """Summed log-probabilities `[N, 2]` of chosen and rejected.
+
+    Every pair is scored in the micro-batch in which the policy first meets it: matrix products of another size round
+    differently, and the policy would differ from its reference before anything was learned.
+    """
+    device = next(model.parameters()).device
+    mine = []
+    for number, (rows, at_once) in enumerate(_batches(pairs, examples, processes, settings)):
+        if not rows:
+            continue
+        batch = examples.collate([pairs[row] for row in rows]).with_columns(pair=torch.tensor(rows))
+        for micro in batch.split(at_once):
+            seen = model(micro.to(device))
+            mine.append((number, micro["pair"], torch.stack([seen.chosen, seen.rejected], dim=1).cpu()))
+    scores = torch.zeros(len(pairs), 2)
+    # A pair that several batches hold has the scores of the first.
+    for _, scored, seen in sorted(chain.from_iterable(processes.of_all(mine)), key=lambda part: -part[0]):
+        scores[scored] = seen
+    return scores
+
+
+def _batches(
+    pairs: Sequence[PairTokens], examples: Examples[PairTokens], processes: Processes, settings: ExampleRun
+) -> Iterator[tuple[list[int], int]]:
+    """The pairs of this process' share of every batch, and how many of them are scored at a time.
+
+    First the batches of the first pass, as `ExampleTrainer` makes them, then what these leave out and what is held out.
+    """
+    train = examples.train
+    assert isinstance(train, InMemory | Mixed)
+    size = len(train.items)
+    learned, missing = train.with_items(range(size)), set(range(size))
+    for start in range(0, size, settings.batch_size):
+        rows = learned.take(start, max(0, taken_at(settings, size, start)))
+        order = [rows[row] for row in arranged(settings, [pairs[row] for row in rows])]
+        missing -= set(order)
+        yield _share(order, processes), settings.update.micro_batch_size or settings.batch_size
+    for rest in (sorted(missing), list(range(size, len(pairs)))):
+        yield sorted(_share(rest, processes), key=lambda row: size_of(pairs[row])), evaluated_at_once(settings)
+
+
+def _share(rows: list[int], processes: Processes) -> list[int]:
+    share = processes.share(len(rows))
+    return rows[share.start : share.stop]

@@ -1,0 +1,127 @@
+"""Going on with a run: which settings may be others than before, and what is recorded of that."""
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+import cavesson
+from cavesson.algorithms import ALGORITHMS, name_of
+from cavesson.command_line import command_line
+from cavesson.config import check, overlaid
+from cavesson.continuing import continuation, is_trained_here
+from cavesson.errors import UserError
+from cavesson.record import write_run
+from cavesson.record.lock import is_free
+from cavesson.record.run_folder import attempts
+from cavesson.record.storage import storage
+from cavesson.text.counting import counted
+from cavesson.train.settings import ExampleRun, RolloutRun
+
+Changes = dict[str, list[Any]]
+"""Settings by their dotted names: what they were, and what they are now."""
+
+LENGTH = ("steps", "epochs")
+MAY_CHANGE = (*LENGTH, "checkpoint", "doctor", "trackers", "project")
+"""Settings, and groups of them, that change no number of a step; only its length may a run have another of."""
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What run.json says.
+
+    Raises:
+        UserError: the run in the folder was not trained here.
+    """
+    info = cavesson.open(folder).info
+    if not is_trained_here(info):
+        raise UserError(f"{folder} was not trained here: there is nothing to resume")
+    return info
+
+
+def settings_of(folder: Path, algorithm: str, flags: Sequence[str]) -> RolloutRun | ExampleRun:
+    """The settings that a run goes on with: those recorded, with the flags laid over them.
+
+    Raises:
+        UserError: there is no run in the folder, another algorithm trained it, a flag is wrong, or the run was started
+            from Python with objects that only Python has.
+    """
+    if is_free(folder):
+        way = command_line(algorithm, "RECIPE.toml", "--resume", folder)
+        raise UserError(f"nothing was begun in {folder}; start it by giving its recipe too: {way}")
+    info = recorded(folder)
+    if info["inputs"]:
+        raise UserError(
+            f"{folder} was started from Python with its own {', '.join(info['inputs'])}; "
+            "continue it there with Training(..., resume=True)"
+        )
+    _check_algorithm(info, folder, algorithm)
+    values = overlaid(copy.deepcopy(info["config"]), flags)
+    if values["run"] != info["config"]["run"]:
+        way = command_line(algorithm, "--resume", folder)
+        raise UserError(f"--resume goes on in {folder}; leave out --run, or copy the folder and resume the copy: {way}")
+    values["run"] = folder
+    source = "the flags" if flags else f"{folder}/run.json"
+    return check(ALGORITHMS[algorithm].settings, values, source)  # type: ignore[no-any-return]
+
+
+def changes(settings: RolloutRun | ExampleRun) -> Changes:
+    """How the settings differ from those that the run in their folder has had so far.
+
+    Raises:
+        UserError: one differs that must stay; the message names it.
+    """
+    folder, info = settings.run, recorded(settings.run)
+    _check_algorithm(info, folder, name_of(settings))
+    before = check(type(settings), {**info["config"], "run": folder}, f"{folder}/run.json")
+    then, now = dict(_flat(before)), dict(_flat(settings))
+    found = {name: [then.get(name), now.get(name)] for name in {**then, **now} if then.get(name) != now.get(name)}
+    for name, (was, given) in found.items():
+        if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in MAY_CHANGE):
+            raise UserError(
+                f"{folder} was started with {name} = {json.dumps(was)}, and cannot go on with {json.dumps(given)}; "
+                f"only these may change: {', '.join(MAY_CHANGE)}"
+            )
+    return found
+
+
+def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> None:
+    """Write into run.json what the run goes on with, and what that was before."""
+    info = recorded(settings.run)
+    attempt = 1 + max((number for number, _ in attempts(storage(settings.run))), default=-1)
+    entry = {"attempt": attempt, "start_step": start_step, "settings": changed}
+    config = settings.model_dump(mode="json")
+    write_run(settings.run, info | {"config": config, "steps": steps, "changes": [*info.get("changes", []), entry]})
+
+
+def notes_on(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> list[str]:
+    """What a user should know of the changes."""
+    notes = [f"changed: {name} {json.dumps(was)} → {json.dumps(now)}" for name, (was, now) in changed.items()]
+    if isinstance(settings, RolloutRun) and settings.sampling_temperature(0) != settings.sampling_temperature(
+        steps - 1
+    ):
+        notes += [f"the sampling temperature now falls over {counted(steps, 'step')}"] if "steps" in changed else []
+    schedule = settings.optimizer.schedule
+    if schedule != "constant" and not changed.keys().isdisjoint(LENGTH):
+        notes.append(
+            f"the {schedule} schedule now falls to zero over {counted(steps, 'step')}: the learning rates from step "
+            f"{start_step} are those of a run of that length, the earlier ones are not"
+        )
+    return notes
+
+
+def _check_algorithm(info: dict[str, Any], folder: Path, algorithm: str) -> None:
+    if info["algorithm"] != algorithm:
+        way = continuation(folder)
+        raise UserError(f"{folder} is a run of {info['algorithm']}, not of {algorithm}; continue it with: {way}")
+
+
+def _flat(settings: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting but the folder by its dotted name, as JSON holds it."""
+    for name, value in settings:
+        if isinstance(value, BaseModel):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif prefix or name != "run":
+            yield f"{prefix}{name}", settings.model_dump(mode="json", include={name})[name]

@@ -1,0 +1,45 @@
+"""The picture of a reward model: calibration, accuracy by difference of length, and how the rewards are spread."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from cavesson.train.reward_figures import CALIBRATION, Scored
+
+_CHOSEN, _REJECTED, _GUIDE = "#1a73e8", "#9aa0a6", "#5f6368"
+
+
+def draw(scored: Scored, summary: dict[str, Any], file: Path) -> None:
+    """Write a PNG."""
+    figure, (calibration, length, spread) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    calibration.plot(CALIBRATION, CALIBRATION, color=_GUIDE, linestyle=":", label="as sure as it is right")
+    _shares(calibration, "confidence", summary["calibration"])
+    calibration.set(title="Calibration", xlabel="confidence in its choice", ylabel="share right")
+    calibration.legend(frameon=False, loc="lower right")
+    length.axhline(0.5, color=_GUIDE, linestyle=":")
+    _shares(length, "mean_difference", summary["by_length_difference"])
+    length.set(title="Accuracy by length", xlabel="chosen longer by (tokens)", ylabel="share right")
+    bins = np.histogram_bin_edges(np.concatenate([scored.chosen, scored.rejected]), 24)
+    for label, color, rewards in (("chosen", _CHOSEN, scored.chosen), ("rejected", _REJECTED, scored.rejected)):
+        spread.hist(rewards, bins=bins, color=color, alpha=0.6, label=label)
+    spread.set(title="Rewards of single responses", xlabel="reward", ylabel="responses")
+    spread.legend(frameon=False)
+    for axes in (calibration, length):
+        axes.set_ylim(-0.05, 1.05)
+    for axes in (calibration, length, spread):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=120)
+    plt.close(figure)
+
+
+def _shares(axes: Any, x: str, shares: list[dict[str, Any]]) -> None:
+    """Shares with their intervals."""
+    means = np.array([share["mean"] for share in shares])
+    reach = [means - [share["low"] for share in shares], [share["high"] for share in shares] - means]
+    axes.errorbar([share[x] for share in shares], means, yerr=np.abs(reach), color=_CHOSEN, marker="o", capsize=3)

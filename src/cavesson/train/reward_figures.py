@@ -1,0 +1,229 @@
+"""What a reward model is worth, in figures: how often it is right on held-out pairs, when, and where it is most wrong.
+
+A pair whose two rewards are equal counts as half right, since whoever must choose between equals is right half of the
+time. A model that gives every response the same reward is then as good as a coin, and so it is.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.data.examples import Examples, size_of
+from cavesson.data.tokens import PairTokens, Tokens
+from cavesson.train.intervals import share_interval, twin_correlation
+from cavesson.train.processes import Processes
+
+Numbers = NDArray[np.float64]
+
+CALIBRATION = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Bounds of the bins of confidence σ(|r_chosen − r_rejected|)."""
+LENGTH_GROUPS = 5
+"""Groups of pairs by difference of length, of about equal size."""
+EXTREMES = 5
+"""Pairs in each list of extreme cases."""
+MANY_TIES = 0.05
+"""Share of equal rewards that is worth a warning."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Held-out pairs with their rewards, `[N]` each."""
+
+    pairs: Sequence[PairTokens]
+    chosen: Numbers
+    rejected: Numbers
+
+    @property
+    def difference(self) -> Numbers:
+        return self.chosen - self.rejected
+
+    @property
+    def right(self) -> Numbers:
+        """1 where the chosen response's reward is higher, ½ where both are equal."""
+        return _half_for_ties(self.difference)
+
+    @property
+    def longer_by(self) -> Numbers:
+        """How many learned tokens the chosen response has more than the rejected one."""
+        return np.array([sum(pair.chosen.learn) - sum(pair.rejected.learn) for pair in self.pairs], dtype=float)
+
+
+@torch.no_grad()
+def score(model: nn.Module, examples: Examples[PairTokens], processes: Processes, at_once: int) -> Scored:
+    """Rewards of all held-out pairs by a `RewardModel`; every process scores its share."""
+    pairs = examples.held_out
+    device = next(model.parameters()).device
+    order = sorted(processes.share(len(pairs)), key=lambda i: size_of(pairs[i]))
+    rewards = torch.zeros(len(pairs), 2)
+    for start in range(0, len(order), at_once):
+        rows = order[start : start + at_once]
+        seen = model(examples.collate([pairs[i] for i in rows]).to(device))
+        rewards[rows] = torch.stack([seen.chosen, seen.rejected], dim=1).cpu()
+    chosen, rejected = processes.sum_tensor(rewards).double().numpy().T
+    return Scored(pairs, chosen, rejected)
+
+
+def summarise(scored: Scored) -> dict[str, Any]:
+    """Every figure of the report, as plain values; None is what these pairs cannot say."""
+    right, longer, difference = scored.right, scored.longer_by, scored.difference
+    confidence = 1 / (1 + np.exp(-np.abs(difference)))
+    margins = np.array([pair.margin or 0.0 for pair in scored.pairs])
+    both = np.concatenate([scored.chosen, scored.rejected])
+    prompt = twin_correlation(scored.chosen.tolist(), scored.rejected.tolist())
+    return {
+        "pairs": len(scored.pairs),
+        "loss": float(np.logaddexp(0, margins - difference).mean()),
+        "accuracy": _share(right),
+        "ties": float((difference == 0).mean()),
+        "length_baseline": _share(_half_for_ties(longer)),
+        "by_length": {
+            "chosen longer": _share(right[longer > 0]),
+            "same length": _share(right[longer == 0]),
+            "chosen shorter": _share(right[longer < 0]),
+        },
+        "by_length_difference": list(_by_length_difference(longer, right)),
+        "length_correlation": _rank_correlation(difference, longer),
+        "confidence": float(confidence.mean()),
+        "calibration": list(_calibration(confidence, right)),
+        "prompt_correlation": prompt and asdict(prompt),
+        "reward": {"mean": float(both.mean()), "std": float(both.std())},
+    }
+
+
+def warnings(summary: dict[str, Any]) -> list[str]:
+    """What a user should be told about this reward model, in words."""
+    return [
+        *_about_accuracy(summary),
+        *_about_length(summary),
+        *_about_confidence(summary),
+        *_about_prompts(summary),
+    ]
+
+
+def extreme_cases(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """The pairs that are worth reading: most wrong, most surely right, and the highest and lowest rewards."""
+    difference = scored.difference
+    everywhere = np.ones(len(difference), dtype=bool)
+    lists = {
+        "most wrong": (difference, difference < 0),
+        "most surely right": (-difference, difference > 0),
+        "highest reward": (-np.maximum(scored.chosen, scored.rejected), everywhere),
+        "lowest reward": (np.minimum(scored.chosen, scored.rejected), everywhere),
+    }
+    return [
+        {"list": name, **_case(scored, row, tokenizer)}
+        for name, (order, member) in lists.items()
+        for row in [row for row in np.argsort(order, kind="stable").tolist() if member[row]][:EXTREMES]
+    ]
+
+
+def _half_for_ties(difference: Numbers) -> Numbers:
+    return (1 + np.sign(difference)) / 2
+
+
+def _share(right: Numbers) -> dict[str, Any] | None:
+    if not len(right):
+        return None
+    return {**asdict(share_interval(float(right.sum()), len(right))), "pairs": len(right)}
+
+
+def _by_length_difference(longer: Numbers, right: Numbers) -> Iterator[dict[str, Any]]:
+    """How often the model is right in each group; equal differences stay together."""
+    inner = np.unique(np.quantile(longer, np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]))
+    group = np.searchsorted(inner, longer)
+    for number in np.unique(group).tolist():
+        inside = group == number
+        bounds = {"from": float(longer[inside].min()), "to": float(longer[inside].max())}
+        yield {**bounds, "mean_difference": float(longer[inside].mean()), **(_share(right[inside]) or {})}
+
+
+def _calibration(confidence: Numbers, right: Numbers) -> Iterator[dict[str, Any]]:
+    """How often the model is right where it gives its choice this probability: a line for each bin that has a pair."""
+    for low, high in pairwise(CALIBRATION):
+        inside = (confidence >= low) & ((confidence < high) | (high == CALIBRATION[-1]))
+        if inside.any():
+            share = _share(right[inside]) or {}
+            yield {"from": low, "to": high, "confidence": float(confidence[inside].mean()), **share}
+
+
+def _rank_correlation(x: Numbers, y: Numbers) -> float | None:
+    """Spearman's ρ, ties sharing their mean rank; None where nothing varies."""
+    first, second = _ranks(x), _ranks(y)
+    if first.std() == 0 or second.std() == 0:
+        return None
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: Numbers) -> Numbers:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum()
+    return np.asarray((last - (counts - 1) / 2)[inverse], dtype=float)
+
+
+def _about_accuracy(summary: dict[str, Any]) -> Iterator[str]:
+    accuracy, ties = summary["accuracy"], summary["ties"]
+    if accuracy["high"] < 0.5:
+        yield "it is worse than a coin: are chosen and rejected the right way round?"
+    elif accuracy["low"] <= 0.5:
+        yield "nothing shows that it is better than a coin: the interval of its accuracy reaches down to 0.5"
+    if ties > MANY_TIES:
+        yield (
+            f"both responses get the same reward in {ties:.0%} of the pairs; bfloat16 and responses that "
+            "data.max_length cuts off do that"
+        )
+
+
+def _about_length(summary: dict[str, Any]) -> Iterator[str]:
+    accuracy, longest = summary["accuracy"]["mean"], summary["length_baseline"]["mean"]
+    alone = max(longest, 1 - longest)
+    if accuracy <= alone and alone > 0.5:
+        kind = "longer" if longest > 0.5 else "shorter"
+        yield f"always taking the {kind} response is right {alone:.0%} of the time, and the model {accuracy:.0%}"
+    longer, shorter = summary["by_length"]["chosen longer"], summary["by_length"]["chosen shorter"]
+    if longer and shorter and (longer["low"] > shorter["high"] or shorter["low"] > longer["high"]):
+        liked = "long" if longer["mean"] > shorter["mean"] else "short"
+        yield (
+            f"it likes {liked} responses: right {longer['mean']:.0%} of the time where the better one is longer, "
+            f"{shorter['mean']:.0%} where it is shorter"
+        )
+
+
+def _about_confidence(summary: dict[str, Any]) -> Iterator[str]:
+    if summary["confidence"] > summary["accuracy"]["high"]:
+        yield (
+            f"it is too sure of itself: {summary['confidence']:.0%} sure of its choices on average, and right in "
+            f"{summary['accuracy']['mean']:.0%}; fewer epochs or a lower learning rate help"
+        )
+
+
+def _about_prompts(summary: dict[str, Any]) -> Iterator[str]:
+    prompt = summary["prompt_correlation"]
+    if prompt and prompt["low"] > 0.5:
+        yield (
+            f"the prompt decides {prompt['mean']:.0%} of the variance of the rewards, the response the rest; in PPO "
+            "set shaping.subtract_query, elsewhere compare responses to the same prompt only"
+        )
+
+
+def _case(scored: Scored, row: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    pair = scored.pairs[row]
+    return {
+        "pair": row,
+        "chosen_reward": float(scored.chosen[row]),
+        "rejected_reward": float(scored.rejected[row]),
+        "prompt": tokenizer.decode(list(pair.chosen.ids[: pair.chosen.learn.index(True)])),
+        "chosen": _response(pair.chosen, tokenizer),
+        "rejected": _response(pair.rejected, tokenizer),
+    }
+
+
+def _response(tokens: Tokens, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text that was rewarded, without end token."""
+    return str(tokenizer.decode(list(tokens.ids[tokens.learn.index(True) :]), skip_special_tokens=True))

@@ -1,0 +1,113 @@
+"""The report on a reward model: figures and extreme cases as files, a page to read, and a table in the terminal."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.record.files import replacing, write_json
+from cavesson.train.reward_figures import Scored, extreme_cases, summarise, warnings
+
+MOST_CHARACTERS = 600
+"""Of a prompt or response in the page; `extreme_cases.jsonl` has all."""
+
+
+def write(scored: Scored, tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, Any]:
+    """Write `reward_model.json`, `.md` and `.png` and `extreme_cases.jsonl` into the run's folder.
+
+    Returns:
+        the figures, as `summarise` has them.
+    """
+    from cavesson.train.reward_chart import draw  # matplotlib takes a second to import
+
+    summary, cases = summarise(scored), extreme_cases(scored, tokenizer)
+    write_json(folder / "reward_model.json", {**summary, "warnings": warnings(summary)})
+    _write_text(folder / "extreme_cases.jsonl", "".join(json.dumps(case, ensure_ascii=False) + "\n" for case in cases))
+    draw(scored, summary, folder / "reward_model.png")
+    _write_text(folder / "reward_model.md", page(summary, cases))
+    return summary
+
+
+def show(summary: dict[str, Any], folder: Path, console: Console) -> None:
+    """Print the figures."""
+    table = Table("held-out pairs", "share right", "95 % interval", "pairs", title="The reward model")
+    for row in _shares(summary):
+        table.add_row(*row)
+    console.print(table)
+    for name, value in _numbers(summary):
+        console.print(f"{name}: {value}", highlight=False)
+    for warning in warnings(summary):
+        console.print(Text(f"Careful: {warning}.", style="bold"), soft_wrap=True)
+    console.print(f"report   {folder}/reward_model.md", soft_wrap=True, highlight=False)
+
+
+def page(summary: dict[str, Any], cases: list[dict[str, Any]]) -> str:
+    """All of it in Markdown."""
+    lines = [f"# The reward model on {summary['pairs']} held-out pairs", ""]
+    lines += [line for warning in warnings(summary) for line in (f"**Careful:** {warning}.", "")]
+    lines += ["| held-out pairs | share right | 95 % interval | pairs |", "|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in _shares(summary)] + [""]
+    lines += ["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in _numbers(summary))]
+    lines += ["", "![Calibration, accuracy by length, rewards](reward_model.png)", ""]
+    for name in dict.fromkeys(case["list"] for case in cases):
+        lines += [f"## {name.capitalize()}", ""]
+        for case in cases:
+            if case["list"] == name:
+                lines += _case(case)
+    return "\n".join(lines)
+
+
+def _shares(summary: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    named = {
+        "all": summary["accuracy"],
+        **summary["by_length"],
+        **{f"confidence {bin_['from']:.1f} to {bin_['to']:.1f}": bin_ for bin_ in summary["calibration"]},
+        "by taking the longer response": summary["length_baseline"],
+    }
+    for name, share in named.items():
+        if share:
+            yield name, f"{share['mean']:.3f}", f"{share['low']:.3f} to {share['high']:.3f}", str(share["pairs"])
+
+
+def _numbers(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    prompt, length = summary["prompt_correlation"], summary["length_correlation"]
+    yield "loss", f"{summary['loss']:.4f}"
+    yield "mean confidence", f"{summary['confidence']:.3f}"
+    yield "pairs with equal rewards", f"{summary['ties']:.1%}"
+    yield "mean reward", f"{summary['reward']['mean']:.3f} (standard deviation {summary['reward']['std']:.3f})"
+    if length is not None:
+        yield "rank correlation of reward and length, within pairs", f"{length:+.3f}"
+    if prompt is not None:
+        low, mean, high = (f"{max(0.0, prompt[name]):.0%}" for name in ("low", "mean", "high"))
+        yield "share of the rewards' variance that the prompt decides", f"{mean} ({low} to {high})"
+
+
+def _case(case: dict[str, Any]) -> list[str]:
+    chosen, rejected = case["chosen_reward"], case["rejected_reward"]
+    return [
+        f"Pair {case['pair']}, prompt:",
+        "",
+        _quoted(case["prompt"][-MOST_CHARACTERS:]),
+        f"Chosen, reward {chosen:+.3f}:",
+        "",
+        _quoted(case["chosen"][:MOST_CHARACTERS]),
+        f"Rejected, reward {rejected:+.3f}:",
+        "",
+        _quoted(case["rejected"][:MOST_CHARACTERS]),
+    ]
+
+
+def _quoted(text: str) -> str:
+    """An indented block, which no text can break out of."""
+    return indent(text, "    ", lambda line: True) + "\n"
+
+
+def _write_text(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())

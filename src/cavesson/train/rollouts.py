@@ -1,0 +1,151 @@
+"""The first half of a step: sample responses, score them by the rewards, the policy and the reference."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.data.prompts import PromptSet
+from cavesson.models.policy import Policy, Scores
+from cavesson.ops import kl
+from cavesson.rewards import Reward, score
+from cavesson.sampling.sampler import Responses, Sampler
+from cavesson.text.cleaning import CleaningSettings, discard, is_discarded
+from cavesson.train.processes import Processes
+from cavesson.types import Batch, stacked
+
+Rows = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Makes rollouts of prompts.
+
+    `rows` is what there is one of per response and no tensor: texts, names, lists.
+    """
+
+    prompts: PromptSet
+    sampler: Sampler
+    rewards: tuple[Reward, ...]
+    tokenizer: PreTrainedTokenizerBase
+    cleaning: CleaningSettings = field(default_factory=CleaningSettings)
+
+    def sample(
+        self, indices: Sequence[int], step: int, rows: range, temperature: float | None = None
+    ) -> tuple[Batch, Rows]:
+        """Sample one response to each of these prompts, which stand at `rows` of the step's global batch.
+
+        `temperature` takes the place of the sampler's own.
+        """
+        batch = self.prompts.batch(indices, int(self.tokenizer.pad_token_id))
+        responses = self.sampler.sample(batch, step, rows, temperature)
+        texts = [self.text(self.prompts.ids[i], ids) for i, ids in zip(indices, _unpadded(responses), strict=True)]
+        batch = batch.with_columns(
+            response_ids=responses.response_ids, mask=responses.mask, sampler_logprob=responses.sampler_logprob
+        )
+        known = {"ground_truth": [str(v) for v in self._columns(indices)["ground_truth"]]} if self._has_truth else {}
+        return batch, known | {
+            "group": list(indices),
+            "sample": list(rows),
+            "prompt": [self.prompts.texts[i] for i in indices],
+            "prompt_ids": [list(self.prompts.ids[i]) for i in indices],
+            "response": texts,
+            "finish_reason": responses.finish_reasons,
+        }
+
+    def reward(self, rows: Rows, subtract_query: bool) -> Rows:
+        """Add `reward`, `reward_parts`, `discarded` and, if asked for, `query_reward`."""
+        columns = self._columns(rows["group"])
+        scored = score(self.rewards, rows["prompt"], rows["response"], columns)
+        total, discards = discard(self.cleaning, rows["response"], scored.total)
+        named = scored.parts | discards
+        parts = [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
+        rows = {**rows, "reward": total, "reward_parts": parts, "discarded": [is_discarded(part) for part in parts]}
+        if subtract_query:
+            empty = [""] * len(rows["prompt"])
+            rows["query_reward"] = score(self.rewards, rows["prompt"], empty, columns).total
+        return rows
+
+    def text(self, prompt: Sequence[int], response: Sequence[int]) -> str:
+        """The response as it follows its prompt: decoded alone, some tokenizers would eat its leading space."""
+        before, whole = self._decode(prompt), self._decode([*prompt, *response])
+        return whole[len(before) :] if whole.startswith(before) else self._decode(response)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    @property
+    def _has_truth(self) -> bool:
+        return "ground_truth" in self.prompts.columns
+
+    def _columns(self, indices: Sequence[int]) -> Mapping[str, list[Any]]:
+        return {name: [values[i] for i in indices] for name, values in self.prompts.columns.items()}
+
+
+def score_rollouts(
+    policy: Policy,
+    batch: Batch,
+    estimator: str | None,
+    parts: Sequence[Tensor],
+    processes: Processes,
+    keep_graph: bool = False,
+) -> tuple[Batch, Scores | None]:
+    """Add `logprob` and `entropy`, with a critic `value`, with a reference `ref_logprob` and, if an estimator is named,
+    `kl_penalty`, each `[B, T]`.
+
+    Args:
+        policy: with its reference.
+        batch: the rollouts of all processes.
+        estimator: of the penalty.
+        parts: the rows that this process scores at a time; those of all processes are all rows.
+        processes: that score the rest.
+        keep_graph: return the policy's scores of the first part with their graph, for a step whose only forward pass
+            this is.
+    """
+    scored, first = [], None
+    for number, rows in enumerate(parts):
+        micro = batch.take(rows).to(policy.device)
+        keeps = keep_graph and number == 0
+        with torch.set_grad_enabled(keeps):
+            scores = policy(micro)
+        first = scores if keeps else first
+        columns = {name: column.cpu() for name, column in _score_columns(policy, micro, scores, estimator)}
+        scored.append((rows, columns))
+    whole: dict[str, Tensor] = {}
+    for rows, columns in chain.from_iterable(processes.of_all(scored)):
+        for name, column in columns.items():
+            place = whole.setdefault(name, torch.zeros_like(batch["mask"]))
+            place[rows, : column.shape[1]] = column
+    return batch.with_columns(**whole), first
+
+
+def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str | None) -> Iterator[tuple[str, Tensor]]:
+    logprob = scores.logprob.detach()
+    yield from {"logprob": logprob, "entropy": scores.entropy.detach()}.items()
+    if scores.value is not None:
+        yield "value", scores.value.detach()
+    if not policy.has_reference:
+        return
+    reference = policy.reference_logprob(batch)
+    yield "ref_logprob", reference
+    if estimator == "full":
+        yield "kl_penalty", policy.reference_kl(batch)
+    elif estimator is not None:
+        yield "kl_penalty", kl.ESTIMATORS[estimator](logprob, reference)
+
+
+def joined(batches: Sequence[Batch], rows: Sequence[Rows]) -> tuple[Batch, Rows]:
+    """Several batches with their rows as one; every column is padded to the longest."""
+    if len(batches) == 1:
+        return batches[0], rows[0]
+    columns = {name: stacked([batch[name] for batch in batches], name) for name in batches[0].columns}
+    return Batch(columns), {name: [value for part in rows for value in part[name]] for name in rows[0]}
+
+
+def _unpadded(responses: Responses) -> list[list[int]]:
+    lengths = responses.mask.sum(1).long().tolist()
+    return [ids[:length] for ids, length in zip(responses.response_ids.tolist(), lengths, strict=True)]

@@ -1,0 +1,329 @@
+"""A run from its first step, or from where it was left, to a finished model."""
+
+import hashlib
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import cavesson
+from cavesson.algorithms import name_of
+from cavesson.config import describe
+from cavesson.continuing import continuation
+from cavesson.errors import (
+    NonFiniteError,
+    NoRoomError,
+    StoppedError,
+    TerminatedError,
+    UserCodeError,
+    UserError,
+    no_room,
+)
+from cavesson.integrations.trackers import Trackers
+from cavesson.models.parts import causal
+from cavesson.notebook import curves_of, page
+from cavesson.record import Lock, Recorder, begin_attempt, write_run, write_vocabulary
+from cavesson.record.new_folder import check_free
+from cavesson.record.writable import check_writable
+from cavesson.rewards import Reward
+from cavesson.rewards.base import RewardFunction
+from cavesson.text.counting import counted
+from cavesson.train.build import Inputs, build
+from cavesson.train.checkpoint import latest
+from cavesson.train.log import logging_to
+from cavesson.train.loop import Report, Trainer
+from cavesson.train.memory import keep_freed_memory
+from cavesson.train.online import RolloutTrainer
+from cavesson.train.processes import Processes
+from cavesson.train.progress import Progress
+from cavesson.train.resuming import changes, notes_on, record_changes, settings_of
+from cavesson.train.rollouts import Collector
+from cavesson.train.settings import ExampleRun, RolloutRun, RunSettings
+from cavesson.train.signals import Signals
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: Path
+    metrics: list[dict[str, float]]
+    """of every step this call did, in order"""
+    final: dict[str, float]
+    """what was measured of the trained model; empty for algorithms that learn from their own responses"""
+    policy: Any
+    """what was trained, in its roles; `policy.model` is the Hugging Face model, wrapped by PEFT if it has adapters;
+    those of a reward model are merged into its weights when it is saved"""
+    tokenizer: PreTrainedTokenizerBase
+
+    def __repr__(self) -> str:
+        return f"Result({str(self.folder)!r}, {counted(len(self.metrics), 'step')})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        facts = {"steps": len(self.metrics), "model": self.folder / "model"}
+        facts |= {name: f"{value:.4g}" for name, value in self.final.items()}
+        return page(f"Result of {self.folder}", facts, curves_of(self.metrics))
+
+
+class Training:
+    """A run that is built and can be started; between the two its parts can be looked at.
+
+    Args:
+        settings: of the run; everything below may also be named in them.
+        model: a causal language model object, changed in place, with its `tokenizer`.
+        tokenizer: of the model.
+        prompts: texts, or columns by name of which one is called `prompt` and the others go to the rewards.
+        rewards: a function `(prompts, responses, **columns)`, or several `Reward`s.
+        resume: continue the run in `settings.run` from its newest intact checkpoint, or from its beginning if it has
+            none or nothing was begun there; its length and what changes no number may be set anew.
+
+    Raises:
+        UserError: something in the settings or the data is wrong, or another process writes the run.
+    """
+
+    def __init__(
+        self,
+        settings: RolloutRun | ExampleRun,
+        *,
+        model: PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        prompts: Sequence[str] | Mapping[str, Sequence[Any]] | None = None,
+        rewards: RewardFunction | Sequence[Reward] | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.settings = settings
+        self._inputs = Inputs(model, tokenizer, prompts, rewards)
+        self._begun = resume and (settings.run / "run.json").exists()
+        if not self._begun:
+            check_writable(settings.run)
+            _check_free(settings.run)
+        self._changes = changes(settings) if self._begun else {}
+        self._made = False
+        """whether the folder is this process' own, and not one that another has made meanwhile"""
+        self._remarks: list[str] = []
+        self.processes = Processes(settings.model.device)
+        # What is continued is this process' from here on: between now and the start nobody may go on with it.
+        self._lock = Lock(settings.run) if self._begun and self.processes.is_main else None
+        try:
+            if self._lock is not None:
+                self._lock.keep_alive()  # if it is killed while it loads a model, another machine can tell
+            self._build()
+        except BaseException:
+            self._release()
+            raise
+
+    def _build(self) -> None:
+        keep_freed_memory()
+        self.trainer = build(self.settings, self._inputs, self.processes)
+        self.trainer.signals = Signals(quiet=not self.processes.is_main, alone=self.processes.count == 1)
+        if not self._begun:
+            return
+        folder, trainer = self.settings.run, self.trainer
+        _check_same_model(folder, trainer)
+        checkpoint = latest(folder, self._remarks.append)
+        if checkpoint is not None:
+            trainer.restore(checkpoint)
+        if trainer.next_step > trainer.steps:
+            raise UserError(
+                f"{folder} has done {counted(trainer.next_step, 'step')} already: it cannot end after {trainer.steps}"
+            )
+        self._remarks += notes_on(self.settings, self._changes, trainer.next_step, trainer.steps)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def __repr__(self) -> str:
+        done = f"{self.trainer.next_step} of {self.trainer.steps} steps done"
+        return f"Training({name_of(self.settings)}, {str(self.settings.run)!r}, {done})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the settings that are not the defaults."""
+        defaults = {name: default for name, _, default, _ in describe(type(self.settings))}
+        now = {name: value for name, _, value, _ in describe(type(self.settings), values=self.settings)}
+        changed = {name: value for name, value in now.items() if defaults.get(name) != value}
+        facts = {"progress": f"{self.trainer.next_step} of {self.trainer.steps} steps", **changed}
+        return page(f"Training by {name_of(self.settings)} into {self.settings.run}", facts, {})
+
+    @property
+    def collector(self) -> Collector:
+        """What samples and rewards responses, of an algorithm that does."""
+        assert isinstance(self.trainer, RolloutTrainer)
+        return self.trainer.collector
+
+    def run(self, report: Report | None = None) -> Result:
+        """Train to the last step and save the model.
+
+        Args:
+            report: called after every step; None shows a live table.
+
+        Raises:
+            UserError: the numbers stopped being finite, a reward went wrong, or the disk is full.
+            StoppedError: the doctor, Ctrl-C or SIGTERM ended the run; the checkpoint is complete. A note on it, and on
+                other errors after which the run can be continued, says how.
+        """
+        self.processes.wait()
+        try:
+            if self.processes.is_main:
+                self._open_folder()
+            self.processes.wait()
+            with logging_to(self.settings.run, self.processes.rank):
+                return self._run(report)
+        except BaseException as error:
+            self._remove_unbegun(error)
+            self._add_way_on(error)
+            raise
+        finally:
+            self._release()
+
+    def _add_way_on(self, error: BaseException) -> None:
+        """Note on an error after which the run can be continued how that is done."""
+        ends = isinstance(error, StoppedError | UserCodeError | NoRoomError | KeyboardInterrupt | TerminatedError)
+        way = continuation(self.settings.run) if ends or no_room(error) else None
+        if way is None:
+            return
+        step = self.trainer.next_step
+        if isinstance(error, UserCodeError) and step:
+            error.args = (f"{error}\nfix it; the steps before step {step} are recorded",)
+        error.add_note(f"continue with: {way}")
+
+    def _remove_unbegun(self, error: BaseException) -> None:
+        """Remove the folder of a run that failed in its first step: it would be in the way of the corrected command.
+
+        What can be continued is kept, and a record that shows where numbers stopped being finite; and so is what
+        another process has begun there meanwhile.
+        """
+        folder = self.settings.run
+        mine = self._made and self._lock is not None and self._lock.is_held
+        begun = self.trainer.next_step > 0 or (folder / "checkpoints").exists()
+        is_kept = isinstance(error, StoppedError | NonFiniteError) or not isinstance(error, Exception)
+        if mine and not begun and not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _run(self, report: Report | None) -> Result:
+        folder, trainer, main = self.settings.run, self.trainer, self.processes.is_main
+        metrics: list[dict[str, float]] = []
+        notes = self._notes()
+        with (
+            trainer.signals,
+            Progress(trainer.steps, trainer.next_step, notes, quiet=bool(report) or not main) as progress,
+            trainer.recorder or nullcontext(),
+            trainer.trackers or nullcontext(),
+        ):
+            final = trainer.run(folder, lambda step, seen: _collect(metrics, report or progress.report, step, seen))
+            if report is None:
+                progress.finish(final, [note for note in trainer.notes() if note not in notes])
+        if report is None and main:
+            self.settings.show(folder, Console())
+        self.processes.wait()
+        return Result(folder, metrics, final, trainer.learner.model, trainer.tokenizer)
+
+    def _notes(self) -> list[str]:
+        trainer = self.trainer
+        notes = [*self._remarks, *trainer.notes()]
+        if trainer.next_step >= trainer.steps:
+            done = f"{self.settings.run} is complete: all its steps are done ({trainer.steps})"
+            notes.append(f"{done}; to train longer, resume it with a larger number of steps")
+        return notes
+
+    def _open_folder(self) -> None:
+        """Take the folder and write what describes the run; run.json comes first, and whoever has it can go on."""
+        folder, settings, trainer = self.settings.run, self.settings, self.trainer
+        if not self._begun:
+            self._lock = Lock(folder)
+            self._lock.keep_alive()
+            _check_free(folder)  # who had it before may just have left
+            self._made = True
+            write_run(folder, _describe(settings, self._inputs, trainer))
+        elif self._changes:
+            record_changes(settings, self._changes, trainer.next_step, trainer.steps)
+        if not (folder / "vocabulary.parquet").exists():
+            _write_vocabulary(folder, trainer.tokenizer)
+        trainer.recorder = Recorder(folder, attempt=begin_attempt(folder, trainer.next_step), lock=self._lock)
+        trainer.trackers = Trackers(
+            settings.trackers, folder, settings.project, settings.model_dump(mode="json"), trainer.next_step
+        )
+
+
+def train(settings: RolloutRun | ExampleRun, *, report: Report | None = None, **inputs: Any) -> Result:
+    """Train a model: `Training(settings, **inputs).run(report)`."""
+    return Training(settings, **inputs).run(report)
+
+
+def resume(folder: Path, algorithm: str, flags: Sequence[str] = ()) -> Result:
+    """Continue a run from its own folder.
+
+    Args:
+        folder: of the run.
+        algorithm: its name in the table of algorithms.
+        flags: settings that are to be others from here on, such as `--steps 200`.
+
+    Raises:
+        UserError: there is no run in the folder, another algorithm trained it, a setting may not change, or it was
+            started from Python with objects that only Python has.
+    """
+    return train(settings_of(folder, algorithm, flags), resume=True)
+
+
+def _check_free(folder: Path) -> None:
+    way = continuation(folder)
+    if way is not None:
+        raise UserError(f"the run folder {folder} exists already; choose another, or continue it with: {way}")
+    check_free(folder)
+
+
+def _collect(metrics: list[dict[str, float]], report: Report, step: int, seen: dict[str, float]) -> None:
+    metrics.append(seen)
+    report(step, dict(seen))
+
+
+def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
+    """What run.json holds."""
+    tokenizer = trainer.tokenizer
+    return {
+        "cavesson": version("cavesson"),
+        "algorithm": name_of(settings),
+        "config": settings.model_dump(mode="json"),
+        "inputs": inputs.given,
+        "model": {"name": settings.model.path, "fingerprint": fingerprint(causal(trainer.model))},
+        "tokenizer": {
+            "fingerprint": _hash(sorted(tokenizer.get_vocab().items())),
+            "pad": tokenizer.pad_token_id,
+            "bos": tokenizer.bos_token_id,
+        },
+        **trainer.describe(),
+        "steps": trainer.steps,
+        "processes": trainer.learner.processes.count,
+        "versions": {name: version(name) for name in ("torch", "transformers", "peft")}
+        | {"python": platform.python_version()},
+    }
+
+
+def _check_same_model(folder: Path, trainer: Trainer) -> None:
+    started_with = cavesson.open(folder).info["model"]["fingerprint"]
+    if fingerprint(causal(trainer.model)) != started_with:
+        raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """A hash of names, shapes and the first thousand numbers of every weight: enough to tell models apart."""
+    parts = [(n, tuple(p.shape), p.detach().flatten()[:1000].float().tolist()) for n, p in model.named_parameters()]
+    return _hash(parts)
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
+def _write_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    ids = list(range(len(tokenizer)))
+    write_vocabulary(folder, tokenizer.convert_ids_to_tokens(ids), tokenizer.batch_decode([[i] for i in ids]))

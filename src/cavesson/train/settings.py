@@ -1,0 +1,371 @@
+"""The settings of a training run that every algorithm shares."""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+from rich.console import Console
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from cavesson.config import Settings
+from cavesson.data.chat import ChatSettings
+from cavesson.data.examples import Examples
+from cavesson.data.prompts import PromptSettings, check_prompts
+from cavesson.integrations.trackers import Names
+from cavesson.models.settings import ModelSettings, ReferenceSettings, StartSettings, ValueSettings
+from cavesson.models.trained import load_start, load_start_tokenizer
+from cavesson.rewards.settings import RewardSettings, ShapingSettings
+from cavesson.sampling.settings import SamplingSettings
+from cavesson.text.cleaning import CleaningSettings
+from cavesson.train.doctor_settings import DoctorSettings
+
+
+class CoefficientSettings(Settings):
+    """How much leaving the reference costs."""
+
+    coef: float = Field(0.05, ge=0)
+    """β: reward = score − β · KL"""
+    target: float | None = Field(None, gt=0)
+    """adapt β so that the objective KL (nats per response) stays near this; none = β stays fixed"""
+    horizon: float = Field(10_000, gt=0)
+    """responses over which β adapts: one step changes it by at most 0.2 · responses / horizon"""
+
+    @model_validator(mode="after")
+    def _check_horizon(self) -> Self:
+        if self.target is None:
+            self.refuse("horizon", "without target, which makes the coefficient adapt")
+        return self
+
+
+class KLSettings(CoefficientSettings):
+    """The penalty for leaving the reference."""
+
+    estimator: Literal["kl", "abs", "mse", "k3", "full"] = "kl"
+    """of the penalty: kl = k1 = Δ (log π − log π_ref), abs = |Δ|, mse = k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ, full = exact
+    over the vocabulary. Only kl has the gradient of the KL in the reward; the others do not hold the policy. The
+    reported objective KL is k1 whatever stands here"""
+
+
+class KLUse(NamedTuple):
+    """Where the KL to the reference goes, and by which estimator."""
+
+    place: Literal["reward", "loss"]
+    estimator: str
+    """k1, k2, k3, abs or full"""
+
+    @property
+    def weakness(self) -> str | None:
+        """Why this does not hold the policy to the reference; None where it does."""
+        if self.place == "reward" and self.estimator != "k1":
+            return (
+                f"the KL in the reward is estimated by {self.estimator}, whose gradient there is not that of the KL: "
+                "it does not hold the policy to the reference; k1 does"
+            )
+        if self.place == "loss" and self.estimator == "k1":
+            return (
+                "the KL in the loss is estimated by k1, whose gradient there is 0 on average: "
+                "it does not hold the policy to the reference; k2 and k3 do"
+            )
+        return None
+
+
+class OptimizeSettings(Settings):
+    """How a batch becomes an optimiser step."""
+
+    micro_batch_size: int = Field(0, ge=0)
+    """sequences in memory at a time; 0 = all. It changes no number but rounding"""
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    """gradients are scaled down to this norm; none = off"""
+
+
+class UpdateSettings(OptimizeSettings):
+    """How one step's rollouts become new weights."""
+
+    epochs: int = Field(4, ge=1)
+    """passes over the step's rollouts"""
+    mini_batches: int = Field(1, ge=1)
+    """optimiser steps per pass"""
+    max_ratio: float | None = Field(10.0, gt=1)
+    """skip an optimiser step whose mean ratio π/π_old is over this; the skipped step changes nothing; none = off"""
+    target_policy_kl: float | None = Field(None, gt=0)
+    """end the step's updates when KL(π_old ‖ π) per token passes 1.5 times this; none = off"""
+
+    @property
+    def total(self) -> int:
+        """Optimiser steps of a training step."""
+        return self.epochs * self.mini_batches
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if self.total == 1:
+            self.refuse("target_policy_kl", "with one optimiser step per training step: there is none left to skip")
+        return self
+
+
+class OptimizerSettings(Settings):
+    """AdamW (arXiv:1711.05101)."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    """at its highest"""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """decay of the averages of gradient and squared gradient"""
+    eps: float = Field(1e-8, gt=0)
+    """added to the root of the squared gradient"""
+    weight_decay: float = Field(0.0, ge=0)
+    """decoupled weight decay"""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """from the end of the warm-up to the last step: stay, or fall to zero"""
+    warmup_steps: int = Field(0, ge=0)
+    """training steps over which the learning rate rises from zero"""
+
+
+class CheckpointSettings(Settings):
+    """What a killed run continues from."""
+
+    every: int = Field(10, ge=0)
+    """steps between checkpoints; 0 = only at the end"""
+    keep: int = Field(2, ge=1)
+    """the newest ones that stay on disk"""
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one checkpoint only, that of the end."""
+        return self.every == 0
+
+    @model_validator(mode="after")
+    def _check_keep(self) -> Self:
+        if self.is_single:
+            self.refuse("keep", "with every 0, which leaves one checkpoint, at the end")
+        return self
+
+
+class BatchSettings(OptimizeSettings):
+    """How a batch of examples becomes an optimiser step."""
+
+    layout: Literal["packed", "grouped", "padded"] = "packed"
+    """of the examples in memory. "packed": several in a row, each with its own positions and attention, so that
+    almost nothing is padding; "grouped": examples of similar length together; "padded": as they come. It changes no
+    number but rounding"""
+
+
+class RolloutCheckpointSettings(CheckpointSettings):
+    """What a killed run continues from."""
+
+    updates: int = Field(0, ge=0)
+    """optimiser steps between checkpoints inside a training step, whose rollouts are then kept with them; 0 = only
+    between training steps"""
+
+    @property
+    def is_single(self) -> bool:
+        return self.every == self.updates == 0
+
+
+class EvaluationSettings(Settings):
+    """Measuring on rows that are not learned from."""
+
+    every: int = Field(0, ge=0)
+    """training steps between evaluations; 0 = only before the first step and after the last"""
+
+
+class RunSettings(Settings):
+    """What every run has, whatever its algorithm."""
+
+    run: Path = Path("runs/run")
+    """the run's folder; it must not exist yet"""
+    seed: int = Field(0, ge=0)
+    """with the same seed a run is the same, bit for bit on CPU"""
+    model: ModelSettings = ModelSettings()
+    """the model that learns"""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """AdamW"""
+    trackers: Names = ()
+    """where metrics are sent beside the record: "tensorboard", "wandb", "trackio", "mlflow", or several of them"""
+    project: str = "cavesson"
+    """what W&B, Trackio and MLflow file the run under"""
+
+    makes_models: ClassVar[bool] = False
+    """whether the run can begin with `model.new`"""
+
+    @model_validator(mode="after")
+    def _check_run(self) -> Self:
+        if not set(self.trackers) - {"tensorboard"}:
+            self.refuse("project", "without a tracker that has projects, such as wandb")
+        if self.model.new is not None and not self.makes_models:
+            raise ValueError("model.new has no effect here: only cavesson sft makes new models")
+        return self
+
+    @property
+    def algorithm(self) -> Any:
+        """The group of settings that is the algorithm."""
+        raise NotImplementedError
+
+    def starts(self) -> dict[str, StartSettings]:
+        """What is loaded before the first step, by the group of settings that names it."""
+        return {} if self.model.new is not None else {"model": self.model}
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the model as it starts."""
+        return load_start_tokenizer(self.model)
+
+    def show(self, folder: Path, console: Console) -> None:
+        """Print what a finished run has to say beside its metrics."""
+
+
+class RolloutRun(RunSettings):
+    """A run that learns from responses it samples itself."""
+
+    steps: int = Field(100, ge=1)
+    """training steps: sample, score, update"""
+    batch_size: int = Field(64, ge=1)
+    """responses per step, over all processes"""
+    samples_per_prompt: int = Field(1, ge=1)
+    """responses sampled to the same prompt within a step"""
+    data: PromptSettings = PromptSettings()
+    """the prompts"""
+    sampling: SamplingSettings = SamplingSettings()
+    """how responses are sampled"""
+    rewards: tuple[RewardSettings, ...] = ()
+    """what is rewarded; written [[rewards]] in a recipe"""
+    cleaning: CleaningSettings = CleaningSettings()
+    """where responses are cut, and which are discarded"""
+    shaping: ShapingSettings = ShapingSettings()
+    """what happens to the reward before training uses it"""
+    kl: CoefficientSettings = CoefficientSettings()
+    """the penalty for leaving the reference"""
+    reference: ReferenceSettings = ReferenceSettings()
+    """the reference"""
+    update: UpdateSettings = UpdateSettings()
+    """how rollouts become new weights"""
+    checkpoint: RolloutCheckpointSettings = RolloutCheckpointSettings()
+    """what a killed run continues from"""
+    doctor: DoctorSettings = DoctorSettings()
+    """who looks at the record while the run trains"""
+
+    def starts(self) -> dict[str, StartSettings]:
+        start = self.reference.start(self.model.dtype)
+        return super().starts() | ({} if start is None else {"reference": start})
+
+    @property
+    def critic(self) -> ValueSettings | None:
+        """The critic, for algorithms that have one."""
+        return None
+
+    @property
+    def penalty(self) -> str | None:
+        """The estimator of the KL penalty that the loop computes, for algorithms that do not do it themselves."""
+        return None
+
+    @property
+    def kl_use(self) -> KLUse:
+        """Where the KL goes, and by which estimator."""
+        return KLUse("reward", "k1")
+
+    @property
+    def scoring_temperature(self) -> float:
+        """What divides the logits of policy and reference when responses are scored."""
+        return self.sampling.temperature
+
+    def sampling_temperature(self, step: int) -> float:
+        """What divides the logits when the responses of a training step are sampled."""
+        return self.sampling.temperature
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether scoring and learning read a prompt once for all its responses in a micro-batch.
+
+        Activations that are computed again in the backward pass cannot be kept as keys and values.
+        """
+        several = self.samples_per_prompt > 1 and self.update.micro_batch_size != 1
+        return several and not self.model.gradient_checkpointing
+
+    def show(self, folder: Path, console: Console) -> None:
+        from cavesson.train.doctor import verdict
+
+        if self.doctor.looks:
+            for line in verdict(self.doctor, folder):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.batch_size % self.samples_per_prompt:
+            raise ValueError(
+                f"batch_size {self.batch_size} is no multiple of samples_per_prompt {self.samples_per_prompt}"
+            )
+        if self.update.mini_batches > self.batch_size:
+            raise ValueError(f"{self.update.mini_batches} mini-batches cannot be made of {self.batch_size} responses")
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature 0 always takes the likeliest token; training must explore")
+        total = self.update.total
+        if self.checkpoint.updates and self.checkpoint.updates >= total:
+            raise ValueError(
+                f"checkpoint.updates {self.checkpoint.updates} has no effect with {total} optimiser steps per training "
+                "step (update.epochs · update.mini_batches); set it lower, or to 0"
+            )
+        check_prompts(self.data)
+        if self.shaping.normalise and not self.shaping.scale:
+            raise ValueError("shaping.normalise needs shaping.scale")
+        return self
+
+    @model_validator(mode="after")
+    def _check_penalty(self) -> Self:
+        if self.reference.kind == "none" and self.kl.coef:
+            raise ValueError(f"kl.coef {self.kl.coef:g} needs a reference; set reference.kind or kl.coef = 0")
+        if self.kl.target is not None and self.kl.coef == 0:
+            raise ValueError("kl.coef 0 stays 0 whatever kl.target is; start from a coefficient above 0")
+        most = self.batch_size * self.algorithm.most_batches
+        if self.kl.target is not None and 0.2 * most >= self.kl.horizon:
+            raise ValueError(
+                f"kl.horizon {self.kl.horizon:g} is too short for the {most} responses that a step may sample: "
+                f"it could make the coefficient negative; set it over {0.2 * most:g}"
+            )
+        return self
+
+
+class ExampleRun(RunSettings):
+    """A run that learns from examples which others made."""
+
+    epochs: float = Field(1.0, gt=0)
+    """passes over the examples; `steps`, where it is set, takes its place, so that a flag shortens any recipe"""
+    steps: int | None = Field(None, ge=1)
+    """optimiser steps; none = as many as the passes need"""
+    batch_size: int = Field(32, ge=1)
+    """examples per optimiser step, over all processes"""
+    update: BatchSettings = BatchSettings()
+    """how a batch becomes an optimiser step"""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """measuring on rows that are not learned from"""
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    """what a killed run continues from"""
+    data: ChatSettings = ChatSettings()
+    """the examples"""
+
+    @model_validator(mode="after")
+    def _check_evaluation(self) -> Self:
+        data = self.data
+        if self.evaluation.every and not (data.validation or data.validation_path or data.validation_split):
+            raise ValueError("evaluation.every has no effect without held-out rows; set data.validation")
+        return self
+
+    def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[Any]:
+        """Read what is learned from."""
+        raise NotImplementedError
+
+    def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """The model as it starts, before adapters."""
+        return load_start(self.model, self.model.quantization)
+
+    def role(self, model: Any) -> nn.Module:
+        """Wrap a model so that it says of a batch what the algorithm's loss reads."""
+        raise NotImplementedError
+
+    def prepare(self, examples: Examples[Any], learner: Any, folder: Path, step: int) -> Examples[Any]:
+        """Add to the examples what must be known before the next step, which is `step`."""
+        return examples
+
+    def finished(self, model: Any) -> Any:
+        """The model as it is saved."""
+        return model
+
+    def report(self, trainer: Any, folder: Path) -> None:
+        """Leave more than metrics about the trained model in the run's folder."""

@@ -1,3 +1,0 @@
-from dressage.cli import main
-
-main()
