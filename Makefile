@@ -16,6 +16,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks recipes hatch_build.py
 	$(BIN)/ruff format --check src tests benchmarks recipes hatch_build.py
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py

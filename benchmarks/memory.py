@@ -95,10 +95,10 @@ def _row(command: str, length: int, number: int) -> dict[str, str]:
 
 def predict(case: dict[str, Any]) -> dict[str, float]:
     """The prediction, as `cavesson check` makes it."""
-    from cavesson.algorithms import ALGORITHMS
     from cavesson.check.recipe import Planned
     from cavesson.check.run import memory_only
     from cavesson.config import check
+    from cavesson.registry import ALGORITHMS
 
     settings = check(ALGORITHMS[case["command"]].settings, case["settings"], "the case")
     report = memory_only(Planned("case", case["command"], settings, (), False))
@@ -119,8 +119,8 @@ def measure(case: dict[str, Any]) -> dict[str, float]:
 
 def _train(case: dict[str, Any]) -> str:
     """Train two steps; says on which kind of device."""
-    from cavesson.algorithms import ALGORITHMS
     from cavesson.config import check
+    from cavesson.registry import ALGORITHMS
     from cavesson.train.run import Training
 
     training = Training(check(ALGORITHMS[case["command"]].settings, case["settings"], "the case"))

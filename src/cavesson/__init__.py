@@ -12,10 +12,21 @@ if TYPE_CHECKING:
     from cavesson.algorithms.raft import RAFT, RAFTRun
     from cavesson.algorithms.reward_model import BradleyTerry, RewardModelRun
     from cavesson.algorithms.rloo import RLOO, RLOORun
+    from cavesson.algorithms.settings import (
+        BatchSettings,
+        CheckpointSettings,
+        CoefficientSettings,
+        EvaluationSettings,
+        KLSettings,
+        OptimizerSettings,
+        RolloutCheckpointSettings,
+        UpdateSettings,
+    )
     from cavesson.algorithms.sft import SFT, SFTRun
     from cavesson.data.prompts import PromptSettings
     from cavesson.data.settings import SourceSettings
     from cavesson.data.tokens import PairSettings, TextSettings
+    from cavesson.doctor.settings import DoctorSettings
     from cavesson.errors import UserError
     from cavesson.models.settings import (
         FrozenSettings,
@@ -27,21 +38,10 @@ if TYPE_CHECKING:
     )
     from cavesson.record import Recorder, Rollout, Run, open
     from cavesson.rewards import Reward
+    from cavesson.rewards.cleaning import CleaningSettings
     from cavesson.rewards.settings import RewardSettings, ShapingSettings
     from cavesson.sampling.settings import SamplingSettings
-    from cavesson.text.cleaning import CleaningSettings
-    from cavesson.train.doctor_settings import DoctorSettings
     from cavesson.train.run import Result, Training
-    from cavesson.train.settings import (
-        BatchSettings,
-        CheckpointSettings,
-        CoefficientSettings,
-        EvaluationSettings,
-        KLSettings,
-        OptimizerSettings,
-        RolloutCheckpointSettings,
-        UpdateSettings,
-    )
 
     __version__: str
 
@@ -79,10 +79,10 @@ _TRAINING = {
     "cavesson.rewards": "Reward",
     "cavesson.rewards.settings": "RewardSettings ShapingSettings",
     "cavesson.sampling.settings": "SamplingSettings",
-    "cavesson.text.cleaning": "CleaningSettings",
-    "cavesson.train.doctor_settings": "DoctorSettings",
+    "cavesson.rewards.cleaning": "CleaningSettings",
+    "cavesson.doctor.settings": "DoctorSettings",
     "cavesson.train.run": "Result Training",
-    "cavesson.train.settings": (
+    "cavesson.algorithms.settings": (
         "BatchSettings CheckpointSettings CoefficientSettings EvaluationSettings KLSettings "
         "OptimizerSettings RolloutCheckpointSettings UpdateSettings"
     ),

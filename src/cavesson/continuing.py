@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import cavesson
-from cavesson.algorithms import ALGORITHMS
 from cavesson.command_line import command_line
+from cavesson.record import open as open_run
+from cavesson.registry import ALGORITHMS
 
 
 def is_trained_here(info: Mapping[str, Any]) -> bool:
@@ -21,7 +21,7 @@ def continuation(folder: Path) -> str | None:
     """
     if not (folder / "run.json").exists():
         return None
-    info = cavesson.open(folder).info
+    info = open_run(folder).info
     if not is_trained_here(info):
         return None
     if info["inputs"]:

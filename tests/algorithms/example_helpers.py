@@ -10,12 +10,12 @@ import torch
 from settings_helpers import changed
 from torch import Tensor
 
-from cavesson.algorithms import ALGORITHMS
 from cavesson.algorithms.base import Loss
+from cavesson.algorithms.settings import ExampleRun
 from cavesson.config import check
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.registry import ALGORITHMS
 from cavesson.train.run import Result, Training
-from cavesson.train.settings import ExampleRun
 from cavesson.types import Batch
 
 BEGINNINGS = ("The ferry", "A dog and its", "On the table", "Rain", "At noon the", "We")

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from align_helpers import RECIPE, write
 
-from cavesson.algorithms import ALGORITHMS
 from cavesson.align.comparison import ComparisonSettings
 from cavesson.align.recipe import read_recipe
 from cavesson.align.stages import Stage
 from cavesson.config import check
 from cavesson.errors import UserError
+from cavesson.registry import ALGORITHMS
 
 
 def read(folder: Path, recipe: str, *flags: str) -> list[Stage]:

@@ -11,10 +11,10 @@ import pytest
 from align_helpers import RECIPE, same, weights, write
 from safetensors.torch import load_file
 
-from cavesson.algorithms import ALGORITHMS
 from cavesson.align.run import align
 from cavesson.config import check
 from cavesson.errors import UserError
+from cavesson.registry import ALGORITHMS
 from cavesson.train.run import train
 
 SCRIPT = "import sys; from pathlib import Path; from cavesson.align.run import align; align(Path(sys.argv[1]))"

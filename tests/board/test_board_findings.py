@@ -9,12 +9,12 @@ from board_helpers import board_of, client_of
 from browser_helpers import wait_for
 from index_helpers import new_run, record
 
+from cavesson.board import indexing
+from cavesson.board.indexing import start
 from cavesson.board.live import _position
+from cavesson.doctor.findings_file import findings_file, read_findings
 from cavesson.doctor.look import look
 from cavesson.doctor.words import LANGUAGES
-from cavesson.index import watch
-from cavesson.index.findings import findings_file, read_findings
-from cavesson.index.watch import start
 from cavesson.record import Recorder
 
 
@@ -122,10 +122,10 @@ def test_the_doctor_is_told_when_the_run_has_grown(run, monkeypatch):
         def tend(self, state):
             states.append(state)
 
-    monkeypatch.setattr(watch, "Watch", Noting)
-    monkeypatch.setattr(watch, "PAUSE", 0.01)
-    monkeypatch.setattr(watch.os, "getppid", lambda: int(not is_parent.is_set()))
-    follower = Thread(target=watch._follow, args=(str(run), run / "index", 1))
+    monkeypatch.setattr(indexing, "Watch", Noting)
+    monkeypatch.setattr(indexing, "PAUSE", 0.01)
+    monkeypatch.setattr(indexing.os, "getppid", lambda: int(not is_parent.is_set()))
+    follower = Thread(target=indexing._follow, args=(str(run), run / "index", 1))
     follower.start()
     try:
         for count, add in enumerate([add_rollout, add_metric, None], 1):

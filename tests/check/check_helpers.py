@@ -5,9 +5,9 @@ from typing import Any
 
 from settings_helpers import changed
 
-from cavesson.algorithms import ALGORITHMS
 from cavesson.check.finding import Finding, Result
 from cavesson.config import check
+from cavesson.registry import ALGORITHMS
 
 PROMPTS = ("The first", "A second one", "Some third prompt", "And a fourth")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["cavesson.cli", "cavesson.train.run", "cavesson.sampling.generate"])
+_FORKS.set_forkserver_preload(["cavesson.cli", "cavesson.train.run", "cavesson.tools.generate"])
 SECONDS = 300
 """After which a command does not end any more."""
 

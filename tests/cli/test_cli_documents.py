@@ -8,8 +8,8 @@ import pytest
 from cli_helpers import Done, cavesson, fresh
 
 from cavesson import open as open_run
-from cavesson.algorithms import ALGORITHMS
 from cavesson.config import load
+from cavesson.registry import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -12,11 +12,11 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 from cavesson import cli
-from cavesson.algorithms import ALGORITHMS
-from cavesson.cli_help import explain
+from cavesson.cli.help import explain
 from cavesson.command_line import command_line
 from cavesson.config import describe, groups
-from cavesson.sampling.generate import GenerateSettings
+from cavesson.registry import ALGORITHMS
+from cavesson.tools.generate import GenerateSettings
 
 SCREEN = 54
 """Lines of a terminal of 100 columns."""

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 import cavesson
-from cavesson.algorithms import ALGORITHMS
+from cavesson.registry import ALGORITHMS
 
 SCRIPT = Path(sys.executable).with_name("cavesson")
 

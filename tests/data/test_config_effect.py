@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from cavesson.algorithms import ALGORITHMS
 from cavesson.config import Settings, check
 from cavesson.data.settings import SourceSettings
 from cavesson.data.sources import read
 from cavesson.errors import UserError
-from cavesson.sampling.generate import GenerateSettings
+from cavesson.registry import ALGORITHMS
 from cavesson.tools.compare import CompareSettings
 from cavesson.tools.evaluate import EvaluateSettings
+from cavesson.tools.generate import GenerateSettings
 
 TOOLS: dict[str, type[Settings]] = {
     "generate": GenerateSettings, "compare": CompareSettings, "evaluate": EvaluateSettings

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cavesson.data.order import InMemory, Mixed, Streamed, passes_over, permutation
 from cavesson.errors import UserError
-from cavesson.sampling.randomness import Purpose, generator
+from cavesson.randomness import Purpose, generator
 
 seeds, booleans, sizes = st.integers(0, 5), st.booleans(), st.integers(1, 30)
 

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from text_helpers import CHATML, byte_pairs
 
-from cavesson.data.show_recipe import show_recipe
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_model
+from cavesson.tools.show_recipe import show_recipe
 
 PAIR = {"prompt": "a", "chosen": " b", "rejected": " c"}
 SAID = {"prompt": "a", "response": " b"}

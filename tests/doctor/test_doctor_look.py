@@ -6,10 +6,10 @@ import sick_invariants
 from doctor_helpers import healthy
 
 from cavesson.doctor.diagnosis import diagnose
+from cavesson.doctor.findings_file import read_findings
 from cavesson.doctor.look import look
 from cavesson.doctor.own import all_rules
 from cavesson.doctor.words import LANGUAGES, language, number
-from cavesson.index.findings import read_findings
 from cavesson.record import write_run
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import cavesson.doctor
-from cavesson.cli_doctor import doctor_app
+from cavesson.cli.doctor import doctor_app
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.finding import Curve, Evidence, Phrase, Reading
 from cavesson.doctor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, chart, drawn, nice_ticks

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import cavesson
-from cavesson.cli_doctor import doctor_app
+from cavesson.cli.doctor import doctor_app
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.look import look

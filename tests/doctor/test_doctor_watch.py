@@ -8,8 +8,8 @@ import time
 import pytest
 from doctor_helpers import healthy
 
+from cavesson.doctor.findings_file import Findings, findings_file, read_findings, write_findings
 from cavesson.doctor.watch import Watch
-from cavesson.index.findings import Findings, findings_file, read_findings, write_findings
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from index_helpers import indexed, new_run, record
 
 import cavesson.record
 from cavesson.index.build import Builder
-from cavesson.index.folder import index_folder, read_state
+from cavesson.index.folder import read_state
 from cavesson.index.snapshot import snapshot
+from cavesson.record.index_folder import index_folder
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_pandas_stays_out_while_it_is_not_needed():
     code = """
 import sys
 import numpy as np, pyarrow as pa
-from cavesson.index.process import small_process
+from cavesson.record.background import small_process
 small_process()
 assert pa.array(np.arange(3)).to_numpy().tolist() == [0, 1, 2]
 assert "pandas" not in sys.modules

@@ -13,12 +13,13 @@ from test_index_build import alive_rows, recorded_rows
 from test_index_rollups import check
 
 import cavesson.record
+from cavesson.board.indexing import start
 from cavesson.index.build import Builder
-from cavesson.index.folder import PROBLEM, fingerprint, read_state
+from cavesson.index.folder import PROBLEM, read_state
 from cavesson.index.search import candidates
 from cavesson.index.snapshot import Snapshot, snapshot
 from cavesson.index.texts import read_texts
-from cavesson.index.watch import start
+from cavesson.record.index_folder import fingerprint
 
 # Three attempts, the later ones starting at an earlier step than the one before had reached, with compactions between.
 WRITER = """

@@ -15,12 +15,12 @@ from cavesson.errors import UserError
 from cavesson.models.policy import Policy, Scores
 from cavesson.models.sequences import SequencePolicy
 from cavesson.models.tiny import tiny_tokenizer
+from cavesson.processes import Processes
 from cavesson.sampling.decoding import CacheKind, check_generate, check_scoring, choose_cache, full_passes
 from cavesson.sampling.room import cache_bytes
 from cavesson.sampling.sampler import Responses, Sampler
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.train.build import Inputs, build
-from cavesson.train.processes import Processes
 from cavesson.types import Batch
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"

@@ -16,11 +16,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from cavesson.data.packing import pack
 from cavesson.errors import UserError
 from cavesson.models.load import prepare
 from cavesson.models.parts import trunk
 from cavesson.models.sequences import PairPolicy, RewardModel, SequencePolicy, hidden_states, lay_out
+from cavesson.ops.packing import pack
 from cavesson.types import Batch
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=7)

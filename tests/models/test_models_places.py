@@ -9,13 +9,13 @@ from models_helpers import batch, policy_of, scramble, sharp_model
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification, LlamaForSequenceClassification, PreTrainedModel
 
-from cavesson.algorithms import ALGORITHMS
 from cavesson.config import check
 from cavesson.errors import UserError
 from cavesson.models.parts import trunk
 from cavesson.models.settings import LoraSettings, ModelSettings, ReferenceSettings, ValueSettings
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.models.trained import save_trained
+from cavesson.registry import ALGORITHMS
 from cavesson.train.run import Training
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from cavesson.algorithms import ALGORITHMS
 from cavesson.config import check
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.registry import ALGORITHMS
 from cavesson.train.run import Training
 
 TOLERANCE = 1e-4

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cavesson import memory
+from cavesson.models import device_memory
 
 CPU = torch.device("cpu")
 
@@ -21,24 +22,24 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "memory.stat").write_text(
         f"anon {180 << 20}\ninactive_file {70 << 20}\nactive_file {50 << 20}\nworkingset_refault_file {9 << 20}\n"
     )
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(device_memory, "_CGROUP", tmp_path)
     return tmp_path
 
 
 def test_a_container_has_what_its_limit_allows(container: Path) -> None:
     (container / "memory.max").write_text(f"{400 << 20}\n")
-    assert memory.total_memory(CPU) == 400 << 20
+    assert device_memory.total_memory(CPU) == 400 << 20
     # 400 - (300 - 70 - 50) MB
-    assert memory.free_memory(CPU) == min(220 << 20, psutil.virtual_memory().available)
+    assert device_memory.free_memory(CPU) == min(220 << 20, psutil.virtual_memory().available)
 
 
 @pytest.mark.parametrize("limit", ["max\n", f"{1 << 60}\n", None], ids=["none", "huge", "no-file"])
 def test_without_a_limit_it_is_what_the_machine_has(container: Path, limit: str | None) -> None:
     if limit is not None:
         (container / "memory.max").write_text(limit)
-    assert memory.total_memory(CPU) == psutil.virtual_memory().total
+    assert device_memory.total_memory(CPU) == psutil.virtual_memory().total
     free = psutil.virtual_memory().available
-    assert memory.free_memory(CPU) == pytest.approx(free, rel=0.2)
+    assert device_memory.free_memory(CPU) == pytest.approx(free, rel=0.2)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs a system that says it")

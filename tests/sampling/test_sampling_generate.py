@@ -4,7 +4,7 @@ import pytest
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.sampling.generate import GenerateSettings, generate, write
+from cavesson.tools.generate import GenerateSettings, generate, write
 
 
 def settings(*flags: str) -> GenerateSettings:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from cavesson.sampling.randomness import Purpose, generator, token_uniforms
+from cavesson.randomness import Purpose, generator, token_uniforms
 
 
 def test_the_same_name_gives_the_same_numbers():

@@ -7,14 +7,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from cavesson.algorithms.rloo import RLOORun
 from cavesson.errors import UserError
-from cavesson.memory import free_memory
+from cavesson.models.device_memory import free_memory
 from cavesson.models.load import prepare
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
-from cavesson.sampling.generate import GenerateSettings, generate
+from cavesson.processes import Processes
 from cavesson.sampling.room import BYTES_PER_TOKEN, cache_bytes, check_room, position_limit
 from cavesson.sampling.settings import SamplingSettings
+from cavesson.tools.generate import GenerateSettings, generate
 from cavesson.train.build import Inputs, build
-from cavesson.train.processes import Processes
 
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.sampling.generate import load_policy
 from cavesson.tools.chat import Talk, TalkSettings, chat
+from cavesson.tools.generate import load_policy
 
 FLAGS = ["--sampling.temperature", "0", "--sampling.max_new_tokens", "6", "--device", "cpu"]
 PROGRAM = (

@@ -17,8 +17,8 @@ from transformers import AutoTokenizer
 import cavesson.tools.compare as module
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.sampling.generate import GenerateSettings, generate
 from cavesson.tools.compare import CompareSettings, Comparison, compare, rows, short_names, show
+from cavesson.tools.generate import GenerateSettings, generate
 
 PROMPTS = [
     "The old bridge",

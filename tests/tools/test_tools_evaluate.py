@@ -9,8 +9,8 @@ from scipy.stats import binomtest
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.sampling.generate import GenerateSettings, generate
 from cavesson.tools.evaluate import EvaluateSettings, Evaluation, evaluate
+from cavesson.tools.generate import GenerateSettings, generate
 
 MAPPING = '{prompt = "question", ground_truth = "answer"}'
 

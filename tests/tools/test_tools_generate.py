@@ -7,7 +7,7 @@ import pytest
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.sampling.generate import GenerateSettings, generate, write
+from cavesson.tools.generate import GenerateSettings, generate, write
 
 ROWS = [{"prompt": "one", "level": 1, "tags": ["a", "b"]}, {"prompt": "two", "level": None, "tags": []}]
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from cavesson.train.intervals import Interval, mean_interval, share_interval, twin_correlation
+from cavesson.ops.intervals import Interval, mean_interval, share_interval, twin_correlation
 
 Z = 1.959963984540054
 

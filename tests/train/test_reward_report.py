@@ -14,8 +14,8 @@ from scipy import stats
 
 from cavesson.data.tokens import PairTokens, Tokens
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.train.reward_figures import Scored, extreme_cases, summarise, warnings
-from cavesson.train.reward_report import page, show, write
+from cavesson.rewards.report import page, show, write
+from cavesson.rewards.report_figures import Scored, extreme_cases, summarise, warnings
 
 PROMPT = "Why?"
 TOKENIZER = tiny_tokenizer()

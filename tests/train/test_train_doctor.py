@@ -10,13 +10,13 @@ from train_helpers import PROMPTS, WATCHED, build, patient, settings, uneven
 
 import cavesson
 from cavesson.config import check
+from cavesson.doctor.findings_file import findings_file, read_findings
+from cavesson.doctor.settings import DoctorSettings
 from cavesson.errors import StoppedError, UserError
-from cavesson.index.findings import findings_file, read_findings
 from cavesson.record import Recorder, begin_attempt, write_run
 from cavesson.train import doctor
 from cavesson.train.checkpoint import latest
 from cavesson.train.doctor import Attendance, verdict
-from cavesson.train.doctor_settings import DoctorSettings
 from cavesson.train.run import Training
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-ppo.toml"

@@ -10,12 +10,12 @@ from torch import Tensor
 from train_helpers import LORA, build, move, rollouts
 
 from cavesson.algorithms.ppo import PPO
+from cavesson.algorithms.settings import OptimizerSettings, UpdateSettings
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
+from cavesson.processes import Processes
 from cavesson.train.optimizer import Optimizer
-from cavesson.train.processes import Processes
 from cavesson.train.rollouts import score_rollouts
-from cavesson.train.settings import OptimizerSettings, UpdateSettings
 from cavesson.train.update import Learner, Place, averaged, update
 
 PROMPTS = [[70, 71, 72, 73], [80], [90, 91, 92, 93, 94, 95, 96], [100, 101, 102], [110, 111, 112, 113, 114]]

@@ -9,12 +9,12 @@ from torch import Tensor
 from train_helpers import rollouts
 
 from cavesson.algorithms.raft import RAFT
+from cavesson.algorithms.settings import OptimizerSettings, UpdateSettings
 from cavesson.models.load import prepare
 from cavesson.models.policy import Policy
 from cavesson.models.tiny import tiny_model
+from cavesson.processes import Processes
 from cavesson.train.optimizer import Optimizer
-from cavesson.train.processes import Processes
-from cavesson.train.settings import OptimizerSettings, UpdateSettings
 from cavesson.train.update import Learner, Place, update
 
 ROWS = 128

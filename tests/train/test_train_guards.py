@@ -11,13 +11,13 @@ from torch import Tensor
 from train_helpers import LORA, build, farthest, finish, quiet, rollouts, uneven, weights
 
 import cavesson
+from cavesson.algorithms.settings import OptimizerSettings, UpdateSettings
 from cavesson.errors import NonFiniteError, UserError
 from cavesson.models.policy import Policy
+from cavesson.processes import Processes
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.optimizer import Optimizer
-from cavesson.train.processes import Processes
 from cavesson.train.rollouts import score_rollouts
-from cavesson.train.settings import OptimizerSettings, UpdateSettings
 from cavesson.train.update import Learner, Place, update
 from cavesson.types import Batch
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from train_helpers import quiet
 
-from cavesson.algorithms import ALGORITHMS
 from cavesson.config import check
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.ops.kl import ESTIMATORS, SCHULMAN
+from cavesson.registry import ALGORITHMS
 from cavesson.train.run import Training
 
 LOGITS, REFERENCE = torch.tensor([0.3, -1.0, 2.0, 0.0, -0.4]), torch.tensor([-0.5, 0.7, 0.1, 1.2, 0.3])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from cavesson.algorithms.settings import OptimizerSettings
 from cavesson.train.optimizer import Optimizer, learning_rate
-from cavesson.train.settings import OptimizerSettings
 
 
 class Numbers(nn.Module):

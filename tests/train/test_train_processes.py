@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from train_helpers import LORA, SIGNAL, STOP, finish
 
 import cavesson
+from cavesson.processes import Processes
 from cavesson.record import Run
 from cavesson.train.checkpoint import latest
-from cavesson.train.processes import Processes
 from cavesson.types import Batch
 
 HERE = Path(__file__).parent

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from train_helpers import LORA, STOP, build, farthest, finish, move, rollouts, weights
 
+from cavesson.algorithms.settings import OptimizerSettings, UpdateSettings
+from cavesson.processes import Processes
 from cavesson.train.optimizer import Optimizer
-from cavesson.train.processes import Processes
 from cavesson.train.rollouts import score_rollouts
-from cavesson.train.settings import OptimizerSettings, UpdateSettings
 from cavesson.train.update import Learner, Place, update
 from cavesson.types import Batch
 

@@ -13,10 +13,10 @@ from settings_helpers import changed
 from torch import Tensor, nn
 
 import cavesson
-from cavesson.algorithms import ALGORITHMS
 from cavesson.algorithms.ppo import PPORun
 from cavesson.config import load
-from cavesson.index.findings import findings_file
+from cavesson.doctor.findings_file import findings_file
+from cavesson.registry import ALGORITHMS
 from cavesson.train.loop import Report
 from cavesson.train.run import Result, Training
 from cavesson.types import Batch

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from cavesson.algorithms.settings import OptimizerSettings
+from cavesson.processes import Processes
 from cavesson.train.optimizer import Optimizer
-from cavesson.train.processes import Processes
-from cavesson.train.settings import OptimizerSettings
 
 
 def main(file: Path) -> None:

@@ -6,9 +6,9 @@ import torch
 
 from benchmarks.faults.fault import fault
 from benchmarks.faults.setup import Setup
+from cavesson.algorithms.settings import RolloutRun
 from cavesson.sampling import sampler as sampler_module
 from cavesson.sampling.sampler import Responses
-from cavesson.train.settings import RolloutRun
 
 
 @fault(causes=["filtered-sampling"], levels=(20, 8, 3))

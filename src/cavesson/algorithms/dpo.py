@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.base import Loss
+from cavesson.algorithms.reference_logprobs import with_reference
+from cavesson.algorithms.settings import ExampleRun
 from cavesson.config import Settings
 from cavesson.data.examples import Examples, load_pairs
 from cavesson.data.tokens import PairSettings, PairTokens
@@ -17,9 +19,7 @@ from cavesson.models.sequences import PairLogprobs, PairPolicy
 from cavesson.models.settings import FrozenSettings, StartSettings
 from cavesson.models.trained import load_start
 from cavesson.ops import preferences
-from cavesson.train.reference import with_reference
-from cavesson.train.settings import ExampleRun
-from cavesson.train.update import Learner
+from cavesson.processes import Processes
 from cavesson.types import Batch
 
 
@@ -116,7 +116,7 @@ class DPORun(ExampleRun):
         return PairPolicy(model, self.update.layout == "packed")
 
     def prepare(
-        self, examples: Examples[PairTokens], learner: Learner, folder: Path, step: int
+        self, examples: Examples[PairTokens], role: Any, processes: Processes, folder: Path, step: int
     ) -> Examples[PairTokens]:
         """Score all pairs with the reference, once.
 
@@ -125,10 +125,9 @@ class DPORun(ExampleRun):
         """
         if self.dpo.reference_free:
             return examples
-        model: Any = learner.model
         start = self.reference.start(self.model.dtype)
         if start is not None:
             reference = load_start(start)
-            check_vocabulary(reference, start.path, model.model, self.model.path)
-            model = self.role(reference).to(learner.device)
-        return with_reference(examples, model, learner.processes, folder, step, self)
+            check_vocabulary(reference, start.path, role.model, self.model.path)
+            role = self.role(reference).to(processes.device)
+        return with_reference(examples, role, processes, folder, step, self)

@@ -4,10 +4,10 @@ from pydantic import Field
 from torch import Tensor
 
 from cavesson.algorithms.base import Loss, RolloutAlgorithm
+from cavesson.algorithms.settings import UpdateSettings
 from cavesson.models.policy import Scores
 from cavesson.ops import kl, losses
 from cavesson.ops.groups import group_stds, varied
-from cavesson.train.settings import UpdateSettings
 from cavesson.types import Batch
 
 

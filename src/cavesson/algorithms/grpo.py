@@ -8,12 +8,12 @@ from torch import Tensor
 
 from cavesson.algorithms.base import Loss
 from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
+from cavesson.algorithms.settings import CoefficientSettings, KLUse, RolloutRun
 from cavesson.models.policy import Scores
 from cavesson.ops import kl, ratios
 from cavesson.ops.groups import centred, group_stds
 from cavesson.ops.masked import weighted_mean
 from cavesson.ops.token_rewards import penalised, soft_overlong
-from cavesson.train.settings import CoefficientSettings, KLUse, RolloutRun
 from cavesson.types import Batch
 
 

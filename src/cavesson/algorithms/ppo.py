@@ -5,13 +5,13 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from cavesson.algorithms.base import Loss, RolloutAlgorithm
+from cavesson.algorithms.settings import KLSettings, KLUse, RolloutRun
 from cavesson.models.policy import Scores
 from cavesson.models.settings import StartSettings, ValueSettings
 from cavesson.ops import kl, losses
 from cavesson.ops.advantages import gae
 from cavesson.ops.masked import whiten
 from cavesson.ops.token_rewards import token_rewards
-from cavesson.train.settings import KLSettings, KLUse, RolloutRun
 from cavesson.types import Batch
 
 

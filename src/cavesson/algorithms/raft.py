@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-import cavesson
 from cavesson.algorithms.base import Loss, RolloutAlgorithm
+from cavesson.algorithms.settings import CoefficientSettings, RolloutRun
 from cavesson.models.policy import Scores
 from cavesson.models.settings import ReferenceSettings
 from cavesson.ops import kl
 from cavesson.ops.masked import weighted_mean
+from cavesson.record import open as open_run
 from cavesson.record.files import write_json
-from cavesson.train.settings import CoefficientSettings, RolloutRun
 from cavesson.types import Batch
 
 
@@ -98,8 +98,7 @@ class RAFTRun(RolloutRun):
 
     def show(self, folder: Path, console: Console) -> None:
         """The gain of every step, beside what choosing among the untouched model's responses gives."""
-        print_rounds(console, cavesson.open(folder).steps().to_pylist())
-        super().show(folder, console)
+        print_rounds(console, open_run(folder).steps().to_pylist())
 
     @property
     def scoring_temperature(self) -> float:

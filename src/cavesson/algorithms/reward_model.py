@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.base import Loss
+from cavesson.algorithms.settings import ExampleRun
 from cavesson.config import Settings
 from cavesson.data.examples import Examples, collate_pairs, load_pairs
 from cavesson.data.order import InMemory, Mixed
@@ -22,10 +23,9 @@ from cavesson.models.classifier import ADDS_START, load_reward_model
 from cavesson.models.parts import causal
 from cavesson.models.sequences import PairRewards, RewardModel
 from cavesson.ops import preferences
-from cavesson.train import reward_report
-from cavesson.train.offline import ExampleTrainer
-from cavesson.train.reward_figures import score
-from cavesson.train.settings import ExampleRun
+from cavesson.processes import Processes
+from cavesson.rewards import report
+from cavesson.rewards.report_figures import score
 from cavesson.types import Batch
 
 _LOOKED_AT = 64
@@ -93,25 +93,30 @@ class RewardModelRun(ExampleRun):
         """An ordinary sequence classifier: adapters are merged into their base, in place."""
         return model.merge_and_unload() if isinstance(model, PeftModel) else model
 
-    def report(self, trainer: ExampleTrainer, folder: Path) -> None:
+    def report(
+        self,
+        role: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        examples: Examples[PairTokens],
+        processes: Processes,
+        folder: Path,
+    ) -> None:
         """Say how often the model is right on the held-out pairs, when, and where it is most wrong."""
-        setattr(causal(trainer.model).config, ADDS_START, _begins(trainer))
-        if not trainer.examples.held_out:
+        setattr(causal(role.model).config, ADDS_START, _begins(tokenizer, examples))
+        if not examples.held_out:
             print("no pair is held out (data.validation), so nothing says how often this reward model is right")
             return
-        learner = trainer.learner
-        at_once = self.update.micro_batch_size or self.batch_size
-        scored = score(learner.model, trainer.examples, learner.processes, at_once)
-        if learner.processes.is_main:
-            reward_report.show(reward_report.write(scored, trainer.tokenizer, folder), folder, Console())
+        scored = score(role, examples, processes, self.evaluation_size)
+        if processes.is_main:
+            report.show(report.write(scored, tokenizer, folder), folder, Console())
 
 
-def _begins(trainer: ExampleTrainer) -> bool | None:
+def _begins(tokenizer: PreTrainedTokenizerBase, examples: Examples[PairTokens]) -> bool | None:
     """Whether texts begin with the tokenizer's start tokens, as rewards must read them; None where only some do.
 
     Plain texts do; conversations do where the chat template writes these tokens.
     """
-    around, train = Around.of(trainer.tokenizer), trainer.examples.train
+    around, train = Around.of(tokenizer), examples.train
     items = train.items if isinstance(train, InMemory | Mixed) else train.take(0, _LOOKED_AT)
     seen = {around.begins(tokens.ids) for pair in items for tokens in (pair.chosen, pair.rejected)}
     return seen.pop() if len(seen) == 1 else None

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from cavesson.algorithms.base import Loss
 from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
+from cavesson.algorithms.settings import KLUse, RolloutRun
 from cavesson.models.policy import Scores
 from cavesson.ops import kl, ratios
 from cavesson.ops.groups import group_stds, leave_one_out
 from cavesson.ops.token_rewards import penalised
-from cavesson.train.settings import KLUse, RolloutRun
 from cavesson.types import Batch
 
 

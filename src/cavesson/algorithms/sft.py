@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.base import Loss
+from cavesson.algorithms.settings import ExampleRun
 from cavesson.config import Settings
 from cavesson.data.examples import Examples, load_demonstrations, load_texts
 from cavesson.data.tokens import TextSettings, Tokens
@@ -14,7 +15,6 @@ from cavesson.models.neftune import neftune
 from cavesson.models.new import new_model, new_tokenizer
 from cavesson.models.policy import Scores
 from cavesson.models.sequences import SequencePolicy
-from cavesson.train.settings import ExampleRun
 from cavesson.types import Batch
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cavesson.algorithms import ALGORITHMS
 from cavesson.align import comparison
 from cavesson.align.comparison import Comparison, ComparisonSettings
 from cavesson.align.stages import Stage, Training
 from cavesson.config import Settings, check, describe, load
 from cavesson.errors import UserError
+from cavesson.registry import ALGORITHMS
 
 COMMANDS = (*ALGORITHMS, comparison.COMMAND)
 REFERENCE = re.compile(r"\{(\w+)\}")

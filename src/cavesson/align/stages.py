@@ -12,19 +12,19 @@ import torch
 from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase
 
-import cavesson
+from cavesson.algorithms.settings import ExampleRun, RolloutRun
 from cavesson.config import check
 from cavesson.data.prompts import PromptSet, load_prompts
 from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
+from cavesson.record import open as open_run
 from cavesson.record.show import headline
 from cavesson.rewards import build_rewards, rehearse
 from cavesson.rewards.settings import RewardSettings
 from cavesson.train.build import check_place
 from cavesson.train.run import resume, train
-from cavesson.train.settings import ExampleRun, RolloutRun
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -91,7 +91,7 @@ class Training(Stage):
     def check(self, known: Mapping[str, Stage]) -> None:
         """Read the data and make the rewards as the run will, as far as that needs no model still to be trained."""
         if self.state is not State.NEW:
-            config = {**cavesson.open(self.folder).info["config"], "run": self.folder}
+            config = {**open_run(self.folder).info["config"], "run": self.folder}
             check_same(self, check(type(self.settings), config, f"{self.folder}/run.json"))
         if self.state is State.DONE:
             return

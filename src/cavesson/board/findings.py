@@ -4,8 +4,8 @@ from typing import Any
 
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import RunQuery
-from cavesson.index.findings import findings_file, read_findings
-from cavesson.index.folder import fingerprint
+from cavesson.doctor.findings_file import findings_file, read_findings
+from cavesson.record.index_folder import fingerprint
 
 
 def findings(board: Board, query: RunQuery) -> dict[str, Any] | None:

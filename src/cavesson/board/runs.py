@@ -17,7 +17,7 @@ from cavesson.board.scanner import Scanner, spans
 from cavesson.board.stars import Stars
 from cavesson.errors import UserError, first_line, print_exception
 from cavesson.index.columns import Array
-from cavesson.index.folder import PROBLEM, fingerprint, index_folder, local_folder
+from cavesson.index.folder import PROBLEM
 from cavesson.index.maps import ask_for
 from cavesson.index.patterns import read_counts
 from cavesson.index.search import dictionary
@@ -25,6 +25,7 @@ from cavesson.index.snapshot import Snapshot, snapshot
 from cavesson.index.texts import Texts, read_texts
 from cavesson.index.words import words
 from cavesson.record import Run
+from cavesson.record.index_folder import fingerprint, index_folder, local_folder
 from cavesson.record.storage import storage
 
 LIVE_SECONDS = 120

@@ -19,9 +19,9 @@ import cavesson.record
 from cavesson.board.expressions import HIT
 from cavesson.errors import UserError, first_line
 from cavesson.index.columns import Array
-from cavesson.index.process import small_process, without_ctrl_c
 from cavesson.index.snapshot import snapshot
 from cavesson.index.texts import read_responses
+from cavesson.record.background import small_process, without_ctrl_c
 
 START = 60.0
 """Seconds that starting the process may take."""

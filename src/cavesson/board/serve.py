@@ -103,7 +103,7 @@ def _open_runs(paths: Sequence[str], closing: Event, show: Callable[[], None], a
 
 
 def _opened(paths: Sequence[str], closing: Event) -> "Board":
-    from cavesson.index.process import REUSED, small_process
+    from cavesson.record.background import REUSED, small_process
 
     small_process(REUSED)
     from cavesson.board.runs import Board, open_run
@@ -132,7 +132,7 @@ def _made_ready(board: "Board") -> "ASGIApp":
 
 
 def _index(run: str, folder: Path) -> None:
-    from cavesson.index.watch import start
+    from cavesson.board.indexing import start
 
     start(run, folder)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from cavesson.errors import UserError
-from cavesson.index.folder import local_folder
 from cavesson.record import Run
 from cavesson.record.files import replacing
+from cavesson.record.index_folder import local_folder
 
 WAIT = 10
 """Seconds to wait for another board that changes the notes of the same run."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from cavesson.algorithms.settings import ExampleRun, RolloutRun
 from cavesson.check.finding import Finding, Fine, Results, Skipped
 from cavesson.check.largest import sequences_of
 from cavesson.data.duplicates import duplicates
@@ -10,7 +11,6 @@ from cavesson.data.examples import Examples
 from cavesson.data.load import load
 from cavesson.data.prompts import PromptSet
 from cavesson.data.types import Demonstration, Pair, Prompt
-from cavesson.train.settings import ExampleRun, RolloutRun
 
 _MOST_DROPPED = 0.2
 _MOST_CUT = 0.1

@@ -3,10 +3,10 @@
 import shutil
 from pathlib import Path
 
+from cavesson.algorithms.settings import ExampleRun, RolloutRun
 from cavesson.check.finding import Finding, Fine, Results
 from cavesson.doctor.words import number
 from cavesson.train.online import TOKEN_COLUMNS
-from cavesson.train.settings import ExampleRun, RolloutRun
 
 BYTES_PER_NUMBER = 2.4
 """On disk, of a number per token: five columns take 11.8 bytes per token (docs/record.md)."""

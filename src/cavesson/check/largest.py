@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from cavesson.algorithms.settings import ExampleRun, RolloutRun
 from cavesson.data.examples import Examples, size_of
-from cavesson.data.packing import pack
 from cavesson.data.prompts import PromptSet
 from cavesson.data.tokens import PairTokens, Tokens
-from cavesson.train.offline import steps_of
-from cavesson.train.settings import ExampleRun, RolloutRun
+from cavesson.ops.packing import pack
 
 _MOST_STEPS = 1000
 """A longer run has met its longest batches by then, or nearly."""
@@ -96,7 +95,7 @@ def largest_sequences(settings: ExampleRun, examples: Examples[Any]) -> Sequence
     """The micro-batch with the most tokens, padding included, of those that the run will make."""
     batch = settings.batch_size
     at_once = settings.update.micro_batch_size or batch
-    steps = min(steps_of(settings, examples.train.size) or _MOST_STEPS, _MOST_STEPS)
+    steps = min(settings.steps_over(examples.train.size) or _MOST_STEPS, _MOST_STEPS)
     found = [
         _sequences(part, settings.update.layout, math.ceil(batch / at_once))
         for step in range(steps)

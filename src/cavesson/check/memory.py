@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from cavesson.algorithms.settings import ExampleRun, RolloutRun
 from cavesson.check import rehearsal
 from cavesson.check.allocation import Allocations, FakeTensorMode, without_numbers
 from cavesson.check.heap import Heap, has_glibc
@@ -21,7 +22,6 @@ from cavesson.check.largest import Rollouts, Sequences, scored_rows
 from cavesson.check.skeleton import bytes_of, config_of, layers_of, loading_bytes, skeleton
 from cavesson.models.parts import trunk
 from cavesson.models.settings import ModelSettings, ReferenceSettings
-from cavesson.train.settings import ExampleRun, RolloutRun
 
 FEW_LAYERS = 4
 """Rehearsed of a deep model."""

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from pydantic import ConfigDict
 
-from cavesson.algorithms import ALGORITHMS
+from cavesson.algorithms.settings import ExampleRun, RolloutRun
 from cavesson.align.recipe import read_recipe
 from cavesson.align.stages import Stage, State, Training, start_of
 from cavesson.config import Settings, check, load
 from cavesson.errors import UserError
+from cavesson.registry import ALGORITHMS
 from cavesson.rewards.settings import RewardSettings
-from cavesson.train.settings import ExampleRun, RolloutRun
 
 
 class Planned(NamedTuple):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 
+from cavesson.algorithms.settings import RolloutRun
 from cavesson.check.largest import Rollouts, Sequences
 from cavesson.models.parts import UNSUPPORTED, causal, output_head, trunk
 from cavesson.models.policy import positions
@@ -19,7 +20,6 @@ from cavesson.ops.head import Head, head_logits
 from cavesson.ops.logprobs import token_logprobs
 from cavesson.sampling.distribution import draw, sampling_logprobs
 from cavesson.sampling.settings import SamplingSettings
-from cavesson.train.settings import RolloutRun
 
 
 @torch.no_grad()

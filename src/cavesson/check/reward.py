@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from cavesson.check.finding import Finding, Fine, Result, Results, Skipped
-from cavesson.sampling.randomness import Purpose, generator
+from cavesson.randomness import Purpose, generator
 
 Numbers = NDArray[np.float64]
 Score = Callable[[Sequence[int], Sequence[str]], Sequence[float]]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from cavesson.algorithms.settings import RolloutRun, RunSettings
 from cavesson.check.data import check_examples, check_prompts
 from cavesson.check.disk import check_disk, gigabytes
 from cavesson.check.finding import Finding, Fine, Result, Results, Skipped
@@ -26,15 +27,15 @@ from cavesson.data.types import Demonstration, Pair
 from cavesson.data.view import AnyDataSettings
 from cavesson.errors import UserError, told
 from cavesson.integrations.trackers import require
-from cavesson.memory import resident, total_memory
+from cavesson.memory import resident
+from cavesson.models.device_memory import total_memory
 from cavesson.models.load import DTYPES, load_tokenizer, model_folder, with_pad_token
 from cavesson.models.parts import trunk
 from cavesson.models.settings import ModelSettings
+from cavesson.processes import Processes
 from cavesson.rewards import Reward, build_rewards, rehearse, score
 from cavesson.rewards.settings import RewardSettings
 from cavesson.tools.scorers import ScorerSettings
-from cavesson.train.processes import Processes
-from cavesson.train.settings import RolloutRun, RunSettings
 
 if TYPE_CHECKING:
     from cavesson.check.memory import Memory

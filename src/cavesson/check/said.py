@@ -6,7 +6,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-import cavesson
 from cavesson.check.reward import Said, spread_out
 from cavesson.data.chat import Chat
 from cavesson.data.load import load
@@ -14,6 +13,7 @@ from cavesson.data.types import Demonstration, Pair, Prompt, Turn
 from cavesson.data.types import Said as Text
 from cavesson.data.view import AnyDataSettings
 from cavesson.errors import UserError
+from cavesson.record import open as open_run
 from cavesson.rewards.settings import RewardSettings
 
 
@@ -46,7 +46,7 @@ def unlearned(data: AnyDataSettings, rewards: Sequence[RewardSettings]) -> AnyDa
     """
     for path in (Path(str(reward.options["path"])) for reward in rewards if "path" in reward.options):
         if (path / "run.json").exists():
-            own = AnyDataSettings.model_validate(cavesson.open(path).info["config"]["data"])
+            own = AnyDataSettings.model_validate(open_run(path).info["config"]["data"])
             if data.path in (None, own.path) and not data.mix:
                 return own
     return data

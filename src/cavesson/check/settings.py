@@ -4,11 +4,11 @@ import math
 from pathlib import Path
 
 from cavesson.algorithms.ppo import PPORun
+from cavesson.algorithms.settings import ExampleRun, RolloutRun
 from cavesson.check.finding import Finding, Fine, Results
 from cavesson.continuing import continuation
 from cavesson.record.lock import is_free
 from cavesson.record.writable import check_writable
-from cavesson.train.settings import ExampleRun, RolloutRun
 
 LARGEST_TARGET = 10.0
 LARGEST_COEF = 0.2

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-import cavesson
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.raft import RAFTRun
+from cavesson.algorithms.settings import RolloutRun
 from cavesson.check.finding import Finding, Fine, Results
 from cavesson.config import check
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.own import all_rules
 from cavesson.doctor.words import language
+from cavesson.record import open as open_run
 from cavesson.train.run import Training
-from cavesson.train.settings import RolloutRun
 
 Row = dict[str, Any]
 
@@ -116,7 +116,7 @@ def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, S
     with tempfile.TemporaryDirectory(prefix="cavesson-check-") as folder:
         short = short_settings(settings, rollouts, steps, Path(folder))
         Training(short).run(report=lambda _step, _metrics: None)
-        run = cavesson.open(short.run)
+        run = open_run(short.run)
         rows = run.rows().to_pylist()
         errors = _diagnosed(RunData(run))
     return _first(rows, settings.samples_per_prompt), _suggestion(settings, rows), errors

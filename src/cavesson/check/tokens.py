@@ -2,11 +2,11 @@
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from cavesson.algorithms.settings import ExampleRun, RolloutRun
 from cavesson.check.finding import Finding, Fine, Results
 from cavesson.data.chat import Chat
 from cavesson.data.types import Turn
 from cavesson.errors import UserError
-from cavesson.train.settings import ExampleRun, RolloutRun
 
 
 def check_tokens(

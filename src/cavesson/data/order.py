@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cavesson.errors import UserError
-from cavesson.sampling.randomness import Purpose, generator
+from cavesson.randomness import Purpose, generator
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import cavesson
 from cavesson.algorithms.ppo import PPORun
 from cavesson.command_line import command_line
 from cavesson.config import load
 from cavesson.data.prompts import tokenize
 from cavesson.demo.chart import draw
 from cavesson.demo.openings import HELD_OUT, TRAINING
+from cavesson.ops.intervals import mean_interval
+from cavesson.record import open as open_run
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible_line
 from cavesson.train.evaluate import evaluate
-from cavesson.train.intervals import mean_interval
 from cavesson.train.rollouts import Collector, Rows
 from cavesson.train.run import Result, Training
 
@@ -50,7 +50,7 @@ def demo(run: Path | None, flags: list[str]) -> dict[str, Any]:
     (result.folder / "evaluation.json").write_text(
         json.dumps({"before": before, "after": after}, indent=1, ensure_ascii=False), encoding="utf-8"
     )
-    draw(cavesson.open(result.folder), result.folder / "curves.png")
+    draw(open_run(result.folder), result.folder / "curves.png")
     _print(console, summary, result.folder)
     return summary
 

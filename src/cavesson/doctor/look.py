@@ -8,13 +8,13 @@ from pathlib import Path
 from threading import Thread
 
 import cavesson.record
+from cavesson.doctor import findings_file
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, Finding, diagnose
 from cavesson.doctor.own import all_rules
 from cavesson.doctor.words import LANGUAGES, Language, language, number
-from cavesson.index import findings
-from cavesson.index.folder import fingerprint
-from cavesson.index.process import small_process, yield_cpu
+from cavesson.record.background import small_process, yield_cpu
+from cavesson.record.index_folder import fingerprint
 
 PAUSE = 0.3
 """Seconds between two looks at whether somebody still waits."""
@@ -31,33 +31,33 @@ def look(path: str, file: Path, version: str) -> None:
     began = time.monotonic()
     data = RunData(cavesson.record.open(path))
     diagnosis = diagnose(data, all_rules())
-    seen = findings.Findings(
+    seen = findings_file.Findings(
         run=fingerprint(data.run),
         version=version,
         seconds=time.monotonic() - began,
         found={name: causes(data, diagnosis, language(name)) for name in LANGUAGES},
     )
     if file.parent.is_dir():
-        findings.write_findings(file, seen)
+        findings_file.write_findings(file, seen)
 
 
-def causes(data: RunData, diagnosis: Diagnosis, words: Language) -> tuple[findings.Finding, ...]:
+def causes(data: RunData, diagnosis: Diagnosis, words: Language) -> tuple[findings_file.Finding, ...]:
     """Returns the findings that nothing else explains."""
     titles = {one.rule.name: words.said(one.rule, one.reading).title for one in diagnosis.findings}
     return tuple(_cause(one, titles, data.last_step or 0, words) for one in diagnosis.causes)
 
 
-def _cause(finding: Finding, titles: dict[str, str], last_step: int, words: Language) -> findings.Finding:
+def _cause(finding: Finding, titles: dict[str, str], last_step: int, words: Language) -> findings_file.Finding:
     rule, reading = finding.rule, finding.reading
     texts = words.said(rule, reading)
-    return findings.Finding(
+    return findings_file.Finding(
         id=rule.name,
         severity=rule.severity,
         title=texts.title,
         text=texts.cause,
         steps=None if reading.since is None else (reading.since, max(last_step, reading.since)),
         rollouts=tuple(
-            findings.Place(step=place.step, sample=place.sample, token=place.start)
+            findings_file.Place(step=place.step, sample=place.sample, token=place.start)
             for place in reading.evidence
             if place.sample is not None
         ),

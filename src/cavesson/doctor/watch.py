@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from cavesson.index.findings import read_findings
+from cavesson.doctor.findings_file import read_findings
 
 SHARE = 0.01
 """Of the time that looking may take."""

@@ -8,9 +8,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cavesson
 from cavesson.errors import UserError, first_line
 from cavesson.notebook import SHOWN
+from cavesson.record import open as open_run
 from cavesson.record.reader import Run
 
 _FAILED_UPLOADS = ("LFS batch API returned errors", "Error while uploading")
@@ -34,7 +34,7 @@ def prepare(folder: Path, repo: str) -> Push:
     Raises:
         UserError: there is no run, or it has no trained model yet.
     """
-    run, model = cavesson.open(folder), folder / "model"
+    run, model = open_run(folder), folder / "model"
     if "config" not in run.info or not model.is_dir():
         raise UserError(f"{folder} has no trained model: give the folder of a run that has finished")
     paths = (path for path in sorted(model.rglob("*")) if path.is_file() and path.name != "README.md")

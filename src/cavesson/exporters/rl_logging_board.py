@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import cavesson
 from cavesson.errors import UserError
 from cavesson.importers.rl_logging_board import ROW_KEYS, TOKEN_KEYS
 from cavesson.importers.rollout import to_json
+from cavesson.record import open as open_run
 from cavesson.record.new_folder import new_folder
 from cavesson.record.reader import Run
 from cavesson.record.schema import TOKEN_COLUMNS, arrow_schema
@@ -36,7 +36,7 @@ def export(place: Place, out_folder: Path) -> int:
     Raises:
         UserError: ``place`` is no run or lacks the vocabulary of its token ids, or ``out_folder`` is taken.
     """
-    run = cavesson.open(place)
+    run = open_run(place)
     count = 0
     with new_folder(out_folder) as folder:
         for rank, line in _lines(run):

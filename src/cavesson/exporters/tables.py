@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
 
-import cavesson
 from cavesson.importers.rollout import to_json
+from cavesson.record import open as open_run
 from cavesson.record.new_folder import new_folder
 from cavesson.record.reader import Run
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
@@ -40,7 +40,7 @@ def export(place: Place, out_folder: Path, *, format: Format, quote_formulas: bo
     Raises:
         UserError: ``place`` is no run, or ``out_folder`` is taken.
     """
-    run = cavesson.open(place)
+    run = open_run(place)
     counts = _rollouts_by_step(run)
     with new_folder(out_folder) as folder:
 

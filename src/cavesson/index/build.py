@@ -10,7 +10,7 @@ import pyarrow as pa
 from cavesson.errors import UserError
 from cavesson.index import texts
 from cavesson.index.columns import KEY, READ, Array, append, arrays, bury
-from cavesson.index.folder import State, clear, fingerprint, read_state, sweep, write_state
+from cavesson.index.folder import State, clear, read_state, sweep, write_state
 from cavesson.index.metrics import add_metrics
 from cavesson.index.orders import due, store_orders
 from cavesson.index.prompts import Prompts
@@ -19,6 +19,7 @@ from cavesson.index.snapshot import Snapshot
 from cavesson.index.text import TextBuilder
 from cavesson.record import Run
 from cavesson.record.changes import Changes
+from cavesson.record.index_folder import fingerprint
 from cavesson.record.segments import snapshot
 
 BATCH = 100_000

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cavesson.models.sequences import Layout
-from cavesson.sampling.randomness import Purpose, generator
+from cavesson.randomness import Purpose, generator
 from cavesson.types import Batch
 
 

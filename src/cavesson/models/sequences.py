@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cavesson.data.packing import pack
 from cavesson.errors import UserError
 from cavesson.models.parts import causal, check_head, output_head, probe_ids, trunk
 from cavesson.models.policy import Scores
 from cavesson.ops.logprobs import token_logprobs
+from cavesson.ops.packing import pack
 from cavesson.types import Batch, stacked
 
 

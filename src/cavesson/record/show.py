@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import cavesson
 from cavesson.errors import UserError
 from cavesson.record.reader import Run
+from cavesson.record.reader import open as open_run
 from cavesson.record.schema import ROW_COLUMNS
 from cavesson.record.storage import Place
 from cavesson.text.counting import counted
@@ -69,7 +69,7 @@ def show(place: Place, console: Console, *, step: int | None = None, sample: int
     Raises:
         UserError: ``place`` is no run, or the rollout is not in it.
     """
-    run = cavesson.open(place)
+    run = open_run(place)
     if step is not None:
         _check_step(run, step)
     if sample is None:
@@ -96,7 +96,7 @@ def _check_step(run: Run, step: int) -> None:
 
 def headline(place: Place) -> str | None:
     """Returns what changed in a run, such as ``held-out perplexity 256 → 1.31 (fell)``, if it was measured."""
-    table = cavesson.open(place).steps()
+    table = open_run(place).steps()
     name = next((name for name in HEADLINES if name in table.column_names), None)
     if name is None:
         return None

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from cavesson.errors import UserError, first_line
-from cavesson.memory import free_memory
+from cavesson.models.device_memory import free_memory
 from cavesson.models.parts import UNSUPPORTED, causal, probe_ids, trunk
 
 BYTES_PER_TOKEN = 100

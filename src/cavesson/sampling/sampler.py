@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
+from cavesson.randomness import Purpose, generator, token_uniforms
 from cavesson.sampling.decoding import CacheKind, check_scoring, choose_cache, decode, full_passes, new_cache
 from cavesson.sampling.distribution import draw, sampling_logprobs
-from cavesson.sampling.randomness import Purpose, generator, token_uniforms
 from cavesson.sampling.room import check_room
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.sampling.stop import StopTexts

@@ -13,13 +13,13 @@ from cavesson.data.encode import Asked, Encoder
 from cavesson.data.types import Turn
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
+from cavesson.randomness import Purpose, generator
 from cavesson.sampling.decoding import check_generate
-from cavesson.sampling.generate import UseSettings, load_policy
-from cavesson.sampling.randomness import Purpose, generator
 from cavesson.sampling.room import position_limit
 from cavesson.sampling.sampler import eos_token_ids
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.text.visible import visible
+from cavesson.tools.generate import UseSettings, load_policy
 
 
 class TalkSettings(UseSettings):

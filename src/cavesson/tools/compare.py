@@ -22,14 +22,14 @@ from cavesson.data.prompts import PromptSet, load_prompts
 from cavesson.errors import UserError
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
+from cavesson.ops.intervals import Interval, mean_interval
 from cavesson.record.files import write_json
 from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
-from cavesson.sampling.generate import Response, ResponseSettings, load_policy, responses
 from cavesson.text.statistics import contains, distinct, words
 from cavesson.text.visible import visible, visible_line
+from cavesson.tools.generate import Response, ResponseSettings, load_policy, responses
 from cavesson.tools.scorers import ScorerSettings, check_scorers, estimate, parts_of, score_by_length, shown
-from cavesson.train.intervals import Interval, mean_interval
 
 
 class CompareSettings(ResponseSettings, ScorerSettings):

@@ -8,13 +8,13 @@ from pydantic import model_validator
 
 from cavesson.data.chat import Chat
 from cavesson.data.prompts import load_prompts
+from cavesson.ops.intervals import Interval
 from cavesson.record.files import write_json
 from cavesson.record.writable import check_new
-from cavesson.sampling.generate import ResponseSettings, load_policy, responses
 from cavesson.text.counting import counted
+from cavesson.tools.generate import ResponseSettings, load_policy, responses
 from cavesson.tools.perplexity import Likelihood, TextSettings, measure, read_documents
 from cavesson.tools.scorers import ScorerSettings, check_scorers, estimate, parts_of, score_by_length, shown
-from cavesson.train.intervals import Interval
 
 
 class EvaluateSettings(ResponseSettings, ScorerSettings):

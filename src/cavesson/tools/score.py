@@ -13,12 +13,12 @@ from cavesson.data.settings import SourceSettings
 from cavesson.data.sources import read
 from cavesson.data.special_tokens import Reading
 from cavesson.errors import UserError
+from cavesson.ops.intervals import Interval
 from cavesson.record.files import replacing
 from cavesson.record.writable import check_new
-from cavesson.sampling.generate import write
 from cavesson.text.counting import counted
+from cavesson.tools.generate import write
 from cavesson.tools.scorers import ScorerSettings, estimate, parts_of, score_by_length, shown
-from cavesson.train.intervals import Interval
 
 # Names of what is written, and of what a reward gets its texts as.
 _TAKEN = ("reward", "reward_parts", "prompts", "responses")

@@ -10,10 +10,10 @@ from pydantic import field_validator
 from cavesson.config import Settings
 from cavesson.data.prompts import PromptSet
 from cavesson.errors import UserError
+from cavesson.ops.intervals import Interval, mean_interval, share_interval
+from cavesson.processes import Processes
 from cavesson.rewards import FUNCTIONS, Reward, Scored, build_rewards, rehearse, score
 from cavesson.rewards.settings import RewardSettings
-from cavesson.train.intervals import Interval, mean_interval, share_interval
-from cavesson.train.processes import Processes
 
 
 class ScorerSettings(Settings):

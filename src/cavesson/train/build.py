@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from cavesson.algorithms.settings import ExampleRun, RolloutRun
 from cavesson.data.chat import Chat, ChatSettings, read_template
 from cavesson.data.prompts import PromptSet, load_prompts, tokenize
 from cavesson.errors import UserError
@@ -15,18 +16,17 @@ from cavesson.models.load import prepare, with_pad_token
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import check_start, load_start
+from cavesson.processes import Processes
+from cavesson.randomness import Purpose, generator
 from cavesson.rewards import Reward, build_rewards, rehearse
 from cavesson.rewards.base import RewardFunction
 from cavesson.rewards.shaping import Shaping
-from cavesson.sampling.randomness import Purpose, generator
 from cavesson.sampling.sampler import Sampler
 from cavesson.train.loop import Trainer
-from cavesson.train.offline import ExampleTrainer, steps_of
+from cavesson.train.offline import ExampleTrainer
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.optimizer import Optimizer
-from cavesson.train.processes import Processes
 from cavesson.train.rollouts import Collector
-from cavesson.train.settings import ExampleRun, RolloutRun
 from cavesson.train.update import Learner
 
 
@@ -126,7 +126,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     tokenizer = inputs.tokenizer or settings.load_tokenizer()
     tokenizer = _ready(tokenizer, settings.model.path, settings.data)
     examples = settings.examples(tokenizer)
-    steps = steps_of(settings, examples.train.size)
+    steps = settings.steps_over(examples.train.size)
     if steps is None:
         raise UserError("data.stream: nobody knows how many rows there are; set steps")
     _seed_initial_weights(settings.seed)  # adapters and new heads start at random

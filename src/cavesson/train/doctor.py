@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import cavesson
 from cavesson.command_line import command_line
+from cavesson.doctor.findings_file import Finding, findings_file, read_findings
+from cavesson.doctor.settings import DoctorSettings
 from cavesson.doctor.watch import Watch
 from cavesson.doctor.words import language
-from cavesson.index.findings import Finding, findings_file, read_findings
-from cavesson.index.folder import index_folder
-from cavesson.train.doctor_settings import DoctorSettings
+from cavesson.record import open as open_run
+from cavesson.record.index_folder import index_folder
 from cavesson.train.log import LOGGER
 
 MOST_LINES = 2
@@ -66,7 +66,7 @@ def verdict(settings: DoctorSettings, folder: Path) -> list[str]:
 
 
 def _watch(settings: DoctorSettings, folder: Path) -> Watch:
-    place = index_folder(cavesson.open(folder))
+    place = index_folder(open_run(folder))
     place.mkdir(parents=True, exist_ok=True)
     # A first look takes about a second, and comes when that is no larger share of the time than later ones.
     return Watch(str(folder), findings_file(place), settings.share, after=1 / settings.share)

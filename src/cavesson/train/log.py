@@ -7,10 +7,10 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
 
-import cavesson
 from cavesson.record.run_folder import attempts
 from cavesson.record.storage import storage
 
@@ -39,9 +39,7 @@ def logging_to(folder: Path, rank: int) -> Iterator[None]:
     handler.setFormatter(formatter)
     with _listening(handler), _warnings_too():
         number, step = attempts(storage(folder))[-1]
-        LOGGER.info(
-            "attempt %d from step %d: cavesson %s: %s", number, step, cavesson.__version__, shlex.join(sys.argv)
-        )
+        LOGGER.info("attempt %d from step %d: cavesson %s: %s", number, step, version("cavesson"), shlex.join(sys.argv))
         try:
             yield
         except KeyboardInterrupt:

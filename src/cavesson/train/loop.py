@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from cavesson.algorithms.settings import CheckpointSettings, ExampleRun, RolloutRun
 from cavesson.errors import SignalledError, StoppedError
 from cavesson.integrations.trackers import Trackers
 from cavesson.record.recorder import Recorder
 from cavesson.train.checkpoint import Checkpoint, save
-from cavesson.train.settings import CheckpointSettings, ExampleRun, RolloutRun
 from cavesson.train.signals import Signals
 from cavesson.train.update import Learner
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cavesson.algorithms.settings import ExampleRun
 from cavesson.data.examples import Examples, size_of
 from cavesson.models.trained import save_trained
 from cavesson.train.checkpoint import Checkpoint
@@ -15,7 +16,6 @@ from cavesson.train.finite import check_finite
 from cavesson.train.loop import Trainer
 from cavesson.train.metrics import Clock
 from cavesson.train.optimizer import learning_rate
-from cavesson.train.settings import ExampleRun
 from cavesson.train.update import Metrics, Place, measure, optimize
 from cavesson.types import Batch
 
@@ -32,7 +32,8 @@ class ExampleTrainer(Trainer):
         return self.learner.model.model
 
     def prepare(self, folder: Path) -> None:
-        self.examples = self.settings.prepare(self.examples, self.learner, folder, self.next_step)
+        learner = self.learner
+        self.examples = self.settings.prepare(self.examples, learner.model, learner.processes, folder, self.next_step)
 
     def step(self, step: int) -> Metrics:
         """One optimiser step; what is measured on held-out examples is measured before it."""
@@ -45,7 +46,7 @@ class ExampleTrainer(Trainer):
         with clock("data"):
             start = step * settings.batch_size
             batch = self._batch(
-                self.examples.train.take(start, taken_at(settings, self.examples.train.size, start)), step
+                self.examples.train.take(start, settings.batch_size_at(start, self.examples.train.size)), step
             )
         rate = learning_rate(settings.optimizer, step, self.steps)
         with clock("update"):
@@ -59,7 +60,8 @@ class ExampleTrainer(Trainer):
     def finish(self, folder: Path) -> Metrics:
         """Measure the held-out examples once more and save the model."""
         metrics = self.evaluate()
-        self.settings.report(self, folder)
+        learner = self.learner
+        self.settings.report(learner.model, self.tokenizer, self.examples, learner.processes, folder)
         if self.learner.processes.is_main:
             save_trained(folder / "model", self.settings.finished(self.model), self.tokenizer, self.settings.model)
         return metrics
@@ -72,7 +74,7 @@ class ExampleTrainer(Trainer):
         weight = 0.0
         if len(share):
             mine = sorted((held_out[i] for i in share), key=size_of)
-            sums, weight = measure(self.learner, self.examples.collate(mine), evaluated_at_once(self.settings))
+            sums, weight = measure(self.learner, self.examples.collate(mine), self.settings.evaluation_size)
         total = processes.combine({"weight": weight}, sum)["weight"]
         if not total:
             return {}
@@ -93,35 +95,10 @@ class ExampleTrainer(Trainer):
         return self.examples.notes()
 
     def _batch(self, examples: Sequence[Any], step: int) -> Batch:
-        rows = arranged(self.settings, examples)
+        rows = self.settings.arranged(examples)
         batch = self.examples.collate([examples[row] for row in rows])
         row = torch.tensor(rows)
         return batch.with_columns(row=row, step=torch.full_like(row, step))
-
-
-def taken_at(settings: ExampleRun, size: int | None, start: int) -> int:
-    """How many examples the step at `start` takes: the last one of the passes may be smaller."""
-    if settings.steps is not None or size is None:
-        return settings.batch_size
-    return min(settings.batch_size, math.ceil(settings.epochs * size) - start)
-
-
-def arranged(settings: ExampleRun, examples: Sequence[Any]) -> list[int]:
-    """The order in which the examples of a step are divided into micro-batches."""
-    rows = list(range(len(examples)))
-    return sorted(rows, key=lambda row: size_of(examples[row])) if settings.update.layout == "grouped" else rows
-
-
-def evaluated_at_once(settings: ExampleRun) -> int:
-    """How many examples are measured at a time: nothing is kept for a backward pass, but they may be many."""
-    return settings.update.micro_batch_size or settings.batch_size
-
-
-def steps_of(settings: ExampleRun, size: int | None) -> int | None:
-    """How many steps a run takes over data of this size; None where that cannot be known."""
-    if settings.steps is not None:
-        return settings.steps
-    return None if size is None else math.ceil(math.ceil(settings.epochs * size) / settings.batch_size)
 
 
 def _perplexity(metrics: Metrics, prefix: str) -> Metrics:

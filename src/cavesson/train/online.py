@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from cavesson.algorithms.base import RolloutAlgorithm
+from cavesson.algorithms.settings import RolloutRun
 from cavesson.data.order import Stream
 from cavesson.errors import SignalledError, UserCodeError
 from cavesson.models.policy import Policy, Scores
 from cavesson.models.trained import save_trained
 from cavesson.ops.kl import adapted_coefficient
+from cavesson.randomness import Purpose, generator
 from cavesson.rewards.shaping import RunningMoments, Shaping
-from cavesson.sampling.randomness import Purpose, generator
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.doctor import Attendance
 from cavesson.train.finite import check_finite
@@ -24,7 +25,6 @@ from cavesson.train.loop import Trainer
 from cavesson.train.metrics import Clock, rollout_metrics, value_metrics
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.rollouts import Collector, Rows, joined, score_rollouts
-from cavesson.train.settings import RolloutRun
 from cavesson.train.update import Metrics, Place, averaged, micro_batches, mini_batches, update
 from cavesson.types import Batch
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from cavesson.train.settings import OptimizerSettings
+from cavesson.algorithms.settings import OptimizerSettings
 
 
 class Optimizer:

@@ -8,18 +8,18 @@ from typing import Any
 
 from pydantic import BaseModel
 
-import cavesson
-from cavesson.algorithms import ALGORITHMS, name_of
+from cavesson.algorithms.settings import ExampleRun, RolloutRun
 from cavesson.command_line import command_line
 from cavesson.config import check, overlaid
 from cavesson.continuing import continuation, is_trained_here
 from cavesson.errors import UserError
+from cavesson.record import open as open_run
 from cavesson.record import write_run
 from cavesson.record.lock import is_free
 from cavesson.record.run_folder import attempts
 from cavesson.record.storage import storage
+from cavesson.registry import ALGORITHMS, name_of
 from cavesson.text.counting import counted
-from cavesson.train.settings import ExampleRun, RolloutRun
 
 Changes = dict[str, list[Any]]
 """Settings by their dotted names: what they were, and what they are now."""
@@ -35,7 +35,7 @@ def recorded(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: the run in the folder was not trained here.
     """
-    info = cavesson.open(folder).info
+    info = open_run(folder).info
     if not is_trained_here(info):
         raise UserError(f"{folder} was not trained here: there is nothing to resume")
     return info

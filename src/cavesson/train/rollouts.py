@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.data.prompts import PromptSet
 from cavesson.models.policy import Policy, Scores
 from cavesson.ops import kl
+from cavesson.processes import Processes
 from cavesson.rewards import Reward, score
+from cavesson.rewards.cleaning import CleaningSettings, discard, is_discarded
 from cavesson.sampling.sampler import Responses, Sampler
-from cavesson.text.cleaning import CleaningSettings, discard, is_discarded
-from cavesson.train.processes import Processes
 from cavesson.types import Batch, stacked
 
 Rows = dict[str, list[Any]]

@@ -14,8 +14,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import cavesson
-from cavesson.algorithms import name_of
+from cavesson.algorithms.settings import ExampleRun, RolloutRun, RunSettings
 from cavesson.config import describe
 from cavesson.continuing import continuation
 from cavesson.errors import (
@@ -30,23 +29,25 @@ from cavesson.errors import (
 from cavesson.integrations.trackers import Trackers
 from cavesson.models.parts import causal
 from cavesson.notebook import curves_of, page
+from cavesson.processes import Processes
 from cavesson.record import Lock, Recorder, begin_attempt, write_run, write_vocabulary
+from cavesson.record import open as open_run
 from cavesson.record.new_folder import check_free
 from cavesson.record.writable import check_writable
+from cavesson.registry import name_of
 from cavesson.rewards import Reward
 from cavesson.rewards.base import RewardFunction
 from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, build
 from cavesson.train.checkpoint import latest
+from cavesson.train.doctor import verdict
 from cavesson.train.log import logging_to
 from cavesson.train.loop import Report, Trainer
 from cavesson.train.memory import keep_freed_memory
 from cavesson.train.online import RolloutTrainer
-from cavesson.train.processes import Processes
 from cavesson.train.progress import Progress
 from cavesson.train.resuming import changes, notes_on, record_changes, settings_of
 from cavesson.train.rollouts import Collector
-from cavesson.train.settings import ExampleRun, RolloutRun, RunSettings
 from cavesson.train.signals import Signals
 
 
@@ -223,9 +224,17 @@ class Training:
             if report is None:
                 progress.finish(final, [note for note in trainer.notes() if note not in notes])
         if report is None and main:
-            self.settings.show(folder, Console())
+            self._show(Console())
         self.processes.wait()
         return Result(folder, metrics, final, trainer.learner.model, trainer.tokenizer)
+
+    def _show(self, console: Console) -> None:
+        """Print what a finished run has to say beside its metrics, and what the doctor found in it."""
+        settings = self.settings
+        settings.show(settings.run, console)
+        if isinstance(settings, RolloutRun) and settings.doctor.looks:
+            for line in verdict(settings.doctor, settings.run):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _notes(self) -> list[str]:
         trainer = self.trainer
@@ -309,7 +318,7 @@ def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[s
 
 
 def _check_same_model(folder: Path, trainer: Trainer) -> None:
-    started_with = cavesson.open(folder).info["model"]["fingerprint"]
+    started_with = open_run(folder).info["model"]["fingerprint"]
     if fingerprint(causal(trainer.model)) != started_with:
         raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
 

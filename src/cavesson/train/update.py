@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from cavesson.algorithms.base import Algorithm
+from cavesson.algorithms.settings import OptimizeSettings, UpdateSettings
 from cavesson.ops.masked import weighted_mean
-from cavesson.sampling.randomness import Purpose, generator
+from cavesson.processes import Processes
+from cavesson.randomness import Purpose, generator
 from cavesson.train.finite import check_finite
 from cavesson.train.optimizer import Optimizer
-from cavesson.train.processes import Processes
-from cavesson.train.settings import OptimizeSettings, UpdateSettings
 from cavesson.types import Batch
 
 Metrics = dict[str, float]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 from rich.console import Console
 
-from cavesson.algorithms import ALGORITHMS
+from cavesson.algorithms.settings import ExampleRun, RolloutRun
 from cavesson.config import Settings, check, load
 from cavesson.data.formats import NAMES
 from cavesson.data.prompts import PromptSettings
@@ -15,7 +15,7 @@ from cavesson.data.show import show_row
 from cavesson.data.tokens import TextSettings
 from cavesson.data.view import AnyDataSettings, ViewSettings, recognised
 from cavesson.errors import UserError
-from cavesson.train.settings import ExampleRun, RolloutRun
+from cavesson.registry import ALGORITHMS
 
 
 class RecipeRowSettings(Settings):

@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from cavesson.train.reward_figures import CALIBRATION, Scored
+from cavesson.rewards.report_figures import CALIBRATION, Scored
 
 _CHOSEN, _REJECTED, _GUIDE = "#1a73e8", "#9aa0a6", "#5f6368"
 

@@ -1,5 +1,7 @@
 """The settings of a training run that every algorithm shares."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -10,15 +12,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.config import Settings
 from cavesson.data.chat import ChatSettings
-from cavesson.data.examples import Examples
+from cavesson.data.examples import Examples, size_of
 from cavesson.data.prompts import PromptSettings, check_prompts
+from cavesson.doctor.settings import DoctorSettings
 from cavesson.integrations.trackers import Names
 from cavesson.models.settings import ModelSettings, ReferenceSettings, StartSettings, ValueSettings
 from cavesson.models.trained import load_start, load_start_tokenizer
+from cavesson.processes import Processes
+from cavesson.rewards.cleaning import CleaningSettings
 from cavesson.rewards.settings import RewardSettings, ShapingSettings
 from cavesson.sampling.settings import SamplingSettings
-from cavesson.text.cleaning import CleaningSettings
-from cavesson.train.doctor_settings import DoctorSettings
 
 
 class CoefficientSettings(Settings):
@@ -279,13 +282,6 @@ class RolloutRun(RunSettings):
         several = self.samples_per_prompt > 1 and self.update.micro_batch_size != 1
         return several and not self.model.gradient_checkpointing
 
-    def show(self, folder: Path, console: Console) -> None:
-        from cavesson.train.doctor import verdict
-
-        if self.doctor.looks:
-            for line in verdict(self.doctor, folder):
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
-
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.batch_size % self.samples_per_prompt:
@@ -347,6 +343,28 @@ class ExampleRun(RunSettings):
             raise ValueError("evaluation.every has no effect without held-out rows; set data.validation")
         return self
 
+    @property
+    def evaluation_size(self) -> int:
+        """How many examples are measured at a time: nothing is kept for a backward pass, but they may be many."""
+        return self.update.micro_batch_size or self.batch_size
+
+    def steps_over(self, size: int | None) -> int | None:
+        """How many steps the run takes over so many examples; None where their number is not known."""
+        if self.steps is not None:
+            return self.steps
+        return None if size is None else math.ceil(math.ceil(self.epochs * size) / self.batch_size)
+
+    def batch_size_at(self, start: int, size: int | None) -> int:
+        """How many of `size` examples the step takes before which `start` were taken: the last may be smaller."""
+        if self.steps is not None or size is None:
+            return self.batch_size
+        return min(self.batch_size, math.ceil(self.epochs * size) - start)
+
+    def arranged(self, examples: Sequence[Any]) -> list[int]:
+        """The order in which the examples of a step are divided into micro-batches."""
+        rows = list(range(len(examples)))
+        return sorted(rows, key=lambda row: size_of(examples[row])) if self.update.layout == "grouped" else rows
+
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[Any]:
         """Read what is learned from."""
         raise NotImplementedError
@@ -359,13 +377,22 @@ class ExampleRun(RunSettings):
         """Wrap a model so that it says of a batch what the algorithm's loss reads."""
         raise NotImplementedError
 
-    def prepare(self, examples: Examples[Any], learner: Any, folder: Path, step: int) -> Examples[Any]:
-        """Add to the examples what must be known before the next step, which is `step`."""
+    def prepare(
+        self, examples: Examples[Any], role: Any, processes: Processes, folder: Path, step: int
+    ) -> Examples[Any]:
+        """Add to the examples what must be known before the next step, which is `step`; `role` wraps the model."""
         return examples
 
     def finished(self, model: Any) -> Any:
         """The model as it is saved."""
         return model
 
-    def report(self, trainer: Any, folder: Path) -> None:
-        """Leave more than metrics about the trained model in the run's folder."""
+    def report(
+        self,
+        role: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        examples: Examples[Any],
+        processes: Processes,
+        folder: Path,
+    ) -> None:
+        """Leave more than metrics about the trained model, which `role` wraps, in the run's folder."""

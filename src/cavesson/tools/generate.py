@@ -9,7 +9,6 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
-import cavesson
 from cavesson.config import Settings
 from cavesson.config_paths import expanded
 from cavesson.data.chat import Chat
@@ -19,11 +18,12 @@ from cavesson.data.view import AnyDataSettings, ViewSettings, recognised
 from cavesson.errors import UserError
 from cavesson.models.policy import Policy
 from cavesson.models.trained import load_trained
+from cavesson.processes import Processes
+from cavesson.record import open as open_run
 from cavesson.record.files import replacing, write_table
 from cavesson.record.writable import check_new
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
-from cavesson.train.processes import Processes
 from cavesson.train.rollouts import Collector
 
 FORMATS = (".jsonl", ".json", ".parquet")
@@ -183,7 +183,7 @@ def _as_trained(model: str, data: PromptSettings) -> PromptSettings:
     folder = next((one for one in (place, place.parent) if (one / "run.json").exists()), None)
     if folder is None or (folder is place.parent and place.name != "model"):
         return data
-    trained = cavesson.open(folder).info.get("config", {}).get("data", {})
+    trained = open_run(folder).info.get("config", {}).get("data", {})
     if not (trained.get("chat") or trained.get("template") or _has_conversations(trained)):
         return data
     own = {name: trained.get(name) for name in ("template", "system") if getattr(data, name) is None}

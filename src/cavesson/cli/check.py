@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cavesson.cli_flags import FLAGS, console, words_and_flags
+from cavesson.cli.flags import FLAGS, console, words_and_flags
 from cavesson.errors import UserError
 from cavesson.text.visible import safe_json
 

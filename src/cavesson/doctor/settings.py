@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
-from cavesson.index.findings import Finding
+from cavesson.doctor.findings_file import Finding
 
 Answer = Literal["warn", "stop", "ignore"]
 

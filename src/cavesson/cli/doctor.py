@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cavesson.cli_flags import console
+from cavesson.cli.flags import console
 from cavesson.errors import UserError
 
 doctor_app = typer.Typer()
@@ -45,7 +45,6 @@ def doctor(
     rules: Annotated[list[Path] | None, typer.Option(help="A Python file with rules of your own.")] = None,
 ) -> None:
     """Say what is wrong with a run, since when, why, and what to change: cavesson doctor RUN."""
-    import cavesson
     from cavesson.doctor.data import RunData
     from cavesson.doctor.diagnosis import SEVERITIES, diagnose, worst
     from cavesson.doctor.own import all_rules
@@ -53,7 +52,8 @@ def doctor(
     from cavesson.doctor.report.plain import plain
     from cavesson.doctor.report.terminal import show
     from cavesson.doctor.words import language as language_named
-    from cavesson.index.process import small_process
+    from cavesson.record import open as open_run
+    from cavesson.record.background import small_process
     from cavesson.record.files import write_text
     from cavesson.record.writable import check_file
     from cavesson.text.visible import safe_json
@@ -63,7 +63,7 @@ def doctor(
     if html is not None:
         check_file(html)
     small_process()
-    data = RunData(cavesson.open(run))
+    data = RunData(open_run(run))
     diagnosis = diagnose(data, all_rules(rules or []))
     words = language_named(language)
     if html is not None:

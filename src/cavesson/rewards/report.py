@@ -12,7 +12,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.record.files import replacing, write_json
-from cavesson.train.reward_figures import Scored, extreme_cases, summarise, warnings
+from cavesson.rewards.report_figures import Scored, extreme_cases, summarise, warnings
 
 MOST_CHARACTERS = 600
 """Of a prompt or response in the page; `extreme_cases.jsonl` has all."""
@@ -24,7 +24,7 @@ def write(scored: Scored, tokenizer: PreTrainedTokenizerBase, folder: Path) -> d
     Returns:
         the figures, as `summarise` has them.
     """
-    from cavesson.train.reward_chart import draw  # matplotlib takes a second to import
+    from cavesson.rewards.report_chart import draw  # matplotlib takes a second to import
 
     summary, cases = summarise(scored), extreme_cases(scored, tokenizer)
     write_json(folder / "reward_model.json", {**summary, "warnings": warnings(summary)})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from cavesson.cli_flags import console
+from cavesson.cli.flags import console
 from cavesson.errors import UserError
 
 if TYPE_CHECKING:

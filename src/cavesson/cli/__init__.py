@@ -11,18 +11,18 @@ from typing import Annotated, TypeVar
 import typer
 
 import cavesson
-from cavesson.algorithms import ALGORITHMS, Entry
-from cavesson.cli_board import board_app
-from cavesson.cli_check import check_app
-from cavesson.cli_commands import Commands
-from cavesson.cli_doctor import doctor_app
-from cavesson.cli_flags import FLAGS, Help, console, load, words_and_flags
-from cavesson.cli_help import explain
-from cavesson.cli_record import RunPlace, record
-from cavesson.cli_tools import tools
+from cavesson.cli.board import board_app
+from cavesson.cli.check import check_app
+from cavesson.cli.commands import Commands
+from cavesson.cli.doctor import doctor_app
+from cavesson.cli.flags import FLAGS, Help, console, load, words_and_flags
+from cavesson.cli.help import explain
+from cavesson.cli.record import RunPlace, record
+from cavesson.cli.tools import tools
 from cavesson.command_line import command_line
 from cavesson.errors import TerminatedError, UserError, no_room, of_the_system, print_exception
 from cavesson.handlers import handling
+from cavesson.registry import ALGORITHMS, Entry
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible
 
@@ -32,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-DEMO = Path(__file__).parent / "demo" / "demo.toml"
+DEMO = Path(__file__).parents[1] / "demo" / "demo.toml"
 _NEEDED_TO_TRAIN = {
     "torch",
     "transformers",

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.examples import Examples, size_of
 from cavesson.data.tokens import PairTokens, Tokens
-from cavesson.train.intervals import share_interval, twin_correlation
-from cavesson.train.processes import Processes
+from cavesson.ops.intervals import share_interval, twin_correlation
+from cavesson.processes import Processes
 
 Numbers = NDArray[np.float64]
 

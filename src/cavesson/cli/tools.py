@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from cavesson.cli_commands import Commands
-from cavesson.cli_flags import FLAGS, Help, console, load, words_and_flags
-from cavesson.cli_help import explain
+from cavesson.cli.commands import Commands
+from cavesson.cli.flags import FLAGS, Help, console, load, words_and_flags
+from cavesson.cli.help import explain
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible
 
@@ -25,10 +25,10 @@ def generate(
     """Sample responses: cavesson generate MODEL --prompt "The hotel room", or talk: cavesson generate MODEL --chat."""
     from rich.text import Text
 
-    from cavesson.sampling.generate import GenerateSettings, write
-    from cavesson.sampling.generate import generate as sample
     from cavesson.tools.chat import TalkSettings
     from cavesson.tools.chat import chat as talk
+    from cavesson.tools.generate import GenerateSettings, write
+    from cavesson.tools.generate import generate as sample
 
     if help:
         explain(context, TalkSettings if chat else GenerateSettings, "MODEL", "MODEL --chat")
@@ -116,7 +116,7 @@ def data_show(context: typer.Context, help: Help = False) -> None:
         return
     words, flags = words_and_flags(context.args, "[FILE]")
     if words and words[0].endswith(".toml"):
-        from cavesson.data.show_recipe import show_recipe
+        from cavesson.tools.show_recipe import show_recipe
 
         show_recipe(Path(words[0]), flags, console())
         return

@@ -9,13 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from cavesson.algorithms.settings import ExampleRun
 from cavesson.data.examples import Examples, size_of
 from cavesson.data.order import InMemory, Mixed
 from cavesson.data.tokens import PairTokens
 from cavesson.errors import UserError
-from cavesson.train.offline import arranged, evaluated_at_once, taken_at
-from cavesson.train.processes import Processes
-from cavesson.train.settings import ExampleRun
+from cavesson.processes import Processes
 
 _FILE = "reference.safetensors"
 
@@ -115,12 +114,12 @@ def _batches(
     size = len(train.items)
     learned, missing = train.with_items(range(size)), set(range(size))
     for start in range(0, size, settings.batch_size):
-        rows = learned.take(start, max(0, taken_at(settings, size, start)))
-        order = [rows[row] for row in arranged(settings, [pairs[row] for row in rows])]
+        rows = learned.take(start, max(0, settings.batch_size_at(start, size)))
+        order = [rows[row] for row in settings.arranged([pairs[row] for row in rows])]
         missing -= set(order)
-        yield _share(order, processes), settings.update.micro_batch_size or settings.batch_size
+        yield _share(order, processes), settings.evaluation_size
     for rest in (sorted(missing), list(range(size, len(pairs)))):
-        yield sorted(_share(rest, processes), key=lambda row: size_of(pairs[row])), evaluated_at_once(settings)
+        yield sorted(_share(rest, processes), key=lambda row: size_of(pairs[row])), settings.evaluation_size
 
 
 def _share(rows: list[int], processes: Processes) -> list[int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cavesson.cli_flags import console
+from cavesson.cli.flags import console
 from cavesson.errors import UserError
 from cavesson.record.answers import to_csv, to_json
 from cavesson.text.visible import visible
@@ -23,10 +23,10 @@ RunPlace = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a U
 @record.command()
 def compact(run: RunPlace) -> None:
     """Merge the small files of a run into few large ones; nothing else about it changes."""
-    import cavesson
     from cavesson.record import Lock, LockedError, compaction
+    from cavesson.record import open as open_run
 
-    files = cavesson.open(run).storage
+    files = open_run(run).storage
     try:
         with Lock(files):
             count, written = compaction.compact(files), None
@@ -50,18 +50,18 @@ def sql(
     as_json: Annotated[bool, typer.Option("--json", help="Print all lines as a JSON array of objects.")] = False,
 ) -> None:
     """Ask a run by SQL, read-only: cavesson sql RUN "select step, avg(reward) from rows group by step"."""
-    import cavesson
+    from cavesson.record import open as open_run
     from cavesson.record.query import query as run_query
     from cavesson.record.show import show_answer
 
     if as_csv and as_json:
         raise UserError("give --csv or --json, not both")
     if as_csv or as_json:
-        answer = run_query(cavesson.open(run), query, seconds=seconds, memory=memory << 20, limit=limit or ALL)
+        answer = run_query(open_run(run), query, seconds=seconds, memory=memory << 20, limit=limit or ALL)
         _print_plain(answer, to_csv(answer) if as_csv else to_json(answer))
         return
     limit = limit or 1000
-    answer = run_query(cavesson.open(run), query, seconds=seconds, memory=memory << 20, limit=limit)
+    answer = run_query(open_run(run), query, seconds=seconds, memory=memory << 20, limit=limit)
     terminal = console()
     show_answer(answer.columns, answer.rows, terminal)
     more = f", of more: --limit {2 * limit} shows twice as many" if answer.truncated else ""

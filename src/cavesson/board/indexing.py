@@ -8,14 +8,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import cavesson.record
+from cavesson.doctor.findings_file import findings_file
 from cavesson.doctor.watch import Watch
 from cavesson.errors import UserError, print_exception
 from cavesson.index.build import Builder
-from cavesson.index.findings import findings_file
-from cavesson.index.folder import PROBLEM, fingerprint, only_writer
-from cavesson.index.process import small_process, without_ctrl_c, yield_cpu
+from cavesson.index.folder import PROBLEM, only_writer
 from cavesson.record import Run
+from cavesson.record.background import small_process, without_ctrl_c, yield_cpu
 from cavesson.record.files import replacing
+from cavesson.record.index_folder import fingerprint
 from cavesson.record.storage import storage
 
 PAUSE = 0.5

@@ -1,0 +1,35 @@
+"""The algorithms by name. A new one is a page of its own in `algorithms/` and a line in this table."""
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class Entry(NamedTuple):
+    """Where the settings of an algorithm's runs are; imported when they are needed, since that needs torch."""
+
+    module: str
+    name: str
+    help: str
+
+    @property
+    def settings(self) -> Any:
+        """The class of settings, a kind of `cavesson.algorithms.settings.RunSettings`."""
+        return getattr(import_module(self.module), self.name)
+
+
+# What is learned from examples, then what is learned from the policy's own responses.
+ALGORITHMS = {
+    "sft": Entry("cavesson.algorithms.sft", "SFTRun", "Fine-tune on examples of good responses."),
+    "reward-model": Entry("cavesson.algorithms.reward_model", "RewardModelRun", "Train a reward model on pairs."),
+    "dpo": Entry("cavesson.algorithms.dpo", "DPORun", "Train on pairs of a better and a worse response."),
+    "ppo": Entry("cavesson.algorithms.ppo", "PPORun", "Reinforcement learning with a critic."),
+    "grpo": Entry("cavesson.algorithms.grpo", "GRPORun", "Reinforcement learning that compares a group of responses."),
+    "rloo": Entry("cavesson.algorithms.rloo", "RLOORun", "Reinforcement learning with a leave-one-out baseline."),
+    "raft": Entry("cavesson.algorithms.raft", "RAFTRun", "Fine-tune on the best of the model's own responses."),
+}
+
+
+def name_of(settings: object) -> str:
+    """The name in the table of an algorithm whose run has these settings; of one that is not there, its class."""
+    known = {entry.name: name for name, entry in ALGORITHMS.items()}
+    return known.get(type(settings).__name__, type(settings).__name__)
