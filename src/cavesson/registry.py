@@ -13,7 +13,7 @@ class Entry(NamedTuple):
 
     @property
     def settings(self) -> Any:
-        """The class of settings, a kind of `cavesson.algorithms.settings.RunSettings`."""
+        """The class of settings, a kind of `cavesson.algorithms.runs.RunSettings`."""
         return getattr(import_module(self.module), self.name)
 
 

@@ -11,7 +11,7 @@ from settings_helpers import changed
 from torch import Tensor
 
 from cavesson.algorithms.base import Loss
-from cavesson.algorithms.settings import ExampleRun
+from cavesson.algorithms.runs import ExampleRun
 from cavesson.config import check
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.registry import ALGORITHMS

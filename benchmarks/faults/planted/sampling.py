@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.faults.fault import fault
 from benchmarks.faults.setup import Setup
-from cavesson.algorithms.settings import RolloutRun
+from cavesson.algorithms.runs import RolloutRun
 from cavesson.sampling import sampler as sampler_module
 from cavesson.sampling.sampler import Responses
 

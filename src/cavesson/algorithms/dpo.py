@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.base import Loss
 from cavesson.algorithms.reference_logprobs import with_reference
-from cavesson.algorithms.settings import ExampleRun
+from cavesson.algorithms.runs import ExampleRun
 from cavesson.config import Settings
 from cavesson.data.examples import Examples, load_pairs
 from cavesson.data.tokens import PairSettings, PairTokens

@@ -1,6 +1,6 @@
 """GRPO (arXiv:2402.03300): a response is worth what it earns above the other responses to its prompt; no critic."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from cavesson.algorithms.base import Loss
 from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
-from cavesson.algorithms.settings import CoefficientSettings, KLUse, RolloutRun
+from cavesson.algorithms.runs import KLUse, RolloutRun
+from cavesson.algorithms.settings import CoefficientSettings
 from cavesson.models.policy import Scores
 from cavesson.ops import kl, ratios
 from cavesson.ops.groups import centred, group_stds
@@ -119,6 +120,8 @@ class PenaltySettings(CoefficientSettings):
 class GRPORun(RolloutRun):
     """Train a model by GRPO: sample several responses to each prompt, and make the better of them likelier."""
 
+    penalty_settings: ClassVar[tuple[str, ...]] = ("grpo.kl_in", "grpo.kl_estimator")
+
     samples_per_prompt: int = Field(8, ge=1)
     """responses sampled to the same prompt within a step: the group"""
     grpo: GRPO = GRPO()
@@ -131,6 +134,10 @@ class GRPORun(RolloutRun):
     @property
     def algorithm(self) -> GRPO:
         return self.grpo.model_copy(update={"longest": self.grpo.longest or self.sampling.longest})
+
+    @property
+    def rewards_are_scaled(self) -> bool:
+        return self.grpo.scale != "none" and self.grpo.kl_in == "loss"
 
     @property
     def kl_use(self) -> KLUse:

@@ -5,7 +5,8 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from cavesson.algorithms.base import Loss, RolloutAlgorithm
-from cavesson.algorithms.settings import KLSettings, KLUse, RolloutRun
+from cavesson.algorithms.runs import KLUse, RolloutRun
+from cavesson.algorithms.settings import KLSettings
 from cavesson.models.policy import Scores
 from cavesson.models.settings import StartSettings, ValueSettings
 from cavesson.ops import kl, losses
@@ -95,6 +96,10 @@ class PPORun(RolloutRun):
     def starts(self) -> dict[str, StartSettings]:
         start = self.value.start(self.model.dtype)
         return super().starts() | ({} if start is None else {"value": start})
+
+    @property
+    def credit_decay(self) -> float:
+        return self.ppo.gamma * self.ppo.lam
 
     @property
     def penalty(self) -> str:

@@ -1,5 +1,6 @@
 """RAFT (arXiv:2304.06767): sample, keep the responses with the highest rewards, learn them by supervised training."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -11,7 +12,8 @@ from rich.table import Table
 from torch import Tensor
 
 from cavesson.algorithms.base import Loss, RolloutAlgorithm
-from cavesson.algorithms.settings import CoefficientSettings, RolloutRun
+from cavesson.algorithms.runs import RolloutRun
+from cavesson.algorithms.settings import CoefficientSettings
 from cavesson.models.policy import Scores
 from cavesson.models.settings import ReferenceSettings
 from cavesson.ops import kl
@@ -95,6 +97,13 @@ class RAFTRun(RolloutRun):
     @property
     def algorithm(self) -> RAFT:
         return self.raft
+
+    @property
+    def smallest_batch(self) -> int:
+        return math.lcm(self.samples_per_prompt, self.raft.k)
+
+    def learned_from(self, responses: int) -> int:
+        return responses // self.raft.k
 
     def show(self, folder: Path, console: Console) -> None:
         """The gain of every step, beside what choosing among the untouched model's responses gives."""

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from cavesson.algorithms.settings import ExampleRun
+from cavesson.algorithms.runs import ExampleRun
 from cavesson.data.examples import Examples, size_of
 from cavesson.data.order import InMemory, Mixed
 from cavesson.data.tokens import PairTokens

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from peft import PeftModel
 from pydantic import Field
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.base import Loss
-from cavesson.algorithms.settings import ExampleRun
+from cavesson.algorithms.runs import ExampleRun
 from cavesson.config import Settings
 from cavesson.data.examples import Examples, collate_pairs, load_pairs
 from cavesson.data.order import InMemory, Mixed
@@ -64,6 +64,8 @@ class BradleyTerry(Settings):
 
 class RewardModelRun(ExampleRun):
     """Train a reward model on pairs of a better and a worse response."""
+
+    makes_classifier: ClassVar[bool] = True
 
     reward_model: BradleyTerry = BradleyTerry()
     """the algorithm"""

@@ -1,6 +1,6 @@
 """RLOO (arXiv:2402.14740): REINFORCE with a response as one action and the other responses' mean as its baseline."""
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cavesson.algorithms.base import Loss
 from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
-from cavesson.algorithms.settings import KLUse, RolloutRun
+from cavesson.algorithms.runs import KLUse, RolloutRun
 from cavesson.models.policy import Scores
 from cavesson.ops import kl, ratios
 from cavesson.ops.groups import group_stds, leave_one_out
@@ -61,6 +61,8 @@ class RLOO(GroupAlgorithm):
 
 class RLOORun(RolloutRun):
     """Train a model by RLOO: sample several responses to each prompt, and make the better of them likelier."""
+
+    penalty_settings: ClassVar[tuple[str, ...]] = ("rloo.kl_estimator",)
 
     samples_per_prompt: int = Field(4, ge=1)
     """responses sampled to the same prompt within a step: the group"""

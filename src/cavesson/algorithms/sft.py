@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.base import Loss
-from cavesson.algorithms.settings import ExampleRun
+from cavesson.algorithms.runs import ExampleRun
 from cavesson.config import Settings
 from cavesson.data.examples import Examples, load_demonstrations, load_texts
 from cavesson.data.tokens import TextSettings, Tokens
@@ -41,6 +41,7 @@ class SFTRun(ExampleRun):
     """Fine-tune a model on examples of good responses."""
 
     makes_models: ClassVar[bool] = True
+    learns_pairs: ClassVar[bool] = False
 
     sft: SFT = SFT()
     """the algorithm"""

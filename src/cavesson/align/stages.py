@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.algorithms.settings import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.config import check
 from cavesson.data.prompts import PromptSet, load_prompts
 from cavesson.errors import UserError

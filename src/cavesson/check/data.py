@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cavesson.algorithms.settings import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.finding import Finding, Fine, Results, Skipped
 from cavesson.check.largest import sequences_of
 from cavesson.data.duplicates import duplicates

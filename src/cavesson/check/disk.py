@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from cavesson.algorithms.settings import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.finding import Finding, Fine, Results
 from cavesson.doctor.words import number
 from cavesson.train.online import TOKEN_COLUMNS

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from cavesson.algorithms.settings import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.data.examples import Examples, size_of
 from cavesson.data.prompts import PromptSet
 from cavesson.data.tokens import PairTokens, Tokens

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.algorithms.settings import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check import rehearsal
 from cavesson.check.allocation import Allocations, FakeTensorMode, without_numbers
 from cavesson.check.heap import Heap, has_glibc

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ConfigDict
 
-from cavesson.algorithms.settings import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.align.recipe import read_recipe
 from cavesson.align.stages import Stage, State, Training, start_of
 from cavesson.config import Settings, check, load

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 
-from cavesson.algorithms.settings import RolloutRun
+from cavesson.algorithms.runs import RolloutRun
 from cavesson.check.largest import Rollouts, Sequences
 from cavesson.models.parts import UNSUPPORTED, causal, output_head, trunk
 from cavesson.models.policy import positions

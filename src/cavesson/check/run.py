@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from cavesson.algorithms.settings import RolloutRun, RunSettings
+from cavesson.algorithms.runs import RolloutRun, RunSettings
 from cavesson.check.data import check_examples, check_prompts
 from cavesson.check.disk import check_disk, gigabytes
 from cavesson.check.finding import Finding, Fine, Result, Results, Skipped
@@ -172,7 +172,7 @@ class _Check:
         settings: RunSettings = self.settings
         tokenizer = settings.load_tokenizer()
         self.tokenizer: PreTrainedTokenizerBase = with_pad_token(tokenizer, settings.model.path)
-        self.is_classifier = self.plan.command == "reward-model"
+        self.is_classifier = settings.makes_classifier
         model: Any = skeleton(settings.model, tokenizer, classifier=self.is_classifier)
         self.config: PretrainedConfig = model.config
         self.learns = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -196,7 +196,7 @@ class _Check:
             longest = self.largest.prompt + self.largest.response
         else:
             examples = settings.examples(self.tokenizer)
-            kind = Demonstration if self.plan.command == "sft" else Pair
+            kind = Pair if settings.learns_pairs else Demonstration
             yield from check_examples(settings, examples, kind)
             self.largest = largest_sequences(settings, examples)
             longest = self.largest.width

@@ -3,8 +3,7 @@
 import math
 from pathlib import Path
 
-from cavesson.algorithms.ppo import PPORun
-from cavesson.algorithms.settings import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.finding import Finding, Fine, Results
 from cavesson.continuing import continuation
 from cavesson.record.lock import is_free
@@ -34,10 +33,10 @@ def check_settings(settings: RolloutRun | ExampleRun, weights: int, random: bool
         yield from _temperature(settings)
         yield from _penalty(settings)
         yield from _micro_batch(settings.update.micro_batch_size, settings.batch_size // settings.update.mini_batches)
+        if settings.credit_decay is not None:
+            yield from _fading(settings.credit_decay, settings.sampling.longest)
     else:
         yield from _micro_batch(settings.update.micro_batch_size, settings.batch_size)
-    if isinstance(settings, PPORun):
-        yield from _fading(settings)
 
 
 def _folder(run: Path) -> Results:
@@ -202,17 +201,17 @@ def _micro_batch(micro: int, rows: int) -> Results:
         )
 
 
-def _fading(settings: PPORun) -> Results:
+def _fading(decay: float, longest: int) -> Results:
     """Row 44: an advantage at distance n from the reward sees (γλ)^n of it."""
-    share = (settings.ppo.gamma * settings.ppo.lam) ** settings.sampling.longest
+    share = decay**longest
     healthy = "(γλ)^n, what the first of n tokens sees of the reward at the end; at least 0.01"
     if share < 0.01:
         yield Finding(
             "reward-fades",
             "warning",
             "The reward fades before it reaches the first tokens",
-            f"In a response of {settings.sampling.longest} tokens with γλ = {settings.ppo.gamma * settings.ppo.lam:g}, "
-            "the first ones learn from the critic's guesses alone.",
+            f"In a response of {longest} tokens with γλ = {decay:g}, the first ones learn from the critic's guesses "
+            "alone.",
             "ppo.lam = 1.0",
             share,
             healthy,

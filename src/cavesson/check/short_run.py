@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.algorithms.grpo import GRPORun
-from cavesson.algorithms.raft import RAFTRun
-from cavesson.algorithms.settings import RolloutRun
+from cavesson.algorithms.runs import RolloutRun
 from cavesson.check.finding import Finding, Fine, Results
 from cavesson.config import check
 from cavesson.doctor.data import RunData
@@ -90,22 +88,21 @@ def correlation(rewards: Sequence[Sequence[float]], log_ratios: Sequence[Sequenc
 
 def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path) -> RolloutRun:
     """The same run, short, without penalty and with a reference to measure the KL against."""
-    group = math.lcm(settings.samples_per_prompt, settings.raft.k if isinstance(settings, RAFTRun) else 1)
+    group = settings.smallest_batch
     batch = max(group, min(rollouts, settings.batch_size) // group * group)
     values: dict[str, Any] = settings.model_dump(exclude_unset=True)
     values |= {"run": folder / "run", "steps": steps, "batch_size": batch, "trackers": ()}
-    kept = batch // settings.raft.k if isinstance(settings, RAFTRun) else batch
+    mini_batches = min(settings.update.mini_batches, settings.learned_from(batch))
     changed: dict[str, dict[str, Any]] = {
         "kl": {"coef": 0.0, "target": None, "horizon": 10_000},
         "checkpoint": {"every": 0, "updates": 0, "keep": 2},
         "optimizer": {"warmup_steps": 0, "schedule": "constant"},
-        "update": {"mini_batches": min(settings.update.mini_batches, kept), "target_policy_kl": None},
+        "update": {"mini_batches": mini_batches, "target_policy_kl": None},
         "reference": {"kind": "auto"} if settings.reference.kind == "none" else {},
     }
     # What has no effect without a penalty, or with one optimiser step, is refused.
-    for owner, idle in (("grpo", ("kl_in", "kl_estimator")), ("rloo", ("kl_estimator",))):
-        if owner in values:
-            values[owner] = {key: value for key, value in values[owner].items() if key not in idle}
+    for owner, _, idle in (name.partition(".") for name in settings.penalty_settings):
+        values.get(owner, {}).pop(idle, None)
     for name, update in changed.items():
         values[name] = {**values.get(name, {}), **update}
     return check(type(settings), values, "the short run")
@@ -221,18 +218,13 @@ def _suggestion(settings: RolloutRun, rows: Sequence[Row]) -> Suggestion:
     together = settings.samples_per_prompt if settings.samples_per_prompt > 1 else settings.batch_size
     rewards, log_ratios = (_groups(moved, name, together) for name in ("shaped_reward", "k1"))
     spread = math.sqrt(float(np.mean([np.var(group) for group in rewards])))
-    if spread and _divides(settings):
+    if spread and settings.rewards_are_scaled:
         spread = 1.0
     spent = [row["k1"] for row in rows if row["step"] == last]
     follows = correlation(rewards, log_ratios)
     target = settings.kl.target or TARGET
     coef = suggested_coefficient(spread, follows, target)
     return Suggestion(coef, target, spread, follows, float(np.mean(spent)), float(np.std(spent)))
-
-
-def _divides(settings: RolloutRun) -> bool:
-    """Whether the reward is divided by its spread before the penalty meets it."""
-    return isinstance(settings, GRPORun) and settings.grpo.scale != "none" and settings.grpo.kl_in == "loss"
 
 
 def _groups(rows: Sequence[Row], name: str, together: int) -> list[list[float]]:

@@ -2,7 +2,7 @@
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from cavesson.algorithms.settings import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.finding import Finding, Fine, Results
 from cavesson.data.chat import Chat
 from cavesson.data.types import Turn

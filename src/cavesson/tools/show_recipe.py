@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 from rich.console import Console
 
-from cavesson.algorithms.settings import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.config import Settings, check, load
 from cavesson.data.formats import NAMES
 from cavesson.data.prompts import PromptSettings

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cavesson.algorithms.settings import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.data.chat import Chat, ChatSettings, read_template
 from cavesson.data.prompts import PromptSet, load_prompts, tokenize
 from cavesson.errors import UserError

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cavesson.algorithms.settings import CheckpointSettings, ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.algorithms.settings import CheckpointSettings
 from cavesson.errors import SignalledError, StoppedError
 from cavesson.integrations.trackers import Trackers
 from cavesson.record.recorder import Recorder

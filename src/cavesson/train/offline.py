@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cavesson.algorithms.settings import ExampleRun
+from cavesson.algorithms.runs import ExampleRun
 from cavesson.data.examples import Examples, size_of
 from cavesson.models.trained import save_trained
 from cavesson.train.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cavesson.algorithms.base import RolloutAlgorithm
-from cavesson.algorithms.settings import RolloutRun
+from cavesson.algorithms.runs import RolloutRun
 from cavesson.data.order import Stream
 from cavesson.errors import SignalledError, UserCodeError
 from cavesson.models.policy import Policy, Scores

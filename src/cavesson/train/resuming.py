@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from cavesson.algorithms.settings import ExampleRun, RolloutRun
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.command_line import command_line
 from cavesson.config import check, overlaid
 from cavesson.continuing import continuation, is_trained_here

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cavesson.algorithms.settings import ExampleRun, RolloutRun, RunSettings
+from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
 from cavesson.config import describe
 from cavesson.continuing import continuation
 from cavesson.errors import (

@@ -1,0 +1,310 @@
+"""The settings of a run, and what they answer; an algorithm's own run is one of the two kinds."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+from rich.console import Console
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from cavesson.algorithms.settings import (
+    BatchSettings,
+    CheckpointSettings,
+    CoefficientSettings,
+    EvaluationSettings,
+    OptimizerSettings,
+    RolloutCheckpointSettings,
+    UpdateSettings,
+)
+from cavesson.config import Settings
+from cavesson.data.chat import ChatSettings
+from cavesson.data.examples import Examples, size_of
+from cavesson.data.prompts import PromptSettings, check_prompts
+from cavesson.doctor.settings import DoctorSettings
+from cavesson.integrations.trackers import Names
+from cavesson.models.settings import ModelSettings, ReferenceSettings, StartSettings, ValueSettings
+from cavesson.models.trained import load_start, load_start_tokenizer
+from cavesson.processes import Processes
+from cavesson.rewards.cleaning import CleaningSettings
+from cavesson.rewards.settings import RewardSettings, ShapingSettings
+from cavesson.sampling.settings import SamplingSettings
+
+
+class KLUse(NamedTuple):
+    """Where the KL to the reference goes, and by which estimator."""
+
+    place: Literal["reward", "loss"]
+    estimator: str
+    """k1, k2, k3, abs or full"""
+
+    @property
+    def weakness(self) -> str | None:
+        """Why this does not hold the policy to the reference; None where it does."""
+        if self.place == "reward" and self.estimator != "k1":
+            return (
+                f"the KL in the reward is estimated by {self.estimator}, whose gradient there is not that of the KL: "
+                "it does not hold the policy to the reference; k1 does"
+            )
+        if self.place == "loss" and self.estimator == "k1":
+            return (
+                "the KL in the loss is estimated by k1, whose gradient there is 0 on average: "
+                "it does not hold the policy to the reference; k2 and k3 do"
+            )
+        return None
+
+
+class RunSettings(Settings):
+    """What every run has, whatever its algorithm."""
+
+    run: Path = Path("runs/run")
+    """the run's folder; it must not exist yet"""
+    seed: int = Field(0, ge=0)
+    """with the same seed a run is the same, bit for bit on CPU"""
+    model: ModelSettings = ModelSettings()
+    """the model that learns"""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """AdamW"""
+    trackers: Names = ()
+    """where metrics are sent beside the record: "tensorboard", "wandb", "trackio", "mlflow", or several of them"""
+    project: str = "cavesson"
+    """what W&B, Trackio and MLflow file the run under"""
+
+    makes_models: ClassVar[bool] = False
+    """whether the run can begin with `model.new`"""
+    makes_classifier: ClassVar[bool] = False
+    """whether the trained model is a sequence classifier; otherwise it is a causal language model"""
+
+    @model_validator(mode="after")
+    def _check_run(self) -> Self:
+        if not set(self.trackers) - {"tensorboard"}:
+            self.refuse("project", "without a tracker that has projects, such as wandb")
+        if self.model.new is not None and not self.makes_models:
+            raise ValueError("model.new has no effect here: only cavesson sft makes new models")
+        return self
+
+    @property
+    def algorithm(self) -> Any:
+        """The group of settings that is the algorithm."""
+        raise NotImplementedError
+
+    def starts(self) -> dict[str, StartSettings]:
+        """What is loaded before the first step, by the group of settings that names it."""
+        return {} if self.model.new is not None else {"model": self.model}
+
+    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the model as it starts."""
+        return load_start_tokenizer(self.model)
+
+    def show(self, folder: Path, console: Console) -> None:
+        """Print what a finished run has to say beside its metrics."""
+
+
+class RolloutRun(RunSettings):
+    """A run that learns from responses it samples itself."""
+
+    steps: int = Field(100, ge=1)
+    """training steps: sample, score, update"""
+    batch_size: int = Field(64, ge=1)
+    """responses per step, over all processes"""
+    samples_per_prompt: int = Field(1, ge=1)
+    """responses sampled to the same prompt within a step"""
+    data: PromptSettings = PromptSettings()
+    """the prompts"""
+    sampling: SamplingSettings = SamplingSettings()
+    """how responses are sampled"""
+    rewards: tuple[RewardSettings, ...] = ()
+    """what is rewarded; written [[rewards]] in a recipe"""
+    cleaning: CleaningSettings = CleaningSettings()
+    """where responses are cut, and which are discarded"""
+    shaping: ShapingSettings = ShapingSettings()
+    """what happens to the reward before training uses it"""
+    kl: CoefficientSettings = CoefficientSettings()
+    """the penalty for leaving the reference"""
+    reference: ReferenceSettings = ReferenceSettings()
+    """the reference"""
+    update: UpdateSettings = UpdateSettings()
+    """how rollouts become new weights"""
+    checkpoint: RolloutCheckpointSettings = RolloutCheckpointSettings()
+    """what a killed run continues from"""
+    doctor: DoctorSettings = DoctorSettings()
+    """who looks at the record while the run trains"""
+
+    def starts(self) -> dict[str, StartSettings]:
+        start = self.reference.start(self.model.dtype)
+        return super().starts() | ({} if start is None else {"reference": start})
+
+    @property
+    def critic(self) -> ValueSettings | None:
+        """The critic, for algorithms that have one."""
+        return None
+
+    @property
+    def penalty(self) -> str | None:
+        """The estimator of the KL penalty that the loop computes, for algorithms that do not do it themselves."""
+        return None
+
+    @property
+    def kl_use(self) -> KLUse:
+        """Where the KL goes, and by which estimator."""
+        return KLUse("reward", "k1")
+
+    @property
+    def smallest_batch(self) -> int:
+        """The fewest responses that a step can have; every batch is a multiple of it."""
+        return self.samples_per_prompt
+
+    @property
+    def rewards_are_scaled(self) -> bool:
+        """Whether a reward is divided by its spread before the penalty is added."""
+        return False
+
+    @property
+    def credit_decay(self) -> float | None:
+        """What one token passes on of the credit of the next, γλ; None where all tokens share one credit."""
+        return None
+
+    penalty_settings: ClassVar[tuple[str, ...]] = ()
+    """dotted names of the algorithm's settings that have no effect without a KL penalty"""
+
+    def learned_from(self, responses: int) -> int:
+        """How many of a step's responses are learned from."""
+        return responses
+
+    @property
+    def scoring_temperature(self) -> float:
+        """What divides the logits of policy and reference when responses are scored."""
+        return self.sampling.temperature
+
+    def sampling_temperature(self, step: int) -> float:
+        """What divides the logits when the responses of a training step are sampled."""
+        return self.sampling.temperature
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether scoring and learning read a prompt once for all its responses in a micro-batch.
+
+        Activations that are computed again in the backward pass cannot be kept as keys and values.
+        """
+        several = self.samples_per_prompt > 1 and self.update.micro_batch_size != 1
+        return several and not self.model.gradient_checkpointing
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.batch_size % self.samples_per_prompt:
+            raise ValueError(
+                f"batch_size {self.batch_size} is no multiple of samples_per_prompt {self.samples_per_prompt}"
+            )
+        if self.update.mini_batches > self.batch_size:
+            raise ValueError(f"{self.update.mini_batches} mini-batches cannot be made of {self.batch_size} responses")
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature 0 always takes the likeliest token; training must explore")
+        total = self.update.total
+        if self.checkpoint.updates and self.checkpoint.updates >= total:
+            raise ValueError(
+                f"checkpoint.updates {self.checkpoint.updates} has no effect with {total} optimiser steps per training "
+                "step (update.epochs · update.mini_batches); set it lower, or to 0"
+            )
+        check_prompts(self.data)
+        if self.shaping.normalise and not self.shaping.scale:
+            raise ValueError("shaping.normalise needs shaping.scale")
+        return self
+
+    @model_validator(mode="after")
+    def _check_penalty(self) -> Self:
+        if self.reference.kind == "none" and self.kl.coef:
+            raise ValueError(f"kl.coef {self.kl.coef:g} needs a reference; set reference.kind or kl.coef = 0")
+        if self.kl.target is not None and self.kl.coef == 0:
+            raise ValueError("kl.coef 0 stays 0 whatever kl.target is; start from a coefficient above 0")
+        most = self.batch_size * self.algorithm.most_batches
+        if self.kl.target is not None and 0.2 * most >= self.kl.horizon:
+            raise ValueError(
+                f"kl.horizon {self.kl.horizon:g} is too short for the {most} responses that a step may sample: "
+                f"it could make the coefficient negative; set it over {0.2 * most:g}"
+            )
+        return self
+
+
+class ExampleRun(RunSettings):
+    """A run that learns from examples which others made."""
+
+    epochs: float = Field(1.0, gt=0)
+    """passes over the examples; `steps`, where it is set, takes its place, so that a flag shortens any recipe"""
+    steps: int | None = Field(None, ge=1)
+    """optimiser steps; none = as many as the passes need"""
+    batch_size: int = Field(32, ge=1)
+    """examples per optimiser step, over all processes"""
+    update: BatchSettings = BatchSettings()
+    """how a batch becomes an optimiser step"""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """measuring on rows that are not learned from"""
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    """what a killed run continues from"""
+    data: ChatSettings = ChatSettings()
+    """the examples"""
+
+    learns_pairs: ClassVar[bool] = True
+    """whether an example is a pair of responses; otherwise it is a demonstration"""
+
+    @model_validator(mode="after")
+    def _check_evaluation(self) -> Self:
+        data = self.data
+        if self.evaluation.every and not (data.validation or data.validation_path or data.validation_split):
+            raise ValueError("evaluation.every has no effect without held-out rows; set data.validation")
+        return self
+
+    @property
+    def evaluation_size(self) -> int:
+        """How many examples are measured at a time: nothing is kept for a backward pass, but they may be many."""
+        return self.update.micro_batch_size or self.batch_size
+
+    def steps_over(self, size: int | None) -> int | None:
+        """How many steps the run takes over so many examples; None where their number is not known."""
+        if self.steps is not None:
+            return self.steps
+        return None if size is None else math.ceil(math.ceil(self.epochs * size) / self.batch_size)
+
+    def batch_size_at(self, start: int, size: int | None) -> int:
+        """How many of `size` examples the step takes before which `start` were taken: the last may be smaller."""
+        if self.steps is not None or size is None:
+            return self.batch_size
+        return min(self.batch_size, math.ceil(self.epochs * size) - start)
+
+    def arranged(self, examples: Sequence[Any]) -> list[int]:
+        """The order in which the examples of a step are divided into micro-batches."""
+        rows = list(range(len(examples)))
+        return sorted(rows, key=lambda row: size_of(examples[row])) if self.update.layout == "grouped" else rows
+
+    def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[Any]:
+        """Read what is learned from."""
+        raise NotImplementedError
+
+    def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """The model as it starts, before adapters."""
+        return load_start(self.model, self.model.quantization)
+
+    def role(self, model: Any) -> nn.Module:
+        """Wrap a model so that it says of a batch what the algorithm's loss reads."""
+        raise NotImplementedError
+
+    def prepare(
+        self, examples: Examples[Any], role: Any, processes: Processes, folder: Path, step: int
+    ) -> Examples[Any]:
+        """Add to the examples what must be known before the next step, which is `step`; `role` wraps the model."""
+        return examples
+
+    def finished(self, model: Any) -> Any:
+        """The model as it is saved."""
+        return model
+
+    def report(
+        self,
+        role: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        examples: Examples[Any],
+        processes: Processes,
+        folder: Path,
+    ) -> None:
+        """Leave more than metrics about the trained model, which `role` wraps, in the run's folder."""
