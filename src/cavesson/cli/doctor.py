@@ -38,7 +38,7 @@ def doctor(
         Path | None, typer.Option(help="Write a page with charts and coloured tokens to this file.")
     ] = None,
     board: Annotated[
-        str | None, typer.Option(help="Link the page into the board at this address: http://127.0.0.1:6006.")
+        str | None, typer.Option(help="Link the page into the board at this address: http://127.0.0.1:6008.")
     ] = None,
     language: Annotated[LanguageName | None, typer.Option(help="By LANG where not given.")] = None,
     fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 from this severity on.")] = FailOn.never,

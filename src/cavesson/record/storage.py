@@ -164,7 +164,8 @@ class Remote:
             # What another process wrote must be seen, so nothing about it may be remembered.
             self.filesystem, base = fsspec.core.url_to_fs(url.rstrip("/"), use_listings_cache=False)
         except ImportError as error:
-            raise UserError(f"{url} cannot be reached: {error}; try pip install 'cavesson[remote]'") from error
+            hint = "; try pip install 'cavesson[s3]'" if url.startswith("s3:") else ""
+            raise UserError(f"{url} cannot be reached: {error}{hint}") from error
         except ValueError as error:
             raise UserError(f"{url} cannot be reached: {error}") from error
         self.root = url.rstrip("/")
