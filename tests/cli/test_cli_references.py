@@ -5,6 +5,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import typer
 
 from cavesson.cli import app
 from cavesson.cli.board import board
+from cavesson.config import Settings
+from cavesson.registry import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "cavesson"
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")})
 MESSAGES = sorted(SOURCE.rglob("*.py"))
 FILE = re.compile(r"[\w/]+\.(py|tsx?)")
+OTHERS = {"--apply_chat_template", "--megabytes", "--peers-python"}
+"""Flags of other programs, and of the benchmarks."""
 NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
@@ -112,3 +117,27 @@ def test_commands_and_their_flags_are_there() -> None:
         known = {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
         given = {word.partition("=")[0] for word in rest if word.startswith("--")}
         assert given <= known | {"--help"}, f"{page}: {words}"
+
+
+def options(command: Any) -> set[str]:
+    """The flags of a command and of all below it."""
+    own = {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
+    return own.union(*(options(below) for below in getattr(command, "commands", {}).values()))
+
+
+def fields(group: type[Settings]) -> set[str]:
+    """The names of the settings of a group and of all that extend it."""
+    return set(group.model_fields).union(*map(fields, group.__subclasses__()))
+
+
+def test_flags_in_sentences_are_there() -> None:
+    modules = {entry.module for entry in ALGORITHMS.values()}
+    for module in modules | {f"cavesson.tools.{path.stem}" for path in (SOURCE / "tools").glob("*.py")}:
+        import_module(module)  # its settings are known from then on
+    flags, settings = options(typer.main.get_command(app)) | OTHERS, fields(Settings)
+    for page in PAGES:
+        if page.parent.name == "benchmarks":
+            continue  # its flags are those of scripts
+        for flag in re.findall(r"`(--[\w.-]+)", read(page)):
+            parts = flag.removeprefix("--").split(".")
+            assert flag in flags or set(parts) <= settings, f"{page.name}: {flag}"
