@@ -13,8 +13,8 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(INSTALLED)
-	$(BIN)/ruff check src tests benchmarks recipes hatch_build.py
-	$(BIN)/ruff format --check src tests benchmarks recipes hatch_build.py
+	$(BIN)/ruff check src tests benchmarks examples recipes hatch_build.py
+	$(BIN)/ruff format --check src tests benchmarks examples recipes hatch_build.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
