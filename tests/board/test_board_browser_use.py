@@ -131,7 +131,7 @@ def test_stars_and_notes_outlive_the_server(browser, tmp_path):
             page.locator('.tr[aria-rowindex="3"] .star').click()
         expect(page.locator(".star.set")).to_have_count(2)  # in the table and beside it
     with BoardProcess(folder) as board, opened(browser, f"{board.address}/responses?starred=1") as page:
-        expect(page.locator(".bar output")).to_have_text("1 rollouts")
+        expect(page.locator(".bar output")).to_have_text("1 rollout")
         page.locator('.tr[aria-rowindex="1"] .td').first.click()
         expect(page.get_by_role("textbox", name="Note", exact=True)).to_have_value(note)
         export(page)

@@ -15,7 +15,7 @@ class Interval:
     high: float
 
 
-def mean_interval(values: Sequence[float], groups: Sequence[int]) -> Interval:
+def mean_interval(values: Sequence[float | int], groups: Sequence[int]) -> Interval:
     """Mean of `values` with a normal interval over the means of their groups.
 
     Responses to one prompt resemble each other, so the prompts, not the responses, are counted as independent.
@@ -28,7 +28,7 @@ def mean_interval(values: Sequence[float], groups: Sequence[int]) -> Interval:
     return Interval(fmean(values), fmean(values) - half, fmean(values) + half)
 
 
-def share_interval(successes: float, trials: int) -> Interval:
+def share_interval(successes: float | int, trials: int) -> Interval:
     """A share with Wilson's score interval (Wilson 1927), which stays within 0 and 1.
 
     A trial may succeed by half; such trials vary less than the interval supposes, so that it is rather too wide.
@@ -40,7 +40,7 @@ def share_interval(successes: float, trials: int) -> Interval:
     return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def twin_correlation(first: Sequence[float], second: Sequence[float]) -> Interval | None:
+def twin_correlation(first: Sequence[float | int], second: Sequence[float | int]) -> Interval | None:
     """How alike the two members of a pair are: the intraclass correlation, in its estimate by analysis of variance.
 
     Above 0 it is the share of the variance that lies between the pairs; below 0 the members of a pair differ more than

@@ -76,7 +76,7 @@ def estimate(values: Sequence[float], groups: Sequence[int]) -> Interval:
     0 and 1; everything else gets a normal one over the means of the prompts.
     """
     if set(values) <= {0.0, 1.0} and len(set(groups)) == len(groups):
-        return share_interval(int(sum(values)), len(values))
+        return share_interval(float(sum(values)), len(values))
     return mean_interval(values, groups)
 
 
