@@ -55,7 +55,11 @@ def test_a_writer_killed_in_object_storage_leaves_whole_steps(server):
 
 @pytest.mark.parametrize(
     ("place", "message"),
-    [("s3://bucket/none", r"no run\.json"), ("nothing://x/y", "nothing"), ("abfs://x/y", "abfs://x/y cannot be reached: .*adlfs")],
+    [
+        ("s3://bucket/none", r"no run\.json"),
+        ("nothing://x/y", "nothing"),
+        ("abfs://x/y", "abfs://x/y cannot be reached: .*adlfs"),
+    ],
 )
 def test_what_cannot_be_opened_is_said(server, place, message):
     with pytest.raises(UserError, match=message):
