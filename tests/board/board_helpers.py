@@ -2,6 +2,7 @@
 
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from index_helpers import indexed
 
 import cavesson.record
 from cavesson.board.runs import Board
-from cavesson.board.server import create_app
+from cavesson.board.security import Guard
+from cavesson.board.server import create_api
+from cavesson.board.site import Site
 
 HOST = "127.0.0.1:6008"
 ORIGIN = {"origin": f"http://{HOST}"}
@@ -24,6 +27,13 @@ def board_of(*folders: Path) -> Board:
     for folder in folders:
         indexed(folder)
     return Board([cavesson.record.open(folder) for folder in folders])
+
+
+def create_app(board: Board, token: str | None = None) -> Guard:
+    """The board as it is served once its runs are open."""
+    opened: Future[Any] = Future()
+    opened.set_result(create_api(board))
+    return Guard(Site(opened), token)
 
 
 def client_of(board: Board, token: str | None = None, **kwargs: Any) -> TestClient:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import HOST, ORIGIN, ask, board_of, client_of
+from board_helpers import HOST, ORIGIN, ask, board_of, client_of, create_app
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from index_helpers import indexed, new_run, record, rows_of, tokens_of
@@ -19,7 +19,6 @@ from cavesson.board import overview
 from cavesson.board import sql as sql_module
 from cavesson.board.runs import Board
 from cavesson.board.security import CONTENT_SECURITY_POLICY
-from cavesson.board.server import create_app
 from cavesson.errors import UserError
 from cavesson.index.build import Builder
 from cavesson.record import Recorder, begin_attempt, write_run

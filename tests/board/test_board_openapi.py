@@ -1,12 +1,11 @@
 """The server against its own description: whatever the description allows has an answer that it tells of."""
 
 import pytest
-from board_helpers import HOST, ORIGIN, board_of
+from board_helpers import HOST, ORIGIN, board_of, create_app
 from hypothesis import HealthCheck, given, settings
 from index_helpers import new_run, record
 
 from cavesson.board.api import ENDPOINTS
-from cavesson.board.server import create_app
 
 schemathesis = pytest.importorskip("schemathesis", reason="pip install schemathesis")
 

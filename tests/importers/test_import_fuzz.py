@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from import_helpers import restored
 
 import cavesson
 from cavesson.errors import UserError
 from cavesson.importers import FORMATS, import_run
 from cavesson.importers.reading import File
-from cavesson.importers.rejected import restored
 from cavesson.importers.rollout import Broken, parse
 from cavesson.importers.sources import files_of
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from import_helpers import restored
 
 import cavesson
 from cavesson.errors import UserError
 from cavesson.exporters import EXPORTERS
 from cavesson.importers import import_run
-from cavesson.importers.rejected import restored
 from cavesson.record import Recorder, write_run, write_vocabulary
 
 export = EXPORTERS["rl-logging-board"]

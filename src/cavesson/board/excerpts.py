@@ -3,8 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 LENGTH = 300
 """Characters."""
@@ -18,12 +16,6 @@ class Excerpt(NamedTuple):
     text: str
     start: int
     hit: list[int] | None
-
-
-def beginnings(texts: pa.ChunkedArray) -> list[str | None]:
-    """Returns the first characters of each text."""
-    shown: list[str | None] = pc.utf8_slice_codeunits(texts, 0, LENGTH).to_pylist()
-    return shown
 
 
 def excerpt(text: str, span: tuple[int, int] | None) -> Excerpt:

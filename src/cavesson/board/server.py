@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,9 +22,8 @@ from starlette.types import ASGIApp
 from cavesson.board.api import ENDPOINTS, Endpoint
 from cavesson.board.openapi import describe
 from cavesson.board.runs import Board
-from cavesson.board.security import MOST_BODY, TOO_LONG, Guard, refuse
+from cavesson.board.security import MOST_BODY, TOO_LONG, refuse
 from cavesson.board.several import BUG, UNKNOWN, explain
-from cavesson.board.site import Site
 from cavesson.board.turns import Turns
 from cavesson.errors import UserError
 from cavesson.index.maps import relieve
@@ -36,13 +35,6 @@ WAITING, WAIT = 4, 3.0
 """Queries that wait for their turn, and for how many seconds; more are refused, and can be sent again."""
 BODY_SECONDS = 10
 """How long the body of a request may take to come."""
-
-
-def create_app(board: Board, token: str | None = None) -> ASGIApp:
-    """Returns the application; everything it answers, it answers through the guard."""
-    opened: Future[ASGIApp] = Future()
-    opened.set_result(create_api(board))
-    return Guard(Site(opened), token)
 
 
 def create_api(board: Board) -> ASGIApp:

@@ -56,14 +56,3 @@ def _content(record: Record | None) -> dict[str, Any]:
         return {"text": record.content.decode()}
     except UnicodeDecodeError:
         return {"base64": b64encode(record.content).decode()}
-
-
-def restored(line: str) -> bytes | None:
-    """The bytes of a rejected line, from its line in ``rejected.jsonl``; None where they are in the source only."""
-    from base64 import b64decode
-
-    kept = json.loads(line)
-    if "base64" in kept:
-        return b64decode(kept["base64"])
-    text: str | None = kept.get("text")
-    return None if text is None else text.encode()

@@ -168,12 +168,6 @@ def merged(rollups: pa.Table) -> pa.Table:
     return pa.table({field.name: content[field.name] for field in ROLLUP_SCHEMA}, ROLLUP_SCHEMA)
 
 
-def sketch(values: Array) -> tuple[Array, Array]:
-    """Returns the keys, ascending, of the bins that the finite ones of the values are in, and how many are in each."""
-    keys, counts = np.unique(_keys(values[np.isfinite(values)]), return_counts=True)
-    return keys, counts
-
-
 def edges(keys: Array) -> tuple[Array, Array]:
     """Returns the lower and the upper end of each bin; bin 0 is 0."""
     keys = np.asarray(keys, np.int64)
