@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # What a line in the table and a file beside it do, without writing into the package.
 ADDED = """
 import sys
-import cavesson.registry
+import cavesson.algorithms
 from cavesson.registry import ALGORITHMS, Entry
 cavesson.algorithms.__path__.append(sys.argv[1])
 ALGORITHMS.update(eval("{" + sys.argv[2] + "}"))
