@@ -1,4 +1,4 @@
-"""Cavesson's SFT, reward model and GRPO on the work of work.py and examples.py, with everything on that a user has."""
+"""Cavesson's SFT, reward model and GRPO on the work of work.py and example_work.py, with all that a user has on."""
 
 import json
 from argparse import Namespace
@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-import examples
+import example_work
 import work
 from transformers import AutoConfig
 
@@ -27,19 +27,19 @@ def of_examples(given: Namespace, folder: Path, rows: list[dict[str, str]], mode
         "run": folder / "run",
         "batch_size": given.batch,
         "model": {"path": model},
-        "data": {"path": str(path), "max_length": examples.MAX_LENGTH},
+        "data": {"path": str(path), "max_length": example_work.MAX_LENGTH},
         # Where TRL computes activations again to save memory, ours holds those of two examples at a time.
         "update": {"micro_batch_size": 2},
     }
 
 
 def sft(given: Namespace, folder: Path) -> Training:
-    rows = examples.demonstrations(given.batch * given.steps)
+    rows = example_work.demonstrations(given.batch * given.steps)
     return Training(SFTRun.model_validate(of_examples(given, folder, rows, given.model)))
 
 
 def reward(given: Namespace, folder: Path) -> Training:
-    rows = examples.pairs(given.batch * given.steps)
+    rows = example_work.pairs(given.batch * given.steps)
     return Training(RewardModelRun.model_validate(of_examples(given, folder, rows, f"{given.model}-classifier")))
 
 

@@ -1,4 +1,4 @@
-"""TRL 1.16 on the work of work.py and examples.py: SFT, reward model and GRPO, all weights trained, float32.
+"""TRL 1.16 on the work of work.py and example_work.py: SFT, reward model and GRPO, all weights trained, float32.
 
 TRL computes activations again in the backward pass unless told otherwise; `--mode …-kept` keeps them, which is faster
 and takes more memory.
@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-import examples
+import example_work
 import torch
 import work
 from datasets import Dataset
@@ -37,8 +37,8 @@ def common(given: Namespace, folder: str, checkpointing: bool) -> dict[str, Any]
 def sft(given: Namespace, config: dict[str, Any]) -> SFTTrainer:
     return SFTTrainer(
         AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32),
-        SFTConfig(**config, max_length=examples.MAX_LENGTH),
-        train_dataset=Dataset.from_list(examples.demonstrations(given.batch * given.steps)),
+        SFTConfig(**config, max_length=example_work.MAX_LENGTH),
+        train_dataset=Dataset.from_list(example_work.demonstrations(given.batch * given.steps)),
         processing_class=AutoTokenizer.from_pretrained(given.model),
     )
 
@@ -46,8 +46,8 @@ def sft(given: Namespace, config: dict[str, Any]) -> SFTTrainer:
 def reward(given: Namespace, config: dict[str, Any]) -> RewardTrainer:
     return RewardTrainer(
         AutoModelForSequenceClassification.from_pretrained(f"{given.model}-classifier", dtype=torch.float32),
-        RewardConfig(**config, max_length=examples.MAX_LENGTH),
-        train_dataset=Dataset.from_list(examples.pairs(given.batch * given.steps)),
+        RewardConfig(**config, max_length=example_work.MAX_LENGTH),
+        train_dataset=Dataset.from_list(example_work.pairs(given.batch * given.steps)),
         processing_class=AutoTokenizer.from_pretrained(given.model),
     )
 
