@@ -56,7 +56,7 @@ __all__ = [
     "ValueSettings", "__version__", "open"
 ]  # fmt: skip
 
-# Resolved on first use, so that `import cavesson` needs neither torch nor a second.
+# Resolved on first use, so that `import cavesson` is fast and does not need torch.
 _READING = {
     "cavesson.errors": "UserError",
     "cavesson.record": "Recorder Rollout Run open",
@@ -101,7 +101,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names; in the light installation only what it can import."""
+    """Return the public names; without torch, only those that can be imported."""
     if find_spec("torch") is not None:
         return sorted(__all__)
     return sorted(["__version__", *(name for names in _READING.values() for name in names.split())])

@@ -1,4 +1,4 @@
-"""How a command is written so that the user's shell finds it: what is printed as the next thing to do."""
+"""Command lines that the user can paste into the shell, printed as the next thing to do."""
 
 import os
 import shlex
@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def command_line(*words: str | Path, processes: int = 1) -> str:
-    """Return `cavesson WORDS…` as it can be pasted into the shell that this process was started from.
+    """Return `cavesson WORDS…` in a form that can be pasted into the shell that started this process.
 
     Args:
-        words: arguments of the command; those with spaces and the like are quoted.
-        processes: how many of them torchrun is to start.
+        words: arguments of the command, quoted where necessary.
+        processes: number of processes; with more than one, torchrun starts them.
     """
     torchrun = [*program("torchrun", "torch.distributed.run"), "--standalone", "--nproc-per-node", str(processes)]
     parts = [*(program() if processes == 1 else [*torchrun, "-m", "--", "cavesson"]), *map(str, words)]
@@ -21,7 +21,7 @@ def command_line(*words: str | Path, processes: int = 1) -> str:
 
 
 def program(name: str = "cavesson", module: str = "cavesson") -> list[str]:
-    """Return what starts a program of this Python: its name if the PATH has it, else its path, else `python -m`."""
+    """Return the command for a program of this Python: its name if it is on the PATH, else its path or `python -m`."""
     script = _script(name)
     if script is None:
         return [sys.executable, "-m", module]
@@ -33,7 +33,7 @@ def program(name: str = "cavesson", module: str = "cavesson") -> list[str]:
 
 
 def _script(name: str) -> Path | None:
-    """A script of this Python, as a full path; links stay as they are, because users know their names."""
+    """Return the full path of a script of this Python; links are not resolved, because users know their names."""
     called = Path(sys.argv[0]).absolute()
     if called.stem == name and called.is_file():
         return called

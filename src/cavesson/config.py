@@ -1,4 +1,4 @@
-"""Settings: a TOML file and dotted flags become one frozen, strict object that is written into the run."""
+"""Settings: a TOML file and dotted flags become one frozen, strictly validated object that is written into the run."""
 
 import difflib
 import tomllib
@@ -15,7 +15,7 @@ from cavesson.errors import UserError
 
 
 class SettingsError(UserError, ValueError):
-    """Values that are no settings, given to a class of settings."""
+    """Values that a class of settings rejects."""
 
 
 class Settings(BaseModel):
@@ -27,7 +27,7 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise SettingsError(_explained(type(self), error, type(self).__name__)) from None
 
-    # Groups inside others are checked together with these, and not by calling the above.
+    # Nested groups are validated together with the outer one, not by calling the method above.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     model_config = ConfigDict(
@@ -37,17 +37,24 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _none_may_be_a_word(cls, values: Any) -> Any:
-        """`--name none` means that there is nothing, except where "none" is one of a setting's words."""
+        """Convert None back to "none" for settings that have "none" among their choices.
+
+        A flag `--name none` is read as None.
+        """
         if not isinstance(values, dict):
             return values
         words = {name for name, field in cls.model_fields.items() if "none" in get_args(field.annotation)}
         return {name: "none" if value is None and name in words else value for name, value in values.items()}
 
     def refuse(self, name: str, why: str) -> None:
-        """Refuse a setting, by its dotted name, that has no effect beside the others, unless it has its default.
+        """Reject a setting that has no effect in combination with the others, unless it has its default value.
+
+        Args:
+            name: dotted name of the setting.
+            why: when it has no effect; the end of the message.
 
         Raises:
-            ValueError: it differs from its default.
+            ValueError: the setting differs from its default.
         """
         *groups, last = name.split(".")
         owner = reduce(getattr, groups, self)
@@ -59,30 +66,39 @@ S = TypeVar("S", bound=Settings)
 
 
 def load(kind: type[S], recipe: Path | None, flags: Sequence[str]) -> S:
-    """Read a recipe, lay the flags over it and check the result.
+    """Read a recipe, apply the flags on top of it and validate the result.
 
     Args:
         kind: the class of settings.
-        recipe: a TOML file; None means nothing but defaults and flags.
-        flags: `--a.b value` or `--a.b=value`; values are read as TOML, else as text.
+        recipe: a TOML file; None means only defaults and flags.
+        flags: `--a.b value` or `--a.b=value`; values are parsed as TOML, or taken as text if that fails.
 
     Raises:
-        UserError: the file is missing or no TOML, a key is unknown (the message names the nearest), or a value is
-            out of range.
+        UserError: the file is missing or not valid TOML, a key is unknown (the message names the closest match), or a
+            value is out of range.
     """
     values = overlaid(in_folder(_read(recipe), recipe.parent) if recipe else {}, flags)
     return check(kind, values, str(recipe) if recipe else "the flags")
 
 
 def overlaid(values: dict[str, Any], flags: Sequence[str]) -> dict[str, Any]:
-    """Lay flags over plain values, in place, and return them."""
+    """Apply flags to plain values, in place, and return the values."""
     for key, value in _parse_flags(flags):
         _set(values, key, value)
     return values
 
 
 def check(kind: type[S], values: Mapping[str, Any], source: str) -> S:
-    """Make settings of plain values; a mistake is one line that starts with the source."""
+    """Validate plain values as settings.
+
+    Args:
+        kind: the class of settings.
+        values: the values by name, with nested mappings for groups.
+        source: where the values come from; the message of an error begins with it.
+
+    Raises:
+        UserError: a value is not valid.
+    """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -96,12 +112,12 @@ def _explained(kind: type[BaseModel], error: ValidationError, source: str) -> st
 def describe(
     kind: type[BaseModel], prefix: str = "", values: BaseModel | None = None
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Every field as (dotted name, type, default, help), groups flattened.
+    """Yield every field as (dotted name, type, default, help), with groups flattened.
 
     Args:
         kind: the class of settings.
-        prefix: of the names.
-        values: settings whose values are the defaults; None = those of the class.
+        prefix: prefix of the names.
+        values: settings whose values are shown as the defaults; None = the defaults of the class.
     """
     for name, field in kind.model_fields.items():
         value = field.get_default(call_default_factory=True) if values is None else getattr(values, name)
@@ -116,7 +132,7 @@ def describe(
 
 
 def groups(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every group of settings as (dotted name, help), outer ones before those inside them."""
+    """Yield every group of settings as (dotted name, help), outer groups before nested ones."""
     for name, field in kind.model_fields.items():
         group = _group(field.annotation)
         if group is not None:
@@ -182,7 +198,7 @@ def _explain(kind: type[BaseModel], error: Any, source: str) -> str:
 
 
 def _group_of_list(kind: type[BaseModel], place: Sequence[int | str]) -> type[BaseModel] | None:
-    """What a setting is a list of, where that is groups of settings."""
+    """Return the class of the list items of a setting, or None if it is not a list of groups."""
     for name in place[:-1]:
         found = kind.model_fields.get(str(name))
         group = None if found is None else _group(found.annotation)
@@ -203,7 +219,7 @@ def _written_out(where: str, group: type[BaseModel], given: Any) -> str:
 
 def _nearest(kind: type[BaseModel], where: str) -> str:
     names = [name for name, *_ in describe(kind)]
-    # A forgotten group first: `--stop` means `sampling.stop`, however much it looks like `steps`.
+    # A missing group prefix takes precedence: `--stop` means `sampling.stop`, although it resembles `steps`.
     same = [name for name in names if name.rsplit(".", 1)[-1] == where.rsplit(".", 1)[-1]]
     near = difflib.get_close_matches(where, same or names, n=1, cutoff=0.0 if same else 0.5)
     return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
@@ -219,7 +235,7 @@ def _group(annotation: Any) -> type[BaseModel] | None:
 
 
 def _show(default: Any) -> str:
-    """A value as it is written in a recipe, but for the quotes around a text."""
+    """Return a value as it is written in a recipe, except for the quotes around a text."""
     if isinstance(default, tuple):
         return f"[{', '.join(map(_show, default))}]"
     if isinstance(default, BaseModel):

@@ -1,8 +1,8 @@
-"""Where the files and folders are that settings name.
+"""Locations of the files and folders named in settings.
 
-A path in a recipe is looked for beside the recipe, then in the working directory; a path in a flag or in Python in the
-working directory. What is found becomes a full path, so that a run can be resumed from anywhere; what is not found may
-be a name on the Hub and stays as it is.
+A path in a recipe is resolved relative to the recipe, then relative to the working directory; a path in a flag or in
+Python, relative to the working directory. A path that exists becomes absolute, so that a run can be resumed from any
+directory. A path that does not exist may be a name on the Hub and stays unchanged.
 """
 
 import glob
@@ -18,13 +18,13 @@ BUILT_IN = ("tiny", "package:")
 
 
 class RecipeText(str):
-    """A text of a recipe, which knows the folder it was written in."""
+    """A string from a recipe, with the folder of that recipe."""
 
     folder: Path
 
 
 def in_folder(value: Any, folder: Path) -> Any:
-    """Return the same values of a recipe, with texts that know its folder."""
+    """Return the values of a recipe with every string replaced by a `RecipeText` of its folder."""
     if isinstance(value, dict):
         return {key: in_folder(one, folder) for key, one in value.items()}
     if isinstance(value, list):
@@ -37,20 +37,20 @@ def in_folder(value: Any, folder: Path) -> Any:
 
 
 def full_path(value: Any) -> Any:
-    """Return the full path of what a text names on this machine; anything else as it is."""
+    """Return the absolute path if the value names an existing file or folder; return any other value unchanged."""
     if not isinstance(value, str) or value == BUILT_IN[0] or value.startswith(BUILT_IN[1]):
         return value
     return _found(value, _folders(value))
 
 
 def full_function(value: Any) -> Any:
-    """Return "file.py:function" with the full path of the file; anything else as it is."""
+    """Return "file.py:function" with the absolute path of the file; return any other value unchanged."""
     place, colon, function = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     return f"{_found(place, _folders(value))}{colon}{function}" if place.endswith(".py") else value
 
 
 def expanded(name: str) -> Path:
-    """Return a path with the home folder that ``~`` or ``~user`` begins it with; of no known user it stays as it is."""
+    """Return a path with a leading ``~`` or ``~user`` expanded; the path of an unknown user stays unchanged."""
     return Path(os.path.expanduser(name))
 
 
@@ -59,7 +59,7 @@ def _folders(value: str) -> Sequence[Path]:
 
 
 def _found(name: str, folders: Sequence[Path]) -> str:
-    # A long text, such as a template, is no name of a file; asking the system about it would be an error.
+    # A long text, such as a template, is not a file name; asking the operating system about it would fail.
     if not name or len(name) > 4096 or "\n" in name or "\0" in name:
         return str(name)
     for candidate in (folder / expanded(name) for folder in folders):

@@ -1,4 +1,4 @@
-"""What a setting's type is called in a help page."""
+"""Names of the types of settings on help pages."""
 
 from pathlib import Path
 from types import NoneType, UnionType

@@ -1,4 +1,4 @@
-"""How a run that has not finished is continued: what is printed as the next thing to do."""
+"""How to continue an unfinished run, printed as the next thing to do."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +10,15 @@ from cavesson.registry import ALGORITHMS
 
 
 def is_trained_here(info: Mapping[str, Any]) -> bool:
-    """Whether a run with this run.json was trained by an algorithm of the table, and not by another trainer."""
+    """Return whether a run with this run.json was trained by an algorithm of Cavesson, not by another trainer."""
     return "config" in info and "trainer" not in info and info.get("algorithm") in ALGORITHMS
 
 
 def continuation(folder: Path) -> str | None:
-    """Return the command that continues the run in a folder, or what does so in Python where only Python can.
+    """Return the command that continues the run in a folder, or the Python call if there is no such command.
 
-    None if there is no run in it, or one that was not trained here.
+    Returns:
+        None if the folder has no run, or one of another trainer.
     """
     if not (folder / "run.json").exists():
         return None

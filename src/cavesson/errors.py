@@ -1,4 +1,4 @@
-"""What a user sees when something is wrong: one or two plain lines, and an exit code."""
+"""Errors shown to the user as one or two plain lines, with an exit code."""
 
 import errno
 import sys
@@ -13,23 +13,23 @@ from cavesson.text.visible import visible
 
 
 class UserError(Exception):
-    """A mistake the user can mend; the message names the place and the way out."""
+    """An error that the user can fix; the message says where it is and how to fix it."""
 
     exit_code = 2
 
 
 class StoppedError(UserError):
-    """A run was stopped on purpose and can be continued; the message says why, a note how."""
+    """A run was stopped on purpose and can be continued; the message says why, and a note says how."""
 
     exit_code = 3
 
 
 class SignalledError(StoppedError):
-    """A run was ended by a signal and can be continued; the exit code is the one that shells give to that signal.
+    """A run was ended by a signal and can be continued; the exit code is the one that shells use for that signal.
 
     Args:
-        message: says where.
-        number: of the signal.
+        message: where the run was stopped.
+        number: number of the signal.
     """
 
     def __init__(self, message: str, number: int) -> None:
@@ -38,33 +38,33 @@ class SignalledError(StoppedError):
 
 
 class TerminatedError(BaseException):
-    """SIGTERM asked a command to end; nothing but the command line handles it."""
+    """SIGTERM asked a command to end; only the command line handles it."""
 
 
 class NonFiniteError(UserError):
-    """A NaN or an infinity appeared while training; the message names the step and the tensor."""
+    """A NaN or infinity appeared during training; the message names the step and the tensor."""
 
 
 class UserCodeError(UserError):
-    """The user's own function raised something, or returned what it must not; the message names it and its line."""
+    """The user's function raised an exception or returned an invalid value; the message names the function and line."""
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, or the name of its class where the message is empty."""
+    """Return the first line of an error's message, or the name of its class if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def print_exception(error: BaseException) -> None:
-    """Print a traceback; what it quotes from files cannot act on the terminal."""
+    """Print a traceback with control characters made visible, so that quoted text cannot affect the terminal."""
     print(visible("".join(traceback.format_exception(error))), file=sys.stderr, end="")
 
 
 class NoRoomError(UserError):
-    """There was no room to write what a run needs; the message says where and why, and a note how it is continued."""
+    """There was no room to write what a run needs; the message says where and why, and a note how to continue."""
 
 
 class NoRoom(NamedTuple):
-    """Why there was no room to write, and what to do."""
+    """Why there was no room to write, and what to do about it."""
 
     reason: str
     advice: str
@@ -78,15 +78,15 @@ _NO_ROOM = {
 
 
 def no_room(error: BaseException) -> NoRoom | None:
-    """Returns why writing failed for want of room, and None where it failed for another reason."""
+    """Return why there was no room to write, or None if the error has another cause."""
     if isinstance(error, OSError):
         return _NO_ROOM.get(error.errno or 0)
-    # safetensors has the number in its text only.
+    # safetensors gives the error number only in its message.
     return next((room for number, room in _NO_ROOM.items() if f"(os error {number})" in str(error)), None)
 
 
 def of_the_system(error: BaseException) -> str | None:
-    """Returns a line for an error of the operating system about a file, and None for any other error."""
+    """Return a one-line message for an operating-system error about a file, or None for any other error."""
     room = no_room(error)
     if room is not None:
         return f"{room.reason} ({error}): {room.advice}"
@@ -97,7 +97,14 @@ def of_the_system(error: BaseException) -> str | None:
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """Turns whatever a user's function raises, `sys.exit` too, into a line that names its place in the user's files."""
+    """Convert any exception of a user's function, including `sys.exit`, to a UserCodeError with its location.
+
+    Args:
+        what: name of the function, for the message.
+
+    Raises:
+        UserCodeError: the function raised something other than a UserError.
+    """
     try:
         yield
     except UserError:
@@ -107,7 +114,10 @@ def told(what: str) -> Iterator[None]:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """The exception with its last place in the user's own files; all of it is in the exception that it causes."""
+    """Return the exception in one line, with its last location in the user's files.
+
+    The full exception stays available as the cause of the UserCodeError.
+    """
     message = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
     if len(message) > 300:
         message = f"{message[:300]}…"
@@ -116,7 +126,10 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The last place in the user's own files, else in an installed package's; none in ours and Python's."""
+    """Return the last location in the user's files, else in an installed package, or "" if there is neither.
+
+    Frames of Cavesson and of Python's standard library are ignored.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"
     paths = sysconfig.get_paths()

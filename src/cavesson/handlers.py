@@ -1,4 +1,4 @@
-"""Handlers of signals that are there for a while only: whoever called us has its own again afterwards."""
+"""Temporary signal handlers: the previous handlers are restored afterwards."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ from types import FrameType
 
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Handle signals by a function inside the block. In other threads than the main one nothing changes.
+    """Handle signals with a function inside the block; has no effect outside the main thread.
 
     Args:
         handler: called with the signal's number and the current frame.
         numbers: the signals.
     """
-    if current_thread() is not main_thread():  # Python tells no other thread of signals
+    if current_thread() is not main_thread():  # Python delivers signals only to the main thread
         yield
         return
     before = {number: signal.getsignal(number) for number in numbers}

@@ -1,11 +1,11 @@
-"""The memory of this process."""
+"""Memory use of this process."""
 
 import mmap
 from pathlib import Path
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now; 0 where the system does not say."""
+    """Return the resident memory of this process in bytes, or 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * mmap.PAGESIZE
     except FileNotFoundError:

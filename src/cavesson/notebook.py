@@ -1,4 +1,4 @@
-"""How runs look in a notebook: tables and curves as HTML that needs nothing from anywhere else."""
+"""Display of runs in a notebook: tables and curves as self-contained HTML."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +27,8 @@ def page(title: str, facts: Mapping[str, Any], curves: Mapping[str, Curve]) -> s
 
     Args:
         title: plain text.
-        facts: by name; None is left out.
-        curves: by the metric's name.
+        facts: values by name; None is omitted.
+        curves: curves by the name of the metric.
     """
     shown = [name for name in SHOWN if name in curves][:MOST]
     drawn = "".join(_curve(name, *curves[name]) for name in shown)
@@ -68,10 +68,10 @@ def _curve(name: str, steps: Sequence[float], values: Sequence[float | None]) ->
 
 
 def _scaled(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Points of the picture: the smallest and the largest of either axis touch its edges."""
+    """Scale points to picture coordinates, so that the extremes of each axis lie on the margins."""
 
     def place(value: float, low: float, high: float, size: int) -> float:
-        # Halves first: the distance of the two largest numbers is more than a number holds.
+        # Halve first: the difference between the two largest floats would overflow.
         share = (value / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.5
         return EDGE + share * (size - 2 * EDGE)
 

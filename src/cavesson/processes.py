@@ -1,4 +1,4 @@
-"""Several processes as one: who takes which rows, and how their results become the same batch everywhere."""
+"""Distributed training: which process takes which rows, and how all processes end up with the same batch."""
 
 from typing import Any, TypeVar
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Processes:
-    """The processes of this run, started by `torchrun` or `accelerate launch`; a single one otherwise.
+    """The processes of this run, started by `torchrun` or `accelerate launch`; otherwise a single process.
 
     Args:
-        device: where this process computes; None takes a GPU where there is one.
+        device: device of this process; None uses a GPU if there is one.
     """
 
     def __init__(self, device: str | None = None) -> None:
@@ -27,7 +27,7 @@ class Processes:
             raise UserError(f"model.device {device!r} is no device; write cpu, cuda or cuda:1") from None
         if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"model.device {device!r}: this machine has no usable GPU; use cpu")
-        # Left to itself, accelerate would take an Apple GPU, which has no float64 to draw tokens with.
+        # By default, accelerate would choose an Apple GPU, which lacks the float64 needed to draw tokens.
         state = PartialState(cpu=chosen.type == "cpu" if chosen else not torch.cuda.is_available())
         self.rank, self.count = state.process_index, state.num_processes
         self.device = chosen if chosen is not None and self.count == 1 else state.device
@@ -37,13 +37,13 @@ class Processes:
         return bool(self.rank == 0)
 
     def share(self, rows: int) -> range:
-        """The contiguous rows of a global batch that this process works on."""
+        """Return the contiguous rows of a global batch that this process works on."""
         parts = torch.arange(rows).tensor_split(self.count)
         start = sum(len(part) for part in parts[: self.rank])
         return range(start, start + len(parts[self.rank]))
 
     def of_all(self, value: T) -> list[T]:
-        """What every process gives, in the order of rank, on every process."""
+        """Gather one value from every process, in rank order, on every process."""
         if self.count == 1:
             return [value]
         everything: list[Any] = [None] * self.count
@@ -51,7 +51,7 @@ class Processes:
         return everything
 
     def gather(self, batch: Batch, rows: dict[str, list[Any]]) -> tuple[Batch, dict[str, list[Any]]]:
-        """The batches and rows of all processes, joined in the order of rank, on every process (on CPU)."""
+        """Gather the batches and rows of all processes, joined in rank order, on every process (on CPU)."""
         if self.count == 1:
             return batch, rows
         everything = self.of_all((dict(batch.columns), rows))
@@ -59,18 +59,18 @@ class Processes:
         return Batch(columns), {name: [x for part in everything for x in part[1][name]] for name in rows}
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Add up the gradients of all processes, in place and in float32."""
+        """Sum the gradients over all processes, in place and in float32."""
         if self.count == 1:
             return
         for parameter in module.parameters():
             if parameter.requires_grad:
-                # A process whose share was empty has no gradient yet must take part in the sum.
+                # A process with an empty share has no gradient but must still take part in the sum.
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
                 dist.all_reduce(parameter.grad)
 
     def sum_tensor(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, on every process (on CPU)."""
+        """Return the sum over all processes, on every process (on CPU)."""
         return tensor if self.count == 1 else torch.stack(self.of_all(tensor)).sum(0)
 
     def combine(self, values: dict[str, float], how: Any) -> dict[str, float]:
@@ -81,7 +81,7 @@ class Processes:
         return {name: how(part[name] for part in everything if name in part) for name in set().union(*everything)}
 
     def of_main(self, value: T) -> T:
-        """What the main process gives, on every process."""
+        """Return the main process's value on every process."""
         if self.count == 1:
             return value
         held = [value]
@@ -89,7 +89,7 @@ class Processes:
         return held[0]
 
     def share_weights(self, module: nn.Module) -> None:
-        """Give every process the parameters of the first one."""
+        """Broadcast the parameters of the first process to all processes."""
         if self.count > 1:
             for parameter in module.parameters():
                 dist.broadcast(parameter.data, src=0)

@@ -1,7 +1,7 @@
-"""Random numbers that are a function of where they are used, not of what was drawn before.
+"""Random numbers that depend on where they are used, not on what was drawn before.
 
-Every draw is named by (seed, purpose, step, row). A resumed run, another number of processes or another batch size
-therefore sees the same numbers, and there is no generator state to save.
+Every draw is identified by (seed, purpose, step, row). Resuming, changing the number of processes or changing the
+batch size therefore gives the same numbers, and there is no generator state to save.
 """
 
 from enum import IntEnum
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class Purpose(IntEnum):
-    """What a stream of random numbers is for; two purposes never share numbers."""
+    """The purpose of a stream of random numbers; two purposes never share numbers."""
 
     TOKENS = 1
     LENGTHS = 2
@@ -25,10 +25,10 @@ class Purpose(IntEnum):
 
 
 def generator(seed: int, purpose: Purpose, step: int = 0, row: int = 0) -> Generator:
-    """The stream of this seed, purpose, step and row (Philox: Salmon et al. 2011, a counter-based generator)."""
+    """Return the stream of this seed, purpose, step and row (Philox: Salmon et al. 2011, a counter-based generator)."""
     return Generator(Philox(counter=[0, row, step, int(purpose)], key=seed))
 
 
 def token_uniforms(seed: int, step: int, rows: range, length: int) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1), one per row and response position, `[len(rows), length]`."""
+    """Return uniform numbers in [0, 1), one per row and response position, `[len(rows), length]`."""
     return np.stack([generator(seed, Purpose.TOKENS, step, row).random(length) for row in rows])

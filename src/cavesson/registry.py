@@ -1,11 +1,11 @@
-"""The algorithms by name. A new one is a page of its own in `algorithms/` and a line in this table."""
+"""The algorithms by name. A new algorithm is a module in `algorithms/` and a line in this table."""
 
 from importlib import import_module
 from typing import Any, NamedTuple
 
 
 class Entry(NamedTuple):
-    """Where the settings of an algorithm's runs are; imported when they are needed, since that needs torch."""
+    """Location of the settings of an algorithm's runs; they are imported on demand, because the import needs torch."""
 
     module: str
     name: str
@@ -13,11 +13,11 @@ class Entry(NamedTuple):
 
     @property
     def settings(self) -> Any:
-        """The class of settings, a kind of `cavesson.algorithms.runs.RunSettings`."""
+        """The class of settings, a subclass of `cavesson.algorithms.runs.RunSettings`."""
         return getattr(import_module(self.module), self.name)
 
 
-# What is learned from examples, then what is learned from the policy's own responses.
+# First the algorithms that learn from examples, then those that learn from the policy's own responses.
 ALGORITHMS = {
     "sft": Entry("cavesson.algorithms.sft", "SFTRun", "Fine-tune on examples of good responses."),
     "reward-model": Entry("cavesson.algorithms.reward_model", "RewardModelRun", "Train a reward model on pairs."),
@@ -30,6 +30,6 @@ ALGORITHMS = {
 
 
 def name_of(settings: object) -> str:
-    """The name in the table of an algorithm whose run has these settings; of one that is not there, its class."""
+    """Return the name of the algorithm with these settings, or the name of their class if it is not in the table."""
     known = {entry.name: name for name, entry in ALGORITHMS.items()}
     return known.get(type(settings).__name__, type(settings).__name__)

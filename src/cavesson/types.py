@@ -1,7 +1,7 @@
-"""What flows between the stages.
+"""The batches passed between the stages of a training step.
 
-One legend everywhere: P prompts, G samples per prompt, B sequences (P × G), S prompt tokens, T response tokens,
-V vocabulary, H hidden size, N flattened tokens.
+Legend for all shapes: P prompts, G samples per prompt, B sequences (P × G), S prompt tokens, T response tokens,
+V vocabulary size, H hidden size, N flattened tokens.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,10 @@ class Batch:
     """Named tensors that share their first axis: one row per sequence.
 
     Rollouts: prompts are padded on the left, `[B, S]`; everything about responses is padded on the right, `[B, T]`, and
-    position t of every `[B, T]` column speaks of response token t.
+    position t of every `[B, T]` column refers to response token t.
 
-    Examples: `ids` and `mask`, `[B, L]`, are padded on the right, `mask` is 1 on the tokens that are learned, and
-    `length` `[B]` counts the tokens; pairs have two of each, `chosen_…` and `rejected_…`.
+    Examples: `ids` and `mask`, `[B, L]`, are padded on the right; `mask` is 1 on the learned tokens, and `length`
+    `[B]` counts the tokens. Pairs have two of each, `chosen_…` and `rejected_…`.
     """
 
     columns: Mapping[str, Tensor]
@@ -40,7 +40,7 @@ class Batch:
         return Batch({**self.columns, **new})
 
     def take(self, rows: Tensor) -> "Batch":
-        """The rows at these indices, in this order, with padding that no row needs cut off."""
+        """Return the rows at these indices, in this order, with the padding trimmed to the longest of them."""
         return Batch({name: column[rows] for name, column in self.columns.items()})._trimmed()
 
     def to(self, device: torch.device) -> "Batch":
@@ -58,7 +58,7 @@ class Batch:
     def _cut(self, name: str, column: Tensor) -> Tensor:
         if column.ndim == 1:
             return column
-        # One column is kept even of an all-empty batch, so that no tensor has a zero axis.
+        # At least one column is kept even if all sequences are empty, so that no tensor has an axis of size zero.
         if name.startswith("prompt_"):
             return column[:, column.shape[1] - max(1, int(self["prompt_mask"].sum(1).max())) :]
         side = next((side for side in ("chosen_", "rejected_") if name.startswith(side)), "")
@@ -68,7 +68,7 @@ class Batch:
 
 
 def stacked(columns: list[Tensor], name: str) -> Tensor:
-    """The rows of several tensors of one column, one after the other, padded where the column is padded."""
+    """Concatenate tensors of one column along the rows, padded on the side on which the column is padded."""
     if columns[0].ndim == 1:
         return torch.cat(columns)
     width = max(column.shape[1] for column in columns)

@@ -1,1 +1,1 @@
-"""The algorithms, a page each; `cavesson.registry` is the table of them."""
+"""The algorithms, with one module each; `cavesson.registry` lists them."""

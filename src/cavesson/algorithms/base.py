@@ -1,4 +1,4 @@
-"""What the loops ask of an algorithm."""
+"""The interface between the training loops and an algorithm."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from cavesson.types import Batch
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss and its metrics, one number per item of the batch; what they are averaged over is decided elsewhere."""
+    """A loss and its metrics, one number per item of the batch; the caller computes the averages."""
 
     loss: Tensor
     means: dict[str, Tensor] = field(default_factory=dict)
@@ -37,32 +37,32 @@ class RolloutAlgorithm(Settings):
 
     @property
     def most_batches(self) -> int:
-        """How many batches of prompts a step may sample at most, to replace groups that `informative` rejects."""
+        """The maximum number of batches of prompts per step, to replace groups that `informative` rejects."""
         return 1
 
     def informative(self, rewards: Tensor, group: Tensor) -> Tensor:
-        """Which responses can be learned from, given rewards and groups of all: `[B]`, `[B]` -> `[B]` bool."""
+        """Return which responses to learn from, given all rewards and groups: `[B]`, `[B]` -> `[B]` bool."""
         return torch.ones_like(rewards, dtype=torch.bool)
 
     def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
-        """Add `advantage` `[B, T]`, and whatever else `loss` reads, to all rollouts of a step."""
+        """Add `advantage` `[B, T]`, and all other columns that `loss` reads, to all rollouts of a step."""
         raise NotImplementedError
 
     def metrics(self, rollouts: Batch) -> dict[str, float]:
-        """Statistics of all credited rollouts of a step beside those that every algorithm has."""
+        """Return statistics of all credited rollouts of a step, in addition to those of every algorithm."""
         return {}
 
     def leave(self, folder: Path, step: int, rows: Mapping[str, Sequence[Any]], rollouts: Batch) -> None:
-        """Write what a step is to leave on disk beside the record; `rows` are the texts and names of the rollouts."""
+        """Write files of a step besides the record; `rows` holds the texts and names of the rollouts."""
 
     def weights(self, batch: Batch) -> Tensor:
-        """Every response token counts once: `[B, T]`."""
+        """Return the weights `[B, T]`: every response token counts once."""
         return batch["mask"]
 
     def total(self, batch: Batch) -> Tensor:
-        """What the weighted sum over a whole mini-batch is divided by: a number."""
+        """Return the number that the weighted sum over a whole mini-batch is divided by."""
         return self.weights(batch).sum()
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """One number per item of `weights`."""
+        """Return the loss, with one number per item of `weights`."""
         raise NotImplementedError

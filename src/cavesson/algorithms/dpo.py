@@ -1,4 +1,4 @@
-"""DPO (arXiv:2305.18290) and its kin: make the preferred of two responses likelier, without a reward model."""
+"""DPO (arXiv:2305.18290) and variants: make the preferred of two responses more likely, without a reward model."""
 
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -38,7 +38,7 @@ class DPO(Settings):
     """compare with nothing: log π takes the place of log π − log π_ref"""
 
     def weights(self, batch: Batch) -> Tensor:
-        """Every pair counts once: `[B]`."""
+        """Return the weights `[B]`: every pair counts once."""
         return batch["chosen_length"].new_ones(len(batch)).float()
 
     def total(self, batch: Batch) -> Tensor:
@@ -51,7 +51,7 @@ class DPO(Settings):
         return self
 
     def loss(self, scores: PairLogprobs, batch: Batch) -> Loss:
-        """One number per pair, `[B]`."""
+        """Return the loss and its metrics, one number per pair, `[B]`."""
         chosen = self._log_ratio(scores.chosen, batch, "chosen")
         rejected = self._log_ratio(scores.rejected, batch, "rejected")
         match self.loss_type:
@@ -78,7 +78,7 @@ class DPO(Settings):
 
 
 def _right(difference: Tensor) -> Tensor:
-    """1 where the chosen response gained more, ½ where both gained the same, as before the first step."""
+    """Return 1 if the chosen response gained more, ½ if both gained the same, as before the first step, else 0."""
     is_rounding = difference.abs() < 1e-3
     return torch.where(is_rounding, 0.5, (difference > 0).float())
 
@@ -121,7 +121,7 @@ class DPORun(ExampleRun):
         """Score all pairs with the reference, once.
 
         Raises:
-            UserError: the reference has another vocabulary, or what was kept of it does not fit the pairs.
+            UserError: the reference has a different vocabulary, or its saved log-probabilities do not fit the pairs.
         """
         if self.dpo.reference_free:
             return examples

@@ -1,4 +1,4 @@
-"""What algorithms have in common that compare the responses to the same prompt: GRPO and RLOO."""
+"""The common parts of GRPO and RLOO, which compare the responses to the same prompt."""
 
 from pydantic import Field
 from torch import Tensor
@@ -26,11 +26,14 @@ class GroupAlgorithm(RolloutAlgorithm):
         return 1 + self.resample
 
     def informative(self, rewards: Tensor, group: Tensor) -> Tensor:
-        """With `resample`, the responses of groups whose rewards differ: `[B]`, `[B]` -> `[B]` bool."""
+        """Return which responses to learn from; with `resample`, those of groups whose rewards differ.
+
+        `[B]`, `[B]` -> `[B]` bool
+        """
         return varied(rewards, group) if self.resample else super().informative(rewards, group)
 
     def metrics(self, rollouts: Batch) -> dict[str, float]:
-        """What the groups of the step look like, unless they are groups of one."""
+        """Return the mean signal and, unless all groups have one response, statistics of the step's groups."""
         rewards, group = rollouts["shaped_reward"], rollouts["group"]
         found = {"reward/signal": float(rollouts["signal"].mean())}
         if len(group.unique()) < len(group):
@@ -39,7 +42,7 @@ class GroupAlgorithm(RolloutAlgorithm):
         return found
 
     def clipped(self, scores: Scores, batch: Batch, ratio: Tensor) -> Loss:
-        """Clipped policy loss of a ratio, and how far the update has moved the policy; all `[B, T]`."""
+        """Return the clipped policy loss of a ratio, and metrics of the change of the policy; all `[B, T]`."""
         old, advantage = batch["logprob"], batch["advantage"]
         loss = losses.clipped_ratio(ratio, advantage, self.clip_low, self.clip_high)
         is_low = ((ratio < 1 - self.clip_low) & (advantage < 0)).float()

@@ -1,4 +1,4 @@
-"""GRPO (arXiv:2402.03300): a response is worth what it earns above the other responses to its prompt; no critic."""
+"""GRPO (arXiv:2402.03300): rewards are compared with those of the responses to the same prompt, without a critic."""
 
 from typing import ClassVar, Literal, Self
 
@@ -46,11 +46,11 @@ class GRPO(GroupAlgorithm):
 
     @property
     def estimator(self) -> Literal["k1", "k2", "k3"]:
-        """The estimator of the KL, with the default of its place filled in."""
+        """The estimator of the KL; the default depends on `kl_in`."""
         return self.kl_estimator or ("k3" if self.kl_in == "loss" else "k1")
 
     def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
-        """Add `signal` `[B]`, the reward after all penalties, and `advantage` `[B, T]`, the same on all its tokens."""
+        """Add `signal` `[B]`, the reward after all penalties, and `advantage` `[B, T]`, equal on all its tokens."""
         signal, mask = rollouts["shaped_reward"] + self._overlong_penalty(rollouts), rollouts["mask"]
         if self.kl_in == "reward" and "ref_logprob" in rollouts:
             spent = kl.SCHULMAN[self.estimator](rollouts["logprob"], rollouts["ref_logprob"])
@@ -62,7 +62,7 @@ class GRPO(GroupAlgorithm):
         return rollouts.with_columns(signal=signal, advantage=advantage[:, None] * mask)
 
     def metrics(self, rollouts: Batch) -> dict[str, float]:
-        """Groups, signal, penalty and importance weights of the step."""
+        """Return statistics of groups, signal, penalty and importance weights of the step."""
         found = super().metrics(rollouts)
         if self.overlong == "penalty":
             found["reward/overlong_penalty"] = float(self._overlong_penalty(rollouts).mean())
@@ -73,17 +73,17 @@ class GRPO(GroupAlgorithm):
         return found
 
     def weights(self, batch: Batch) -> Tensor:
-        """`[B, T]`: what each token counts, 0 for those of a filtered response."""
+        """Return the weights `[B, T]` of the tokens, 0 for those of a filtered response."""
         kept = batch["mask"] * batch["ended"][:, None] if self.overlong == "filter" else batch["mask"]
         lengths = batch["mask"].sum(1, keepdim=True).clamp_min(1.0)
         return kept / lengths if self.normalise == "sequence" else kept
 
     def total(self, batch: Batch) -> Tensor:
-        """What the weighted sum over a mini-batch is divided by."""
+        """Return the number that the weighted sum over a mini-batch is divided by."""
         return torch.tensor(len(batch) * self._limit()) if self.normalise == "constant" else super().total(batch)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """Clipped policy loss, weighed by importance, + β · KL if that is in the loss; per token `[B, T]`."""
+        """Return the clipped policy loss, weighted by importance, + β · KL if it is in the loss; per token `[B, T]`."""
         if self.ratio == "token":
             ratio = ratios.token_ratio(scores.logprob, batch["logprob"])
         else:

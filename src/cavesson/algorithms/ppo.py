@@ -48,7 +48,7 @@ class PPO(RolloutAlgorithm):
         return rollouts.with_columns(**{"token_reward": rewards, "advantage": advantage, "return": returns})
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """Clipped policy loss + value_coef · clipped value loss − entropy_coef · entropy, per token `[B, T]`."""
+        """Return clipped policy loss + value_coef · clipped value loss − entropy_coef · entropy, per token `[B, T]`."""
         assert scores.value is not None
         old, old_value, returns = batch["logprob"], batch["value"], batch["return"]
         policy_loss = losses.clipped_policy(scores.logprob, old, batch["advantage"], self.clip)

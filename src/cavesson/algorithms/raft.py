@@ -1,4 +1,4 @@
-"""RAFT (arXiv:2304.06767): sample, keep the responses with the highest rewards, learn them by supervised training."""
+"""RAFT (arXiv:2304.06767): sample responses, keep those with the highest rewards, and train on them as in SFT."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,9 +36,9 @@ class RAFT(RolloutAlgorithm):
     stays"""
 
     def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
-        """Add `score` `[B]`, `selected` `[B]`, `advantage` `[B, T]` and `learned` `[B]`, the rows worth training on.
+        """Add `score` `[B]`, `selected` `[B]`, `advantage` `[B, T]` and `learned` `[B]`, the rows to train on.
 
-        The score is the reward minus β · KL, if there is a β: the optional penalty of arXiv:2304.06767. A discarded
+        The score is the reward minus β · KL, if β is not 0: the optional penalty of arXiv:2304.06767. A discarded
         response is never selected.
         """
         mask, score = rollouts["mask"], rollouts["shaped_reward"]
@@ -46,13 +46,13 @@ class RAFT(RolloutAlgorithm):
             score = score - kl_coef * (kl.k1(rollouts["logprob"], rollouts["ref_logprob"]) * mask).sum(1)
         eligible = ~rollouts["discarded"]
         selected = self._best(score.masked_fill(~eligible, -torch.inf), rollouts["group"]) & eligible
-        # A batch needs a row; where nothing was selected the weights are zero, and the update skips.
+        # A batch needs at least one row; if nothing was selected, all weights are 0 and the update is skipped.
         learned = selected if bool(selected.any()) else torch.ones_like(selected)
         columns = {"score": score, "selected": selected.float(), "learned": learned}
         return rollouts.with_columns(**columns, advantage=selected[:, None] * mask)
 
     def _best(self, score: Tensor, group: Tensor) -> Tensor:
-        """`[B]`, `[B]` -> `[B]` bool; of equal scores the first row wins."""
+        """Return which rows to select: `[B]`, `[B]` -> `[B]` bool; among equal scores, the first row wins."""
         order = score.argsort(descending=True, stable=True)
         best = torch.zeros_like(score, dtype=torch.bool)
         if self.selection == "top":
@@ -63,15 +63,15 @@ class RAFT(RolloutAlgorithm):
         return best
 
     def weights(self, batch: Batch) -> Tensor:
-        """Every token of a selected response counts once."""
+        """Return the weights `[B, T]`: every token of a selected response counts once."""
         return batch["advantage"]
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """−log π per token `[B, T]`; prompts are not learned."""
+        """Return −log π per response token, `[B, T]`; prompts are not learned."""
         return Loss(-scores.logprob, {"loss/total": -scores.logprob, "policy/entropy": scores.entropy})
 
     def metrics(self, rollouts: Batch) -> dict[str, float]:
-        """How many responses were selected, and if any were, their mean reward and length."""
+        """Return the number of selected responses and, if there are any, their mean reward and length."""
         selected = rollouts["selected"]
         found = {"raft/selected": float(selected.sum())}
         if found["raft/selected"]:
@@ -80,7 +80,7 @@ class RAFT(RolloutAlgorithm):
         return found
 
     def leave(self, folder: Path, step: int, rows: Mapping[str, Sequence[Any]], rollouts: Batch) -> None:
-        """Write the step's training set to `training_sets/` of the run folder."""
+        """Write the step's training set to `training_sets/` in the run folder."""
         write_training_set(folder / "training_sets" / f"step-{step:08d}.json", rows, rollouts["selected"].tolist())
 
 
@@ -106,16 +106,16 @@ class RAFTRun(RolloutRun):
         return responses // self.raft.k
 
     def show(self, folder: Path, console: Console) -> None:
-        """The gain of every step, beside what choosing among the untouched model's responses gives."""
+        """Print the gain of every step, and the gain from selecting among responses of the untrained model."""
         print_rounds(console, open_run(folder).steps().to_pylist())
 
     @property
     def scoring_temperature(self) -> float:
-        """Supervised training learns the model's own distribution, whatever the responses were sampled at."""
+        """1, because supervised training learns the model's own distribution, whatever the sampling temperature."""
         return 1.0
 
     def sampling_temperature(self, step: int) -> float:
-        """A straight line from the first step to the last."""
+        """Return the temperature of a step, which changes linearly from the first step to the last."""
         start, final = self.sampling.temperature, self.raft.final_temperature
         if final is None or self.steps == 1:
             return start
@@ -142,14 +142,14 @@ class RAFTRun(RolloutRun):
 
 
 def write_training_set(path: Path, rows: Mapping[str, Sequence[Any]], selected: Sequence[float]) -> None:
-    """Write the selected rows' prompts and responses in LMFlow's text2text format, complete or not at all."""
+    """Write the selected rows' prompts and responses atomically, in LMFlow's text2text format."""
     chosen = zip(rows["prompt"], rows["response"], selected, strict=True)
     instances = [{"input": prompt, "output": response} for prompt, response, keep in chosen if keep]
     write_json(path, {"type": "text2text", "instances": instances})
 
 
 class Round(NamedTuple):
-    """One step in the table at the end of a run; None was not measured."""
+    """One step in the table at the end of a run; None if a value was not measured."""
 
     step: int
     reward: float
@@ -161,7 +161,7 @@ class Round(NamedTuple):
 
 
 def rounds(steps: Sequence[Mapping[str, Any]]) -> Iterator[Round]:
-    """The table's rows, from the recorded metrics of all steps: `cavesson.open(folder).steps().to_pylist()`."""
+    """Yield the rows of the table, given the recorded metrics: `cavesson.open(folder).steps().to_pylist()`."""
     for step in steps:
         reward = step["reward/mean"]
         gain = reward - steps[0]["reward/mean"]
@@ -170,7 +170,7 @@ def rounds(steps: Sequence[Mapping[str, Any]]) -> Iterator[Round]:
 
 
 def print_rounds(console: Console, steps: Sequence[Mapping[str, Any]]) -> None:
-    """Print the gain per step beside what choosing among responses of the untouched model gives without training."""
+    """Print the gain of every step, and the gain from selecting among responses of the untrained model."""
     table = Table("step", "reward", "gain", "of the selected", "distinct-2", "KL", title="RAFT")
     for line in rounds(steps):
         rest = ("–" if value is None else f"{value:.3f}" for value in line[3:])

@@ -1,4 +1,4 @@
-"""Log-probabilities of a frozen reference over pairs: computed once, before training, and kept in the run's folder."""
+"""Log-probabilities of pairs under a frozen reference, computed once before training and kept in the run's folder."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -27,20 +27,20 @@ def with_reference(
     step: int,
     settings: ExampleRun,
 ) -> Examples[PairTokens]:
-    """Give every pair the log-probabilities of both of its responses under `model`.
+    """Add to every pair the log-probabilities of both responses under `model`.
 
-    The reference is needed for nothing else, so its weights need not stay in memory beside the policy's.
+    The reference is not needed for anything else, so its weights need not stay in memory during training.
 
     Args:
         examples: pairs, in memory.
-        model: a `PairPolicy` over the reference.
+        model: a `PairPolicy` of the reference.
         processes: each scores its share.
-        folder: the run's, where the numbers are kept for a resume.
-        step: the next step; after the first one the policy is no longer its own reference.
-        settings: of the run, which say what it computes at a time.
+        folder: of the run, where the log-probabilities are kept for a resumed run.
+        step: the next step; after the first step, the policy can no longer serve as its own reference.
+        settings: of the run, which determine the batches.
 
     Raises:
-        UserError: the kept numbers are gone, or belong to other data.
+        UserError: the saved log-probabilities are missing or belong to different data.
     """
     train, held_out = examples.train, examples.held_out
     assert isinstance(train, InMemory | Mixed), "DPORun refuses streams"
@@ -66,7 +66,11 @@ def _keep(path: Path, scores: Tensor) -> None:
 
 
 def _kept(path: Path, pairs: int) -> Tensor:
-    """The log-probabilities `[N, 2]` of an earlier start, which must be those of so many pairs."""
+    """Return the log-probabilities `[N, 2]` saved by an earlier attempt.
+
+    Raises:
+        UserError: their number differs from `pairs`.
+    """
     scores = load_file(path)["scores"]
     if len(scores) != pairs:
         raise UserError(f"{path} has {len(scores)} pairs, the data {pairs}: it has changed since the start")
@@ -81,10 +85,10 @@ def _score(
     processes: Processes,
     settings: ExampleRun,
 ) -> Tensor:
-    """Summed log-probabilities `[N, 2]` of chosen and rejected.
+    """Return the summed log-probabilities `[N, 2]` of the chosen and rejected responses.
 
-    Every pair is scored in the micro-batch in which the policy first meets it: matrix products of another size round
-    differently, and the policy would differ from its reference before anything was learned.
+    Every pair is scored in the same micro-batch in which the policy first sees it. Matrix products of other sizes round
+    differently, so the policy would otherwise differ from its reference before the first update.
     """
     device = next(model.parameters()).device
     mine = []
@@ -96,7 +100,7 @@ def _score(
             seen = model(micro.to(device))
             mine.append((number, micro["pair"], torch.stack([seen.chosen, seen.rejected], dim=1).cpu()))
     scores = torch.zeros(len(pairs), 2)
-    # A pair that several batches hold has the scores of the first.
+    # A pair that is in several batches gets its scores from the first of them.
     for _, scored, seen in sorted(chain.from_iterable(processes.of_all(mine)), key=lambda part: -part[0]):
         scores[scored] = seen
     return scores
@@ -105,9 +109,10 @@ def _score(
 def _batches(
     pairs: Sequence[PairTokens], examples: Examples[PairTokens], processes: Processes, settings: ExampleRun
 ) -> Iterator[tuple[list[int], int]]:
-    """The pairs of this process' share of every batch, and how many of them are scored at a time.
+    """Yield this process's share of every batch, as indices of pairs, and the number of pairs scored at a time.
 
-    First the batches of the first pass, as `ExampleTrainer` makes them, then what these leave out and what is held out.
+    First come the batches of the first pass, as in `ExampleTrainer`, then the pairs that are not among them, and then
+    the held-out pairs.
     """
     train = examples.train
     assert isinstance(train, InMemory | Mixed)

@@ -1,4 +1,4 @@
-"""A reward model from pairs of a better and a worse response (arXiv:2203.02155)."""
+"""Reward models, trained on pairs of a better and a worse response (arXiv:2203.02155)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,21 +40,21 @@ class BradleyTerry(Settings):
     where it is used"""
 
     def weights(self, batch: Batch) -> Tensor:
-        """Every pair counts once: `[B]`."""
+        """Return the weights `[B]`: every pair counts once."""
         return batch["margin"].new_ones(len(batch))
 
     def total(self, batch: Batch) -> Tensor:
         return self.weights(batch).sum()
 
     def loss(self, scores: PairRewards, batch: Batch) -> Loss:
-        """−log σ(r_chosen − r_rejected − margin) + η·(r_chosen + r_rejected)², per pair `[B]`."""
+        """Return −log σ(r_chosen − r_rejected − margin) + η·(r_chosen + r_rejected)², per pair `[B]`."""
         chosen, rejected = scores
         preference = preferences.bradley_terry(chosen, rejected, batch["margin"])
         loss = preference + self.centring_coef * preferences.centring(chosen, rejected)
         means = {
             "loss/total": loss,
             "loss/preference": preference,
-            "reward/accuracy": (1 + (chosen - rejected).sign()) / 2,  # equal rewards are half right
+            "reward/accuracy": (1 + (chosen - rejected).sign()) / 2,  # equal rewards count as half right
             "reward/chosen": chosen,
             "reward/rejected": rejected,
             "reward/margin": chosen - rejected,
@@ -77,7 +77,7 @@ class RewardModelRun(ExampleRun):
         return self.reward_model
 
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[PairTokens]:
-        """Pairs, read as rewards read responses: as text, with what the tokenizer writes after every text."""
+        """Read pairs the way rewards read responses: as text, followed by the tokenizer's end tokens."""
         read = partial(_as_text, special=set(tokenizer.all_special_ids), tail=Around.of(tokenizer).end)
 
         def as_texts(pairs: Sequence[PairTokens]) -> Batch:
@@ -92,7 +92,7 @@ class RewardModelRun(ExampleRun):
         return load_reward_model(self.model, int(tokenizer.pad_token_id))
 
     def finished(self, model: Any) -> Any:
-        """An ordinary sequence classifier: adapters are merged into their base, in place."""
+        """Return an ordinary sequence classifier; adapters are merged into their base, in place."""
         return model.merge_and_unload() if isinstance(model, PeftModel) else model
 
     def report(
@@ -103,7 +103,10 @@ class RewardModelRun(ExampleRun):
         processes: Processes,
         folder: Path,
     ) -> None:
-        """Say how often the model is right on the held-out pairs, when, and where it is most wrong."""
+        """Write and print the report on the held-out pairs: accuracy, calibration and extreme cases.
+
+        Also record in the model's config whether the training texts begin with start tokens.
+        """
         setattr(causal(role.model).config, ADDS_START, _begins(tokenizer, examples))
         if not examples.held_out:
             print("no pair is held out (data.validation), so nothing says how often this reward model is right")
@@ -114,9 +117,10 @@ class RewardModelRun(ExampleRun):
 
 
 def _begins(tokenizer: PreTrainedTokenizerBase, examples: Examples[PairTokens]) -> bool | None:
-    """Whether texts begin with the tokenizer's start tokens, as rewards must read them; None where only some do.
+    """Return whether texts begin with the tokenizer's start tokens, or None if only some of them do.
 
-    Plain texts do; conversations do where the chat template writes these tokens.
+    Rewards must read texts in the same way. Plain texts begin with start tokens; conversations do if the chat template
+    writes them.
     """
     around, train = Around.of(tokenizer), examples.train
     items = train.items if isinstance(train, InMemory | Mixed) else train.take(0, _LOOKED_AT)
@@ -125,7 +129,7 @@ def _begins(tokenizer: PreTrainedTokenizerBase, examples: Examples[PairTokens]) 
 
 
 def _as_text(tokens: Tokens, special: set[int], tail: tuple[int, ...]) -> Tokens:
-    """The same with another end: no end token, nothing that a chat template writes after it, but `tail`."""
+    """Replace the end token, and everything that a chat template writes after it, by `tail`."""
     size = len(tokens.ids)
     while any(tokens.learn[:size]) and (not tokens.learn[size - 1] or tokens.ids[size - 1] in special):
         size -= 1

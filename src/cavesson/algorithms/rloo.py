@@ -1,4 +1,4 @@
-"""RLOO (arXiv:2402.14740): REINFORCE with a response as one action and the other responses' mean as its baseline."""
+"""RLOO (arXiv:2402.14740): REINFORCE with a response as one action and the mean of the others as its baseline."""
 
 from typing import ClassVar, Literal, Self
 
@@ -29,28 +29,28 @@ class RLOO(GroupAlgorithm):
     """advantages get standard deviation 1 over the responses of the step; their mean is 0 in any case"""
 
     def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
-        """Add `signal` `[B]`, the reward after the KL, and `advantage` `[B, T]`, the same on all its tokens."""
+        """Add `signal` `[B]`, the reward after the KL penalty, and `advantage` `[B, T]`, equal on all its tokens."""
         signal, mask = rollouts["shaped_reward"], rollouts["mask"]
         if "ref_logprob" in rollouts:
             spent = kl.SCHULMAN[self.kl_estimator](rollouts["logprob"], rollouts["ref_logprob"])
             signal = penalised(signal, spent, mask, kl_coef)
         advantage = leave_one_out(signal, rollouts["group"])
         if self.whiten_advantages:
-            # Their mean is 0 already: every group's is.
+            # Their mean is already 0, because the mean of every group is 0.
             advantage = advantage / (group_stds(advantage, torch.zeros_like(rollouts["group"])) + 1e-4)
         return rollouts.with_columns(signal=signal, advantage=advantage[:, None] * mask)
 
     def weights(self, batch: Batch) -> Tensor:
-        """`[B, T]`: every token counts once, or every response once where its tokens share one ratio."""
+        """Return the weights `[B, T]`: every token counts once, or every response once if its tokens share a ratio."""
         mask = batch["mask"]
         return mask if self.ratio == "token" else mask / mask.sum(1, keepdim=True).clamp_min(1.0)
 
     def total(self, batch: Batch) -> Tensor:
-        """The responses of the mini-batch: their losses are sums over tokens, and are averaged."""
+        """Return the number of responses in the mini-batch, over which their weighted losses are averaged."""
         return torch.tensor(len(batch))
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """Clipped policy loss of every token, or of its whole response, `[B, T]`."""
+        """Return the clipped policy loss of every token, or of its whole response, `[B, T]`."""
         if self.ratio == "token":
             ratio = ratios.token_ratio(scores.logprob, batch["logprob"])
         else:

@@ -1,4 +1,4 @@
-"""The settings of a run, and what they answer; an algorithm's own run is one of the two kinds."""
+"""The settings of runs, and values derived from them; the run class of each algorithm is one of the two kinds."""
 
 import math
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from cavesson.sampling.settings import SamplingSettings
 
 
 class KLUse(NamedTuple):
-    """Where the KL to the reference goes, and by which estimator."""
+    """Where the KL to the reference is applied, and its estimator."""
 
     place: Literal["reward", "loss"]
     estimator: str
@@ -42,7 +42,7 @@ class KLUse(NamedTuple):
 
     @property
     def weakness(self) -> str | None:
-        """Why this does not hold the policy to the reference; None where it does."""
+        """Why this use of the KL does not keep the policy near the reference, or None if it does."""
         if self.place == "reward" and self.estimator != "k1":
             return (
                 f"the KL in the reward is estimated by {self.estimator}, whose gradient there is not that of the KL: "
@@ -87,19 +87,19 @@ class RunSettings(Settings):
 
     @property
     def algorithm(self) -> Any:
-        """The group of settings that is the algorithm."""
+        """The algorithm, which is a group of settings."""
         raise NotImplementedError
 
     def starts(self) -> dict[str, StartSettings]:
-        """What is loaded before the first step, by the group of settings that names it."""
+        """Return the models that are loaded before the first step, by the names of their groups of settings."""
         return {} if self.model.new is not None else {"model": self.model}
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the model as it starts."""
+        """Return the tokenizer of the model before training."""
         return load_start_tokenizer(self.model)
 
     def show(self, folder: Path, console: Console) -> None:
-        """Print what a finished run has to say beside its metrics."""
+        """Print results of a finished run other than its metrics."""
 
 
 class RolloutRun(RunSettings):
@@ -138,55 +138,56 @@ class RolloutRun(RunSettings):
 
     @property
     def critic(self) -> ValueSettings | None:
-        """The critic, for algorithms that have one."""
+        """The settings of the critic, or None if the algorithm has no critic."""
         return None
 
     @property
     def penalty(self) -> str | None:
-        """The estimator of the KL penalty that the loop computes, for algorithms that do not do it themselves."""
+        """The estimator of the KL penalty that the loop computes, or None if the algorithm computes its own."""
         return None
 
     @property
     def kl_use(self) -> KLUse:
-        """Where the KL goes, and by which estimator."""
+        """Where the KL is applied, and its estimator."""
         return KLUse("reward", "k1")
 
     @property
     def smallest_batch(self) -> int:
-        """The fewest responses that a step can have; every batch is a multiple of it."""
+        """The minimum number of responses in a step; every batch size is a multiple of it."""
         return self.samples_per_prompt
 
     @property
     def rewards_are_scaled(self) -> bool:
-        """Whether a reward is divided by its spread before the penalty is added."""
+        """Whether rewards are divided by their standard deviation before the KL penalty is added."""
         return False
 
     @property
     def credit_decay(self) -> float | None:
-        """What one token passes on of the credit of the next, γλ; None where all tokens share one credit."""
+        """The share γλ of a token's credit that the token before it gets, or None if all tokens share one credit."""
         return None
 
     penalty_settings: ClassVar[tuple[str, ...]] = ()
     """dotted names of the algorithm's settings that have no effect without a KL penalty"""
 
     def learned_from(self, responses: int) -> int:
-        """How many of a step's responses are learned from."""
+        """Return how many of a step's responses are learned from."""
         return responses
 
     @property
     def scoring_temperature(self) -> float:
-        """What divides the logits of policy and reference when responses are scored."""
+        """The temperature that divides the logits of policy and reference when responses are scored."""
         return self.sampling.temperature
 
     def sampling_temperature(self, step: int) -> float:
-        """What divides the logits when the responses of a training step are sampled."""
+        """Return the temperature at which the responses of a training step are sampled."""
         return self.sampling.temperature
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether scoring and learning read a prompt once for all its responses in a micro-batch.
+        """Whether scoring and learning process a prompt once for all its responses in a micro-batch.
 
-        Activations that are computed again in the backward pass cannot be kept as keys and values.
+        With gradient checkpointing, this is not possible: activations that are recomputed in the backward pass cannot
+        be kept as keys and values.
         """
         several = self.samples_per_prompt > 1 and self.update.micro_batch_size != 1
         return several and not self.model.gradient_checkpointing
@@ -257,46 +258,49 @@ class ExampleRun(RunSettings):
 
     @property
     def evaluation_size(self) -> int:
-        """How many examples are measured at a time: nothing is kept for a backward pass, but they may be many."""
+        """The number of examples that are evaluated at a time.
+
+        It is limited because there may be many examples, although nothing is kept for a backward pass.
+        """
         return self.update.micro_batch_size or self.batch_size
 
     def steps_over(self, size: int | None) -> int | None:
-        """How many steps the run takes over so many examples; None where their number is not known."""
+        """Return the number of steps of the run with `size` examples, or None if `size` is needed but not known."""
         if self.steps is not None:
             return self.steps
         return None if size is None else math.ceil(math.ceil(self.epochs * size) / self.batch_size)
 
     def batch_size_at(self, start: int, size: int | None) -> int:
-        """How many of `size` examples the step takes before which `start` were taken: the last may be smaller."""
+        """Return the number of examples in the step that follows `start` examples; the last step may be smaller."""
         if self.steps is not None or size is None:
             return self.batch_size
         return min(self.batch_size, math.ceil(self.epochs * size) - start)
 
     def arranged(self, examples: Sequence[Any]) -> list[int]:
-        """The order in which the examples of a step are divided into micro-batches."""
+        """Return the order in which the examples of a step are divided into micro-batches."""
         rows = list(range(len(examples)))
         return sorted(rows, key=lambda row: size_of(examples[row])) if self.update.layout == "grouped" else rows
 
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[Any]:
-        """Read what is learned from."""
+        """Read the examples."""
         raise NotImplementedError
 
     def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        """The model as it starts, before adapters."""
+        """Return the model before training, without adapters."""
         return load_start(self.model, self.model.quantization)
 
     def role(self, model: Any) -> nn.Module:
-        """Wrap a model so that it says of a batch what the algorithm's loss reads."""
+        """Wrap a model so that, given a batch, it computes what the algorithm's loss needs."""
         raise NotImplementedError
 
     def prepare(
         self, examples: Examples[Any], role: Any, processes: Processes, folder: Path, step: int
     ) -> Examples[Any]:
-        """Add to the examples what must be known before the next step, which is `step`; `role` wraps the model."""
+        """Add to the examples what must be computed before the next step, `step`; `role` wraps the model."""
         return examples
 
     def finished(self, model: Any) -> Any:
-        """The model as it is saved."""
+        """Return the model in the form in which it is saved."""
         return model
 
     def report(
@@ -307,4 +311,4 @@ class ExampleRun(RunSettings):
         processes: Processes,
         folder: Path,
     ) -> None:
-        """Leave more than metrics about the trained model, which `role` wraps, in the run's folder."""
+        """Write a report on the trained model, which `role` wraps, to the run's folder."""

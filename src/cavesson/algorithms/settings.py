@@ -56,7 +56,7 @@ class UpdateSettings(OptimizeSettings):
 
     @property
     def total(self) -> int:
-        """Optimiser steps of a training step."""
+        """The number of optimiser steps per training step."""
         return self.epochs * self.mini_batches
 
     @model_validator(mode="after")
@@ -93,7 +93,7 @@ class CheckpointSettings(Settings):
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one checkpoint only, that of the end."""
+        """Whether there is only one checkpoint, at the end."""
         return self.every == 0
 
     @model_validator(mode="after")

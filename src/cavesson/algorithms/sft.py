@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: make given responses likelier."""
+"""Supervised fine-tuning: make given responses more likely."""
 
 from typing import Any, ClassVar
 
@@ -25,14 +25,14 @@ class SFT(Settings):
     """size of the noise on the input embeddings (arXiv:2310.05914), 5 to 15 where it is used; 0 = off"""
 
     def weights(self, batch: Batch) -> Tensor:
-        """Every learned token counts once: `[B, L]`."""
+        """Return the weights `[B, L]`: every learned token counts once."""
         return batch["mask"]
 
     def total(self, batch: Batch) -> Tensor:
         return batch["mask"].sum()
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """−log π of every learned token, `[B, L]`."""
+        """Return −log π of every learned token, `[B, L]`."""
         nll = -scores.logprob
         return Loss(nll, {"loss/nll": nll, "policy/entropy": scores.entropy})
 

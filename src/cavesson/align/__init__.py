@@ -1,1 +1,1 @@
-"""A whole alignment in one recipe: its stages one after the other, each continued or skipped as its folder says."""
+"""A whole alignment in one recipe: stages run in order, each continued or skipped depending on its folder."""

@@ -36,7 +36,7 @@ class Comparison(Stage):
         return State.DONE if (self.folder / _RESULT).exists() else State.NEW
 
     def check(self, known: Mapping[str, Stage]) -> None:
-        """Read the prompts with every model's tokenizer, and make the rewards."""
+        """Read the prompts with every model's tokenizer, and build the rewards."""
         if self.state is State.DONE:
             check_same(self, self._before())
             return
@@ -58,7 +58,7 @@ class Comparison(Stage):
         return f"{f'rewards {rewards}; ' if rewards else ''}see {self.folder}/comparison.html"
 
     def _before(self) -> ComparisonSettings:
-        """What the comparison that is there was made with."""
+        """Return the settings of the existing comparison."""
         written = json.loads((self.folder / _RESULT).read_bytes())
         settings = {**written["settings"], "models": [column["name"] for column in written["columns"]]}
         if settings["prompts"] is not None:
@@ -67,6 +67,6 @@ class Comparison(Stage):
 
 
 def _short(model: str) -> str:
-    """A model as it is called in the comparison: below the working directory by the path from there."""
+    """Return the name of a model in the comparison: its path, relative to the working directory if it is inside."""
     path = Path(model)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else model

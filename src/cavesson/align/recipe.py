@@ -1,4 +1,4 @@
-"""Reads an align recipe: which stages there are, with which settings, and what each takes from earlier ones."""
+"""Reading of align recipes: the stages, their settings, and their references to earlier stages."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,10 +34,10 @@ class AlignSettings(Settings):
 
 
 def read_recipe(recipe: Path | None, flags: Sequence[str]) -> list[Stage]:
-    """The stages of a recipe with the flags laid over it, all settings checked.
+    """Read the stages of a recipe, apply the flags, and validate all settings.
 
     Raises:
-        UserError: the recipe is not there, a setting of any stage is unknown or out of range, or a stage refers to
+        UserError: the recipe does not exist, a setting of any stage is unknown or out of range, or a stage refers to
             one that does not come before it.
     """
     source = str(recipe) if recipe else "the flags"
@@ -81,7 +81,7 @@ def _settings_of(command: str, where: str) -> type[Any]:
 
 
 def _resolved(value: Any, before: Mapping[str, Stage], needs: list[str], where: str) -> Any:
-    """The same values with every reference replaced by a path; the stages referred to are added to `needs`."""
+    """Return the values with every reference replaced by a path, and add the referenced stages to `needs`."""
     if isinstance(value, dict):
         return {key: _resolved(v, before, needs, f"{where} {key}") for key, v in value.items()}
     if isinstance(value, list):
@@ -108,7 +108,7 @@ def _laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, A
 
 
 def _known(common: Mapping[str, Any], kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """What of the common settings this kind of stage has."""
+    """Return those of the common settings that this kind of stage has."""
     names = {name for name, *_ in describe(kind)}
     groups = {name[: dot.start()] for name in names for dot in re.finditer(r"\.", name)}
     kept: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _check_common(common: Mapping[str, Any], stages: Sequence[Stage], source: str) -> None:
-    """A common setting that no stage has is a mistake."""
+    """Raise a UserError if no stage has one of the common settings."""
     used = {leaf for stage in stages for leaf in _leaves(_known(common, type(stage.settings)))}
     unused = next((leaf for leaf in _leaves(common) if leaf not in used), None)
     if unused is not None:

@@ -1,4 +1,4 @@
-"""Runs the stages of a recipe that are not done yet."""
+"""Running the unfinished stages of a recipe."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,17 +16,17 @@ from cavesson.record.writable import check_writable
 
 
 def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
-    """Do a whole recipe: what is done is skipped, what was begun is continued.
+    """Run a whole recipe: skip stages that are done, and continue those that were started.
 
-    All stages are checked before the first one runs, and their folders are all that is known about an earlier call.
-    They run in this process, one after the other: the memory of one stage is used again by the next.
+    All stages are checked before the first one runs. The state of an earlier call is read only from their folders.
+    Stages run one after the other in this process, so each reuses the memory of the previous one.
 
     Args:
         recipe: a TOML file with a table for every stage.
-        flags: settings that are laid over it, such as `--ppo.kl.coef 0.1`.
+        flags: settings that override those of the recipe, such as `--ppo.kl.coef 0.1`.
 
     Raises:
-        UserError: the recipe or the data of any stage is wrong, or a stage went wrong.
+        UserError: the recipe or the data of any stage is invalid, or a stage failed.
     """
     console = Console(quiet=not is_main())
     stages = read_recipe(recipe, flags)
@@ -42,7 +42,7 @@ def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
         with _named(stage):
             stage.run()
         seconds[stage.name] = perf_counter() - start
-    if is_main():  # the other processes may be here before the comparison is written
+    if is_main():  # the other processes may get here before the comparison is written
         _conclude(console, stages, states, seconds)
     return stages
 
@@ -56,11 +56,11 @@ def _conclude(console: Console, stages: Sequence[Stage], states: dict[str, State
 
 @contextmanager
 def _named(stage: Stage) -> Iterator[None]:
-    """A mistake is said together with the stage in which it is found."""
+    """Add the name of the stage to the message of a UserError."""
     try:
         yield
     except UserError as error:
-        error.args = (f"stage {stage.name}: {error}",)  # its kind and its exit code stay
+        error.args = (f"stage {stage.name}: {error}",)  # keeps its class and exit code
         raise
 
 
@@ -74,7 +74,7 @@ def _check(stages: Sequence[Stage]) -> None:
 
 
 def _check_order(stage: Stage, known: dict[str, Stage]) -> None:
-    """A stage that has begun was begun with models that are there."""
+    """Raise a UserError if a stage was started with the model of an earlier stage that must be trained again."""
     missing = [name for name in stage.needs if known[name].state is not State.DONE]
     if missing and stage.state is not State.NEW:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a stage of an align recipe is, and what its folder says about it."""
+"""The stages of an align recipe, and their state, which is read from their folders."""
 
 import gc
 import os
@@ -30,12 +30,12 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def is_main() -> bool:
-    """Whether this is the first, or the only, of the processes that torchrun started."""
+    """Return whether this is the only process, or the first of those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
 class State(Enum):
-    """What is still to be done."""
+    """The progress of a stage."""
 
     NEW = "to do"
     STARTED = "to be continued"
@@ -55,24 +55,31 @@ class Stage:
 
     @property
     def model(self) -> str:
-        """What a reference to this stage stands for."""
+        """The path that replaces a reference to this stage."""
         return str(self.folder / "model")
 
     @property
     def state(self) -> State:
-        """What its folder says."""
+        """The state of the stage, read from its folder."""
         raise NotImplementedError
 
     def check(self, known: Mapping[str, "Stage"]) -> None:
-        """Find mistakes before anything runs; `known` are the stages of the recipe by name."""
+        """Check the stage before anything runs.
+
+        Args:
+            known: the stages of the recipe by name.
+
+        Raises:
+            UserError: the stage would fail.
+        """
         raise NotImplementedError
 
     def run(self) -> None:
-        """Do what is still to be done."""
+        """Run the stage, or continue it if it was started."""
         raise NotImplementedError
 
     def result(self) -> str:
-        """What came out of it, in a few words."""
+        """Return a summary of the result in a few words."""
         raise NotImplementedError
 
 
@@ -89,7 +96,7 @@ class Training(Stage):
         return State.DONE if Path(self.model).exists() else State.STARTED
 
     def check(self, known: Mapping[str, Stage]) -> None:
-        """Read the data and make the rewards as the run will, as far as that needs no model still to be trained."""
+        """Read the data and build the rewards as the run will, except for what needs models still to be trained."""
         if self.state is not State.NEW:
             config = {**open_run(self.folder).info["config"], "run": self.folder}
             check_same(self, check(type(self.settings), config, f"{self.folder}/run.json"))
@@ -108,7 +115,7 @@ class Training(Stage):
             raise UserError("there is no reward: give it rewards")
 
     def tokenizer(self, known: Mapping[str, Stage]) -> PreTrainedTokenizerBase:
-        """The tokenizer of its model, which may be one that is still to be trained."""
+        """Load the tokenizer of the stage's model, even if that model is still to be trained."""
         start = start_of(self.settings.model.path, known)
         if start is not None:
             return start.tokenizer(known)
@@ -119,38 +126,42 @@ class Training(Stage):
             resume(self.folder, self.command)
         else:
             train(with_full_paths(self.settings))
-        gc.collect()  # what a run was made of refers to itself, and the next stage needs the memory
+        gc.collect()  # a run's objects form reference cycles, and the next stage needs the memory
 
     def result(self) -> str:
         return headline(self.folder) or ""
 
 
 def with_full_paths(settings: S) -> S:
-    """The same settings, read again now that the models of earlier stages are there: their paths become full ones."""
+    """Validate the settings again, so that paths to models of earlier stages, which now exist, become absolute."""
     return type(settings).model_validate(settings.model_dump())
 
 
 def start_of(model: str, known: Mapping[str, Stage]) -> Training | None:
-    """The stage that is still to train this model."""
+    """Return the unfinished stage that will train this model, or None if there is none."""
     pending = (stage for stage in known.values() if isinstance(stage, Training) and stage.state is not State.DONE)
     return next((stage for stage in pending if stage.model == model), None)
 
 
 def tokenizer_of(model: str, known: Mapping[str, Stage]) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model that may still have to be trained."""
+    """Load the tokenizer of a model, even if the model is still to be trained."""
     start = start_of(model, known)
     return start.tokenizer(known) if start is not None else load_start_tokenizer(StartSettings(path=model))
 
 
 def check_rewards(rewards: Sequence[RewardSettings], known: Mapping[str, Stage], prompts: PromptSet) -> None:
-    """Make the rewards and call them on the prompts, but for reward models that are still to be trained."""
+    """Build the rewards and call them on the prompts, except reward models that are still to be trained."""
     ready = [r for r in rewards if all(start_of(str(value), known) is None for value in r.options.values())]
     made = build_rewards(ready, torch.device("cpu"))
     rehearse(made, prompts.texts, prompts.columns)
 
 
 def check_same(stage: Stage, before: BaseModel) -> None:
-    """A stage that has begun has the settings it was begun with."""
+    """Check that the settings of a started stage are unchanged.
+
+    Raises:
+        UserError: a setting differs from the one the stage was started with.
+    """
     then, now = dict(_flat(before)), dict(_flat(stage.settings))
     name = next((name for name in {**now, **then} if then.get(name) != now.get(name)), None)
     if name is not None:

@@ -1,1 +1,1 @@
-"""The board: a server on this machine and the page that shows what is recorded."""
+"""The board: a local server and the web page that shows the record."""

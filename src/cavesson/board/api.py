@@ -1,4 +1,4 @@
-"""The table of all requests that the board answers."""
+"""The table of all requests that the board handles."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from cavesson.board.selection import Query
 
 
 class Endpoint(NamedTuple):
-    """One request: parameters in ``path`` and the query string become ``query``, which ``answer`` gets."""
+    """A request: parameters in ``path`` and the query string are validated as ``query`` and passed to ``answer``."""
 
     method: str
     path: str
@@ -39,7 +39,7 @@ class Endpoint(NamedTuple):
 
 
 def answers(board: Board, query: several.SeveralQuery) -> list[dict[str, Any]]:
-    """Answers several requests that are read as JSON, one after the other."""
+    """Answer several requests for JSON, one after the other."""
     asked = [
         one for one in ENDPOINTS if (one.method, one.media) == ("GET", "application/json") and one.answer != answers
     ]

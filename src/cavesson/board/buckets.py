@@ -1,4 +1,4 @@
-"""Steps put together, so that a chart of any run has as many points as a screen can show."""
+"""Groups of consecutive steps, so that a chart of any run has no more points than a screen can show."""
 
 from typing import NamedTuple
 
@@ -24,16 +24,16 @@ class Buckets(NamedTuple):
     """[K] last step of each."""
 
     def of(self, steps: Array) -> Array:
-        """Returns the bucket of each step."""
+        """Return the bucket of each step."""
         return np.searchsorted(self.first, steps, side="right") - 1
 
     def pairs(self) -> list[list[int]]:
-        """Returns [first, last] of each."""
+        """Return the [first, last] steps of each bucket."""
         return [[int(a), int(b)] for a, b in zip(self.first, self.last, strict=True)]
 
 
 def buckets(steps: Array, most: int) -> Buckets:
-    """Returns at most ``most`` buckets over the distinct values of ``steps``."""
+    """Return at most ``most`` buckets over the distinct values of ``steps``."""
     found = distinct(steps)
     size = max(1, -(-len(found) // most))
     first = np.ascontiguousarray(found[::size])
@@ -41,11 +41,11 @@ def buckets(steps: Array, most: int) -> Buckets:
 
 
 def summary(lines: Rollups, where: Array, size: int) -> dict[str, Array]:
-    """Returns the roll-up of each bucket: count, mean, sd, min, max and quantiles, NaN where nothing was measured.
+    """Return the roll-up of each bucket: count, mean, sd, min, max and quantiles, NaN for buckets without values.
 
     Args:
-        lines: Roll-ups of one column, whole rollouts.
-        where: The bucket of each.
+        lines: Roll-ups of one column, at the level of rollouts.
+        where: The bucket of each line.
         size: Number of buckets, at most 65,536.
     """
     total, sums, squares = (
@@ -65,8 +65,8 @@ def summary(lines: Rollups, where: Array, size: int) -> dict[str, Array]:
 
 
 def quantiles(lines: Rollups, where: Array, size: int, wanted: list[float]) -> Array:
-    """Returns [wanted, size] each quantile's value in each bucket, as near as the sketches tell it."""
-    # Each bin as one number, its bucket first, then its key, then its count: that sorts several times faster.
+    """Return [wanted, size] each quantile in each bucket, to the precision of the sketches."""
+    # Pack each bin into one integer of bucket, key and count, which sorts several times faster.
     bins = np.empty(len(lines.bins["sketch_keys"]), BIN)
     bins["bucket"] = lines.of_bins(where)
     bins["key"] = lines.bins["sketch_keys"]
@@ -78,7 +78,7 @@ def quantiles(lines: Rollups, where: Array, size: int, wanted: list[float]) -> A
     reached = np.cumsum(bins["count"], dtype=np.int64)
     ends = np.append(0, reached)[np.searchsorted(bins["bucket"], np.arange(size), side="right")]
     before = np.append(0, ends[:-1])
-    # The bin that holds the value of rank ⌈q · total⌉.
+    # Find the bin that holds the value of rank ⌈q · total⌉.
     ranks = np.maximum(np.ceil(np.outer(wanted, ends - before)), 1).astype(np.int64)
     key = bins["key"][np.minimum(np.searchsorted(reached, before + ranks), len(bins) - 1)] ^ SIGN
     low, high = edges(key.view(np.int16))

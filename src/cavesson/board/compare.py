@@ -1,4 +1,4 @@
-"""The same prompts in several runs, or at several times of one."""
+"""Compares the same prompts in several runs, or in several ranges of steps of one run."""
 
 import json
 import re
@@ -19,14 +19,14 @@ from cavesson.index.snapshot import Snapshot
 
 
 class Side(NamedTuple):
-    """A run, or some steps of it."""
+    """A run, or a range of its steps."""
 
     run: int
     steps: tuple[int, int] | None
 
 
 def _sides(value: Any) -> Any:
-    """Reads ``0,1`` or ``0@0-9,0@90-99``."""
+    """Parse ``0,1`` or ``0@0-9,0@90-99``."""
     sides = []
     for text in str(value).split(","):
         found = re.fullmatch(r"([0-9]{1,4})(?:@([0-9]{1,9})(?:-([0-9]{1,9}))?)?", text)
@@ -60,7 +60,7 @@ class CompareQuery(Query):
 
 
 class Prompts(NamedTuple):
-    """What one side did with each prompt it has."""
+    """The results of one side on each of its prompts."""
 
     name: Array
     """[P] a number per text, the same in every run."""
@@ -73,9 +73,9 @@ class Prompts(NamedTuple):
 
 
 def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
-    """Returns the prompts that all sides have, by how much they differ, and who wins how many.
+    """Return the prompts that all sides have, sorted by how much they differ, and how often each side wins.
 
-    Runs with different rewards are not ranked: ``rewards_differ`` names what differs.
+    Runs with different rewards are not ranked: ``rewards_differ`` names the differences.
     """
     sides = [(board.run(side.run), side.steps) for side in query.runs]
     snapshots = [run.snapshot() for run, _ in sides]
@@ -110,10 +110,10 @@ def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
 
 
 def rewards_differ(runs: Sequence[OpenRun]) -> list[str]:
-    """Returns names of settings of the rewards, and of their parts, that the runs do not share.
+    """Return the names of the reward settings, and of the reward parts, that differ between the runs.
 
-    If there are any, a higher reward of one run says nothing about the others. Settings that a run does not tell are
-    not compared.
+    If there are any, rewards cannot be compared between the runs. A setting that a run does not record is not
+    compared.
     """
     found = [name for name in REWARDS if len(_settings(runs, name)) > 1]
     parts = [{name for name in run.snapshot().names if name.startswith("part/")} for run in runs if run.snapshot().rows]
@@ -121,7 +121,7 @@ def rewards_differ(runs: Sequence[OpenRun]) -> list[str]:
 
 
 def _settings(runs: Sequence[OpenRun], name: str) -> set[str]:
-    """Returns the different values of a setting; the order of several rewards does not matter."""
+    """Return the distinct values of a setting, ignoring the order of rewards in a list."""
     configs = [run.record.info.get("config") for run in runs]
     values = [config[name] for config in configs if isinstance(config, dict) and name in config]
     lists = (sorted(map(_written, value)) if isinstance(value, list) else value for value in values)
@@ -133,7 +133,7 @@ def _written(value: Any) -> str:
 
 
 def _total(side: Prompts) -> dict[str, Any]:
-    """Returns how many responses a side has, to whatever prompts, and their mean reward."""
+    """Return the number of all responses of a side, and their mean reward."""
     count = int(side.counts.sum())
     return {"n": count, "mean": float(side.mean @ side.counts) / count if count else None}
 
@@ -150,7 +150,7 @@ def _prompts(run: OpenRun, snapshot: Snapshot, steps: tuple[int, int] | None) ->
 
 
 def prompts_of(snapshot: Snapshot, steps: tuple[int, int] | None) -> Prompts:
-    """Returns the prompts of some steps, by rising name."""
+    """Return the prompts of some steps, in ascending order of their hashes."""
     nothing = np.empty(0, np.int64)
     if not snapshot.rows:
         return Prompts(nothing, nothing.astype(float), nothing, nothing)

@@ -1,4 +1,4 @@
-"""Connections that are opened and then left: each has a deadline, and there is a limit to how many there are."""
+"""Timeouts for idle connections and a limit to their number."""
 
 import asyncio
 import logging
@@ -24,10 +24,10 @@ SELDOM, LINE = 60.0, 60
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when it sends no request in time or does not read its answer.
+    """A connection that is closed if it does not send a request in time or does not read its response.
 
-    Where there are too many, the one that has waited longest for a request makes room: whoever sends requests is
-    answered while others hold hundreds of connections open.
+    If there are too many connections, the one that has waited longest for a request is closed, so that active clients
+    are served even if others hold hundreds of connections open.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Connection(H11Protocol):
         self._wait()
         held = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
         if len(held) > MOST:
-            # Those that are being answered have no time, and this one has.
+            # Connections that are being served have no waiting time; the new one always has one.
             min(held, key=lambda one: one.waiting_since or math.inf).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -60,7 +60,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._wait()
-        super().on_response_complete()  # a request that came meanwhile begins here
+        super().on_response_complete()  # starts a request that arrived in the meantime
         self._note_request()
 
     def pause_writing(self) -> None:
@@ -74,18 +74,18 @@ class Connection(H11Protocol):
             self._wait()
 
     def _note_request(self) -> None:
-        """Stops waiting if what has come is a request."""
+        """Stop waiting if a request has arrived."""
         if self.waiting_since is not None and self.cycle is not None and not self.cycle.response_complete:
             self.waiting_since = None
             self._stop_clock()
 
     def _wait(self) -> None:
         self.waiting_since = time.monotonic()
-        if not self.flow.write_paused:  # otherwise the last answer has not been read yet
+        if not self.flow.write_paused:  # otherwise the previous response has not been read yet
             self._end_after(REQUEST_SECONDS, self.transport.abort)
 
     def _await_reading(self, last: float = math.inf) -> None:
-        """Closes the connection if as much is left to be read as the last time."""
+        """Close the connection if the client has read nothing since the last check."""
         left = self.transport.get_write_buffer_size()
         if left < last:
             self._end_after(READING_SECONDS, self._await_reading, left)
@@ -103,7 +103,7 @@ class Connection(H11Protocol):
 
 
 class Seldom(logging.Filter):
-    """Lets the same line pass once a minute: what goes wrong with one connection goes wrong with thousands."""
+    """Passes the same line once a minute, because a problem of one connection can affect thousands."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How a number is distributed: in a selection, over the run, over the positions of the responses."""
+"""Distributions of a number: in a selection, over the run, and over the positions in the responses."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ class HeatQuery(RunQuery):
 
 
 def histogram(board: Board, query: HistogramQuery) -> dict[str, Any]:
-    """Returns how often the values of a column fall between the edges; the last bin holds its upper edge."""
+    """Return how many values of a column are between the edges; the last bin includes its upper edge."""
     run = board.run(query.run)
     snapshot = run.snapshot()
     values = column_of(snapshot, query.column)
@@ -75,7 +75,7 @@ def histogram(board: Board, query: HistogramQuery) -> dict[str, Any]:
 
 
 def _sorted_histogram(values: Array, order: Order, query: HistogramQuery) -> dict[str, Any]:
-    """Returns the histogram of all rows: with the rows sorted, it takes a few look-ups per edge."""
+    """Return the histogram of all rows. As the rows are sorted, it takes a few look-ups per edge."""
     rows = order.rows[: order.measured]
     ends = np.array([-np.finfo(np.float64).max, np.finfo(np.float64).max])
     first, stop = places(values, rows, ends, "left").tolist()
@@ -90,7 +90,7 @@ def _sorted_histogram(values: Array, order: Order, query: HistogramQuery) -> dic
 
 
 def edges_of(values: Array, bins: int, low: float | None, high: float | None) -> Array:
-    """Returns the edges of bins of equal width: from ``low`` to ``high``, or what the values need."""
+    """Return the edges of bins of equal width, from ``low`` to ``high`` or, if None, chosen from the values."""
     if len(values) and (low is None or high is None):
         ends = robust_ends(values)
         low, high = ends[0] if low is None else low, ends[1] if high is None else high
@@ -102,7 +102,7 @@ def edges_of(values: Array, bins: int, low: float | None, high: float | None) ->
 
 
 def robust_ends(values: Array) -> tuple[float, float]:
-    """Returns ends between which nearly all values lie; smallest and largest, if they are not far outside."""
+    """Return bounds that contain nearly all values; the minimum and maximum themselves if they are not far outside."""
     sample = values if len(values) <= 200_000 else values[:: len(values) // 100_000]
     low, high = (float(x) for x in np.quantile(sample, [CENTRAL, 1 - CENTRAL]))
     smallest, largest, room = float(values.min()), float(values.max()), (high - low) / 2
@@ -110,10 +110,10 @@ def robust_ends(values: Array) -> tuple[float, float]:
 
 
 def count_bins(values: Array, edges: Array) -> tuple[Array, int, int]:
-    """Returns how many of the finite values are in each bin of equal width, below the first and above the last."""
+    """Return the number of finite values in each bin of equal width, below the first bin, and above the last one."""
     bins, low, high = len(edges) - 1, float(edges[0]), float(edges[-1])
     counts = np.zeros(bins + 2, np.int64)
-    # In pieces that stay in the processor's cache.
+    # Process chunks that fit into the processor's cache.
     for start in range(0, len(values), CHUNK):
         chunk = values[start : start + CHUNK].astype(np.float64)
         place = np.floor((chunk - low) * (bins / (high - low))) + 1
@@ -123,7 +123,7 @@ def count_bins(values: Array, edges: Array) -> tuple[Array, int, int]:
 
 
 def ridge(board: Board, query: RidgeQuery) -> dict[str, Any]:
-    """Returns the distribution of a column in each group of steps, from the roll-ups."""
+    """Return the distribution of a column in each group of steps, from the roll-ups."""
     run = board.run(query.run)
     snapshot = run.snapshot()
     column_of(snapshot, query.column)
@@ -142,7 +142,7 @@ def ridge(board: Board, query: RidgeQuery) -> dict[str, Any]:
 
 
 def _spread(values: Array, counts: Array) -> Array:
-    """Returns the rising values, each about as often as it is counted, at most some thousand in all."""
+    """Return the ascending values, repeated about in proportion to their counts, at most 4,000 in total."""
     if not len(values):
         return values
     reached = np.cumsum(counts)
@@ -151,7 +151,7 @@ def _spread(values: Array, counts: Array) -> Array:
 
 
 def heat(board: Board, query: HeatQuery) -> dict[str, Any]:
-    """Returns the mean of a token metric by step and position in the response, from the roll-ups."""
+    """Return the mean of a token metric by step and position in the response, from the roll-ups."""
     run = board.run(query.run)
     lines = rollups_of(run, run.snapshot(), query.column, level="token")
     if not lines.lines["bins"].any():
@@ -172,9 +172,9 @@ def heat(board: Board, query: HeatQuery) -> dict[str, Any]:
 
 
 def _positions(position: Array, count: Array, most: int) -> Buckets:
-    """Returns groups of positions up to where all but a hundredth of the responses have ended; the last has the rest.
+    """Return groups of positions up to where 99 % of the responses have ended; the last group includes the rest.
 
-    One response that is a hundred times as long as the others would make those a line of a pixel otherwise.
+    Otherwise, a single response that is a hundred times as long as the others would shrink them to a line of pixels.
     """
     per_position = np.bincount(position, count)
     reached = np.flatnonzero(per_position >= LONG * per_position.max())[-1] + 1

@@ -1,4 +1,4 @@
-"""What a table shows of a long text: its beginning, or the place of a hit."""
+"""The excerpt of a long text that a table shows: its beginning, or the surroundings of a hit."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ BEFORE = 80
 
 
 class Excerpt(NamedTuple):
-    """Part of a text; places are counted in UTF-16, as JavaScript does."""
+    """Part of a text; positions are counted in UTF-16 code units, as in JavaScript."""
 
     text: str
     start: int
@@ -19,11 +19,11 @@ class Excerpt(NamedTuple):
 
 
 def excerpt(text: str, span: tuple[int, int] | None) -> Excerpt:
-    """Returns the part of a text that shows a hit.
+    """Return the part of a text that shows a hit, or its beginning if there is no hit.
 
     Args:
         text: The whole text.
-        span: Start and length of the hit in bytes of UTF-8.
+        span: Start and length of the hit in bytes of UTF-8; None if there is no hit.
     """
     if span is None:
         return Excerpt(text[:LENGTH], 0, None)

@@ -1,4 +1,4 @@
-"""Takes a selection away as a table, or a view of the page as one file."""
+"""Exports a selection of rollouts as CSV, JSON Lines or Parquet."""
 
 import csv
 import io
@@ -35,9 +35,9 @@ class ExportQuery(Selection):
 
 
 def export(board: Board, query: ExportQuery) -> Response:
-    """Returns every column of the rollouts that are meant, as recorded; in CSV, formulas are quoted.
+    """Return every column of the selected rollouts, as recorded; in CSV, formulas are quoted.
 
-    A search that is still being verified is not exported: the answer says so.
+    A search whose hits are still being verified cannot be exported; the response is then an error.
     """
     run = board.run(query.run)
     snapshot = run.snapshot()
@@ -52,14 +52,14 @@ def export(board: Board, query: ExportQuery) -> Response:
     if query.format == "parquet":
         return _parquet(tables, headers)
     lines = _csv(tables) if query.format == "csv" else _jsonl(tables)
-    # What cannot be read shall be told while there is still an answer to be given.
+    # Read the first rows before the response starts, so that a read error can still be reported.
     first = next(lines, b"")
     return StreamingResponse(chain([first], lines), media_type=MEDIA[query.format], headers=headers)
 
 
 def _parquet(tables: Iterator[pa.Table], headers: dict[str, str]) -> Response:
     file = tempfile.NamedTemporaryFile(suffix=".parquet")  # noqa: SIM115  it is closed once it has been sent
-    # An importer need not say that a column has a value everywhere.
+    # Imported records can have nulls even in columns that are declared non-nullable.
     schema = pa.schema([field.with_nullable(True) for field in arrow_schema(ROW_COLUMNS)])
     with pq.ParquetWriter(file.name, schema, compression="zstd") as writer:
         for table in tables:

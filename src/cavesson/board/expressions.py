@@ -1,8 +1,8 @@
-"""Search texts as regular expressions of RE2, which needs time in proportion to the text but can still need much."""
+"""Search texts as regular expressions for RE2, whose time is linear in the text but can still be long."""
 
 import re
 from collections.abc import Iterable, Iterator
-from re import _constants, _parser  # type: ignore[attr-defined]  # Python's own reading; there is no public one
+from re import _constants, _parser  # type: ignore[attr-defined]  # Python's own parser, which has no public interface
 from typing import Any
 
 import pyarrow as pa
@@ -18,14 +18,14 @@ MOST_REPEATED = 8
 
 
 def compiled(q: str, regex: bool) -> str:
-    """Returns an expression whose one group of this name, ``HIT``, is what is sought.
+    """Return an expression whose only group, named ``HIT``, captures the match.
 
     Raises:
-        UserError: It is no regular expression that RE2 knows.
+        UserError: The text is not a regular expression that RE2 accepts.
     """
     pattern = f"(?P<{HIT}>{_without_groups(q)})" if regex else f"(?i)(?P<{HIT}>{escaped(q)})"
     try:
-        # As it was given first, for a message about what was given.
+        # Check the expression as it was given first, so that the error message refers to it.
         for candidate in (q, pattern) if regex else (pattern,):
             pc.match_substring_regex(pa.array([""]), candidate)
         pc.extract_regex_span(pa.array([""]), pattern)
@@ -36,7 +36,7 @@ def compiled(q: str, regex: bool) -> str:
 
 
 def escaped(text: str) -> str:
-    """Returns an expression that matches the text."""
+    """Return an expression that matches exactly the text."""
     return "".join(c if c.isalnum() or ord(c) > 127 else f"\\x{ord(c):02x}" for c in text)
 
 
@@ -46,19 +46,19 @@ _PIECES = re.compile(
 
 
 def _without_groups(pattern: str) -> str:
-    """Returns the expression with groups that capture nothing: Arrow wants every other one named."""
+    """Return the expression with non-capturing groups, because Arrow requires every capturing group to be named."""
     pieces = _PIECES.findall(pattern)
     return "".join("(?:" if piece == "(" or piece.startswith(("(?P<", "(?<")) else piece for piece in pieces)
 
 
 def required(pattern: str) -> list[frozenset[str]]:
-    """Returns sets of texts: every match of a regular expression holds one of each, upper and lower case aside."""
+    """Return sets of texts: every match of the expression contains one text of each set, ignoring case."""
     if "[[" in pattern or "[:" in pattern:
-        return []  # the one thing that means something else to RE2
+        return []  # the only syntax that RE2 interprets differently
     try:
         parsed = _parser.parse(pattern)
     except (re.error, RecursionError, OverflowError):
-        return []  # RE2 knows more than Python
+        return []  # RE2 accepts some expressions that Python does not
     return [] if parsed.state.flags & re.IGNORECASE else _of_sequence(parsed)
 
 
@@ -79,20 +79,20 @@ def _of_sequence(items: Iterable[tuple[Any, Any]]) -> list[frozenset[str]]:
 
 
 def _flat(items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Yields what must be there one after another: what groups hold, and what is repeated as often as it must be."""
+    """Yield the items that a match must contain in sequence, with groups and required repetitions expanded."""
     for kind, value in items:
         if kind is _constants.SUBPATTERN and not value[1] & re.IGNORECASE:
             yield from _flat(value[3])
         elif kind in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
             for _ in range(min(value[0], MOST_REPEATED)):
                 yield from _flat(value[2])
-            yield _constants.ANY, None  # what follows may stand further on
+            yield _constants.ANY, None  # other characters may come before the next item
         else:
             yield kind, value
 
 
 def _of_class(items: Iterable[tuple[Any, Any]]) -> list[str]:
-    """Returns the characters of a class; none if it has many, or a kind of them."""
+    """Return the characters of a class; none if it has many, or a category that cannot be listed."""
     found: list[str] = []
     for kind, value in items:
         if kind is _constants.LITERAL:

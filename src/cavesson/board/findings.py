@@ -1,4 +1,4 @@
-"""What the doctor found. It looks in a process of its own and leaves what it saw beside the index."""
+"""The findings of the doctor, which runs in a separate process and stores them in the index."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from cavesson.record.index_folder import fingerprint
 
 
 def findings(board: Board, query: RunQuery) -> dict[str, Any] | None:
-    """Returns the findings of the doctor by language, or null if it has not looked yet."""
+    """Return the findings of the doctor by language, or null if it has not run yet."""
     run = board.run(query.run)
     return run.memory.get("findings", (looked_at(run),), lambda: _read(run), most=1)
 
 
 def looked_at(run: OpenRun) -> int:
-    """Returns when the doctor's last look ended, in milliseconds; 0 if there was none."""
+    """Return the time of the doctor's last findings in milliseconds; 0 if there are none."""
     try:
         return findings_file(run.folder).stat().st_mtime_ns // 1_000_000
     except OSError:
@@ -25,5 +25,5 @@ def looked_at(run: OpenRun) -> int:
 def _read(run: OpenRun) -> dict[str, Any] | None:
     seen = read_findings(findings_file(run.folder))
     if seen is None or seen.run != fingerprint(run.record):
-        return None  # of a run that was in this place before
+        return None  # written for an earlier run in the same folder
     return {name: [finding.model_dump() for finding in found] for name, found in seen.found.items()}

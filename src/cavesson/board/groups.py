@@ -1,4 +1,4 @@
-"""Responses to one prompt side by side, and the prompts that never do better than the reference."""
+"""The responses to one prompt side by side, and the prompts on which the policy never beats the reference."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -33,7 +33,7 @@ class NeverBeatsQuery(RunQuery, Page):
 
 
 def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
-    """Returns the groups of one step: the responses to each prompt, and how their rewards spread."""
+    """Return the groups of one step: the responses to each prompt, and the spread of their rewards."""
     run = board.run(query.run)
     snapshot = run.snapshot()
     rows = step_of(run, snapshot, query.step).rows
@@ -66,7 +66,7 @@ def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
 
 
 def _shown(run: OpenRun, snapshot: Snapshot, rows: Array) -> Iterator[dict[str, Any]]:
-    """Yields of each row what a group shows: its place, its reward, and the beginnings of its texts."""
+    """Yield what a group shows of each row: its step and sample, its reward, and the beginnings of its texts."""
     texts = run.texts(snapshot, rows)
     columns = (plain(snapshot, name, rows) for name in ("step", "sample", "reward"))
     for step, sample, reward, prompt, response in zip(*columns, *texts, strict=True):
@@ -75,10 +75,10 @@ def _shown(run: OpenRun, snapshot: Snapshot, rows: Array) -> Iterator[dict[str, 
 
 
 def _spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:
-    """Returns n, mean, sd, min and max of the rewards of each group."""
+    """Return n, mean, sd, min and max of the rewards of each group."""
     n = np.bincount(of, minlength=count)
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
-    with np.errstate(invalid="ignore"):  # a group with a reward that is no number has none of its own
+    with np.errstate(invalid="ignore"):  # a group with a reward that is not finite has no finite statistics
         np.minimum.at(low, of, rewards)
         np.maximum.at(high, of, rewards)
         mean = np.bincount(of, rewards, minlength=count) / n
@@ -87,7 +87,7 @@ def _spread(rewards: Array, of: Array, count: int) -> dict[str, Array]:
 
 
 def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:
-    """Returns the prompts none of whose responses got more than the reference's, the most tried first."""
+    """Return the prompts on which no response got a higher reward than the reference's, those with most tries first."""
     run = board.run(query.run)
     snapshot = run.snapshot()
     if "gap" not in snapshot.state.columns:
@@ -114,10 +114,10 @@ def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:
 
 
 def _best(snapshot: Snapshot) -> tuple[Array, Array, Array]:
-    """Returns for each prompt how often it was compared with a reference, the best gap, and the newest row."""
+    """Return for each prompt the number of comparisons with a reference, the best gap, and the newest row."""
     count = snapshot.state.prompts
     gap, step, prompt = snapshot.column("gap"), snapshot.raw("step"), snapshot.raw("prompt")
-    # Of the same type as what is compared, which is twenty times as fast.
+    # The same dtype as the compared column, which makes np.maximum.at twenty times as fast.
     tries, best, newest = np.zeros(count, np.int64), np.full(count, -np.inf, gap.dtype), np.zeros(count, np.int64)
     for start in range(0, snapshot.rows, CHUNK):
         rows = slice(start, start + CHUNK)
@@ -132,7 +132,7 @@ def _best(snapshot: Snapshot) -> tuple[Array, Array, Array]:
 
 
 def group_of(snapshot: Snapshot, rows: Array) -> Array:
-    """Returns what tells the prompts of a step apart: their group, or where none was recorded the text."""
+    """Return a number that identifies the prompt within a step: the recorded group, or else a number for the text."""
     nameless = NAMELESS + snapshot.raw("prompt")[rows]
     if "group" not in snapshot.state.columns:
         return nameless

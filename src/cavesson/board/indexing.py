@@ -1,4 +1,4 @@
-"""The process that keeps an index up to date, beside the server so that neither waits for the other."""
+"""The process that keeps an index up to date, separate from the server so that neither blocks the other."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ MOST_DIAGNOSED = 2_000_000
 
 
 def start(path: str, folder: Path) -> BaseProcess:
-    """Starts a process that adds to the index in ``folder`` whatever the run at ``path`` records."""
+    """Start a process that adds everything that the run at ``path`` records to the index in ``folder``."""
     process = get_context("spawn").Process(target=_watch, args=(path, folder, os.getpid()), daemon=True)
     with without_ctrl_c():
         process.start()
@@ -36,8 +36,8 @@ def start(path: str, folder: Path) -> BaseProcess:
 
 
 def _watch(path: str, folder: Path, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the board
-    yield_cpu(5)  # the server answers first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends with the board
+    yield_cpu(5)  # gives the server priority
     small_process()
     while os.getppid() == parent:
         with only_writer(folder) as mine:
@@ -47,7 +47,7 @@ def _watch(path: str, folder: Path, parent: int) -> None:
 
 
 def _guarded(path: str, folder: Path, parent: int) -> None:
-    """Follows the run; what goes wrong is told on the page and in the terminal, and tried again after a while."""
+    """Follow the run; report errors on the page and in the terminal, and wait before the next attempt."""
     problem = folder / PROBLEM
     try:
         problem.unlink(missing_ok=True)
@@ -74,7 +74,7 @@ def _follow(path: str, folder: Path, parent: int) -> None:
 
 
 def _opened(path: str) -> Run | None:
-    """Returns the run as it is now, which may be another than before; None while there is none."""
+    """Return the run as it is now, which may be a different one than before; None if there is no run."""
     try:
         return cavesson.record.open(path)
     except UserError:

@@ -1,4 +1,4 @@
-"""Server-sent events: what was added to the runs since a cursor."""
+"""Server-sent events about what was added to the runs since a cursor."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ BREATH = 15.0
 
 
 class Position(NamedTuple):
-    """How far the index of a run is."""
+    """How far the index of a run has progressed."""
 
     rows: int
     dead: int
@@ -37,10 +37,10 @@ class EventsQuery(Query):
 
 
 def events(board: Board, query: EventsQuery) -> StreamingResponse:
-    """Streams an event whenever the index of a run has grown.
+    """Stream an event whenever the index of a run has grown.
 
-    The cursor tells how far the index of each run is, such as ``640.0.640.20.0-1280.64.0.21.0``; whoever comes back
-    with it gets what was added meanwhile, at once.
+    The cursor tells how far the index of each run has progressed, such as ``640.0.640.20.0-1280.64.0.21.0``. A client
+    that reconnects with it immediately receives what was added in the meantime.
     """
     return StreamingResponse(_stream(board, query.after), media_type="text/event-stream")
 
@@ -71,7 +71,7 @@ def _position(run: OpenRun) -> Position:
 
 
 def _event(run: OpenRun, seen: Position) -> dict[str, Any]:
-    """Returns which steps have new rollouts, and how far the run is now."""
+    """Return which steps have new rollouts, and the current progress of the run."""
     snapshot = run.snapshot()
     new: Array = snapshot.raw("step")[min(seen.rows, snapshot.rows) :] if snapshot.rows else np.empty(0, np.int32)
     return {
@@ -83,7 +83,7 @@ def _event(run: OpenRun, seen: Position) -> dict[str, Any]:
 
 
 def _parse(cursor: str, runs: int) -> list[Position] | None:
-    """Returns the positions in a cursor, or None if it is none of this board."""
+    """Return the positions in a cursor, or None if the cursor does not match this board."""
     try:
         places = [tuple(int(number) for number in place.split(".")) for place in cursor.split("-")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Answers that were computed lately."""
+"""A cache of recent results."""
 
 import threading
 from collections import OrderedDict
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Memory:
-    """Keeps the newest answers of each kind; who asks for one that is being computed waits for it."""
+    """Keeps the most recently used results of each kind; concurrent requests for a result share one computation."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -18,13 +18,13 @@ class Memory:
         self._kinds: dict[str, OrderedDict[Hashable, Future[Any]]] = {}
 
     def get(self, kind: str, key: Hashable, compute: Callable[[], T], most: int) -> T:
-        """Returns an answer.
+        """Return a cached result, computed first if necessary.
 
         Args:
-            kind: Of what.
-            key: What the answer depends on.
-            compute: Computes it.
-            most: How many answers of the kind to keep.
+            kind: The kind of result.
+            key: Everything on which the result depends.
+            compute: Computes the result.
+            most: The number of results of this kind to keep.
         """
         with self._lock:
             answers = self._kinds.setdefault(kind, OrderedDict())
@@ -45,8 +45,8 @@ class Memory:
         return answer
 
     def latest(self, kind: str, key: Hashable, renew: Callable[[T | None], T], most: int = 3) -> T:
-        """Returns what ``renew`` makes of the last answer for the key, or of None; that is the next last answer."""
-        # One after another, so that two requests for the same do not both compute it.
+        """Return and keep what ``renew`` makes of the last result for the key, or of None if there is none yet."""
+        # Renew one at a time, so that two equal requests do not both compute the result.
         with self._renewing:
             with self._lock:
                 answers = self._kinds.setdefault(kind, OrderedDict())

@@ -1,4 +1,4 @@
-"""The OpenAPI description of the board, from its table of requests."""
+"""The OpenAPI description of the board, generated from its table of requests."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ ERRORS = {
 
 
 def describe() -> dict[str, Any]:
-    """Returns the description."""
+    """Return the OpenAPI description."""
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)

@@ -1,7 +1,7 @@
-"""What the page asks for first, kept from the last time: it is there before the runs are open.
+"""Caches the response to the first request of the page, so that it is available before the runs are open.
 
-Importing what opens a run takes most of a second. As long as no file of the runs has come, gone or changed, the page's
-first request has the answer that it had the last time.
+Importing what is needed to open a run takes most of a second. As long as no file of the runs has been added, removed or
+changed, the first request of the page gets the same response as the last time.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ SETTLED = 2.0
 
 
 class Opening:
-    """The first answer of a board of some local runs.
+    """The cached first response of a board of some local runs.
 
     Args:
         paths: Run folders, as given on the command line.
@@ -36,14 +36,14 @@ class Opening:
         self.stamp = self._stamp()
 
     def is_kept(self) -> bool:
-        """Returns whether an answer is kept that still holds, so that the page needs nothing else at first."""
+        """Return whether a valid response is cached, so that the page needs nothing else at first."""
         with suppress(OSError, ValueError), self.file.open("rb") as file:
             head = json.loads(file.readline())
             return self.stamp is not None and isinstance(head, list) and head[1:] == [self.stamp]
         return False
 
     def answer(self, query: bytes) -> bytes | None:
-        """Returns the answer to a request, if it is the one that is kept and still holds."""
+        """Return the response to a request if it is the cached one and still valid."""
         with suppress(OSError, ValueError):
             head, _, body = self.file.read_bytes().partition(b"\n")
             if self.stamp and json.loads(head) == self._head(query) and self._stamp() == self.stamp:
@@ -51,10 +51,10 @@ class Opening:
         return None
 
     def keep(self, query: bytes, body: bytes) -> None:
-        """Keeps an answer for the next start, if it tells of whole runs that nobody writes and nothing has changed."""
+        """Cache a response for the next start, if its runs are complete and nothing is being written or has changed."""
         if self.stamp is None or not _is_final(json.loads(body)) or self._stamp() != self.stamp:
             return
-        from cavesson.record.files import replacing  # with pyarrow, for which the first answer need not wait
+        from cavesson.record.files import replacing  # imports pyarrow, which the first response must not wait for
 
         with suppress(OSError), replacing(self.file) as file:
             file.write(json.dumps(self._head(query)).encode() + b"\n" + body)
@@ -63,7 +63,7 @@ class Opening:
         return [query.decode("latin-1"), self.stamp]
 
     def _stamp(self) -> list[Any] | None:
-        """Returns what changes when the runs or the board do; None while they change, or where there is none."""
+        """Return a value that changes with the runs or the board; None while they change, or if a run is missing."""
         files = [STATIC / "board.js", *(folder / name for folder in self.folders for name in CHANGING)]
         times = [_changed(file) for file in files]
         is_run = all((folder / "run.json").is_file() for folder in self.folders)
@@ -78,7 +78,7 @@ def _changed(file: Path) -> int:
 
 
 def _is_final(answers: list[dict[str, Any]]) -> bool:
-    """Whether these are the runs and more, and no run is being trained or indexed."""
+    """Return whether the responses contain runs, and none of them is being trained or indexed."""
     first = answers[0].get("answer") if answers else None
     runs = first if isinstance(first, list) else []
     good = all(answer["status"] == 200 for answer in answers)

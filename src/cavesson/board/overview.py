@@ -1,4 +1,4 @@
-"""The list of runs, and what is known of each as a whole."""
+"""The list of runs, and a summary of each."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ class NoQuery(Query):
 
 
 def runs(board: Board, query: NoQuery) -> list[dict[str, Any]]:
-    """Returns the runs in the order of the command line."""
+    """Return the runs in the order of the command line."""
     return [summary(run) for run in board.runs]
 
 
 def summary(run: OpenRun) -> dict[str, Any]:
-    """Returns one run's size, its columns, and how much of it is indexed."""
+    """Return the size of a run, its columns, and how much of it is indexed."""
     snapshot = run.snapshot()
     return {
         "run": run.number,
@@ -43,7 +43,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
 
 
 def _steps(snapshot: Snapshot) -> list[int] | None:
-    """Returns the first and the last step with rollouts or metrics."""
+    """Return the first and the last step with rollouts or metrics."""
     found = list(snapshot.step_range) if snapshot.rows else []
     logged = snapshot.metrics["step"]
     found += [logged[0].as_py(), logged[-1].as_py()] if len(logged) else []
@@ -64,5 +64,5 @@ def _sum(snapshot: Snapshot) -> int:
 
 
 def run_info(board: Board, query: RunQuery) -> dict[str, Any]:
-    """Returns ``run.json``: settings, versions, model."""
+    """Return ``run.json``: settings, versions, model."""
     return board.run(query.run).record.info

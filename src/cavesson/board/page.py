@@ -1,4 +1,4 @@
-"""Where the built page is."""
+"""The location of the built page."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which words, n-grams and characters spread while the model learns, and what the reward thinks of them."""
+"""The words, n-grams and characters that spread during training, and how they relate to the reward."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -57,7 +57,7 @@ class Table(NamedTuple):
 
 
 def patterns(board: Board, query: PatternsQuery) -> dict[str, Any]:
-    """Returns the features by growth, lift or frequency, with their share of the responses over the run."""
+    """Return the features by growth, lift or frequency, with the share of responses that have them over the run."""
     run = board.run(query.run)
     snapshot = run.snapshot()
     pieces = snapshot.state.pieces
@@ -77,7 +77,7 @@ def patterns(board: Board, query: PatternsQuery) -> dict[str, Any]:
 
 
 def _sorted(table: Table, sort: str) -> Array:
-    """Returns the places in the table by what is asked for, the largest first."""
+    """Return the indices into the table in the requested order, largest first."""
     growth = table.last - table.first
     by = {"growth": growth, "decline": -growth, "lift": table.lift - table.half, "frequency": table.counts.sum(axis=1)}
     order = np.argsort(-by[sort], kind="stable")
@@ -85,7 +85,7 @@ def _sorted(table: Table, sort: str) -> Array:
 
 
 def _wanted(known: Dictionary, feature: Array, query: PatternsQuery) -> Array:
-    """Returns for each feature whether it is of the kind and holds the text that are asked for."""
+    """Return for each feature whether it has the requested kind and contains the requested text."""
     wanted = np.ones(len(feature), np.bool_)
     if query.kind != "all":
         wanted &= known.kinds[feature] == KINDS.index(query.kind)
@@ -111,7 +111,7 @@ def _line(table: Table, known: Dictionary, i: int) -> dict[str, Any]:
 
 
 def tabled(snapshot: Snapshot, most: int) -> Table:
-    """Adds up the counts of all pieces of the index."""
+    """Sum the counts of all pieces of the index."""
     counts = [read_counts(snapshot.folder, piece) for piece in snapshot.state.pieces]
     grouping = buckets(np.concatenate([part.steps[:, 0] for part in counts]), most)
     ends = np.concatenate([part.steps[:, 1] for part in counts])
@@ -130,17 +130,17 @@ def tabled(snapshot: Snapshot, most: int) -> Table:
     squares = sum(part.squares.sum() for part in counts)
     with np.errstate(all="ignore"):
         lift = reward / weight
-        # The variance of the difference is that of a reward / weight.
+        # The variance of the difference is the variance of a reward, divided by the weight.
         sigma = np.sqrt(np.maximum(squares - lift**2 * weight, 0) / responses.sum())
         half = NORMAL_95 * sigma / np.sqrt(weight)
     return Table(grouping, responses, feature, count, *_ends(count, responses), lift, half)
 
 
 def _weight(part: Counts) -> Array:
-    """Returns Σ n₁ n₀ / n over the groups, n₁ responses with a feature and n₀ without.
+    """Return Σ n₁ n₀ / n over the groups, with n₁ responses with a feature and n₀ without.
 
-    Rewards being counted from their mean, those without it sum to minus those with it, S. So the difference of the
-    means is S / n₁ + S / n₀ = S · n / (n₁ n₀), and its variance that of a reward times n / (n₁ n₀).
+    As the mean is subtracted from the rewards, those with the feature sum to S and those without it to −S. The
+    difference of the means is S / n₁ + S / n₀ = S · n / (n₁ n₀), and its variance that of a reward times n / (n₁ n₀).
     """
     without = part.responses - part.counts
     weight: Array = (part.counts * without / np.maximum(part.responses, 1)).sum(axis=1)
@@ -148,7 +148,7 @@ def _weight(part: Counts) -> Array:
 
 
 def _ends(counts: Array, responses: Array) -> tuple[Array, Array]:
-    """Returns the share of the first and of the last responses that have each feature."""
+    """Return the share of the first and of the last responses that have each feature."""
     reached = np.cumsum(responses)
     total = reached[-1]
     first = reached - responses < ENDS * total

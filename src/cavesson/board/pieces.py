@@ -8,7 +8,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _letters() -> dict[str, int]:
-    """The letter that byte-level BPE writes for each byte: itself if it is visible, else the next from 256 on."""
+    """Return the byte of each character of byte-level BPE: visible bytes are themselves, others count up from 256."""
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
@@ -18,9 +18,9 @@ _LETTERS = _letters()
 
 
 def bytes_of(token: str) -> bytes | None:
-    """Returns the bytes that a tokenizer's string stands for, or None if it is of no known kind.
+    """Return the bytes that a tokenizer's string represents, or None if its format is not known.
 
-    Known are byte-level BPE (``Ġthe``, ``Ã©``: a letter per byte) and SentencePiece's ``<0xE4>``.
+    Known formats are byte-level BPE (``Ġthe``, ``Ã©``: one character per byte) and SentencePiece's ``<0xE4>``.
     """
     if found := _BYTE.fullmatch(token):
         return bytes([int(found[1], 16)])

@@ -1,4 +1,4 @@
-"""One rollout: its texts, its row, its tokens and its siblings."""
+"""One rollout: its texts, its row, its tokens and the other responses to its prompt."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class RolloutQuery(RunQuery):
 
 
 def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
-    """Returns the whole texts and every column of one rollout, and where its tokens are."""
+    """Return the full texts and all columns of one rollout, and the addresses of its tokens."""
     run = board.run(query.run)
     found, tokens = read(run, query.step, query.sample)
     row = dict(found)
@@ -55,7 +55,7 @@ def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
 
 
 def _cut(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns the texts, as much of each as a page can show, and the whole length of those that are longer."""
+    """Return the texts, cut to what a page can show, and the full length of each text that was cut."""
     cut: dict[str, Any] = {}
     for name in TEXTS:
         text = row[name]
@@ -65,7 +65,7 @@ def _cut(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(run: OpenRun, step: int, sample: int) -> Rollout:
-    """Returns row and tokens of a rollout; those that were looked at lately are kept.
+    """Return the row and the tokens of a rollout; recent ones are cached.
 
     Raises:
         NotFoundError: The record has no such rollout.
@@ -81,13 +81,13 @@ def read(run: OpenRun, step: int, sample: int) -> Rollout:
 
 
 def tokens(board: Board, query: RolloutQuery) -> bytes:
-    """Returns the token columns one after another, little-endian; a number that was not measured is NaN."""
+    """Return the token columns one after another, little-endian; values that were not measured are NaN."""
     table = read(board.run(query.run), query.step, query.sample).tokens
     return b"".join(values.tobytes() for _, values in token_columns(table))
 
 
 def token_columns(table: pa.Table) -> list[tuple[str, Array]]:
-    """Returns name and [T] numbers of each measured column; wider ones come first, so that all are aligned."""
+    """Return the name and the [T] values of each measured column; wider dtypes come first, so that all are aligned."""
     columns = []
     for name in table.column_names:
         column = table[name].combine_chunks()
@@ -102,7 +102,7 @@ def token_columns(table: pa.Table) -> list[tuple[str, Array]]:
 
 
 def texts(board: Board, query: RolloutQuery) -> dict[str, Any]:
-    """Returns the text of each token; if some are parts of characters, the bytes of those, else null."""
+    """Return the text of each token; if some tokens are parts of characters, their bytes too, else null."""
     run = board.run(query.run)
     table = read(run, query.step, query.sample).tokens
     given, ids = table["token"].to_pylist(), table["token_id"].to_pylist()
@@ -116,9 +116,9 @@ def texts(board: Board, query: RolloutQuery) -> dict[str, Any]:
 
 
 def _neighbours(run: OpenRun, step: int, sample: int) -> dict[str, Any]:
-    """Returns the numbers of all responses to the same prompt in the same step, this one included, and what is next.
+    """Return the columns of all responses to the same prompt in the same step, and the neighbouring rollouts.
 
-    ``previous`` and ``next`` are by step and sample.
+    The rollout itself is included. ``previous`` and ``next`` are in the order of step and sample.
     """
     snapshot = run.snapshot()
     here = step_of(run, snapshot, step)

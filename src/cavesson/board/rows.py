@@ -20,7 +20,7 @@ class RowsQuery(Selection, Page):
 
 
 def rows(board: Board, query: RowsQuery) -> dict[str, Any]:
-    """Returns one page of the rollouts that are meant."""
+    """Return one page of the selected rollouts."""
     run = board.run(query.run)
     snapshot = run.snapshot()
     order = order_of(run, snapshot, query.sort)
@@ -37,7 +37,7 @@ def rows(board: Board, query: RowsQuery) -> dict[str, Any]:
 
 
 def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None = None) -> list[dict[str, Any]]:
-    """Returns what a table shows of each row: every number, and the beginnings of its texts or where the hit is."""
+    """Return what a table shows of each row: its numbers, the start of its prompt and an excerpt of its response."""
     if not len(page):
         return []
     result = numbers(snapshot, page)
@@ -55,7 +55,7 @@ def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None
 def _excerpts(
     run: OpenRun, keys: list[tuple[int, int]], responses: list[str], query: Selection | None
 ) -> list[Excerpt]:
-    """Returns what is shown of responses whose beginnings these are."""
+    """Return the excerpts to show of responses, given their beginnings."""
     if query is None or not query.q.strip():
         return [Excerpt(text[:LENGTH], 0, None) for text in responses]
     cut = [place for place, text in enumerate(responses) if len(text) == STORED]
@@ -68,7 +68,7 @@ def _excerpts(
 
 
 def numbers(snapshot: Snapshot, page: Array) -> list[dict[str, Any]]:
-    """Returns the columns of some rows, one dictionary per row; null where a number was not measured."""
+    """Return the columns of some rows, one dictionary per row; null for values that were not measured."""
     result: list[dict[str, Any]] = [{"parts": {}} for _ in page]
     for name in snapshot.names:
         values = plain(snapshot, name, page)
@@ -82,7 +82,7 @@ def numbers(snapshot: Snapshot, page: Array) -> list[dict[str, Any]]:
 
 
 def plain(snapshot: Snapshot, name: str, page: Array) -> list[Any]:
-    """Returns one column of some rows as numbers or texts of Python."""
+    """Return one column of some rows as Python numbers or strings."""
     if name in CODED:
         known = snapshot.state.codes[name]
         return [known[code] if code < len(known) else None for code in snapshot.raw(name)[page].tolist()]
@@ -91,5 +91,5 @@ def plain(snapshot: Snapshot, name: str, page: Array) -> list[Any]:
         return list(values.tolist())
     if np.issubdtype(np.dtype(snapshot.state.columns[name].dtype), np.integer):
         return [None if value != value else int(value) for value in values.tolist()]
-    # The shortest number that is this float32, as the page shall show 0.1 and not 0.10000000149.
+    # The shortest decimal that gives this float32, so that the page shows 0.1 and not 0.10000000149.
     return [float(str(value)) if np.isfinite(value) else None for value in values]

@@ -32,7 +32,7 @@ LIVE_SECONDS = 120
 
 
 class NotFoundError(UserError):
-    """What was asked for is not in the record."""
+    """The record does not contain what was requested."""
 
 
 class UnreadableError(UserError):
@@ -41,7 +41,7 @@ class UnreadableError(UserError):
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Tells in one line what a broken file of the record leads to, wherever that is noticed."""
+    """Convert errors from broken files of the record into an ``UnreadableError`` with a one-line message."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, StopIteration) as error:
@@ -50,10 +50,10 @@ def reading() -> Iterator[None]:
 
 
 def open_run(path: str) -> Run:
-    """Opens a run, or what may become one: a folder that is not there yet or is empty.
+    """Open a run, or a folder that can become one because it is empty or does not exist yet.
 
     Raises:
-        UserError: It is something else.
+        UserError: The path is something else.
     """
     try:
         return cavesson.record.open(path)
@@ -66,12 +66,12 @@ def open_run(path: str) -> Run:
 
 
 class OpenRun:
-    """One run on the board.
+    """A run on the board.
 
     Args:
-        number: Place on the command line.
+        number: Index on the command line.
         record: The opened record.
-        scanner: What looks for regular expressions.
+        scanner: Searches texts for regular expressions.
     """
 
     def __init__(self, number: int, record: Run, scanner: Scanner) -> None:
@@ -92,7 +92,7 @@ class OpenRun:
         return Path(self.record.folder).name or str(self.record.folder)
 
     def snapshot(self) -> Snapshot:
-        """Returns what the index holds now."""
+        """Return the current snapshot of the index."""
         with self._lock:
             try:
                 status = (self.folder / "state.json").stat()
@@ -105,19 +105,19 @@ class OpenRun:
             return self._snapshot
 
     def _show(self, new: Snapshot) -> None:
-        """Takes what the index holds now, which may be that of another run that was begun in the same place."""
+        """Switch to a new snapshot, which may be of another run that was started in the same folder."""
         old, self._snapshot = self._snapshot, new
         if new.state.run and new.state.run != fingerprint(self.record):
             self.record = open_run(self.record.folder)
         if new.state.run != old.state.run or new.rows < old.rows or new.state.dead < old.state.dead:
-            # Files of the same names hold something else now.
+            # The same file names have different content now.
             self.memory = Memory()
             dictionary.cache_clear()
             read_counts.cache_clear()
 
     @property
     def live(self) -> bool:
-        """Whether something was recorded within the last two minutes."""
+        """Whether anything was recorded within the last two minutes."""
         folder = local_folder(self.record)
         path = self.folder / "state.json" if folder is None else folder / "record"
         try:
@@ -127,47 +127,47 @@ class OpenRun:
 
     @property
     def problem(self) -> str | None:
-        """Why the index does not grow, if it does not."""
+        """Why the index does not grow; None if there is no problem."""
         try:
             return (self.folder / PROBLEM).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def fetch(self, keys: Sequence[tuple[int, int]], columns: Sequence[str] | None = None) -> pa.Table:
-        """Returns the rows of some rollouts by step and sample, in the order asked for."""
+        """Return the rows of some rollouts, given by step and sample, in the given order."""
         with reading():
             return self.record.fetch(keys, columns)
 
     def texts(self, snapshot: Snapshot, rows: Array) -> Texts:
-        """Returns the beginnings of the texts of some rows of the index."""
+        """Return the beginnings of the texts of some rows of the index."""
         with reading():
             return read_texts(self.record, snapshot, rows)
 
     def version(self) -> str | None:
-        """Returns what changes when the record has grown."""
+        """Return a value that changes when the record has grown."""
         return self.snapshot().state.cursor
 
     def indexed(self) -> float:
-        """Returns which share of the rollouts can be searched, from 0 to 1."""
+        """Return the share of the rollouts that can be searched, from 0 to 1."""
         state = self.snapshot().state
         if state.rows:
             return state.text_rows / state.rows
         return 0.0 if self.record.segments() else 1.0
 
     def token_columns(self) -> list[str]:
-        """Returns the token columns that the first tokens of the run have numbers for."""
+        """Return the token columns that have values for the first tokens of the run."""
         if not self.snapshot().rows:
             return []
         return self.memory.get("token columns", (), lambda: _measured(self.record), most=1)
 
     def token_texts(self, ids: Sequence[int | None]) -> list[str]:
-        """Returns the text of each id."""
+        """Return the text of each token ID."""
         if not self.record.vocabulary.num_rows:
-            self.record = open_run(self.record.folder)  # it may have come since
+            self.record = open_run(self.record.folder)  # the vocabulary may have been written in the meantime
         return self.record.token_texts(ids)
 
     def warm(self) -> None:
-        """Reads beforehand what every page needs."""
+        """Load in advance what every page needs."""
         self.token_texts([])
         state = self.snapshot().state
         names = [*(column.file for column in state.columns.values()), *state.orders.values()]
@@ -176,12 +176,12 @@ class OpenRun:
 
 
 def _measured(record: Run) -> list[str]:
-    """Returns the columns of the first tokens of the first segment that has any."""
+    """Return the columns that have values for the first tokens of the first segment with tokens."""
     for segment in record.segments():
         try:
             tokens = record.read(segment, "tokens", count=256)
         except (OSError, pa.ArrowException, UserError):
-            continue  # merged with others meanwhile, which come later; or broken, which is told when it is shown
+            continue  # merged into a later segment in the meantime, or broken, which is reported when shown
         if tokens.num_rows:
             return [name for name in tokens.column_names if not _is_empty(tokens[name])]
     return []
@@ -192,11 +192,11 @@ def _is_empty(column: pa.ChunkedArray) -> bool:
 
 
 class Board:
-    """Everything a request can ask about.
+    """The runs and the state that requests are answered from.
 
     Args:
-        records: The opened records, in the order in which they are numbered.
-        closing: Is set when the board is told to stop.
+        records: The opened records, in the order of their numbers.
+        closing: Set when the board is told to stop.
     """
 
     def __init__(self, records: Sequence[Run], closing: threading.Event | None = None) -> None:
@@ -205,20 +205,20 @@ class Board:
         self.runs = [OpenRun(number, record, self.scanner) for number, record in enumerate(records)]
 
     def run(self, number: int) -> OpenRun:
-        """Returns a run by its number.
+        """Return the run with a number.
 
         Raises:
-            NotFoundError: There is none of that number.
+            NotFoundError: There is no run with that number.
         """
         if not 0 <= number < len(self.runs):
             raise NotFoundError(f"there is no run {number}; there are {len(self.runs)}, counted from 0")
         return self.runs[number]
 
     def warm(self) -> None:
-        """Makes ready what will be needed soon."""
-        with suppress(UserError):  # the board is told to stop, most likely; whoever searches is told
+        """Load in advance what will be needed soon."""
+        with suppress(UserError):  # most likely, the board is stopping; otherwise, the first search reports the error
             self.scanner.start()
         words([""])
-        spans([""], compiled("", regex=False))  # imports what the first answer with a text would wait for
+        spans([""], compiled("", regex=False))  # triggers imports that the first text would wait for
         for run in self.runs:
             run.warm()

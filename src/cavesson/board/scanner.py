@@ -1,4 +1,4 @@
-"""A process that looks for an expression in texts, so that one that takes too long can be stopped: it is killed."""
+"""A separate process that searches texts for an expression, so that a search that takes too long can be killed."""
 
 import signal
 import threading
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Responses of a run."""
+    """Responses of a run to search."""
 
     run: str
     """Where it is."""
@@ -57,7 +57,7 @@ class Rows(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What was found in a portion of rows."""
+    """The hits in the first part of some rows."""
 
     stop: int
     """So many of them were looked at."""
@@ -74,24 +74,24 @@ class Scanner:
         self._pipe: Connection | None = None
 
     def scan(self, what: Rows, pattern: str) -> Looked:
-        """Returns which of the first responses match, of as many as it can look at in a moment.
+        """Search the first responses, as many as can be searched within a fraction of a second.
 
         Args:
-            what: Where the responses are.
-            pattern: What ``expressions.compiled`` made.
+            what: The responses to search.
+            pattern: An expression from ``expressions.compiled``.
 
         Raises:
-            TimeoutError: It took too long and was stopped.
-            UserError: The record has no such rollout.
+            TimeoutError: The search took too long and was stopped.
+            UserError: The record does not contain one of the rollouts.
         """
         looked: Looked = self._ask(what, pattern)
         return looked
 
     def spans(self, texts: list[str], pattern: str) -> Found:
-        """Returns which texts match, and where.
+        """Return which texts match, and where.
 
         Raises:
-            TimeoutError: It took too long and was stopped.
+            TimeoutError: The search took too long and was stopped.
         """
         found: Found = self._ask(texts, pattern)
         return found
@@ -112,12 +112,12 @@ class Scanner:
         return answer
 
     def start(self) -> None:
-        """Starts the process, so that the first search need not wait for it."""
+        """Start the process, so that the first search need not wait for it."""
         with self._lock:
             self._started()
 
     def stop(self) -> None:
-        """Kills the process."""
+        """Kill the process."""
         with self._lock:
             if self._process is not None and self._pipe is not None:
                 self._process.kill()
@@ -144,7 +144,7 @@ class Scanner:
 
 
 def _work(pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the board
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends with the board
     small_process()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         pipe.send("ready")
@@ -159,7 +159,7 @@ def _work(pipe: Connection) -> None:
 
 
 def _look(what: Rows, pattern: str) -> Looked:
-    """Looks at one chunk after another, of as many texts as keep it off the clock for a short while."""
+    """Search one chunk after another until the time is up, with chunks sized so that the clock is checked often."""
     run, stored = _opened(what.run), snapshot(what.folder)
     begun = last = time.monotonic()
     size, count, found = FIRST_CHUNK, 0, [np.empty(0, np.int64)]
@@ -179,7 +179,7 @@ def _opened(path: str) -> cavesson.record.Run:
 
 
 def spans(texts: list[str], pattern: str) -> Found:
-    """Returns which texts match and where."""
+    """Return which texts match, and where."""
     found = pc.struct_field(pc.extract_regex_span(pa.array(texts, pa.string()), pattern), HIT)
     places = np.flatnonzero(pc.is_valid(found).to_numpy(zero_copy_only=False))
     ends = np.asarray(found.drop_null().flatten()).reshape(-1, 2)

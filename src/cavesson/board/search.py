@@ -1,4 +1,4 @@
-"""Search: what the index knows at once, and what the texts must be read for in the background."""
+"""Search: immediate results from the index, and a search of the texts in the background for the rest."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ MOST_STEPS = 10_000_000
 
 
 class Matching(NamedTuple):
-    """What a request means, as far as it is known."""
+    """The result of a selection, as far as it is known."""
 
     mask: Array | None
     """[rows] the rows that are known to match; None means all."""
@@ -41,14 +41,14 @@ class Matching(NamedTuple):
 def matching(
     run: OpenRun, snapshot: Snapshot, query: Selection, order: Order | None = None, enough: int = 0
 ) -> Matching:
-    """Returns the rows that match steps, filter, stars and search text.
+    """Return the rows that match the steps, the filter, the stars and the search text.
 
     Args:
         run: The run.
-        snapshot: Its index.
-        query: What is asked for.
-        order: Of the table that shows them: its top is looked at first.
-        enough: So many hits at the top need not wait for others.
+        snapshot: A snapshot of its index.
+        query: The selection.
+        order: The order of the table that shows the rows; its top is searched first.
+        enough: The number of hits at the top after which the request does not wait for more.
     """
     mask = selected(run, snapshot, query)
     text = query.q if query.regex else query.q.strip()
@@ -63,7 +63,7 @@ def matching(
 
 
 def _search(old: "Search | None", run: OpenRun, snapshot: Snapshot, text: str, regex: bool) -> "Search":
-    """Returns a search of this moment: the old one if nothing has come since, else one that knows what that found."""
+    """Return an up-to-date search: the old one if the index has not grown, else a new one that reuses its results."""
     if old is not None and old.snapshot.state == snapshot.state:
         return old
     new = Search(run, snapshot, text, regex)
@@ -73,7 +73,7 @@ def _search(old: "Search | None", run: OpenRun, snapshot: Snapshot, text: str, r
 
 
 class Search:
-    """One search text in one moment of a run. What the index cannot tell is looked up in a thread of its own."""
+    """One search text in one snapshot of a run. A background thread searches what the index cannot answer."""
 
     def __init__(self, run: OpenRun, snapshot: Snapshot, text: str, regex: bool) -> None:
         self.run = run
@@ -93,14 +93,14 @@ class Search:
         self._holding = holding(snapshot, text) if not regex and is_exact(text) else None
 
     def ask(self, top: Callable[[Array], Array] | None = None, enough: int = 0) -> tuple[Array, Array]:
-        """Says that somebody wants to know, and waits a moment for what is not known yet.
+        """Keep the search active, and wait briefly for results that are not known yet.
 
         Args:
-            top: Chooses of the [rows] that may match those to look at first; as before if None.
-            enough: So many hits among them need not wait for more.
+            top: Selects from the [rows] that may match those to search first; None keeps the last selection.
+            enough: The number of hits among these after which to stop waiting.
 
         Returns:
-            [rows] which rows match, and which may, as nobody has looked yet.
+            [rows] which rows match, and which may match because they have not been searched yet.
         """
         with self._progress:
             self._asked = time.monotonic()
@@ -111,12 +111,12 @@ class Search:
                 if self._thread is None or not self._thread.is_alive():
                     self._thread = threading.Thread(target=self._go_on, daemon=True, name="search")
                     self._thread.start()
-                # Whoever sees nothing yet waits a little longer.
+                # Wait a little longer if there is no hit to show yet.
                 _ = self._progress.wait_for(self._done, PATIENCE) or self._progress.wait_for(self.found.any, PATIENCE)
             return self.found.copy(), self.left.copy()
 
     def take_over(self, old: "Search") -> None:
-        """Takes what an earlier search for the same found out: no response ever changes."""
+        """Take over the results of an earlier search for the same text, as responses never change."""
         known = old.snapshot.state.text_rows
         with old._progress:
             looked_at = ~old.left[:known]
@@ -125,7 +125,7 @@ class Search:
             old._asked = -FORGOTTEN
 
     def _done(self) -> bool:
-        """Whether all is known, or the first rows were looked at until there were enough."""
+        """Return whether the search is complete, stopped, or has enough hits among the first rows."""
         if self._holding is not None:
             return self.stopped is not None or not self.left.any()
         looked = ~self.left[self._first]
@@ -133,12 +133,12 @@ class Search:
         return self.stopped is not None or bool(enough)
 
     def _go_on(self) -> None:
-        """Finds out more while somebody asks and nobody asks for another text."""
+        """Search on while there are requests for this text and none for another."""
         try:
             while self.left.any() and self.run.searching is self and time.monotonic() - self._asked < FORGOTTEN:
                 if self._holding is None:
                     self._read(self._next())
-                    # What many have is found at the top of the table before the index has told where to look.
+                    # Frequent texts are found at the top of the table before the index has narrowed the search.
                     self._narrow()
                 else:
                     self._take(*next(self._holding))
@@ -148,13 +148,13 @@ class Search:
             self._stop(" ".join(str(error).split()))
 
     def _next(self) -> Array:
-        """Returns the rows to look at next."""
+        """Return the rows to search next."""
         with self._progress:
             first = self._first[self.left[self._first]]
             return first if len(first) else np.flatnonzero(self.left)[:PORTION]
 
     def _read(self, rows: Array) -> None:
-        """Reads the texts of the first of some rows."""
+        """Search the texts of the first of some rows."""
         looked = self.run.scanner.scan(Rows(self.run.record.folder, self.run.folder, rows), self.pattern)
         with self._progress:
             self.found[rows[looked.places]] = True
@@ -162,14 +162,14 @@ class Search:
             self._progress.notify_all()
 
     def _take(self, rows: slice, held: Array) -> None:
-        """Takes what the index tells of some rows."""
+        """Add the results of the index for some rows."""
         with self._progress:
             self.found[rows] |= held
             self.left[rows] = False
             self._progress.notify_all()
 
     def _narrow(self) -> None:
-        """Asks the index, once, which rows can match."""
+        """Narrow the search, once, to the rows that can match according to the index."""
         texts, self._texts = self._texts, []
         for some in texts if self.left.any() else []:
             possible = candidates(self.snapshot, some)
@@ -184,15 +184,15 @@ class Search:
 
 
 def keys_of(snapshot: Snapshot, rows: Array) -> list[tuple[int, int]]:
-    """Returns step and sample of each row."""
+    """Return the step and sample of each row."""
     return list(zip(snapshot.raw("step")[rows].tolist(), snapshot.raw("sample")[rows].tolist(), strict=True))
 
 
 def spans_of(run: OpenRun, texts: list[str], query: Selection) -> list[tuple[int, int] | None]:
-    """Returns start and length in bytes of the first hit in each of some responses."""
+    """Return the start and length in bytes of the first hit in each response; None if there is no hit."""
     shown: list[tuple[int, int] | None] = [None] * len(texts)
     try:
-        # Plain text is found in no time; an expression may need more than there is.
+        # Plain text is found quickly; a regular expression can exceed the time limit.
         if query.regex:
             found = run.scanner.spans(texts, compiled(query.q, regex=True))
         else:
@@ -205,7 +205,7 @@ def spans_of(run: OpenRun, texts: list[str], query: Selection) -> list[tuple[int
 
 
 def hits(board: Board, query: Selection) -> dict[str, Any]:
-    """Returns for each step how many rollouts were looked at and how many match."""
+    """Return for each step the number of selected rollouts and the number of those that match."""
     run = board.run(query.run)
     snapshot = run.snapshot()
     if not snapshot.rows:
@@ -227,7 +227,7 @@ def hits(board: Board, query: Selection) -> dict[str, Any]:
 
 
 def _places(snapshot: Snapshot) -> tuple[Array, Array]:
-    """Returns the steps, some of which may be of no rollout, and [rows] which of them each row is of."""
+    """Return the steps, some of which may have no rollouts, and [rows] the index of each row's step."""
     step = snapshot.raw("step")
     first, last = snapshot.step_range
     if last - first < MOST_STEPS:

@@ -1,4 +1,4 @@
-"""Who may ask: names of this machine, pages of this server, and, away from this machine, holders of a token."""
+"""Access control: which hosts and origins may send requests and, away from this machine, with which token."""
 
 import hmac
 import ipaddress
@@ -31,7 +31,7 @@ CHANGING = {"POST", "PUT", "DELETE", "PATCH"}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine only."""
+    """Return whether a host name or address refers only to this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -39,10 +39,10 @@ def is_loopback(host: str) -> bool:
 
 
 def checked_token(token: str) -> str:
-    """Returns a token that requests can bring.
+    """Return the token if requests can send it.
 
     Raises:
-        UserError: It is empty, or has blanks or letters that cannot be sent in a header.
+        UserError: The token is empty, or has spaces or characters that cannot be sent in a header.
     """
     if not re.fullmatch(r"[!-~]+", token):
         wrong = "has characters other than ASCII letters, digits and signs" if token else "is empty"
@@ -51,14 +51,14 @@ def checked_token(token: str) -> str:
 
 
 class Guard:
-    """Refuses requests before anything looks at them, and gives every answer its headers.
+    """Rejects unauthorised requests before anything handles them, and adds the security headers to every response.
 
-    Without a token only hosts of this machine are answered: a page that points its own name at 127.0.0.1 sends that
-    name as its host. With a token that does not matter, since such a page does not have it.
+    Without a token, only requests to host names of this machine are accepted: a page that points its own domain at
+    127.0.0.1 sends that domain as the host. With a token, this check is not needed, as such a page does not know it.
 
     Args:
-        app: What answers the requests that pass.
-        token: What every request must bring as a bearer token or a cookie; None if there is none.
+        app: The application that handles accepted requests.
+        token: The token that every request must send as a bearer token or a cookie; None if none is needed.
 
     Raises:
         UserError: The token is empty, or cannot be sent in a header.
@@ -83,7 +83,7 @@ class Guard:
 
     @property
     def needs_token(self) -> bool:
-        """Whether requests must bring a token."""
+        """Whether requests must send a token."""
         return self.token is not None
 
     def _refusal(self, scope: Scope) -> Response | None:
@@ -103,9 +103,9 @@ class Guard:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = dict(query).get("token")
         if scope["method"] == "GET" and given is not None and self._is_token(given):
-            # The address bar, and what is copied from it, shall not hold the token.
+            # The address bar, and anything copied from it, must not contain the token.
             rest = urlencode([(name, value) for name, value in query if name != "token"])
-            # Relative, as a proxy may have put the board under a path that only it knows.
+            # A relative path, because a proxy may serve the board under a path that only the proxy knows.
             answer = RedirectResponse(f"?{rest}" if rest else f"./{scope['path'].rpartition('/')[2]}", 303)
             answer.set_cookie(COOKIE, given, httponly=True, samesite="strict")
             return answer
@@ -115,17 +115,17 @@ class Guard:
         return refuse("this board needs its token: open the address that `cavesson board` printed", 401)
 
     def _is_token(self, given: str) -> bool:
-        """Compares in constant time, so that how long a refusal takes does not say how much was right."""
+        """Compare in constant time, so that the response time does not reveal how much of the token was right."""
         return self.token is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
 
 def refuse(reason: str, status: int = 403) -> Response:
-    """Returns an answer of one plain line."""
+    """Return a JSON response with an error message."""
     return JSONResponse({"error": reason}, status)
 
 
 def _foreign(method: str, headers: Headers) -> str | None:
-    """Returns why a request must come from a page of somebody else, or None."""
+    """Return why the request may come from a page of another origin, or None if it does not."""
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() != headers["host"].lower():
         return "the request comes from a page of another origin"
@@ -142,7 +142,7 @@ def _foreign(method: str, headers: Headers) -> str | None:
 
 
 def _name(host: str) -> str:
-    """Returns the host without its port."""
+    """Return the host without its port."""
     return host.rsplit(":", 1)[0] if not host.endswith("]") and ":" in host else host
 
 

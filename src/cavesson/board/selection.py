@@ -1,4 +1,4 @@
-"""Which rollouts a request means, and in which order."""
+"""The rollouts that a request selects, and their order."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -64,7 +64,7 @@ class Page(Query):
 
 
 def selected(run: OpenRun, snapshot: Snapshot, query: Selection) -> Array | None:
-    """Returns [rows] which rows are meant; None means all."""
+    """Return [rows] which rows are selected; None means all."""
     key = (snapshot.state.rows, snapshot.state.dead, query.steps, query.filter)
     mask = run.memory.get("selected", key, lambda: _mask(snapshot, query.steps, query.filter), most=4)
     if query.starred:
@@ -83,7 +83,7 @@ def _mask(snapshot: Snapshot, steps: tuple[int, int] | None, text: str) -> Array
 
 
 def _within(mask: Array, text: str, snapshot: Snapshot) -> Array:
-    """Returns which rows of a mask match a filter; the others are not looked at."""
+    """Return which rows of a mask match a filter; the filter is evaluated only on these."""
     rows = np.flatnonzero(mask)
     found = np.zeros(len(mask), np.bool_)
     found[rows[matches(text, snapshot.only(rows))]] = True
@@ -91,7 +91,7 @@ def _within(mask: Array, text: str, snapshot: Snapshot) -> Array:
 
 
 def both(first: Array | None, second: Array) -> Array:
-    """Returns the rows in both masks; None has all rows."""
+    """Return the intersection of two masks; None means all rows."""
     return second if first is None else first & second
 
 
@@ -106,10 +106,10 @@ def _starred(run: OpenRun, snapshot: Snapshot) -> Array:
 
 
 def column_of(snapshot: Snapshot, name: str) -> Array:
-    """Returns [rows] a column of numbers by its name.
+    """Return [rows] a numeric column by its name.
 
     Raises:
-        UserError: There is none.
+        UserError: There is no such column.
     """
     if not snapshot.rows:
         raise UserError("nothing is indexed yet: the run has just been opened, or has no rollouts")
@@ -119,7 +119,7 @@ def column_of(snapshot: Snapshot, name: str) -> Array:
 
 
 def order_of(run: OpenRun, snapshot: Snapshot, sort: str) -> "Order":
-    """Returns all rows in the order of ``sort``: a column's name, with - in front for the largest first."""
+    """Return all rows in the order of ``sort``: the name of a column, with the prefix - for descending order."""
     name = sort.removeprefix("-")
     if not snapshot.rows:
         return Order(np.empty(0, np.int32), 0, down=False)
@@ -135,7 +135,7 @@ def _nans(values: Array) -> int:
 
 
 class Step(NamedTuple):
-    """The rows of one step, by sample, and the rows just before and behind them; None at the ends of the run."""
+    """The rows of one step, by sample, and the rows directly before and after them, None at the ends of the run."""
 
     rows: Array
     before: int | None
@@ -143,7 +143,7 @@ class Step(NamedTuple):
 
 
 def step_of(run: OpenRun, snapshot: Snapshot, step: int) -> Step:
-    """Returns where a step is among all rows by step and sample, superseded ones left out."""
+    """Return the rows of a step and their neighbours in the order of step and sample, without superseded rows."""
     if not snapshot.rows:
         return Step(np.empty(0, np.int64), None, None)
     rows = order_of(run, snapshot, "step").rows
@@ -164,23 +164,23 @@ def _first_alive(snapshot: Snapshot, rows: Array) -> int | None:
 
 
 class Order(NamedTuple):
-    """Rows by rising value; the first ``measured`` have one. Walked down, those come first as well."""
+    """Rows by ascending value; the first ``measured`` have a value. In descending order, these come first as well."""
 
     rows: Array
     measured: int
     down: bool
 
     def chunks(self, size: int = CHUNK) -> list[Array]:
-        """Returns the rows in order, cut into views of at most ``size``."""
+        """Return the rows in order, as views of at most ``size`` rows."""
         up = [self.rows[i : min(i + size, self.measured)] for i in range(0, self.measured, size)]
         rest = [self.rows[i : i + size] for i in range(self.measured, len(self.rows), size)]
         return [chunk[::-1] for chunk in reversed(up)] + rest if self.down else up + rest
 
 
 def page_of(order: Order, mask: Array | None, offset: int, limit: int) -> tuple[int, Array]:
-    """Returns how many rows ``mask`` keeps, and ``limit`` of them from ``offset`` on, in order.
+    """Return the number of rows that ``mask`` keeps, and ``limit`` of them from ``offset`` on, in order.
 
-    The rows are counted from the nearer end, so that a scroll bar may jump anywhere in millions of them.
+    The rows are counted from the nearer end, so that a scroll bar can jump anywhere in millions of them.
     """
     total = len(order.rows) if mask is None else int(np.count_nonzero(mask))
     stop = min(offset + limit, total)
@@ -194,12 +194,12 @@ def page_of(order: Order, mask: Array | None, offset: int, limit: int) -> tuple[
 
 
 def first_of(order: Order, mask: Array, limit: int) -> Array:
-    """Returns the first rows in order that ``mask`` keeps, at most ``limit``."""
+    """Return the first rows in order that ``mask`` keeps, at most ``limit``."""
     return _matching(order.chunks(), mask, 0, limit)
 
 
 def _matching(chunks: list[Array], mask: Array | None, start: int, stop: int) -> Array:
-    """Returns the rows number ``start`` to ``stop`` among those that ``mask`` keeps."""
+    """Return the rows from ``start`` to ``stop`` among those that ``mask`` keeps."""
     found, before = [], 0
     for chunk in chunks:
         kept = chunk if mask is None else chunk[mask[chunk]]

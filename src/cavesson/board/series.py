@@ -1,4 +1,4 @@
-"""Curves over the steps: the logged metrics, and the spread of every column of the rollouts."""
+"""Series over the steps: the logged metrics, and the distribution of every column of the rollouts."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class SeriesQuery(RunQuery):
 
 
 def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
-    """Returns metrics and roll-ups by step, or by as many steps together as ``points`` demands."""
+    """Return metrics and roll-ups by step, or by groups of steps so that there are at most ``points``."""
     run = board.run(query.run)
     snapshot = run.snapshot()
     metrics = _within(snapshot.metrics, query.steps)
@@ -62,7 +62,7 @@ def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
 def _summaries(
     run: OpenRun, snapshot: Snapshot, column: str, lines: Rollups, grouping: Buckets
 ) -> dict[str, dict[str, Array]]:
-    """Returns the roll-up of each bucket, of training and under ``eval/`` of evaluation."""
+    """Return the roll-up of each bucket for training and, under ``eval/``, for evaluation."""
     key = (column, snapshot.state.rollups.get("row"), grouping.first.tobytes(), grouping.last.tobytes())
     return run.memory.get("summaries", key, lambda: _summarised(snapshot, column, lines, grouping), most=MOST_SUMMARIES)
 
@@ -84,7 +84,7 @@ def _summarised(snapshot: Snapshot, column: str, lines: Rollups, grouping: Bucke
 def rollups_of(
     run: OpenRun, snapshot: Snapshot, name: str, steps: tuple[int, int] | None = None, level: Level = "row"
 ) -> Rollups:
-    """Returns the roll-ups of one column of the rollouts, or of their tokens, one line per step and split."""
+    """Return the roll-ups of one column of the rollouts or of their tokens, one line per step and split."""
     key = (level, name, snapshot.state.rollups.get(level))
     lines = run.memory.get("rollups", key, lambda: rollups(snapshot, level, name), most=MOST_ROLLUPS)
     return lines if steps is None else lines.only((lines.step >= steps[0]) & (lines.step <= steps[1]))
@@ -97,7 +97,7 @@ def _within(table: pa.Table, steps: tuple[int, int] | None) -> pa.Table:
 
 
 def _means(metrics: pa.Table, name: str, grouping: Buckets) -> Array:
-    """Returns the mean of a metric over each bucket, of the finite values in it."""
+    """Return the mean of the finite values of a metric in each bucket."""
     values = metrics[name].to_numpy()
     finite = np.isfinite(values)
     where, size = grouping.of(metrics["step"].to_numpy()[finite]), len(grouping.first)

@@ -1,6 +1,6 @@
-"""Starts the board: serves the page, opens the runs, starts what indexes them, until it is interrupted.
+"""Starts the board: serves the page, opens the runs and starts the processes that index them, until interrupted.
 
-What the runs need is imported while the browser already loads the page: it takes longer than all else at the start.
+The imports that the runs need take longer than the rest of the start, so they run while the browser loads the page.
 """
 
 import gc
@@ -42,17 +42,17 @@ WARM_AFTER = 1.0
 
 
 def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, browser: bool) -> None:
-    """Serves the board of some runs until it is interrupted.
+    """Serve the board of some runs until interrupted.
 
     Args:
         paths: Run folders.
-        host: Address to listen on. Any but those of this machine needs a token, which is made if none is given.
-        port: Port to listen on; 0 takes a free one.
-        token: What every request must bring.
-        browser: Whether to open the page.
+        host: Address to listen on. An address that is not of this machine needs a token; one is generated if not given.
+        port: Port to listen on; 0 selects a free one.
+        token: Token that every request must send.
+        browser: Whether to open the page in a browser.
 
     Raises:
-        UserError: A path is no run, the token or the host is empty, or the port is taken.
+        UserError: A path is not a run, the token or the host is empty, or the port is in use.
     """
     if token is not None:
         checked_token(token)
@@ -76,7 +76,7 @@ def serve(paths: Sequence[str], *, host: str, port: int, token: str | None, brow
 
 
 def _stop_queries() -> None:
-    """Ends queries whose answers nobody waits for any more, for which this process would wait."""
+    """End queries whose results are no longer needed, as this process would otherwise wait for them."""
     from cavesson.record.query import stop_queries
 
     stop_queries()
@@ -91,7 +91,7 @@ def _show(address: str, open_to: str | None, browser: bool) -> None:
 
 
 def _open_runs(paths: Sequence[str], closing: Event, show: Callable[[], None], asked: Event | None) -> "ASGIApp":
-    """Opens the runs; ``asked``, where the page can be shown before, tells when it needs them."""
+    """Open the runs; if ``asked`` is given, the page is shown first, and the event tells when it needs the runs."""
     if asked:
         show()
         asked.wait(UNASKED)
@@ -120,14 +120,14 @@ def _note(board: "Board") -> None:
 
 
 def _made_ready(board: "Board") -> "ASGIApp":
-    """Returns what answers the requests, and starts what may come after the first answers."""
+    """Return the application that handles requests, and start what can wait until after the first responses."""
     from cavesson.board.server import create_api
 
     for run in board.runs:
-        # What has an index can be shown at once: then the page comes first.
+        # A run that is already indexed can be shown at once, so the page takes priority.
         _later(WARM_AFTER if run.snapshot().rows else 0, partial(_index, run.record.folder, run.folder))
     _later(WARM_AFTER, board.warm)
-    gc.freeze()  # what was imported stays: otherwise answers wait now and then until all of it was looked through
+    gc.freeze()  # exempts imported objects from garbage collection, which would otherwise delay responses now and then
     return create_api(board)
 
 
@@ -144,12 +144,12 @@ def _later(seconds: float, act: Callable[[], object]) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Ends the open streams of events when it is told to stop, since they would never end."""
+    """Ends the open event streams when the server is told to stop, as they would otherwise never end."""
 
     def __init__(self, app: "ASGIApp", closing: Event) -> None:
         config = uvicorn.Config(
             app,
-            log_level="error",  # a client's mistakes are its own: it is told, and the terminal is not filled
+            log_level="error",  # client errors are reported to the client and must not fill the terminal
             server_header=False,
             lifespan="off",
             http=Connection,
@@ -162,7 +162,7 @@ class _Server(uvicorn.Server):
         self.closing = closing
 
     def stop_without(self, runs: "Future[ASGIApp]") -> None:
-        """Stops if the runs could not be opened."""
+        """Stop if the runs could not be opened."""
         if runs.exception():
             self.should_exit = True
 
@@ -177,7 +177,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family)
-        # Inherited by every connection: otherwise the end of a short answer waits 40 ms for its beginning's receipt.
+        # Inherited by every connection: without it, the end of a short response waits 40 ms for an acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:

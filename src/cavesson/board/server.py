@@ -1,4 +1,4 @@
-"""What answers the requests for data."""
+"""The application that handles requests for data."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ BODY_SECONDS = 10
 
 
 def create_api(board: Board) -> ASGIApp:
-    """Returns what answers requests for data."""
+    """Return the application that handles requests for data."""
     queries = Turns(RUNNING, WAITING, WAIT)
     routes = [Route(e.path, _handler(board, e, queries), methods=[e.method]) for e in ENDPOINTS]
     routes += [Route("/api/openapi.json", _openapi), Route("/{path:path}", _unknown)]
@@ -48,17 +48,17 @@ def create_api(board: Board) -> ASGIApp:
 
 
 def json_response(content: Any, status: int = 200) -> Response:
-    """Returns JSON in which numbers that are not finite are null."""
+    """Return a JSON response in which numbers that are not finite are null."""
     try:
         body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:
-        # Half a surrogate pair in a name or in run.json, or a number of more than 64 bits.
+        # A lone surrogate in a name or in run.json, or an integer of more than 64 bits.
         body = json.dumps(_plain(content)).encode()
     return Response(body, status, media_type="application/json")
 
 
 def _plain(content: Any) -> Any:
-    """Returns the same with lists for arrays, and null for numbers that are not finite."""
+    """Return the content with lists instead of arrays, and null for numbers that are not finite."""
     if isinstance(content, dict):
         return {str(key): _plain(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
@@ -127,7 +127,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    """Starlette raises it again, so the traceback is in the terminal already."""
+    """Return a plain error response; Starlette raises the error again, so the terminal already has the traceback."""
     return refuse(BUG, 500)
 
 

@@ -1,4 +1,4 @@
-"""Several answers in one: a request costs the browser more than most answers cost the server."""
+"""Several responses in one, because a request costs the browser more than most responses cost the server."""
 
 import re
 from collections.abc import Sequence
@@ -34,17 +34,17 @@ class SeveralQuery(Query):
 
 
 class Failure(NamedTuple):
-    """Why there is no answer."""
+    """Why a request failed."""
 
     status: int
     reason: str
 
 
 def answer_all(endpoints: Sequence["Endpoint"], board: Board, asked: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns for each of several requests its ``status`` and its ``answer``, or else the ``error``.
+    """Return for each of several requests its ``status`` and either its ``answer`` or its ``error``.
 
     Raises:
-        UserError: There are too many.
+        UserError: There are too many requests.
     """
     if len(asked) > MOST:
         raise UserError(f"{len(asked)} requests in one; the board answers {MOST} at once at most")
@@ -56,7 +56,7 @@ def _answer(endpoints: Sequence["Endpoint"], board: Board, asked: str) -> dict[s
     for endpoint in endpoints:
         if found := _pattern(endpoint.path).match(f"/api/{path}"):
             try:
-                if board.closing.is_set():  # the process would wait for all the answers that are left
+                if board.closing.is_set():  # the process would wait for all remaining responses before it stops
                     raise BusyError("the board is stopping")
                 given = dict(parse_qsl(query, keep_blank_values=True)) | found.groupdict()
                 return {"status": 200, "answer": endpoint.answer(board, endpoint.query.model_validate(given))}
@@ -72,7 +72,7 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 def explain(error: Exception) -> Failure:
-    """Returns what the page is told about an error; what is no mistake of its user is printed in the terminal."""
+    """Return what the page is told about an error; errors not caused by the user are also printed in the terminal."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         place, reason = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
@@ -84,6 +84,6 @@ def explain(error: Exception) -> Failure:
         )
     print_exception(error)
     if isinstance(error, pa.ArrowException | OSError | UnicodeDecodeError):
-        # Most likely a file of the index, which has just been built anew.
+        # Most likely a file of the index that has just been rebuilt.
         return Failure(409, f"the record or its index cannot be read: {first_line(error)}")
     return Failure(500, BUG)

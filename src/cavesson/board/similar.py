@@ -1,4 +1,4 @@
-"""More like this: the rollouts whose responses share the most n-grams with one."""
+"""The rollouts whose responses share the most n-grams with a given one."""
 
 from typing import Any
 
@@ -29,9 +29,9 @@ class SimilarQuery(RolloutQuery):
 
 
 def similar(board: Board, query: SimilarQuery) -> dict[str, Any]:
-    """Returns rollouts by the share of n-grams that their beginnings have in common with that of one.
+    """Return rollouts by the share of n-grams that the beginnings of their responses share with that of the given one.
 
-    The candidates are those that share the most of its rare words, a word counting the more the rarer it is.
+    The candidates are the responses that share the most of its rare words; rarer words have a higher weight.
     """
     run = board.run(query.run)
     snapshot = run.snapshot()
@@ -49,7 +49,7 @@ def similar(board: Board, query: SimilarQuery) -> dict[str, Any]:
 
 
 def _candidates(snapshot: Snapshot, response: str) -> Array:
-    """Returns the rows that share the most rare words with a text."""
+    """Return the rows that share the most rare words with a text."""
     if not snapshot.state.pieces:
         return np.empty(0, np.int64)
     known = dictionary(snapshot.folder, snapshot.state.pieces)
@@ -57,7 +57,7 @@ def _candidates(snapshot: Snapshot, response: str) -> Array:
     count = known.totals[features]
     shared = np.flatnonzero(count > 1)
     rarest = shared[np.argsort(count[shared], kind="stable")[:MOST_WORDS]]
-    # Words of many responses tell little and take long.
+    # Words that occur in many responses are not very informative and take long to look up.
     rarest = rarest[(count[rarest] < COMMON * snapshot.rows) | (np.arange(len(rarest)) < FEWEST_WORDS)]
     score = known.scores(features[rarest], np.log1p(snapshot.rows / count[rarest]), snapshot.rows)
     if snapshot.alive is not None:
@@ -68,7 +68,7 @@ def _candidates(snapshot: Snapshot, response: str) -> Array:
 
 
 def _shared(run: OpenRun, snapshot: Snapshot, rows: Array, response: str) -> Array:
-    """Returns for each row how many n-grams it has in common with a text, of those that either has."""
+    """Return for each row the Jaccard index of its n-grams and those of a text."""
     if not len(rows):
         return np.empty(0)
     own = _ngrams(response)

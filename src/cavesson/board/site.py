@@ -1,4 +1,4 @@
-"""The page, which is answered at once, and the data, for which the runs must be open."""
+"""The page, which is served at once, and the data, which needs the open runs."""
 
 import asyncio
 from concurrent.futures import Future
@@ -17,12 +17,12 @@ MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".s
 
 
 class Site:
-    """Answers requests for the page, while what answers the others may still be on its way.
+    """Serves the page while the application that handles the other requests may still be starting.
 
     Args:
-        api: What answers requests for data, once it is there.
-        opening: What was answered first the last time, if it is kept.
-        asked: Is set once something is asked for that only the open runs can answer.
+        api: The application that handles requests for data, once it is ready.
+        opening: The cached response to the first request, if there is one.
+        asked: Set at the first request that only the open runs can answer.
     """
 
     def __init__(self, api: "Future[ASGIApp]", opening: Opening | None = None, asked: Event | None = None) -> None:
@@ -42,13 +42,13 @@ class Site:
                 return
             send = _keeping(opening, scope["query_string"], send)
         self.asked.set()
-        # A request that is given up must not take the others' answer with it.
+        # Without the shield, one cancelled request would cancel the start for all others.
         api = self.api.result() if self.api.done() else await asyncio.shield(asyncio.wrap_future(self.api))
         await api(scope, receive, send)
 
 
 def _keeping(opening: Opening, query: bytes, send: Send) -> Send:
-    """Returns what sends an answer and keeps it for the next start."""
+    """Return a function that sends a response and caches it for the next start."""
     status, body = 0, b""
 
     async def send_and_keep(message: Message) -> None:
@@ -63,7 +63,7 @@ def _keeping(opening: Opening, query: bytes, send: Send) -> Send:
 
 
 def _page(path: str, method: str) -> Response:
-    """Returns a file of the page, or for any other address, each being a view of it, the page itself."""
+    """Return a file of the page, or the page itself for any other path, as each is a view of it."""
     if method not in ("GET", "HEAD"):
         return refuse("the page can only be read", 405)
     files = {f"/{file.name}": file for file in STATIC.iterdir()} if STATIC.is_dir() else {}

@@ -1,4 +1,4 @@
-"""SQL over one run, read-only and within limits."""
+"""SQL on one run, read-only and within limits."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ class SqlQuery(RunQuery):
 
 
 def sql(board: Board, query: SqlQuery) -> dict[str, Any]:
-    """Runs one query under the limits of ``cavesson sql``."""
-    from cavesson.record.query import query as run_query  # DuckDB, of which the page's start need not wait
+    """Run one query under the limits of ``cavesson sql``."""
+    from cavesson.record.query import query as run_query  # imports DuckDB, which would slow down the start
 
     answer = run_query(board.run(query.run).record, query.query, seconds=SECONDS, memory=MEMORY)
     return {
@@ -32,5 +32,5 @@ def sql(board: Board, query: SqlQuery) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns what JSON can say of a value."""
+    """Return a value that JSON can represent."""
     return value if isinstance(value, bool | int | float | str | None) else str(value)

@@ -1,4 +1,4 @@
-"""Stars and notes on rollouts, kept beside the record in one JSON file."""
+"""Stars and notes on rollouts, stored next to the record in a JSON file."""
 
 import json
 import os
@@ -18,11 +18,11 @@ WAIT = 10
 
 
 class Stars:
-    """Notes by (step, sample); a star without words is an empty note.
+    """Notes by (step, sample); a star without a note has an empty one.
 
     Args:
-        record: The opened record; its folder holds ``stars.json`` where it can be written.
-        fallback: Folder that does otherwise.
+        record: The opened record; ``stars.json`` is in its folder if the folder is writable.
+        fallback: The folder to use otherwise.
     """
 
     def __init__(self, record: Run, fallback: Path) -> None:
@@ -31,12 +31,12 @@ class Stars:
 
     @property
     def path(self) -> Path:
-        """Where they are; a run may begin after its board."""
+        """The path of the file, which can change because a run may start after its board."""
         writable = self._folder is not None and os.access(self._folder, os.W_OK)
         return (self._folder if self._folder is not None and writable else self._fallback) / "stars.json"
 
     def all(self) -> dict[tuple[int, int], str]:
-        """Returns every note, those that another board wrote included."""
+        """Return all notes, including those written by another board."""
         if not self.path.is_file():
             return {}
         try:
@@ -47,18 +47,18 @@ class Stars:
             raise UserError(f"{self.path} holds no stars; mend it or move it away") from None
 
     def put(self, step: int, sample: int, note: str) -> None:
-        """Stars a rollout, or changes its note."""
+        """Star a rollout, or change its note."""
         with self._changing() as stars:
             stars[step, sample] = note
 
     def remove(self, step: int, sample: int) -> bool:
-        """Takes a star away; returns whether there was one."""
+        """Remove a star; return whether there was one."""
         with self._changing() as stars:
             return stars.pop((step, sample), None) is not None
 
     @contextmanager
     def _changing(self) -> Iterator[dict[tuple[int, int], str]]:
-        """Yields all notes and writes them back; meanwhile no other thread, process or board can change them."""
+        """Yield all notes and write them back; no other thread, process or board can change them in the meantime."""
         path = self.path
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -73,6 +73,6 @@ class Stars:
 
     def _write(self, path: Path, stars: dict[tuple[int, int], str]) -> None:
         entries = [{"step": step, "sample": sample, "note": note} for (step, sample), note in sorted(stars.items())]
-        # Plain ASCII: half a surrogate pair in a note is kept as it is.
+        # Escaped as ASCII, so that a lone surrogate in a note is preserved.
         with replacing(path) as file:
             file.write(json.dumps({"stars": entries}, indent=1).encode())

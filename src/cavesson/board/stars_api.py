@@ -17,13 +17,13 @@ class StarQuery(RolloutQuery):
 
 
 def stars(board: Board, query: RunQuery) -> list[dict[str, Any]]:
-    """Returns every star with its note."""
+    """Return every star with its note."""
     found = sorted(board.run(query.run).stars.all().items())
     return [{"step": step, "sample": sample, "note": note} for (step, sample), note in found]
 
 
 def put(board: Board, query: StarQuery) -> dict[str, Any]:
-    """Stars a rollout, or changes its note."""
+    """Star a rollout, or change its note."""
     run = board.run(query.run)
     read(run, query.step, query.sample)
     run.stars.put(query.step, query.sample, query.note)
@@ -31,7 +31,7 @@ def put(board: Board, query: StarQuery) -> dict[str, Any]:
 
 
 def remove(board: Board, query: RolloutQuery) -> dict[str, Any]:
-    """Takes a star away."""
+    """Remove a star."""
     if not board.run(query.run).stars.remove(query.step, query.sample):
         raise NotFoundError(f"step {query.step}, sample {query.sample} has no star")
     return {}

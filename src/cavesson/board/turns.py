@@ -1,4 +1,4 @@
-"""Turns for the heaviest requests, so that however many are sent, the others are still answered."""
+"""A queue for the most expensive requests, so that other requests are answered however many of these are sent."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,16 +8,16 @@ from cavesson.errors import UserError
 
 
 class BusyError(UserError):
-    """Too much was asked for at once; the same request can be sent again later."""
+    """Too many requests are running; the same request can be sent again later."""
 
 
 class Turns:
-    """Lets a few requests run at once and a few more wait for a moment; the rest are refused at once.
+    """Runs a few requests at once and lets a few more wait for a moment; rejects all others.
 
     Args:
-        running: How many run at once.
-        waiting: How many wait.
-        seconds: How long one waits at most.
+        running: Maximum number of running requests.
+        waiting: Maximum number of waiting requests.
+        seconds: Maximum time that a request waits.
     """
 
     def __init__(self, running: int, waiting: int, seconds: float) -> None:
@@ -28,10 +28,10 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Waits for a turn, and holds it.
+        """Wait for a turn, and hold it.
 
         Raises:
-            BusyError: Too many wait already, or none of those that run has ended in time.
+            BusyError: Too many requests are already waiting, or no running request ended in time.
         """
         await self._acquire()
         try:

@@ -1,1 +1,1 @@
-"""What will go wrong in a run, said before it starts."""
+"""Checks of a recipe or a reward before a run starts."""

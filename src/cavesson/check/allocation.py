@@ -1,8 +1,8 @@
-"""Which memory a computation takes, found by doing it with tensors that have a shape and no numbers.
+"""The memory that a computation takes, measured by running it with fake tensors, which have a shape but no data.
 
-PyTorch's `FakeTensorMode` runs a model's real code in a moment and in no memory: every operator says what it would
-return, the attention kernel of the device included. What is alive at any time is therefore counted, not estimated, for
-any architecture, adapters or not.
+PyTorch's `FakeTensorMode` runs a model's real code fast and without memory: every operator, including the attention
+kernel of the device, only reports what it would return. Live memory is therefore counted, not estimated, for any
+architecture, with or without adapters.
 """
 
 import weakref
@@ -21,7 +21,7 @@ __all__ = ["Allocations", "FakeTensorMode", "without_numbers"]
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of all storages that operators make within it, as long as something refers to them."""
+    """Counts the bytes of all storages that operators create inside this mode, for as long as they are referenced."""
 
     def __init__(self, heap: Heap | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,7 +54,7 @@ class Allocations(TorchDispatchMode):
 
 
 def without_numbers(model: nn.Module, device: str) -> nn.Module:
-    """Give a model on the meta device fake tensors on `device`, in place; to be called within a `FakeTensorMode`."""
+    """Replace a model's meta tensors by fake tensors on `device`, in place; call it inside a `FakeTensorMode`."""
     made: dict[Tensor, Tensor] = {}  # tied weights stay tied
     for module in model.modules():
         for holder in (module._parameters, module._buffers):

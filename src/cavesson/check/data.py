@@ -1,4 +1,4 @@
-"""What is wrong with the rows of a run: too long, twice there, or held out and learned at once."""
+"""Checks of the rows of a run: too long, duplicated, or both held out and trained on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +41,7 @@ def check_prompts(settings: RolloutRun, prompts: PromptSet) -> Results:
 
 
 def check_examples(settings: ExampleRun, examples: Examples[Any], kind: type[Demonstration] | type[Pair]) -> Results:
-    """Check the examples that a run learns from."""
+    """Check the examples that a run trains on."""
     if settings.data.stream:
         yield Skipped("data", "it is read while training (data.stream)")
         return

@@ -1,4 +1,4 @@
-"""Whether what a run writes has room."""
+"""Check of the disk space that a run needs."""
 
 import shutil
 from pathlib import Path
@@ -15,12 +15,12 @@ _BYTES_PER_ROLLOUT = 2000
 
 
 def check_disk(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> Results:
-    """Compare the free space with checkpoints, model and record.
+    """Compare the free disk space with the size of checkpoints, model and record.
 
     Args:
-        settings: of the run.
-        weights: bytes of the model as it is saved at the end.
-        learns: bytes of a checkpoint: weights that learn and the optimiser's state.
+        settings: settings of the run.
+        weights: size in bytes of the model saved at the end.
+        learns: size in bytes of a checkpoint: trainable weights and optimiser state.
     """
     need = disk_need(settings, weights, learns)
     place = next(folder for folder in (settings.run, *settings.run.absolute().parents) if folder.exists())
@@ -43,7 +43,7 @@ def check_disk(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> 
 
 
 def disk_need(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> dict[str, int]:
-    """Bytes on disk; while a checkpoint is written, the ones it replaces are still there."""
+    """Return the bytes needed on disk, by purpose; while a checkpoint is written, the one it replaces still exists."""
     need = {"checkpoints": (settings.checkpoint.keep + 1) * learns, "model": weights}
     if isinstance(settings, RolloutRun):
         rollouts = settings.steps * settings.batch_size
@@ -53,5 +53,5 @@ def disk_need(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> d
 
 
 def gigabytes(size: float) -> str:
-    """A size as people read it."""
+    """Format a number of bytes as MB or GB."""
     return f"{number(size / 2**30)} GB" if size >= 2**30 else f"{number(round(size / 2**20, 1))} MB"

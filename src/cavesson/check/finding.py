@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The results of a check."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from cavesson.doctor.finding import Severity
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that will go wrong, or may; severities are the doctor's."""
+    """A problem that will or may occur; severities are the doctor's."""
 
     check: str
     severity: Severity
@@ -24,7 +24,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Fine:
-    """Something that was looked at and is as it should be."""
+    """A check without a finding."""
 
     check: str
     seen: float | str
@@ -33,7 +33,7 @@ class Fine:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something that could not be looked at, and why."""
+    """A check that could not be done, and why."""
 
     check: str
     reason: str

@@ -1,13 +1,13 @@
-"""How far the C library's heap grows for given requests: further than what is alive, since holes stay between pieces.
+"""How far the C library's heap grows for given requests: beyond the live bytes, because of holes between blocks.
 
-PyTorch asks for memory aligned to 64 bytes. glibc answers `posix_memalign` from a free piece that is larger by the
-alignment and by the smallest piece there is, so the hole that a tensor leaves is too small for the next of its size
-unless a neighbour is freed as well (glibc's bug 14581), and small objects settle in it. `train.memory` lets nothing go
-back to the system below 32 MB. Activations then take up to 1.8 times their own size.
+PyTorch requests memory aligned to 64 bytes. glibc serves `posix_memalign` from a free block that is larger than the
+request by the alignment and the minimum block size. The hole that a tensor leaves is therefore too small for the next
+tensor of its size unless a neighbour is freed as well (glibc bug 14581), and small objects fill it. `train.memory`
+returns nothing below 32 MB to the system. Activations then take up to 1.8 times their own size.
 
-How much that is nobody can say but glibc. It is asked: here, every storage of a computation without numbers really gets
-its bytes, in the same order, and none of them is ever written to. Memory that is not written to is not there: it costs
-addresses only. Every page that a piece lies on is counted once, as it would stay.
+Only glibc itself can tell how much that is. So every storage of a computation on fake tensors is really allocated
+here, in the same order, and never written to. Memory that is never written to uses only address space. Every page that
+a block touches is counted once, because it would stay resident.
 """
 
 import ctypes
@@ -21,11 +21,11 @@ from cavesson.train.memory import MAPPED_FROM, keep_freed_memory
 ALIGNMENT = 64
 """gAlignment in PyTorch's c10/core/alignment.h."""
 _PAGE = 4096
-_NO_HUGE_PAGES = 41  # PR_SET_THP_DISABLE: else the header of a piece would make two megabytes resident
+_NO_HUGE_PAGES = 41  # PR_SET_THP_DISABLE: otherwise the header of a block would make 2 MB resident
 
 
 class Heap:
-    """The heap of this process, used as the run's would be: pieces from `MAPPED_FROM` on are mapped by themselves."""
+    """The heap of this process, used as a run would use it: blocks from `MAPPED_FROM` on are mapped separately."""
 
     def __init__(self) -> None:
         keep_freed_memory()
@@ -39,7 +39,11 @@ class Heap:
         """bytes on pages of the heap that were ever used, and those of pieces that are mapped, at their highest"""
 
     def take(self, size: int) -> tuple[int, int]:
-        """Ask for so many bytes."""
+        """Allocate bytes, and return the address and size.
+
+        Raises:
+            MemoryError: there is not enough address space.
+        """
         place = ctypes.c_void_p()
         if self._libc.posix_memalign(ctypes.byref(place), ALIGNMENT, max(1, size)):
             raise MemoryError(f"no addresses for {size} bytes")
@@ -52,7 +56,7 @@ class Heap:
         return address, size
 
     def give(self, piece: tuple[int, int]) -> None:
-        """Free what was asked for."""
+        """Free an allocation returned by `take`."""
         address, size = piece
         self._mapped -= size if size >= MAPPED_FROM else 0
         self._libc.free(ctypes.c_void_p(address))
@@ -62,7 +66,7 @@ class Heap:
 
     def _touch(self, address: int, size: int) -> None:
         first, behind = (address - self._begin) // _PAGE, -(-(address + size - self._begin) // _PAGE)
-        if first < 0 or behind > 2**32:  # of another heap, which glibc makes where this one cannot grow
+        if first < 0 or behind > 2**32:  # in another heap, which glibc creates if this one cannot grow
             self._kept += size
             return
         if behind > len(self._touched):
@@ -74,7 +78,7 @@ class Heap:
 
 
 def has_glibc() -> bool:
-    """Whether this process' heap is glibc's."""
+    """Return whether this process uses glibc's heap."""
     try:
         _glibc()
         _heap_begin()

@@ -1,4 +1,4 @@
-"""The largest batch that a run will hold, found in its data and settings."""
+"""The largest batch of a run, determined from its data and settings."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ _MOST_STEPS = 1000
 
 
 class Rollouts(NamedTuple):
-    """What algorithms that sample hold at a time."""
+    """The largest batch of algorithms that sample."""
 
     sampled: int
     """sequences sampled at the same time"""
@@ -38,7 +38,7 @@ class Rollouts(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """What algorithms that learn from examples hold at a time."""
+    """The largest batch of algorithms that learn from examples."""
 
     rows: int
     width: int
@@ -52,10 +52,10 @@ class Sequences(NamedTuple):
 
 
 def largest_rollouts(settings: RolloutRun, prompts: PromptSet) -> Rollouts:
-    """The batch with the longest prompts of the run, if every response reaches the length limit.
+    """Return the largest batch: the longest prompt of the run, with every response at the length limit.
 
-    A micro-batch whose rows are drawn at random from the step may hold as many different prompts as it has rows; rows
-    that stand in order hold each prompt `samples_per_prompt` times.
+    A micro-batch whose rows are drawn at random from the step may hold as many different prompts as it has rows; in a
+    micro-batch of consecutive rows, each prompt occurs `samples_per_prompt` times.
     """
     update, batch, samples = settings.update, settings.batch_size, settings.samples_per_prompt
     mini = math.ceil(batch / update.mini_batches)
@@ -76,8 +76,8 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet) -> Rollouts:
 
 
 def scored_rows(settings: RolloutRun) -> int:
-    """Rollouts that are scored at the same time, without gradients."""
-    # Those that are learned from in mini-batches; those that are not, where a step samples more, by the batch.
+    """Return the number of rollouts that are scored at the same time, without gradients."""
+    # A mini-batch at most, unless a step can sample several batches: the others are scored as whole batches.
     resamples = settings.algorithm.most_batches > 1
     most = settings.batch_size if resamples else math.ceil(settings.batch_size / settings.update.mini_batches)
     return min(settings.update.micro_batch_size or most, most)
@@ -92,7 +92,7 @@ def _longest_prompt(settings: RolloutRun, prompts: PromptSet) -> int:
 
 
 def largest_sequences(settings: ExampleRun, examples: Examples[Any]) -> Sequences:
-    """The micro-batch with the most tokens, padding included, of those that the run will make."""
+    """Return the micro-batch of the run with the most tokens, padding included."""
     batch = settings.batch_size
     at_once = settings.update.micro_batch_size or batch
     steps = min(settings.steps_over(examples.train.size) or _MOST_STEPS, _MOST_STEPS)
@@ -105,7 +105,7 @@ def largest_sequences(settings: ExampleRun, examples: Examples[Any]) -> Sequence
 
 
 def sequences_of(examples: Iterable[Tokens | PairTokens]) -> list[Tokens]:
-    """The sequences that examples are made of: itself, or both of a pair."""
+    """Return the sequences of examples: one per demonstration, two per pair."""
     return [part for e in examples for part in ((e,) if isinstance(e, Tokens) else (e.chosen, e.rejected))]
 
 

@@ -1,8 +1,8 @@
-"""The memory that a run will take at its peak, from its settings, its data and its model's config alone.
+"""The peak memory of a run, predicted from its settings, its data and its model's config.
 
-Two steps of the run are rehearsed with tensors that have a shape and no numbers (`allocation`), through the functions
-that the run itself calls, on the largest batch that it will hold: what is alive at any time is counted and not
-estimated, whatever the architecture. Only the weights are not made: a safetensors file is mapped, page by page.
+Two steps of the run are rehearsed with fake tensors, which have a shape but no data (`allocation`), through the
+functions that the run itself calls, on its largest batch. Live memory is therefore counted, not estimated, for any
+architecture. Only the weights are not allocated: a safetensors file is mapped, page by page.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ QUANTIZED_BITS = {"nf4": 4.127, "int8": 8.0}
 
 @dataclass(frozen=True)
 class Memory:
-    """What a run holds in memory, in bytes; without Python, its libraries and the data."""
+    """The memory of a run in bytes, without Python, its libraries and the data."""
 
     stays: dict[str, int]
     """what is there from the first step to the last, by what it is"""
@@ -48,21 +48,21 @@ class Memory:
 
     @property
     def phase(self) -> str:
-        """When most comes on top."""
+        """The phase that needs the most additional memory."""
         return max(self.phases, key=lambda name: self.phases[name])
 
 
 def rollout_memory(
     settings: RolloutRun, largest: Rollouts, tokenizer: PreTrainedTokenizerBase, rewards: int, device: str
 ) -> Memory:
-    """The memory of a run that learns from its own responses.
+    """Predict the memory of a run that learns from its own responses.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         largest: its largest batch.
-        tokenizer: of the model.
-        rewards: bytes of reward models.
-        device: where the model is, such as "cpu".
+        tokenizer: tokenizer of the model.
+        rewards: size of the reward models in bytes.
+        device: device of the model, such as "cpu".
     """
     critic_start = _critic_model(settings)
     frozen = _reference_model(settings.model, settings.reference)
@@ -78,7 +78,7 @@ def rollout_memory(
             reference.requires_grad_(False)
         run = _Run(settings.model, device, model, {"reference": reference, "critic": critic})
         with run.begun():
-            for _ in range(2):  # the second step meets the optimiser's averages and the heap as the first one left it
+            for _ in range(2):  # the second step starts with the optimiser state and the heap that the first one left
                 run.phase("sampling", lambda: rehearsal.sample(model, settings.sampling, largest))
                 if not largest.single_pass:
                     run.phase("scoring", lambda: rehearsal.score([model, reference or model], critic, scored))
@@ -92,7 +92,7 @@ def rollout_memory(
 def example_memory(
     settings: ExampleRun, largest: Sequences, tokenizer: PreTrainedTokenizerBase, classifier: bool, device: str
 ) -> Memory:
-    """The memory of a run that learns from examples; `classifier` says that it trains a reward model."""
+    """Predict the memory of a run that learns from examples; `classifier` means that it trains a reward model."""
 
     def rehearsed(layers: int | None) -> Memory:
         model = skeleton(settings.model, tokenizer, classifier=classifier, layers=layers)
@@ -107,7 +107,7 @@ def example_memory(
 
 
 def _of_all_layers(rehearsed: Callable[[int | None], Memory], settings: ModelSettings) -> Memory:
-    """Of a deep model, few and twice as many layers are rehearsed: each further one is as large as these."""
+    """Rehearse all layers, or extrapolate linearly from few and twice as many layers if the model is deep."""
     layers = settings.new.layers if settings.new is not None else layers_of(config_of(settings))
     if settings.new is not None or layers <= 2 * FEW_LAYERS:
         return rehearsed(None)
@@ -127,10 +127,10 @@ def _of_all_layers(rehearsed: Callable[[int | None], Memory], settings: ModelSet
 
 @dataclass
 class _Run:
-    """A rehearsed run: its models, what it has allocated, and what AdamW keeps.
+    """A rehearsed run: its models, its allocations and the state of AdamW.
 
-    AdamW keeps the averages of gradient and squared gradient in float32, 8 bytes for every weight that learns; weights
-    that learn in bfloat16 have a float32 copy, and gradients are in float32 (`train.optimizer`).
+    AdamW keeps the averages of gradient and squared gradient in float32, 8 bytes per trainable weight. Trainable
+    bfloat16 weights have a float32 copy, and gradients are in float32 (`train.optimizer`).
     """
 
     settings: ModelSettings
@@ -142,7 +142,7 @@ class _Run:
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Make what stays, then do what is asked without numbers."""
+        """Allocate the permanent tensors, then run the block with fake tensors."""
         heap = None
         if self.device == "cpu" and has_glibc():
             heap = Heap()
@@ -165,13 +165,13 @@ class _Run:
             heap.close()
 
     def phase(self, name: str, work: Callable[[], None]) -> None:
-        """Do some work, and note the most that is alive in it."""
+        """Do some work, and record the peak of live bytes during it."""
         self.allocations.peak = self.allocations.live
         work()
         self.seen[name] = max(self.seen.get(name, 0), self.allocations.peak)
 
     def optimise(self) -> None:
-        """An optimiser step, after which there is no gradient."""
+        """Perform an optimiser step, which frees the gradients."""
         for p in self.learns:
             if p not in self.averages:
                 like = self.copies.get(p, p.detach())
@@ -179,7 +179,7 @@ class _Run:
             p.grad = None
 
     def memory(self, more: dict[str, int]) -> Memory:
-        """What was found."""
+        """Return the memory measured in the rehearsal, plus further permanent memory by name."""
         numbers = sum(p.numel() for p in self.learns)
         made = {name: bytes_of(other.parameters()) for name, other in self.others.items() if other is not None}
         made["optimiser"] = 8 * numbers + sum(4 * p.numel() for p in self.copies)
@@ -191,7 +191,7 @@ class _Run:
 
 
 def _weights(model: nn.Module, settings: ModelSettings) -> int:
-    """Bytes of the weights, where they are packed in fewer bits as that."""
+    """Return the bytes of the weights, taking quantization into account."""
     weights = bytes_of(model.parameters())
     if settings.quantization is None:
         return weights
@@ -201,7 +201,7 @@ def _weights(model: nn.Module, settings: ModelSettings) -> int:
 
 
 def _reference_model(model: ModelSettings, reference: ReferenceSettings) -> ModelSettings | None:
-    """The model that is a frozen reference; None where that is no model of its own."""
+    """Return the settings of the frozen reference, or None if it is not a separate model."""
     start = reference.start(model.dtype)
     if start is not None:
         return ModelSettings(**dict(start))
@@ -209,7 +209,7 @@ def _reference_model(model: ModelSettings, reference: ReferenceSettings) -> Mode
 
 
 def _critic_model(settings: RolloutRun) -> ModelSettings | None:
-    """The model that a separate critic starts from; None where there is no such critic."""
+    """Return the settings of the model that a separate critic starts from, or None if there is no such critic."""
     if settings.critic is None or not settings.critic.is_separate:
         return None
     start = settings.critic.start(settings.model.dtype)

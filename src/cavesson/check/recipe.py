@@ -1,4 +1,4 @@
-"""Which runs a recipe describes: one command's, or the stages of `cavesson align`."""
+"""The runs that a recipe describes: that of one command, or the stages of `cavesson align`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from cavesson.rewards.settings import RewardSettings
 
 
 class Planned(NamedTuple):
-    """A run that is to be checked."""
+    """A run to be checked."""
 
     name: str
     """of its stage, or its recipe"""
@@ -36,13 +36,13 @@ class _Anything(Settings):
 
 
 def planned(recipe: Path | None, flags: Sequence[str], command: str | None) -> list[Planned]:
-    """The runs of a recipe with the flags laid over it.
+    """Return the runs of a recipe with the flags applied.
 
-    A recipe does not name its command. Where it fits several, the name of its file or folder decides, and where that
-    does not, `command` must.
+    A recipe does not name its command. If it fits several commands, its tables or the name of its file decide; if they
+    do not, `command` must be given.
 
     Raises:
-        UserError: no command takes the recipe, or several do.
+        UserError: no command accepts the recipe, or several do.
     """
     values = load(_Anything, recipe, flags).model_extra or {}
     source = str(recipe) if recipe else "the flags"
@@ -56,7 +56,7 @@ def planned(recipe: Path | None, flags: Sequence[str], command: str | None) -> l
 
 
 def _is_align(values: Mapping[str, Any]) -> bool:
-    """Stages are tables with data or a model of their own."""
+    """Return whether a recipe has stages, which are tables with their own data."""
     tables = [table for name, table in values.items() if isinstance(table, dict) and name not in ("data", "model")]
     return any("data" in table and not isinstance(table["data"], str) for table in tables)
 
@@ -70,13 +70,13 @@ def _fitting(values: Mapping[str, Any], source: str, command: str | None) -> dic
             runs[name] = check(ALGORITHMS[name].settings, values, source)
         except UserError as mistake:
             mistakes[name] = mistake
-    if not runs:  # what is wrong with it, said by the command that knows most of its settings
+    if not runs:  # report the error of the command that knows most of the settings
         raise mistakes[max(mistakes, key=lambda name: len(values.keys() & ALGORITHMS[name].settings.model_fields))]
     return runs
 
 
 def _named(runs: Mapping[str, Any], recipe: Path | None, values: Mapping[str, Any]) -> str:
-    """The command that the recipe is for, by its tables or its name."""
+    """Return the command that the recipe is for, judging by its tables or its name."""
     if len(runs) == 1:
         return next(iter(runs))
     own = [name for name in runs if name.replace("-", "_") in values]

@@ -1,6 +1,6 @@
-"""The work of a training step on fake tensors: the run's own functions, with the largest batch it will hold.
+"""A training step on fake tensors, with the run's own functions and its largest batch.
 
-Where the run looks at numbers, such as which of the prompts are the same, the rehearsal is told (`largest`).
+What a run would find out from values, such as which prompts are the same, the rehearsal takes from `largest`.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ from cavesson.sampling.settings import SamplingSettings
 
 @torch.no_grad()
 def sample(model: nn.Module, settings: SamplingSettings, largest: Rollouts) -> None:
-    """The prompts and the last of the tokens: what `Sampler` does, with the cache that it will choose if one fails."""
+    """Process the prompts and the last token as `Sampler` does, with the cache that it falls back to if one fails."""
     model.eval()
     longest, config = largest.prompt + largest.response, causal(model).config
     try:
         _decode(model, settings, largest, largest.prompt, StaticCache(config=config, max_cache_len=longest))
     except UNSUPPORTED:
-        # A growing cache is as long as what was read: a prompt of all tokens but the last stands for the responses.
+        # A growing cache is as long as the tokens read, so a prompt of all tokens but the last stands in for responses.
         _decode(model, settings, largest, longest - 1, DynamicCache(config=config))
 
 
@@ -47,7 +47,7 @@ def _decode(model: nn.Module, settings: SamplingSettings, largest: Rollouts, pro
 
 @torch.no_grad()
 def score(models: Sequence[nn.Module], critic: nn.Module | None, largest: Rollouts) -> None:
-    """Log-probabilities of policy and reference, and values: what `score_rollouts` does."""
+    """Compute log-probabilities of policy and reference, and values, as `score_rollouts` does."""
     policy, *others = models
     _scores(policy, critic, largest)
     for other in others:
@@ -57,9 +57,9 @@ def score(models: Sequence[nn.Module], critic: nn.Module | None, largest: Rollou
 def learn(
     model: nn.Module, critic: nn.Module | None, reference: nn.Module | None, settings: RolloutRun, largest: Rollouts
 ) -> None:
-    """Forward and backward of micro-batches, the gradients of the first being there in the second.
+    """Run forward and backward passes of up to two micro-batches, so that the second adds to existing gradients.
 
-    Where scoring keeps its graph for the only update, the reference scores while it is there.
+    If scoring keeps its graph for the only update, the reference scores while that graph is in memory.
     """
     for _ in range(min(2, largest.passes)):
         total = _scores(model, critic, largest)
@@ -69,7 +69,7 @@ def learn(
 
 
 def learn_sequences(model: nn.Module, largest: Sequences, classifier: bool) -> None:
-    """Forward and backward of micro-batches of rows, the gradients of the first being there in the second."""
+    """Run forward and backward passes of up to two micro-batches of rows, so that the second adds to gradients."""
     for _ in range(min(2, largest.passes)):
         ids = _ones(model, largest.rows, largest.width)
         layout: Any = Layout(ids, ids if largest.packed else None, ids)
@@ -84,7 +84,7 @@ def _ones(model: nn.Module, rows: int, width: int) -> Tensor:
 
 
 def _scores(model: nn.Module, critic: nn.Module | None, largest: Rollouts) -> Tensor:
-    """A number that depends on every log-probability, entropy and value: what `Policy` does."""
+    """Compute a scalar that depends on every log-probability, entropy and value, as `Policy` computes them."""
     hidden = _hidden(model, largest)
     seen = hidden if critic is None else _hidden(critic, largest)
     tokens = torch.zeros(largest.rows * largest.response, dtype=torch.long, device=hidden.device)
@@ -98,7 +98,7 @@ def _logprobs(hidden: Tensor, head: Head) -> Tensor:
 
 
 def _hidden(model: nn.Module, largest: Rollouts) -> Tensor:
-    """The states before every response token, `[B, T, H]`; a prompt of several responses is read once."""
+    """Compute the states before every response token, `[B, T, H]`; a shared prompt is read once."""
     rows, prompt, response = largest.rows, largest.prompt, largest.response
     cache = growing_cache(causal(model).config) if largest.shared else None
     mask = _ones(model, rows, prompt + response - 1)

@@ -1,4 +1,4 @@
-"""What was found, in the terminal and as plain data."""
+"""Reports of a check, in the terminal and as plain data."""
 
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +18,7 @@ from cavesson.text.visible import visible
 
 
 def plain(report: Report) -> dict[str, Any]:
-    """A report, ready for JSON; findings have the names that the doctor's have."""
+    """Convert a report to plain data for JSON; findings use the same keys as the doctor's."""
     memory = report.memory
     return {
         "name": report.name,
@@ -35,7 +35,7 @@ def plain(report: Report) -> dict[str, Any]:
 
 
 def show(console: Console, report: Report) -> None:
-    """Print what is wrong, what is expected, what is fine, and what was not looked at."""
+    """Print the findings, the expected memory and first responses, the healthy checks and the skipped ones."""
     console.print(Text.assemble((visible(report.name), "bold"), f"  checked as cavesson {report.command}"))
     for finding in _sorted(report):
         _show_finding(console, finding)

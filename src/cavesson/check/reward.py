@@ -1,4 +1,4 @@
-"""An examination of a reward: does good beat bad, and what else does it look at."""
+"""Examination of a reward: whether good responses beat bad ones, and what else it depends on."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ _SPOILED = {
 
 
 class Said(NamedTuple):
-    """A response to a prompt, and where the data has one, a worse response."""
+    """A response to a prompt, and a worse response if the data has one."""
 
     prompt: str
     good: str
@@ -47,12 +47,12 @@ class Said(NamedTuple):
 
 
 def examine(said: Sequence[Said], score: Score, learned: bool) -> Results:
-    """Score good responses beside what is made of them.
+    """Compare the scores of good responses with those of altered versions of them.
 
     Args:
         said: rows of data.
         score: the reward.
-        learned: whether the reward is a model. A rule, such as "is the number right", need not mind the order of words:
+        learned: whether the reward is a model. A rule, such as "is the number right", need not depend on word order:
             what would be a weakness of a model is a property of a rule.
     """
     if len(said) < 4:
@@ -77,7 +77,7 @@ def examine(said: Sequence[Said], score: Score, learned: bool) -> Results:
     yield from _pairs(said, score)
     yield from _spoiled(said, score, good, learned)
     yield _share_of_prompt(said, score)
-    if np.ptp(good) == 0:  # as of right answers
+    if np.ptp(good) == 0:  # for example, all answers are right
         yield Skipped("reward-tricks", f"good responses all have {good[0]:g}: more is not to be had")
         return
     yield Fine("reward-spread", float(good.std()), "standard deviation of the reward over good responses; above 0")
@@ -86,7 +86,7 @@ def examine(said: Sequence[Said], score: Score, learned: bool) -> Results:
 
 
 def _pairs(said: Sequence[Said], score: Score) -> Results:
-    """Rows 5 and 48: 65 to 80 % is usual on human preferences, 67 % already weak."""
+    """Check the accuracy on pairs (rows 5 and 48): 65 to 80 % is usual on human preferences, and 67 % is weak."""
     pairs = [row for row, one in enumerate(said) if one.bad is not None]
     if not pairs:
         yield Skipped("reward-pairs", "the data has no pairs of a better and a worse response; give --pairs FILE")
@@ -112,7 +112,7 @@ def _pairs(said: Sequence[Said], score: Score) -> Results:
 
 
 def _spoiled(said: Sequence[Said], score: Score, good: Numbers, learned: bool) -> Results:
-    """Row 48: the response must beat what is no response."""
+    """Check that responses beat altered ones that are not real answers (row 48)."""
     numbers = generator(0, Purpose.EXAMINATION)
     spoiled = {
         "shuffled": [_shuffled(one.good, numbers) for one in said],
@@ -142,10 +142,10 @@ def _spoiled(said: Sequence[Said], score: Score, good: Numbers, learned: bool) -
 
 
 def _share_of_prompt(said: Sequence[Said], score: Score) -> Result:
-    """Row 45: every response scored after every prompt, and what share of the variance the prompt explains.
+    """Score every response after every prompt, and check the share of the variance that the prompt explains (row 45).
 
-    Of a table with a row per prompt it is Var(mean of a row) / Var(everything), which does not confuse a prompt with
-    the response that belongs to it.
+    In a table with one row per prompt, the share is Var(row means) / Var(all), which separates the effect of a prompt
+    from that of the response that belongs to it.
     """
     size = min(_CROSSED, len(said))
     prompts = [row for row in range(size) for _ in range(size)]
@@ -168,7 +168,7 @@ def _share_of_prompt(said: Sequence[Said], score: Score) -> Result:
 
 
 def _length(said: Sequence[Said], good: Numbers, learned: bool) -> Result:
-    """Row 51."""
+    """Check the correlation of reward and length (row 51)."""
     lengths = [len(one.good) for one in said]
     seen = float(stats.spearmanr(lengths, good).statistic) if len(set(lengths)) > 1 else 0.0
     healthy = f"Spearman correlation of reward and length; between −{_LENGTH:g} and {_LENGTH:g}"
@@ -188,7 +188,7 @@ def _length(said: Sequence[Said], good: Numbers, learned: bool) -> Result:
 
 
 def _tricks(said: Sequence[Said], score: Score, good: Numbers, learned: bool) -> Results:
-    """Rows 50 and 61: what has been farmed before must not pay."""
+    """Check that known reward hacks do not raise the reward (rows 50 and 61)."""
     changed: dict[str, tuple[str, Callable[[str], str]]] = {
         "hash": ("a stray # at the end", lambda text: f"{text} #"),
         "smiley": ("a :) at the end", lambda text: f"{text} :)"),
@@ -220,19 +220,19 @@ def _tricks(said: Sequence[Said], score: Score, good: Numbers, learned: bool) ->
 
 
 def _scored(said: Sequence[Said], score: Score, responses: Sequence[str]) -> tuple[list[int], Numbers]:
-    """The rows where another response is to be scored in place of the good one, and what it earns there."""
+    """Return the rows in which the altered response differs from the good one, and its scores in these rows."""
     differs = [row for row, one in enumerate(said) if responses[row] != one.good]
     return differs, np.array(score(differs, [responses[row] for row in differs]) if differs else [], float)
 
 
 def _wins(one: Numbers, other: Numbers) -> float:
-    """Share of comparisons won, ties being half won: the area under the ROC curve of paired scores."""
+    """Return the share of comparisons won, with ties counted as half: the area under the ROC curve of paired scores."""
     return float(((one > other) + 0.5 * (one == other)).mean())
 
 
 def _shuffled(text: str, numbers: np.random.Generator) -> str:
     words = text.split()
-    if len(words) < 2:  # such as Chinese, which has no spaces
+    if len(words) < 2:  # for example Chinese, which has no spaces
         words = list(text)
         return "".join(words[i] for i in numbers.permutation(len(words)))
     return " ".join(words[i] for i in numbers.permutation(len(words)))
@@ -243,6 +243,6 @@ def _half(text: str) -> str:
 
 
 def spread_out(count: int, wanted: int) -> Iterator[int]:
-    """Indices of at most `wanted` of `count` rows, evenly spread."""
+    """Return indices of at most `wanted` of `count` rows, evenly spaced."""
     take = min(count, wanted)
     return (i * count // take for i in range(take))

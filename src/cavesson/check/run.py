@@ -1,4 +1,4 @@
-"""All checks of a recipe, the cheap ones first."""
+"""All checks of a recipe, cheap ones first."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ TINY_COST = 2e12
 
 @dataclass(frozen=True)
 class Options:
-    """What the check itself is told."""
+    """Options of the check itself."""
 
     command: str | None = None
     memory: float | None = None
@@ -70,7 +70,7 @@ class RewardData(Settings):
 
 @dataclass
 class Report:
-    """What was found about one run."""
+    """The results for one run."""
 
     name: str
     command: str
@@ -97,7 +97,7 @@ def check_recipe(recipe: Path | None, flags: Sequence[str], options: Options) ->
 
 
 def memory_only(plan: Planned) -> Report:
-    """Predict the memory of a run, and look at nothing that this does not need."""
+    """Predict the memory of a run, and do only the checks that this needs."""
     check = _Check(plan, Options())
     for name, part in (("device", check._environment), ("model", check._model), ("data", check._data)):
         check._try(name, part)
@@ -106,7 +106,7 @@ def memory_only(plan: Planned) -> Report:
 
 
 def check_reward(flags: Sequence[str], options: Options) -> Report:
-    """Examine a reward by itself, with the data of the flags or a file of pairs.
+    """Examine a reward on its own, with the data of the flags or a file of pairs.
 
     Raises:
         UserError: there is no such reward, or no data.
@@ -128,7 +128,7 @@ def check_reward(flags: Sequence[str], options: Options) -> Report:
 
 
 class _Check:
-    """The check of one run; what one part reads, the next ones use."""
+    """The check of one run; later parts use what earlier ones have read."""
 
     def __init__(self, plan: Planned, options: Options) -> None:
         self.plan, self.options = plan, options
@@ -136,7 +136,7 @@ class _Check:
         self.seen = Report(plan.name, plan.command)
 
     def report(self) -> Report:
-        """Do all that can be done: where one thing is broken, what does not need it is still looked at."""
+        """Do all checks that are possible: if one fails, those that do not depend on it are still done."""
         self._try("device", self._environment)
         if not self._try("model", self._model):
             return self.seen
@@ -153,7 +153,7 @@ class _Check:
         return self.seen
 
     def _try(self, name: str, part: Any) -> bool:
-        """Do a part; a mistake of the user's is a finding, and the rest goes on."""
+        """Do one part of the check; a UserError becomes a finding. Return whether the part succeeded."""
         try:
             self.seen.results += part()
         except UserError as error:
@@ -208,9 +208,9 @@ class _Check:
 
     def _memory(self) -> Results:
         settings, device = self.settings, self.device
-        pa.array([0])  # imports pandas where there is one, as writing the record will
+        pa.array([0])  # imports pandas if it is installed, as writing the record will
         self.seen.libraries = resident() if device.type == "cpu" else 0
-        # Imported now, since what computes without numbers is some 50 MB that no run imports.
+        # Imported only now, because fake tensors need about 50 MB of libraries that a run does not import.
         from cavesson.check.memory import example_memory, rollout_memory
 
         if isinstance(settings, RolloutRun):
@@ -266,8 +266,9 @@ class _Check:
 
 
 def short_cost(weights: int, largest: Rollouts, options: Options) -> float:
-    """Floating-point operations of a short run: 2 per weight and token forward, 4 backward (arXiv:2001.08361, section
-    2.1), of sampling, two scorings and one update.
+    """Return the floating-point operations of a short run, for sampling, two scorings and one update.
+
+    A forward pass takes 2 operations per weight and token, a backward pass 4 (arXiv:2001.08361, section 2.1).
     """
     tokens = options.rollouts * options.steps * (largest.prompt + largest.response)
     return 12.0 * weights * tokens
@@ -289,7 +290,7 @@ def _examined(
 
 
 def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: int, has: int) -> Results:
-    """The prompts that would have to go, memory growing in proportion between half of the longest prompt and it."""
+    """Report a prompt length that would fit, assuming linear growth of memory from half the longest prompt to all."""
     if longest == half or peak <= less:
         return
     limit = longest - math.ceil((peak - has) * (longest - half) / (peak - less))
@@ -326,7 +327,7 @@ def _fits(memory: "Memory", libraries: int, has: int, largest: Any) -> Result:
 
 
 def parts_of(memory: "Memory", libraries: int) -> str:
-    """What the peak is made of, in words."""
+    """Describe the parts of the peak memory in words."""
     parts = {"Python, libraries and data": libraries, **memory.stays, memory.phase: memory.phases[memory.phase]}
     parts["holes in the heap"] = memory.holes
     return ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)

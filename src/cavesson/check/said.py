@@ -1,4 +1,4 @@
-"""Responses to examine a reward with: of the recipe's data, or of a file of pairs."""
+"""Responses for the examination of a reward, from the recipe's data or a file of pairs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,9 +20,9 @@ from cavesson.rewards.settings import RewardSettings
 def read_said(
     settings: AnyDataSettings, tokenizer: PreTrainedTokenizerBase, wanted: int
 ) -> tuple[list[Said], dict[str, list[Any]]]:
-    """Responses with their prompts, and the columns a reward may ask for; none where the data has prompts only.
+    """Read responses with their prompts, and the columns a reward may use; none if the data has only prompts.
 
-    Where rows are held out, it is these. Beside prompts, the right answer (`ground_truth`) is a response too.
+    Held-out rows are used if there are any. For prompts, the right answer (`ground_truth`) is used as the response.
 
     Raises:
         UserError: the data cannot be read.
@@ -40,9 +40,9 @@ def read_said(
 
 
 def unlearned(data: AnyDataSettings, rewards: Sequence[RewardSettings]) -> AnyDataSettings:
-    """The data; where a reward model is a run that learned from it, or none is given, as that run read it.
+    """Return the data; if it is the data of a reward model's run, or no data is given, as that run read it.
 
-    What the run held out is then held out again: pairs that a reward model has learned say nothing about it.
+    The rows that the run held out are then held out again: pairs that a reward model was trained on cannot test it.
     """
     for path in (Path(str(reward.options["path"])) for reward in rewards if "path" in reward.options):
         if (path / "run.json").exists():
@@ -53,19 +53,19 @@ def unlearned(data: AnyDataSettings, rewards: Sequence[RewardSettings]) -> AnyDa
 
 
 def _kind(settings: AnyDataSettings) -> Any:
-    """Pair or Demonstration: what a run reads as prompts may have responses beside them; None where it has not."""
+    """Return Pair or Demonstration if the data has responses, even if the run reads only prompts; otherwise None."""
     for kind in (Pair, Demonstration):
         try:
             first: Any = load(settings.model_copy(update={"max_rows": 1, "validation": 0.0}), kind).train[0]
         except UserError:
             continue
-        if first.prompt:  # a plain text would be read as a response to nothing
+        if first.prompt:  # a plain text would be a response to an empty prompt
             return kind
     return None
 
 
 def _columns(settings: AnyDataSettings, rows: Sequence[Any]) -> dict[str, list[Any]]:
-    """The other columns of the same rows, read as prompts; none where the rows are not prompts as well."""
+    """Return the other columns of the same rows, read as prompts, or none if they cannot be read as prompts."""
     try:
         prompts = {_key(row.prompt): row.columns for row in load(settings, Prompt).train}
     except UserError:

@@ -1,4 +1,4 @@
-"""What the settings alone say: sampling that breaks the KL, learning rates and penalties out of range, arithmetic."""
+"""Checks of the settings alone: filtered sampling, learning rates and penalties out of range, and batch sizes."""
 
 import math
 from pathlib import Path
@@ -18,12 +18,12 @@ _RL_RATE = 5e-5
 
 
 def check_settings(settings: RolloutRun | ExampleRun, weights: int, random: bool) -> Results:
-    """Check what needs no data and no model.
+    """Check everything that needs neither data nor a model.
 
     Args:
-        settings: of the run.
-        weights: number of weights of the model, embeddings left out.
-        random: whether the model has learned nothing yet.
+        settings: settings of the run.
+        weights: number of weights of the model, without embeddings.
+        random: whether the model starts from random weights.
     """
     yield from _folder(settings.run)
     yield from _learning_rate(settings, weights, random)
@@ -53,7 +53,7 @@ def _folder(run: Path) -> Results:
 
 
 def _filters(settings: RolloutRun) -> Results:
-    """Rows 13 and 15 of the diagnosis."""
+    """Check for filtered sampling where a KL is measured (rows 13 and 15 of the diagnosis)."""
     found, measured = settings.sampling.filters, settings.reference.kind != "none"
     healthy = "filters of sampling; none where a KL is measured"
     if not found or not measured:
@@ -73,7 +73,7 @@ def _filters(settings: RolloutRun) -> Results:
 
 
 def _temperature(settings: RolloutRun) -> Results:
-    """Row 14."""
+    """Check that sampling and scoring use the same temperature (row 14)."""
     sampled, scored = settings.sampling.temperature, settings.scoring_temperature
     healthy = "temperature of sampling, and of scoring; the same where a KL is penalised"
     seen = f"{sampled:g} and {scored:g}"
@@ -93,7 +93,7 @@ def _temperature(settings: RolloutRun) -> Results:
 
 
 def _penalty(settings: RolloutRun) -> Results:
-    """Rows 18 and 20."""
+    """Check target and coefficient of the KL penalty (rows 18 and 20)."""
     target, coef = settings.kl.target, settings.kl.coef
     if target is not None:
         healthy = f"target of the KL in nats per response; at most {LARGEST_TARGET:g}, often 6"
@@ -127,18 +127,19 @@ def _penalty(settings: RolloutRun) -> Results:
 
 
 def highest_rate(weights: int) -> float:
-    """The rate at which a model of this size learns best from nothing: 0.003239 − 0.0001395 · ln N, with N weights
-    without embeddings (arXiv:2001.08361, equation D.1); for models so large that this falls to zero, 1e-4 as GPT-3's
-    13 billion (arXiv:2005.14165, table 2.1).
+    """Return the best learning rate for training a model of this size from scratch.
+
+    It is 0.003239 − 0.0001395 · ln N, with N weights without embeddings (arXiv:2001.08361, equation D.1), but at least
+    1e-4, the rate of GPT-3 with 13 billion parameters (arXiv:2005.14165, table 2.1).
     """
     return max(1e-4, 0.003239 - 0.0001395 * math.log(max(weights, 1)))
 
 
 def _learning_rate(settings: RolloutRun | ExampleRun, weights: int, random: bool) -> Results:
-    """What drives rows 18 and 32 to 35, and at the other end 19.
+    """Check the learning rate: too high causes rows 18 and 32 to 35, too low row 19.
 
-    An update moves a weight by about the learning rate (Adam's bound, arXiv:1412.6980, section 2.1). Adapters take
-    about ten times the rate of full training ("LoRA Without Regret", thinkingmachines.ai, 2025).
+    An update changes a weight by about the learning rate (Adam's bound, arXiv:1412.6980, section 2.1). Adapters need
+    about ten times the learning rate of full training ("LoRA Without Regret", thinkingmachines.ai, 2025).
     """
     rate, adapters = settings.optimizer.learning_rate, settings.model.lora is not None
     is_rl = isinstance(settings, RolloutRun) and not random and weights >= _LARGE_MODEL
@@ -202,7 +203,7 @@ def _micro_batch(micro: int, rows: int) -> Results:
 
 
 def _fading(decay: float, longest: int) -> Results:
-    """Row 44: an advantage at distance n from the reward sees (γλ)^n of it."""
+    """Check the decay of credit: an advantage n tokens before the reward gets (γλ)^n of it (row 44)."""
     share = decay**longest
     healthy = "(γλ)^n, what the first of n tokens sees of the reward at the end; at least 0.01"
     if share < 0.01:

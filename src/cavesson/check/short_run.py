@@ -1,4 +1,4 @@
-"""A few steps without a KL penalty: how the first responses look, and how dear leaving the reference should be."""
+"""A short run without KL penalty: statistics of the first responses, and a suggested KL coefficient."""
 
 import math
 import tempfile
@@ -31,7 +31,7 @@ _WEAKER, _STRONGER = 100.0, 10.0
 
 @dataclass(frozen=True)
 class First:
-    """What the first responses look like."""
+    """Statistics of the first responses."""
 
     responses: int
     ended: float
@@ -48,7 +48,7 @@ class First:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """How dear leaving the reference should be."""
+    """A suggested KL coefficient."""
 
     coef: float
     target: float
@@ -61,33 +61,34 @@ class Suggestion:
 
 
 def suggested_coefficient(reward_std: float, follows: float, target: float) -> float:
-    """The β at which the last nat up to the target earns what it costs.
+    """Return the KL coefficient β at which reward and penalty balance at the target KL.
 
-    Training maximises E[r] − β·KL. Where it multiplies a log-ratio Δ by s, the mean reward changes by s·Cov(r, Δ) and
-    the KL comes to s²·Var(Δ)/2, to the lowest order. With the correlation ρ of r and Δ the best s ends at a KL of
-    ρ²σ²/(2β²) nats: the reward grows with the root of the KL, as has been measured (arXiv:2204.05862, section 4.3;
-    arXiv:2210.10760), and β = ρσ/√(2·KL*) ends at KL*. With ρ = 1 this is the optimum π ∝ π_ref·exp(r/β) of normal
-    rewards (arXiv:2205.11275); no policy can follow its reward like that, so real ones end far below it.
+    Training maximises E[r] − β·KL. Multiplying a log-ratio Δ by s changes the mean reward by s·Cov(r, Δ) and gives a KL
+    of s²·Var(Δ)/2, to lowest order. With the correlation ρ of r and Δ, the best s gives a KL of ρ²σ²/(2β²) nats: the
+    reward grows with the square root of the KL, as has been measured (arXiv:2204.05862, section 4.3;
+    arXiv:2210.10760), and β = ρσ/√(2·KL*) gives the target KL*. With ρ = 1 this is the optimum π ∝ π_ref·exp(r/β) of
+    normal rewards (arXiv:2205.11275); no policy can follow its reward that closely, so real ones stay far below it.
 
-    KL in the loss of every token is balanced alike: advantage and KL of a response are summed over the same tokens.
+    The same balance holds for a KL in the loss of every token: advantage and KL of a response are summed over the same
+    tokens.
 
     Args:
-        reward_std: σ of what the algorithm maximises, over responses to the same prompt where it compares those.
+        reward_std: σ of what the algorithm maximises, over responses to the same prompt if it compares those.
         follows: ρ, over the same responses.
-        target: the KL to end at, nats per response.
+        target: the target KL*, in nats per response.
     """
     return follows * reward_std / math.sqrt(2 * target)
 
 
 def correlation(rewards: Sequence[Sequence[float]], log_ratios: Sequence[Sequence[float]]) -> float:
-    """Correlation within groups; at least what chance brings about, one standard error of none at all: 1/√n."""
+    """Compute the correlation within groups, but at least 1/√n, the standard error if there is none."""
     reward, ratio = (np.concatenate([np.array(g) - np.mean(g) for g in groups]) for groups in (rewards, log_ratios))
     norm = math.sqrt(float(reward @ reward) * float(ratio @ ratio))
     return max(1 / math.sqrt(len(reward)), float(reward @ ratio) / norm if norm else 0.0)
 
 
 def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path) -> RolloutRun:
-    """The same run, short, without penalty and with a reference to measure the KL against."""
+    """Return the settings of a short run without penalty, with a reference to which the KL is measured."""
     group = settings.smallest_batch
     batch = max(group, min(rollouts, settings.batch_size) // group * group)
     values: dict[str, Any] = settings.model_dump(exclude_unset=True)
@@ -100,7 +101,7 @@ def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path
         "update": {"mini_batches": mini_batches, "target_policy_kl": None},
         "reference": {"kind": "auto"} if settings.reference.kind == "none" else {},
     }
-    # What has no effect without a penalty, or with one optimiser step, is refused.
+    # Settings that have no effect without a penalty, or with one optimiser step, would be rejected.
     for owner, _, idle in (name.partition(".") for name in settings.penalty_settings):
         values.get(owner, {}).pop(idle, None)
     for name, update in changed.items():
@@ -109,7 +110,12 @@ def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path
 
 
 def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, Suggestion, list[Finding]]:
-    """Train a few steps in a temporary folder; also what the doctor is sure of in their record."""
+    """Train a few steps in a temporary folder.
+
+    Returns:
+        Statistics of the first responses, a suggested KL coefficient, and the errors that the doctor finds in the
+        record.
+    """
     with tempfile.TemporaryDirectory(prefix="cavesson-check-") as folder:
         short = short_settings(settings, rollouts, steps, Path(folder))
         Training(short).run(report=lambda _step, _metrics: None)
@@ -120,12 +126,12 @@ def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, S
 
 
 def _diagnosed(data: RunData) -> list[Finding]:
-    """What the doctor calls an error in the short run's record, such as a ratio that is not 1 before the first update.
+    """Return the doctor's errors in the short run's record, such as a ratio that is not 1 before the first update.
 
-    Its warnings need more steps than these.
+    The doctor's warnings need more steps.
     """
     words = language("en")
-    # Whether ends were forbidden need not be guessed here: the settings say it.
+    # The settings already say whether end tokens were forbidden, so that rule is not needed.
     rules = [rule for rule in all_rules() if rule.name != "end-forbidden"]
     found = [one for one in diagnose(data, rules).causes if one.severity == "error"]
     said = [(one, words.said(one.rule, one.reading)) for one in found]
@@ -136,7 +142,7 @@ def _diagnosed(data: RunData) -> list[Finding]:
 
 
 def judge(first: First, suggestion: Suggestion, settings: RolloutRun) -> Results:
-    """Verdicts on the first responses, and on the coefficient of the recipe."""
+    """Judge the first responses and the KL coefficient of the recipe."""
     cut = 1 - first.ended
     healthy = f"share of first responses cut at the length limit; at most {_MOST_CUT:g}"
     if cut > _MOST_CUT:
@@ -214,7 +220,7 @@ def _first(rows: Sequence[Row], samples_per_prompt: int) -> First:
 def _suggestion(settings: RolloutRun, rows: Sequence[Row]) -> Suggestion:
     last = max(row["step"] for row in rows)
     moved = [row for row in rows if row["step"] > 0] or rows
-    # Alone, the response to a prompt is compared with those of its step.
+    # A single response per prompt is compared with the other responses of its step.
     together = settings.samples_per_prompt if settings.samples_per_prompt > 1 else settings.batch_size
     rewards, log_ratios = (_groups(moved, name, together) for name in ("shaped_reward", "k1"))
     spread = math.sqrt(float(np.mean([np.var(group) for group in rewards])))
@@ -228,7 +234,7 @@ def _suggestion(settings: RolloutRun, rows: Sequence[Row]) -> Suggestion:
 
 
 def _groups(rows: Sequence[Row], name: str, together: int) -> list[list[float]]:
-    """What so many responses of the same step, one after the other, have of a column."""
+    """Group a column by step into groups of `together` consecutive samples."""
     found: dict[tuple[int, int], list[float]] = {}
     for row in rows:
         found.setdefault((row["step"], row["sample"] // together), []).append(row[name])

@@ -1,4 +1,4 @@
-"""The model of a run without its weights: every shape is right, and nothing is loaded or downloaded but its config."""
+"""The model of a run without its weights: every shape is right, and only its config is loaded or downloaded."""
 
 import copy
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ from cavesson.models.trained import adapter_base
 
 
 def start_of(settings: StartSettings) -> StartSettings:
-    """What the weights come from in the end: of an adapter's folder its base, of that one's the same."""
+    """Return the settings of the model that the weights come from, following adapters to their base recursively."""
     folder = Path(model_folder(settings.path))
     if not (folder / "adapter_config.json").exists():
         return settings.model_copy(update={"path": str(folder) if folder.exists() else settings.path})
@@ -37,7 +37,7 @@ def start_of(settings: StartSettings) -> StartSettings:
 
 
 def config_of(settings: StartSettings) -> PretrainedConfig:
-    """The config of a model that is not loaded.
+    """Return the config of a model without loading the model.
 
     Raises:
         UserError: there is no such model.
@@ -46,7 +46,7 @@ def config_of(settings: StartSettings) -> PretrainedConfig:
     return copy.deepcopy(_read_config(start.path, start.gguf_file))
 
 
-@lru_cache  # reading that of a GGUF file takes seconds
+@lru_cache  # reading the config of a GGUF file takes seconds
 def _read_config(path: str, gguf_file: str | None) -> PretrainedConfig:
     if path == "tiny":
         return tiny_model().config
@@ -64,14 +64,14 @@ def skeleton(
     adapters: bool = True,
     layers: int | None = None,
 ) -> PreTrainedModel:
-    """A model on the meta device, with its adapters.
+    """Build a model on the meta device, with its adapters.
 
     Args:
-        settings: of the model that learns.
-        tokenizer: whose size is that of a new model's vocabulary.
-        classifier: a reward model instead of a language model.
-        adapters: False leaves them out, as in a frozen copy.
-        layers: so many of its layers only; None means all.
+        settings: settings of the trained model.
+        tokenizer: gives the vocabulary size of a new model.
+        classifier: whether to build a reward model instead of a language model.
+        adapters: whether to add adapters; False for a frozen copy.
+        layers: number of layers to keep; None means all.
     """
     with torch.device("meta"):
         if settings.new is not None:
@@ -86,12 +86,12 @@ def skeleton(
             model = prepare(auto.from_config(config, dtype=DTYPES[settings.dtype]))
         if settings.gradient_checkpointing:
             recompute_layers(model)
-        unquantized = settings.model_copy(update={"quantization": None})  # nothing here could be packed in 4 bits
+        unquantized = settings.model_copy(update={"quantization": None})  # meta tensors cannot be quantized
         return with_adapters(model, unquantized) if adapters else model  # type: ignore[return-value]
 
 
 def layers_of(config: PretrainedConfig) -> int:
-    """The number of layers of a model."""
+    """Return the number of layers of a model."""
     return int(config.get_text_config().num_hidden_layers)
 
 
@@ -104,10 +104,11 @@ def _with_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
 
 
 def loading_bytes(settings: StartSettings) -> int:
-    """Bytes of the files that are in memory beside the weights while these are made of them.
+    """Return the bytes of files in memory in addition to the weights while the model is loaded.
 
-    safetensors maps a file; weights in the file's own numbers stay in the mapped pages and cost nothing twice. Weights
-    in other numbers are converted, and both are there until the last is. Of GGUF, every tensor is unpacked to float32.
+    safetensors maps a file, so weights in the dtype of the file stay in the mapped pages and are not duplicated.
+    Weights in another dtype are converted, and both copies exist until the last is converted. For GGUF, every tensor
+    is unpacked to float32.
     """
     start = start_of(settings)
     if start.path == "tiny":
@@ -122,5 +123,5 @@ def loading_bytes(settings: StartSettings) -> int:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of different tensors together."""
+    """Return the total bytes of distinct tensors."""
     return sum(x.numel() * x.element_size() for x in {id(x): x for x in tensors}.values())

@@ -1,4 +1,4 @@
-"""Whether tokenizer, model, chat template and limits fit together."""
+"""Checks that tokenizer, model, chat template and limits fit together."""
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
@@ -12,7 +12,14 @@ from cavesson.errors import UserError
 def check_tokens(
     settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, longest: int
 ) -> Results:
-    """Check tokenizer and model; `longest` is the longest sequence the run will hold, in tokens."""
+    """Check the tokenizer against the model.
+
+    Args:
+        settings: settings of the run.
+        tokenizer: the tokenizer.
+        config: config of the model.
+        longest: length of the longest sequence of the run, in tokens.
+    """
     yield from _vocabulary(tokenizer, config)
     yield from _end(settings, tokenizer, config)
     yield from _padding(tokenizer)
@@ -37,7 +44,7 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) ->
 
 
 def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> Results:
-    """Rows 64 to 66: a response must be able to end, and a chat turn ends as the template says."""
+    """Check that a response can end, and that the end of a chat turn ends it (rows 64 to 66 of the diagnosis)."""
     given = settings.sampling.eos_token_ids if isinstance(settings, RolloutRun) else ()
     of_config = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     known = {int(i) for i in given or (*of_config, tokenizer.eos_token_id) if i is not None}
@@ -72,14 +79,14 @@ def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, 
 
 
 def _turn_end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The special token at the end of an assistant's turn, where the data is read as chat."""
+    """Return the special token at the end of an assistant's turn, or None if the data is not read as chat."""
     if not settings.data.chat:
         return None
     chat = Chat.of(settings.data, tokenizer)
     try:
         text, spans = chat.spans([Turn("user", "a"), Turn("assistant", "b")])
     except UserError:
-        return None  # which reading the data says better
+        return None  # reading the data gives a better message
     ids = tokenizer(text[: spans[-1][1]], add_special_tokens=False)["input_ids"]
     return ids[-1] if ids and ids[-1] in tokenizer.all_special_ids else None
 

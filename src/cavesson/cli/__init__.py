@@ -1,4 +1,4 @@
-"""One command: `cavesson`."""
+"""The command `cavesson`."""
 
 import os
 import signal
@@ -72,9 +72,9 @@ def _options(
 
 
 def main() -> None:
-    """Run the command; a user's mistake is one or two plain lines and exit code 2, a run that was stopped 3."""
+    """Run the command; a user error gives one or two plain lines and exit code 2, a stopped run exit code 3."""
     if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' progress bars make a log file unreadable
+        os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars of libraries make log files unreadable
     with handling(_terminate, signal.SIGTERM):
         _run_app()
 
@@ -83,7 +83,7 @@ def _run_app() -> None:
     try:
         app()
     except SystemExit as end:
-        if end.code == 128 + signal.SIGINT:  # Typer makes this of Ctrl-C, and says nothing
+        if end.code == 128 + signal.SIGINT:  # Typer converts Ctrl-C to this without a message
             _say("interrupted", _ctrl_c(end))
         raise
     except TerminatedError as error:
@@ -103,40 +103,40 @@ def _run_app() -> None:
 
 
 def _say(line: str, error: BaseException) -> None:
-    """Print what ended the command, and how what it has begun is continued."""
+    """Print what ended the command, and how to continue."""
     print(f"cavesson: {visible('; '.join([line, *_way_on(error)]))}", file=sys.stderr)
 
 
 def _ctrl_c(error: BaseException) -> BaseException:
-    """The Ctrl-C that an error is a consequence of."""
+    """Return the KeyboardInterrupt that caused an error."""
     while not isinstance(error, KeyboardInterrupt) and error.__context__ is not None:
         error = error.__context__
     return error
 
 
 def _print_traceback(error: Exception) -> None:
-    """Print where a mistake was noticed, for those who ask for it."""
+    """Print the traceback of an error if the variable CAVESSON_TRACEBACK is set."""
     if os.environ.get("CAVESSON_TRACEBACK"):
         print_exception(error)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Ends the command so that it lets go of what it holds."""
+    """End the command by an exception, so that it releases its resources."""
     raise TerminatedError
 
 
 def _explained(error: Exception) -> str | None:
-    """What to do about an error that is not the program's fault."""
+    """Return a message for an error of the installation or the operating system, or None for any other error."""
     if isinstance(error, ModuleNotFoundError) and error.name in _NEEDED_TO_TRAIN:
         return f"training needs {error.name}; install it with: pip install 'cavesson[train]'"
     return of_the_system(error)
 
 
 def _way_on(error: BaseException) -> list[str]:
-    """How what the command has begun is continued, in a line; none if it has begun nothing."""
+    """Return how to continue what the command has started, or nothing if it has not started anything."""
     notes: list[str] = getattr(error, "__notes__", [])
     if sys.argv[1:2] == ["demo"]:
-        return []  # it begins again
+        return []  # the demo always starts over
     is_end = isinstance(error, KeyboardInterrupt | TerminatedError) or no_room(error)
     if sys.argv[1:2] == ["align"] and (notes or is_end):
         return [f"continue with: {command_line(*sys.argv[1:])}"]
@@ -144,7 +144,7 @@ def _way_on(error: BaseException) -> list[str]:
 
 
 def _add_training(name: str, entry: Entry) -> None:
-    """A command for an algorithm of the table."""
+    """Add the command of an algorithm."""
 
     @app.command(name, help=entry.help, context_settings=FLAGS, add_help_option=False)
     def command(

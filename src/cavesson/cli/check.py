@@ -1,4 +1,4 @@
-"""The command that says before a run what will go wrong in it."""
+"""The command that checks a recipe or a reward before training."""
 
 import json
 from pathlib import Path

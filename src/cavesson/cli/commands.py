@@ -1,4 +1,4 @@
-"""A group of commands that says in one line which command was meant."""
+"""A group of commands that suggests a command in one line if the given one is unknown."""
 
 import difflib
 from typing import Any
@@ -9,7 +9,7 @@ from cavesson.errors import UserError
 
 
 class Commands(TyperGroup):
-    """Commands, of which an unknown one is a user's mistake like any other."""
+    """A group of commands in which an unknown command is a UserError."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name = args[0]

@@ -1,4 +1,4 @@
-"""The command that says what is wrong with a run."""
+"""The command that diagnoses a run."""
 
 import json
 from enum import StrEnum
@@ -23,7 +23,7 @@ class FailOn(StrEnum):
 
 
 class LanguageName(StrEnum):
-    """What a diagnosis is written in."""
+    """The language of a diagnosis."""
 
     en = "en"
     zh = "zh"

@@ -1,4 +1,4 @@
-"""What commands with settings share: their flags, their words and their help."""
+"""Shared code of commands with settings: flags, positional arguments and help."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -25,14 +25,14 @@ Help = Annotated[
 
 
 def words_and_flags(arguments: Sequence[str], *names: str) -> tuple[list[str], list[str]]:
-    """Tell the words of a command from its flags, wherever they stand.
+    """Separate the positional arguments of a command from its flags, in any order.
 
     Args:
-        arguments: of the command.
-        names: what the words are; "[NAME]" may be left out, and of the last one, "NAME…", there may be several.
+        arguments: arguments of the command.
+        names: names of the positional arguments; "[NAME]" is optional, and a last "NAME…" may be repeated.
 
     Raises:
-        UserError: there are too few or too many words.
+        UserError: there are too few or too many positional arguments.
     """
     words: list[str] = []
     flags: list[str] = []
@@ -50,18 +50,18 @@ def words_and_flags(arguments: Sequence[str], *names: str) -> tuple[list[str], l
     return words, flags
 
 
-# Commands begin at once: what only some of them need is imported by those.
+# To start fast, commands import what only some of them need inside functions.
 
 
 def console() -> "Console":
-    """Returns the terminal."""
+    """Return the console."""
     from rich.console import Console
 
     return Console()
 
 
 def load(kind: type[S], recipe: Path | None, flags: Sequence[str]) -> S:
-    """Reads settings; as ``cavesson.config.load``."""
+    """Read settings with ``cavesson.config.load``, imported on demand."""
     from cavesson import config
 
     return config.load(kind, recipe, flags)

@@ -1,4 +1,4 @@
-"""The help of commands whose flags are settings: an overview of one screen, and a page for every group."""
+"""Help of commands whose flags are settings: a one-screen overview, and a page for every group."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -35,14 +35,14 @@ class _Setting(NamedTuple):
 def explain(
     context: typer.Context, kind: "type[BaseModel]", arguments: str, *others: str, values: "BaseModel | None" = None
 ) -> None:
-    """Print how a command is called and its settings; of many, an overview, or those of the group that is named.
+    """Print the usage and settings of a command: an overview if there are many, or the settings of one group.
 
     Args:
-        context: of the command; its argument is the group, or `all`.
+        context: context of the command; its argument is a group, or `all`.
         kind: the class of its settings.
-        arguments: what it takes before the flags.
+        arguments: its positional arguments.
         others: other ways to call it.
-        values: settings whose values are the defaults; None = those of the class.
+        values: settings whose values are shown as the defaults; None = the defaults of the class.
 
     Raises:
         UserError: there is no such group.
@@ -71,7 +71,7 @@ def _print_usage(command: str, kind: "type[BaseModel]", arguments: str, others: 
 
 
 def _print_overview(command: str, settings: list[_Setting], titles: dict[str, str]) -> None:
-    """The settings that stand in no group, the most used of the others, and the groups in a line each."""
+    """Print the settings outside groups, the most used of the others, and one line per group."""
     _print_settings([one for one in settings if not one.group and one.name not in titles])
     _print_settings([one for one in settings if one.name in MOST_USED], "most used", in_full=False)
     outer = {name: title for name, title in titles.items() if "." not in name}
@@ -107,7 +107,7 @@ def _type(one: _Setting) -> str:
 
 
 def _print_lines(titles: Sequence[str], rows: Iterable[Sequence[str]], in_full: bool = False) -> None:
-    """Print a table; a last column that is not shown in full is cut, so that every row is one line."""
+    """Print a table; unless `in_full` is set, the last column is cut so that every row fits on one line."""
     from rich.table import Table
     from rich.text import Text
 

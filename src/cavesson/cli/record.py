@@ -1,4 +1,4 @@
-"""The commands that work on the record of a run."""
+"""The commands that use the record of a run."""
 
 import sys
 from pathlib import Path
@@ -88,7 +88,7 @@ def push_to_hub(
 
 
 def _print_plain(answer: "Answer", text: str) -> None:
-    """Print what programs read: exact, except that no control character reaches a terminal."""
+    """Print text for programs unchanged; on a terminal, control characters are made visible."""
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     if answer.truncated:
         print(f"only the first {len(answer.rows)} lines, because of --limit", file=sys.stderr)

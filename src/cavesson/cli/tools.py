@@ -1,4 +1,4 @@
-"""The commands that look at data and use what was trained."""
+"""The commands that inspect data and use trained models."""
 
 from pathlib import Path
 from typing import Annotated
@@ -44,7 +44,7 @@ def generate(
         return
     terminal = console()
     for row in responses:
-        if not terminal.is_terminal:  # a file or a program gets the very text
+        if not terminal.is_terminal:  # files and programs get the exact text
             print(f"{row['prompt']}{row['response']}\n[{row['finish_reason']}]\n")
             continue
         terminal.print(Text(visible(row["prompt"]), style="dim") + Text(visible(row["response"])), soft_wrap=True)
@@ -150,6 +150,6 @@ def data_duplicates(context: typer.Context, help: Help = False) -> None:
 
 
 def _with_path(context: typer.Context) -> list[str]:
-    """The flags, with the file as data.path."""
+    """Return the flags, with the positional file, if any, as `--data.path`."""
     words, flags = words_and_flags(context.args, "[FILE]")
     return [*flags, *(["--data.path", words[0]] if words else [])]

@@ -1,4 +1,4 @@
-"""Conversations as text: the tokenizer's chat template, and where the assistant speaks in what it writes."""
+"""Conversations as text: rendering with a chat template, and the spans of the assistant's turns in the result."""
 
 import json
 import re
@@ -37,7 +37,7 @@ class ChatSettings(DataSettings):
 
 @dataclass(frozen=True)
 class Chat:
-    """Writes conversations as a chat template says."""
+    """Renders conversations with a chat template."""
 
     tokenizer: PreTrainedTokenizerBase
     own_template: str | None = None
@@ -51,42 +51,46 @@ class Chat:
 
     @classmethod
     def of(cls, settings: ChatSettings, tokenizer: PreTrainedTokenizerBase) -> "Chat":
-        """Raises UserError where the template's file is missing."""
+        """Build the renderer for these settings.
+
+        Raises:
+            UserError: the template's file cannot be read.
+        """
         return cls(tokenizer, read_template(settings.template), settings.system, settings.chat, settings.special_tokens)
 
     def turns(self, said: Said, role: str) -> Said:
-        """What was said, as a turn where plain texts become conversations; a prompt of "" is none."""
+        """Wrap a plain text in a turn if `of_texts` is set; an empty prompt gives no turn."""
         if not self.of_texts or not isinstance(said, str):
             return said
         return (Turn(role, said),) if said or role == "assistant" else ()
 
     def opened(self, prompt: Sequence[Turn]) -> tuple[Turn, ...]:
-        """The turns of a prompt, the system's first if there is anything for it to say."""
+        """Return the turns of a prompt, with the default system turn first unless the prompt has its own."""
         if self.system is None or (prompt and prompt[0].role == "system"):
             return tuple(prompt)
         return (Turn("system", self.system), *prompt)
 
     def plain(self, text: str) -> Written:
-        """A text without turns."""
+        """Return a text without turns, with its special tokens read as `special_tokens` says."""
         return Written(text) if self.special_tokens == "text" else self.special.as_control(text)
 
     def render(self, turns: Sequence[Turn], tools: Tools = (), *, answer: bool = False) -> Written:
-        """The text of a conversation; with `answer` up to where the assistant's next turn begins.
+        """Return the text of a conversation; with `answer`, it ends where the assistant's next turn begins.
 
         Raises:
-            UserError: there is no template, or it cannot write these turns.
+            UserError: there is no template, or it cannot render these turns.
         """
         return self._render(turns, tools, answer=answer)[0]
 
     def spans(self, turns: Sequence[Turn], first: int = 0, tools: Tools = ()) -> tuple[Written, list[Span]]:
-        """The text of a conversation, and where in it the assistant's turns from turn number `first` on stand.
+        """Return the text of a conversation, and the spans of the assistant's turns from turn number `first` on.
 
-        Where the template has `{% generation %}`, that says what the assistant's part of a turn is. Elsewhere the
-        part begins where an answer would, and ends with the last special token of the turn: what follows, such as the
-        line break of ChatML, is not written by a model that stops at its end token.
+        If the template has `{% generation %}`, its marks give the spans. Otherwise a span begins where an answer would
+        begin, and ends with the last special token of the turn: a model that stops at its end token does not generate
+        what follows, such as the line break of ChatML.
 
         Raises:
-            UserError: nothing in the template says where the assistant speaks.
+            UserError: the spans cannot be determined from the template.
         """
         speaks = [number for number, turn in enumerate(turns) if turn.role == "assistant"]
         marked = bool(_GENERATION.search(self._template(tools)))
@@ -107,7 +111,7 @@ class Chat:
         before = self.render(turns[:number], tools, answer=True)
         after: str = self.render(turns[: number + 1], tools)
         if not text.startswith(after):
-            # Some templates, such as Phi-3's, write the end token after the last turn and after no other.
+            # Some templates, such as Phi-3's, write the end token only after the last turn.
             after = after.removesuffix(str(self.tokenizer.eos_token))
         if not (text.startswith(after) and after.startswith(before)):
             raise UserError(
@@ -124,12 +128,12 @@ class Chat:
     ) -> tuple[Written, list[Span]]:
         special: dict[str, Any] = self.tokenizer.special_tokens_map
         listed = [dict(tool) for tool in tools]
-        # What is said must not look like special tokens to whoever reads what the template wrote.
+        # The contents of turns must not be mistaken for special tokens in the rendered text.
         said = [turn.content for turn in turns] if self.special_tokens == "text" else []
         disguise = self.special.disguise([*said, json.dumps(listed, ensure_ascii=False)] if said else [])
         rendered: Any
         try:
-            # What `apply_chat_template` calls; that one gives no places in the text.
+            # The function behind `apply_chat_template`, which does not return positions in the text.
             rendered = render_jinja_template(
                 [[{"role": turn.role, "content": disguise.on(turn.content)} for turn in turns]],
                 tools=disguise.on(listed) or None,
@@ -159,16 +163,16 @@ class Chat:
 
     @cached_property
     def _ordinary(self) -> tuple[str, ...]:
-        """Added tokens that are ordinary text."""
+        """Added tokens that are not special and so are read as ordinary text."""
         added = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
         return tuple(added - set(self.special.names))
 
 
 def read_template(template: str | None) -> str | None:
-    """The text of a template that is given by its file or itself.
+    """Return the text of a template, given as a file or as the template itself.
 
     Raises:
-        UserError: the file is not there.
+        UserError: the file cannot be read.
     """
     if template is None or "{{" in template or "{%" in template:
         return template

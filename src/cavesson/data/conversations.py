@@ -1,4 +1,4 @@
-"""Conversations: which of their turns ask and which answer, and what two of them share."""
+"""Conversations: splitting turns into prompt and response, and the common prefix of two conversations."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ ROLES = {
     "human": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
-    # A call is something the model writes, an observation what the tool gave back.
+    # A call is written by the model; an observation is what the tool returned.
     "function": "assistant",
     "function_call": "assistant",
     "observation": "tool",
@@ -21,7 +21,7 @@ ROLES = {
 
 
 def turns_of(fields: Fields, column: str = "messages", *, role: str = "role", content: str = "content") -> Turns:
-    """The turns in a column, after what `system` says where the row has that."""
+    """Return the turns in a column, after a system turn from the column `system` if the row has one."""
     turns = fields.turns(column, role, content)
     if not fields.has("system") or not fields.text("system"):
         return turns
@@ -31,12 +31,12 @@ def turns_of(fields: Fields, column: str = "messages", *, role: str = "role", co
 
 
 def renamed(turns: Turns) -> Turns:
-    """The turns under the role names of chat templates."""
+    """Return the turns with the role names of chat templates."""
     return tuple(Turn(ROLES.get(turn.role, turn.role), turn.content) for turn in turns)
 
 
 def ask(turns: Turns) -> Turns:
-    """What is asked: everything before the last turn if that is an answer, else everything.
+    """Return the prompt: everything before the last turn if that is an answer, else all turns.
 
     Raises:
         Skip: the conversation does not begin with the user.
@@ -47,7 +47,7 @@ def ask(turns: Turns) -> Turns:
 
 
 def answered(turns: Turns, fields: Fields) -> Turns:
-    """The turns up to the last answer.
+    """Return the turns up to the last answer.
 
     Raises:
         Skip: there is no answer, or the conversation does not begin with the user.
@@ -66,16 +66,16 @@ def answered(turns: Turns, fields: Fields) -> Turns:
 
 
 def split(turns: Turns) -> tuple[Turns, Turns]:
-    """The turns before the first answer, and all from there on."""
+    """Return the turns before the first answer, and those from it on."""
     first = next(i for i, turn in enumerate(turns) if turn.role == "assistant")
     return turns[:first], turns[first:]
 
 
 def shared(chosen: Turns, rejected: Turns, fields: Fields) -> tuple[Turns, Turns, Turns]:
-    """Prompt and responses of two conversations: the prompt is what they share before an answer of both.
+    """Return the prompt and the two responses: the prompt is the common beginning before an answer in both.
 
     Raises:
-        Skip: they share no question, or one of them is not a question and its answer.
+        Skip: they share no question, or one of them is not a question with an answer.
     """
     chosen, rejected = answered(chosen, fields), answered(rejected, fields)
     same = 0
@@ -91,9 +91,9 @@ def shared(chosen: Turns, rejected: Turns, fields: Fields) -> tuple[Turns, Turns
 
 
 def shared_text(chosen: str, rejected: str) -> tuple[str, str, str]:
-    """Prompt and responses of two texts: the prompt is the words they both begin with.
+    """Return the prompt and responses of two texts: the prompt is the words that both begin with.
 
-    A response keeps the space before its first word, where tokenizers cut, and is never empty unless its text is.
+    A response keeps the space before its first word, where tokenizers split, and is empty only if its text is empty.
     """
     same = 0
     while same < min(len(chosen), len(rejected)) - 1 and chosen[same] == rejected[same]:
@@ -106,7 +106,10 @@ def shared_text(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 
 def alike(prompt: Said, response: Said) -> tuple[Said, Said]:
-    """Prompt and response both as texts or both as turns: a text beside turns is the user's, or the assistant's."""
+    """Return prompt and response both as texts or both as turns.
+
+    If only one of them is a text, it becomes a turn: a prompt of the user, a response of the assistant.
+    """
     if isinstance(prompt, str) and not isinstance(response, str):
         return (Turn("user", prompt),) if prompt else (), response
     if isinstance(response, str) and not isinstance(prompt, str):

@@ -1,4 +1,4 @@
-"""Rows that are there twice, and held-out rows that are trained on."""
+"""Duplicate rows, and held-out rows that are also trained on."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What is repeated; two texts are the same when they differ in nothing but white space."""
+    """All duplicates found; two texts are duplicates if they differ only in white space."""
 
     rows: int
     held_out: int
@@ -37,14 +37,14 @@ def duplicates(
     *,
     show: int = 3,
 ) -> Duplicates:
-    """Count exact duplicates among the rows, and between them and the rows that are held out.
+    """Count exact duplicates among the training rows, and between them and the held-out rows.
 
-    A prompt is held against other prompts, whatever its columns; a demonstration or pair with everything it says.
+    Prompts are compared without their other columns; demonstrations and pairs with all their texts.
 
     Args:
-        rows: the rows that are trained on.
-        held_out: those that are not.
-        show: how many examples of each kind to keep.
+        rows: the training rows.
+        held_out: the held-out rows.
+        show: number of examples of each kind to keep.
     """
     said, asked = [], []
     for row in rows:
@@ -82,7 +82,7 @@ def _repeats(keys: Sequence[Key]) -> Matches:
 
 
 def _matches(keys: Sequence[Key], others: Sequence[Key]) -> Matches:
-    """Those of the keys that are among the others; where nothing is said, nothing is the same."""
+    """Return the keys that occur among the others; empty texts do not match."""
     first: dict[Key, int] = {}
     for i, other in enumerate(others, start=1):
         first.setdefault(other, i)
@@ -94,7 +94,7 @@ def _found(what: str, matches: Matches, show: int) -> Found:
 
 
 def _said(row: Prompt | Demonstration | Pair) -> Key:
-    """The prompt and what is said to it, with single spaces."""
+    """Return the prompt and its responses, with white space normalised."""
     if isinstance(row, Pair):
         return _text(row.prompt), _text(row.chosen), _text(row.rejected)
     return (_text(row.prompt), _text(row.response)) if isinstance(row, Demonstration) else (_text(row.prompt),)

@@ -1,4 +1,4 @@
-"""Prompts and responses as token ids: what a sampler would see, and where the response begins."""
+"""Prompts and responses as token ids: what the sampler would see, and where the response begins."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,12 +17,12 @@ from cavesson.data.types import Demonstration, Pair, Prompt, Said, Turn
 from cavesson.errors import UserError
 
 T = TypeVar("T")
-_AT_ONCE = 1000  # what tokenizers return for more would fill the memory
+_AT_ONCE = 1000  # larger batches would use too much memory for the tokenizer's output
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class Asked(NamedTuple):
-    """A prompt, and the responses to it if there are any; all are texts, or all are turns."""
+    """A prompt and its responses, if any; they are either all texts or all turns."""
 
     place: str
     """where it stands, for messages"""
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 
 
 class PromptLine(NamedTuple):
-    """A prompt as a sampler sees it."""
+    """A prompt as the sampler sees it."""
 
     text: Written
     ids: tuple[int, ...]
@@ -53,7 +53,7 @@ class _Text(NamedTuple):
 
 
 def asked_of(row: Prompt | Demonstration | Pair, place: str) -> Asked:
-    """A row as the encoder takes it."""
+    """Convert a row to the encoder's input."""
     match row:
         case Pair():
             return Asked(place, row.prompt, (row.chosen, row.rejected))
@@ -65,10 +65,10 @@ def asked_of(row: Prompt | Demonstration | Pair, place: str) -> Asked:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Makes token ids of prompts and responses, many at a time.
+    """Converts prompts and responses to token ids, in batches.
 
-    Plain texts get the special tokens that the tokenizer adds, conversations those that the chat template writes.
-    Where a line starts with two BOS tokens or the template does not fit, a UserError names the place.
+    Plain texts get the special tokens that the tokenizer adds; conversations get those that the chat template writes.
+    A UserError names the place if a line starts with two BOS tokens or the template does not fit.
     """
 
     chat: Chat
@@ -76,7 +76,7 @@ class Encoder:
     """learn prompts too"""
 
     def remark(self, one: Asked) -> str | None:
-        """How a special token that is written in what is said is read; None where there is none."""
+        """Return a remark on how special tokens in the data are read, or None if there are none."""
         found = self.chat.special.within(text for said in (one.prompt, *one.responses) for text in _texts(said))
         if not found:
             return None
@@ -85,16 +85,16 @@ class Encoder:
         return f'{found[0]} in the data is read as text; data.special_tokens = "control" makes a control token of it'
 
     def prompts(self, asked: Iterable[Asked]) -> Iterator[PromptLine]:
-        """Prompts alone; a conversation up to where the answer begins."""
+        """Encode prompts without responses; a conversation ends where the answer begins."""
         return _each_kind(map(self._asked, asked), self._plain_prompts, self._chat_prompts)
 
     def lines(self, asked: Iterable[Asked]) -> Iterator[list[Line]]:
-        """Every prompt with each of its responses.
+        """Encode every prompt with each of its responses.
 
-        What is learned of a plain text begins where its ids stop being those of the prompt alone, for all responses to
-        a prompt at the same token, and ends with the end token, which is added if the tokenizer has one. What is
-        learned of a conversation: see `Chat.spans`. A token that is part prompt, part response is learned; the first
-        token of a line, which nothing comes before, never is.
+        In a plain text, the learned part begins where the ids first differ from those of the prompt alone, at the same
+        token for all responses to a prompt. It ends with the end token, which is added if the tokenizer has one. For
+        conversations, see `Chat.spans`. A token that is part prompt, part response is learned. The first token of a
+        line is never learned, because no token precedes it.
         """
         return _each_kind(map(self._asked, asked), self._plain_lines, self._chat_lines)
 
@@ -128,7 +128,7 @@ class Encoder:
         if texts and self.chat.system is not None:
             raise UserError(f"{texts[0].place}: this is plain text; data.system is for conversations")
         ids = [one.ids for one in self._tokenized(texts, add=True)]
-        # A prompt has not ended: an end token that the tokenizer adds to every text is taken off again.
+        # A prompt is not finished, so an end token that the tokenizer adds to every text is removed.
         ids = [line[:-1] for line in ids] if self._adds_end else ids
         self._check_bos(texts, ids, "the tokenizer adds one to the one in the text; take that out")
         return ids
@@ -191,7 +191,7 @@ class Encoder:
 def _each_kind(
     asked: Iterable[Asked], plain: Callable[[list[Asked]], list[T]], chat: Callable[[list[Asked]], list[T]]
 ) -> Iterator[T]:
-    """What `plain` makes of the texts and `chat` of the conversations, in the order they were asked."""
+    """Yield the results of `plain` for texts and of `chat` for conversations, in the order of `asked`."""
     rest = iter(asked)
     while part := list(islice(rest, _AT_ONCE)):
         texts = [one for one in part if isinstance(one.prompt, str)]
@@ -201,10 +201,10 @@ def _each_kind(
 
 
 def _marked(encoded: Encoded, spans: Sequence[Span]) -> Line:
-    """The line in which every token that overlaps one of the spans is learned."""
+    """Return a line in which every token that overlaps a span is learned."""
     ids, offsets = encoded
     end = np.array([end for _, end in offsets], dtype=np.int64)
-    # Some tokenizers leave a token's leading space out of its offsets; no character lies between two tokens.
+    # Some tokenizers exclude a token's leading space from its offsets, although tokens leave no gaps.
     start = np.minimum([start for start, _ in offsets], np.concatenate([[0], end[:-1]]))
     learn = np.zeros(len(ids), dtype=bool)
     straddles = False

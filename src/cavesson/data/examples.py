@@ -1,4 +1,4 @@
-"""Tokenized examples as a trainer takes them: any stretch of an endless stream, as padded columns."""
+"""Tokenized examples for training: slices of an endless stream, collated to padded columns."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ R = TypeVar("R", Demonstration, Pair)
 
 @dataclass(frozen=True)
 class Examples(Generic[T]):
-    """What is learned from and what is held out."""
+    """The examples that are trained on and those that are held out."""
 
     train: Stream[T]
     held_out: Sequence[T]
@@ -44,17 +44,17 @@ class Examples(Generic[T]):
 
 
 def load_demonstrations(settings: TextSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples[Tokens]:
-    """Read and tokenize what `cavesson sft` learns from.
+    """Read and tokenize the demonstrations for `cavesson sft`.
 
     Raises:
-        UserError: there is no such data, or nothing usable in it.
+        UserError: the data does not exist or contains nothing usable.
     """
     loaded = load(settings, Demonstration)
     return _examples(loaded, lambda rows: tokenize_demonstrations(rows, tokenizer, settings), collate, seed)
 
 
 def load_texts(settings: TextSettings) -> Iterator[str]:
-    """Every text that `load_demonstrations` would tokenize, for making a tokenizer of them."""
+    """Yield every text that `load_demonstrations` would tokenize, for building a tokenizer from them."""
     loaded = load(settings, Demonstration)
     for row in chain(*(source.rows for source in loaded.sources), loaded.held_out):
         for said in (row.prompt, row.response):
@@ -65,7 +65,7 @@ def load_pairs(settings: PairSettings, tokenizer: PreTrainedTokenizerBase, seed:
     """Read and tokenize pairs of a better and a worse response.
 
     Raises:
-        UserError: there is no such data, or nothing usable in it.
+        UserError: the data does not exist or contains nothing usable.
     """
     loaded = load(settings, Pair)
     return _examples(loaded, lambda rows: tokenize_pairs(rows, tokenizer, settings), collate_pairs, seed)
@@ -87,18 +87,22 @@ def _examples(
         raise UserError("; ".join(["there is no example left to learn from", *notes()]))
     weights = [source.weight for source in loaded.sources]
     train = passes_over(sources, weights, seed, shuffle=settings.shuffle, buffer=settings.shuffle_buffer)
-    # The texts of what is in memory as tokens need not stay there for the sake of what is noted about them.
+    # Computed now, so that the notes do not keep the texts of tokenized examples in memory.
     noted = notes()
     return Examples(train, kept, put, notes if settings.stream else lambda: noted)
 
 
 def collate(examples: Sequence[Tokens]) -> Batch:
-    """Columns `ids`, `mask` `[B, L]`, padded on the right, and `length` `[B]`."""
+    """Return columns `ids` and `mask`, `[B, L]`, padded on the right, and `length` `[B]`."""
     return Batch(_columns(examples, ""))
 
 
 def collate_pairs(pairs: Sequence[PairTokens]) -> Batch:
-    """The columns of `collate` for both responses, `margin` `[B]` and, where they are known, their reference scores."""
+    """Return the columns of `collate` for both responses, and `margin` `[B]`.
+
+    If the reference log-probabilities of all pairs are known, they become the columns `chosen_reference` and
+    `rejected_reference`, `[B]`.
+    """
     columns = _columns([pair.chosen for pair in pairs], "chosen_")
     columns |= _columns([pair.rejected for pair in pairs], "rejected_")
     columns["margin"] = torch.tensor([pair.margin or 0.0 for pair in pairs])
@@ -115,11 +119,11 @@ def _columns(examples: Sequence[Tokens], prefix: str) -> dict[str, Tensor]:
     for row, example in enumerate(examples):
         ids[row, : len(example.ids)] = torch.tensor(example.ids)
         mask[row, : len(example.ids)] = torch.tensor(example.learn, dtype=torch.float32)
-    mask[:, 0] = 0.0  # nothing comes before the first token that it could be predicted from
+    mask[:, 0] = 0.0  # no token precedes the first, so it cannot be predicted
     length = torch.tensor([len(example.ids) for example in examples])
     return {f"{prefix}ids": ids, f"{prefix}mask": mask, f"{prefix}length": length}
 
 
 def size_of(example: Tokens | PairTokens) -> int:
-    """Tokens of an example, of a pair those of both responses."""
+    """Return the number of tokens of an example, or of both sequences of a pair."""
     return len(example.ids) if isinstance(example, Tokens) else len(example.chosen.ids) + len(example.rejected.ids)

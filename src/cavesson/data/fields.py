@@ -1,4 +1,4 @@
-"""The fields of one row, each checked where it is taken: a wrong value is one line that names the row."""
+"""The fields of one row, each checked on access: the error for a wrong value is one line that names the row."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from cavesson.errors import UserError
 
 
 class Row(NamedTuple):
-    """One row as it was read."""
+    """One row as it was read from the source."""
 
     place: str
     """file and line, as messages name it"""
@@ -21,43 +21,43 @@ class Row(NamedTuple):
 
 
 class Skip(Exception):
-    """This row cannot be used. The text says why, and the row is counted under it."""
+    """This row cannot be used. The message says why; skipped rows are counted by message."""
 
 
 class Fields:
-    """A row, and where remarks about it go."""
+    """The values of a row, and the notes that collect remarks about it."""
 
     def __init__(self, row: Row, notes: Notes):
         self.place, self.values, self._notes = row.place, row.values, notes
 
     def note(self, remark: str) -> None:
-        """Count something that was dropped or looks odd in this row."""
+        """Record a remark about something in this row that was dropped or looks odd."""
         self._notes.add(remark, self.place)
 
     def has(self, name: str) -> bool:
-        """Whether there is a value; null is none."""
+        """Return whether the field has a value; null does not count."""
         return self.values.get(name) is not None
 
     def text(self, name: str) -> str:
-        """A text."""
+        """Return a text field."""
         return self._text(self.values.get(name), name)
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts."""
+        """Return a list of texts."""
         values = self._list(name, "a list of texts", str)
         return [self._text(value, name) for value in values]
 
     def scored(self, name: str) -> list[tuple[float, str]]:
-        """A list of `{score, text}`."""
+        """Return a list of `{score, text}` objects as tuples (score, text)."""
         values = self._list(name, 'a list such as [{"score": 0.5, "text": "…"}]', dict)
         return [(self._number(value.get("score"), name), self._text(value.get("text"), name)) for value in values]
 
     def said(self, name: str) -> Said:
-        """A text, or the turns of a conversation."""
+        """Return a text, or the turns of a conversation."""
         return self.turns(name) if isinstance(self.values.get(name), list) else self.text(name)
 
     def turns(self, name: str, role: str = "role", content: str = "content") -> tuple[Turn, ...]:
-        """The messages of a conversation, which are objects with a role and a content."""
+        """Return the turns of a conversation, whose messages are objects with a role and a content."""
         expected = f'a list such as [{{"{role}": "user", "{content}": "…"}}]'
         messages = self._list(name, expected, dict)
         for message in messages:
@@ -66,12 +66,12 @@ class Fields:
         return tuple(Turn(message[role], message[content]) for message in messages)
 
     def margin(self) -> float | None:
-        """The number under `margin`; CSV writes it as a text, and leaves it empty where there is none."""
+        """Return the number in `margin`, or None if there is none; in CSV it is a text, possibly empty."""
         value = self.values.get("margin")
         return None if value in (None, "") else self._number(value, "margin")
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The tools that are offered: JSON objects, as such or written into a text."""
+        """Return the offered tools, which are JSON objects or texts that contain them."""
         tools = _parsed(self.values.get("tools") or [])
         tools = [_parsed(tool) for tool in tools] if isinstance(tools, list) else [tools]
         objects = tuple(tool for tool in tools if isinstance(tool, dict))
@@ -80,14 +80,14 @@ class Fields:
         return objects
 
     def inside(self, name: str) -> "Fields":
-        """The fields of an object in this row."""
+        """Return the fields of an object nested in this row."""
         value = self.values.get(name)
         if not isinstance(value, dict):
             raise self._wrong(name, "an object", value)
         return Fields(Row(f"{self.place}, {name!r}", value), self._notes)
 
     def without(self, names: Iterable[str]) -> dict[str, Any]:
-        """The other fields."""
+        """Return the fields other than these."""
         used = set(names)
         return {name: value for name, value in self.values.items() if name not in used}
 
@@ -118,13 +118,13 @@ class Fields:
 
 
 def brief(value: Any) -> str:
-    """A value as JSON, cut short."""
+    """Return a value as JSON, shortened."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:60] + "…"
 
 
 def _parsed(value: Any) -> Any:
-    """JSON that stands in a text; any other value as it is."""
+    """Parse JSON contained in a text; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""The formats rows come in: how each is recognised by its columns, and what it becomes."""
+"""The formats of rows: how each is recognised by its columns, and how it is converted."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,16 +41,16 @@ class Format:
     """whether only the settings or the file itself can say that this is the format"""
 
     def gives_too(self, kind: Kind) -> bool:
-        """Whether rows can become that kind."""
+        """Return whether rows of this format can become that kind."""
         return kind is Prompt or kind is self.gives or (kind is Demonstration and self.gives is Pair)
 
     def fits(self, values: Values) -> bool:
-        """Whether a row looks like this format."""
+        """Return whether a row looks like this format."""
         there = not self.by_name and all(column in values for column in self.columns)
         return there and (self.when is None or self.when(values))
 
     def beats(self, other: "Format", values: Values) -> bool:
-        """Whether this format explains more of a row: more columns, or the same ones and their values."""
+        """Return whether this format covers more of a row: more columns, or the same columns and their values."""
         mine, others = self._used(values), other._used(values)
         return mine > others or (mine == others and self.when is not None and other.when is None)
 
@@ -76,7 +76,7 @@ def two_texts(question: str, answer: str, fields: Fields) -> Demonstration:
 
 
 def instruction(fields: Fields) -> str:
-    """The instruction, and on a line of its own the input, where there is one."""
+    """Return the instruction, followed by an empty line and the input if there is one."""
     given = fields.text("input") if fields.has("input") else ""
     return f"{fields.text('instruction')}\n\n{given}" if given else fields.text("instruction")
 
@@ -86,7 +86,7 @@ def alpaca(fields: Fields) -> Demonstration:
 
 
 def messages(fields: Fields) -> Demonstration:
-    """A conversation; its response is everything from the first answer on, of which the assistant's turns count."""
+    """Read a conversation; its response is everything from the first answer on."""
     return Demonstration(*split(answered(turns_of(fields), fields)), fields.tools())
 
 
@@ -99,7 +99,7 @@ def sharegpt(fields: Fields) -> Demonstration:
 
 
 def preference(fields: Fields) -> Pair:
-    """Responses to a prompt, or, without one, two texts or conversations that begin with the same prompt."""
+    """Read responses to a prompt, or, without one, two texts or conversations that begin with the same prompt."""
     chosen, rejected, margin = fields.said("chosen"), fields.said("rejected"), fields.margin()
     if isinstance(chosen, str) and isinstance(rejected, str):
         if not fields.has("prompt"):
@@ -107,14 +107,14 @@ def preference(fields: Fields) -> Pair:
     elif isinstance(chosen, str) or isinstance(rejected, str):
         raise UserError(f"{fields.place}: 'chosen' and 'rejected' must both be texts or both be lists of messages")
     elif not fields.has("prompt") or chosen[0].role != "assistant":
-        # Some data sets have the prompt as a text, and again as the first turns of the responses.
+        # Some data sets have the prompt as a text and repeat it in the first turns of the responses.
         return Pair(*shared(chosen, rejected, fields), margin)
     prompt, chosen = alike(fields.said("prompt"), chosen)
     return Pair(prompt, chosen, alike(prompt, rejected)[1], margin)
 
 
 def listed(fields: Fields) -> str:
-    """The question of candidate answers, which stay in the column `output`."""
+    """Return the question to several candidate answers, which stay in the column `output`."""
     fields.texts("output")
     return fields.text("input")
 
@@ -130,7 +130,7 @@ def _pairs(
     when: Callable[[Values], bool] | None = None,
     asks: tuple[str, ...] = ("chosen", "rejected", "prompt"),
 ) -> Format:
-    """A format of pairs whose prompt is found by reading both responses."""
+    """Return a format of pairs whose prompt is found by reading both responses."""
     return Format(Pair, columns, lambda fields: read(fields).prompt, read, optional, when, asks)
 
 
@@ -140,7 +140,7 @@ _refused = (_no_images, _no_numbers)
 _dialogue = human_assistant.holds_dialogue
 
 FORMATS: dict[str, Format] = {
-    # TRL's formats, of texts or of conversations.
+    # TRL's formats, for texts or conversations.
     "text": Format(Demonstration, ("text",), said("text"), plain_text),
     "prompt": Format(Prompt, ("prompt",), said("prompt"), optional=("tools",)),
     "prompt_completion": Format(
@@ -155,7 +155,7 @@ FORMATS: dict[str, Format] = {
         asks=("messages", "system"),
     ),
     "preference": _pairs(preference, optional=("prompt", "margin")),
-    # Texts under other names; prompt_response is what a mapping of columns usually leads to.
+    # Texts under other names; prompt_response is the usual result of a column mapping.
     "prompt_response": Format(
         Demonstration, ("prompt", "response"), said("prompt"), partial(prompt_and, "response"), ("tools",)
     ),
@@ -236,9 +236,9 @@ FORMATS: dict[str, Format] = {
 
 
 def recognise(values: Values, kind: Kind, place: str) -> str:
-    """The name of the format of a row.
+    """Return the name of the format of a row.
 
-    A format that gives the kind itself is preferred to one from which it can be made.
+    A format that gives the kind directly is preferred to one from which it can be derived.
 
     Raises:
         UserError: no format fits, or several do equally well.
@@ -258,7 +258,7 @@ def recognise(values: Values, kind: Kind, place: str) -> str:
 
 
 def named(name: str) -> Format:
-    """The format of a name, which may also be LMFlow's.
+    """Return the format with this name, which may also be a name of LMFlow's.
 
     Raises:
         UserError: there is no such format.
@@ -270,7 +270,7 @@ def named(name: str) -> Format:
 
 
 def convert(name: str, fields: Fields, kind: type[R]) -> R:
-    """A row as what it is read for.
+    """Convert a row to the wanted kind.
 
     Raises:
         UserError: the format cannot become that kind, or a field is not what the format expects.
@@ -295,6 +295,6 @@ def convert(name: str, fields: Fields, kind: type[R]) -> R:
 
 
 def _shapes(kind: Kind) -> str:
-    """The columns from which a kind is recognised."""
+    """Return the columns by which a kind is recognised, as text for a message."""
     formats = [format for format in FORMATS.values() if format.gives is kind and format.prompt not in _refused]
     return ", or ".join(dict.fromkeys(" + ".join(format.columns) for format in formats))

@@ -1,4 +1,4 @@
-r"""Conversations in one text, as HH-RLHF writes them: `\n\nHuman: …\n\nAssistant: …` (Bai et al. 2022, 2204.05862)."""
+r"""Conversations in one text, as in HH-RLHF: `\n\nHuman: …\n\nAssistant: …` (Bai et al. 2022, arXiv:2204.05862)."""
 
 import re
 from collections.abc import Mapping
@@ -13,29 +13,29 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 def parse(text: str) -> Turns:
-    """The turns of such a text, without the white space around what is said; none where nobody is named."""
+    """Return the turns of such a text, with white space stripped; no turns if no speaker is named."""
     _, *parts = _SPEAKER.split(text)
     return tuple(Turn(_ROLES[who], said.strip()) for who, said in zip(parts[::2], parts[1::2], strict=True))
 
 
 def holds_dialogue(column: str, values: Mapping[str, Any]) -> bool:
-    """Whether a column of this row is a text of this form."""
+    """Return whether a column of this row is a text of this form."""
     text = values.get(column)
     return isinstance(text, str) and bool(re.match(r"\s*Human:", text)) and "\n\nAssistant:" in text
 
 
 def pair(fields: Fields) -> Pair:
-    """`chosen` and `rejected`, which follow on `prompt` where there is one."""
+    """Read `chosen` and `rejected`, which continue `prompt` if the row has one."""
     prompt = fields.text("prompt") if fields.has("prompt") else ""
     chosen, rejected = (parse(prompt + fields.text(name)) for name in ("chosen", "rejected"))
     return Pair(*shared(chosen, rejected, fields), fields.margin())
 
 
 def demonstration(fields: Fields) -> Demonstration:
-    """`text`; the responses are all turns from the first answer on."""
+    """Read `text`; the response is all turns from the first answer on."""
     return Demonstration(*split(answered(parse(fields.text("text")), fields)))
 
 
 def prompt(column: str, fields: Fields) -> Turns:
-    """What is asked last: everything before the last answer, which is empty where the text ends with `Assistant:`."""
+    """Return everything before the last answer, which is empty if the text ends with `Assistant:`."""
     return ask(parse(fields.text(column)))

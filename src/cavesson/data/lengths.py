@@ -1,4 +1,4 @@
-"""How many tokens prompts and responses have, and what a limit would drop."""
+"""Token counts of prompts and responses, and the rows over a length limit."""
 
 from collections.abc import Iterable, Mapping
 
@@ -26,7 +26,7 @@ class LengthSettings(ViewSettings):
 
 
 def show_lengths(settings: LengthSettings, console: Console) -> None:
-    """Print quantiles, a histogram, and what the limit of the settings drops or cuts.
+    """Print quantiles, a histogram, and how many rows the limit of the settings drops or cuts.
 
     Raises:
         UserError: the data or the tokenizer cannot be read.
@@ -45,10 +45,10 @@ def show_lengths(settings: LengthSettings, console: Console) -> None:
 def count_tokens(
     rows: Iterable[Prompt | Demonstration | Pair], tokenizer: PreTrainedTokenizerBase, settings: AnyDataSettings
 ) -> dict[str, Counts]:
-    """Tokens of every row, by what they are of; the last is what the limit of the settings holds for.
+    """Count the tokens of every row, by part; the last part is the one that the limit of the settings applies to.
 
-    Of a demonstration or pair: the prompt, which is what comes before the first learned token; the learned tokens of
-    each response; and the whole, of a pair the longer one.
+    The parts of a demonstration or pair are the prompt (the tokens before the first learned one), the learned tokens
+    of each response, and the whole sequence, or the longer one of a pair.
     """
     rows = list(rows)
     asked = (asked_of(row, f"{settings.path or 'the data'}: row {number}") for number, row in enumerate(rows, start=1))
@@ -68,7 +68,7 @@ def count_tokens(
 
 
 def predict(counts: Counts, kind: type, settings: AnyDataSettings) -> str:
-    """What the limit of the settings does to rows of these lengths, in words."""
+    """Describe in words what the limit of the settings does to rows of these lengths."""
     if kind is Prompt:
         name, limit, what = "max_prompt_tokens", settings.max_prompt_tokens, "dropped"
     else:
@@ -79,7 +79,11 @@ def predict(counts: Counts, kind: type, settings: AnyDataSettings) -> str:
 
 
 def histogram(counts: Counts) -> list[tuple[int, int, int]]:
-    """For every power of two up to the longest: how many rows are that long and longer than half, how many longer."""
+    """Count rows by length, in bins that end at powers of two.
+
+    Returns:
+        Tuples of the upper end of a bin, the number of rows in it, and the number of longer rows.
+    """
     tops = 2 ** np.arange(int(np.ceil(np.log2(max(1, counts.max())))) + 1)
     longer = [int((counts > top).sum()) for top in tops]
     within = -np.diff([len(counts), *longer])
@@ -89,7 +93,7 @@ def histogram(counts: Counts) -> list[tuple[int, int, int]]:
 def _quantiles(counts: Mapping[str, Counts]) -> Table:
     table = Table("tokens", *QUANTILES, "mean")
     for name, values in counts.items():
-        # A quantile is a length that occurs, not one between two.
+        # Quantiles are lengths that occur, without interpolation.
         quantiles = np.quantile(values, list(QUANTILES.values()), method="inverted_cdf")
         table.add_row(name, *(f"{int(value):,}" for value in quantiles), f"{values.mean():,.1f}")
     for column in table.columns[1:]:

@@ -1,4 +1,4 @@
-"""LMFlow's JSON, `{"type": T, "instances": [...]}`, and those of its types that no other format has.
+"""LMFlow's JSON, `{"type": T, "instances": [...]}`, and those of its types that no other format covers.
 
 Types and fields: github.com/OptimalScale/LMFlow, docs/source/examples/DATASETS.md. Rules for conversations: its
 src/lmflow/tokenization/hf_decoder_model.py.
@@ -26,19 +26,19 @@ TYPES = {
 }
 """LMFlow's name of a type, and the format that reads it."""
 
-_ANSWER = "###Assistant:"  # what the scripts of LMFlow's article write before an answer
+_ANSWER = "###Assistant:"  # written before an answer by the scripts of LMFlow's article
 _ROLES = ("system", "user", "assistant", "function", "observation")
 
 
 def is_lmflow(value: Any) -> bool:
-    """Whether a JSON value is a file of LMFlow rather than a row; older files name no type."""
+    """Return whether a JSON value is an LMFlow file rather than a row; older files have no type."""
     if not isinstance(value, dict) or not isinstance(value.get("instances"), list):
         return False
     return "type" in value or len(value) == 1
 
 
 def instances(value: dict[str, Any], file: str) -> tuple[str | None, list[Any]]:
-    """The format, None where the file names no type, and the rows of a file of LMFlow.
+    """Return the format of an LMFlow file, or None if the file has no type, and its rows.
 
     Raises:
         UserError: LMFlow has no such type.
@@ -51,23 +51,27 @@ def instances(value: dict[str, Any], file: str) -> tuple[str | None, list[Any]]:
 
 
 def conversation(fields: Fields) -> Demonstration:
-    """`messages`, with optional `system` and `tools`; the responses are all turns from the first answer on."""
+    """Read `messages`, with optional `system` and `tools`; the response is all turns from the first answer on."""
     return Demonstration(*split(_in_pairs(fields)), fields.tools())
 
 
 def conversation_prompt(fields: Fields) -> Turns:
-    """What a conversation asks last."""
+    """Return everything before the last answer of a conversation."""
     return ask(renamed(_turns(fields)))
 
 
 def paired_conversation(fields: Fields) -> Pair:
-    """`chosen` and `rejected`, each of them a conversation."""
+    """Read `chosen` and `rejected`, each of which is a conversation."""
     chosen, rejected = (_in_pairs(fields.inside(name)) for name in ("chosen", "rejected"))
     return Pair(*shared(chosen, rejected, fields), fields.margin())
 
 
 def scored_pair(fields: Fields) -> Pair:
-    """`input`, and of the scored texts under `output` the best against the worst; the margin is their difference."""
+    """Read `input` with the best and the worst of the scored texts in `output`; the margin is their difference.
+
+    Raises:
+        Skip: all texts have the same score.
+    """
     scored = fields.scored("output")
     best, worst = max(scored, key=lambda pair: pair[0]), min(scored, key=lambda pair: pair[0])
     if best[0] == worst[0]:
@@ -76,9 +80,9 @@ def scored_pair(fields: Fields) -> Pair:
 
 
 def positive_negative(fields: Fields) -> Pair:
-    """`positive` and `negative`, two texts whose responses begin after the last `###Assistant:` that they share.
+    """Read `positive` and `negative`, two texts whose responses begin after the last `###Assistant:` they share.
 
-    Texts of another form are split as those of `preference` are: after the words they both begin with.
+    Other texts are split as in `preference`: after the words that both begin with.
     """
     positive, negative = fields.text("positive"), fields.text("negative")
     ends = [match.end() for match in re.finditer(_ANSWER, positive)]
@@ -89,12 +93,12 @@ def positive_negative(fields: Fields) -> Pair:
 
 
 def holds_objects(values: Mapping[str, Any], *columns: str) -> bool:
-    """Whether these columns are objects rather than texts or lists."""
+    """Return whether these columns are objects rather than texts or lists."""
     return all(isinstance(values.get(column), dict) for column in columns)
 
 
 def holds_list_of(kind: type, values: Mapping[str, Any]) -> bool:
-    """Whether `output` is a list that begins with a value of a kind."""
+    """Return whether `output` is a list whose first value is of this type."""
     output = values.get("output")
     return isinstance(output, list) and isinstance(output[0] if output else None, kind)
 
@@ -108,7 +112,7 @@ def _turns(fields: Fields) -> Turns:
 
 
 def _in_pairs(fields: Fields) -> Turns:
-    """Questions and answers in turn: an odd last turn is dropped."""
+    """Return alternating questions and answers; an odd last turn is dropped."""
     turns = _turns(fields)
     said = sum(turn.role != "system" for turn in turns)
     if said > 1 and said % 2:

@@ -1,4 +1,4 @@
-"""From settings to rows: every source read, converted to one kind of row, and split."""
+"""Load the rows of the settings: read every source, convert its rows to one kind, and split off held-out rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ R = TypeVar("R", bound=Prompt | Demonstration | Pair)
 
 
 class Rows(Reading[R]):
-    """The rows of one source as one kind; every iteration reads them anew.
+    """The rows of one source, converted to one kind; every iteration reads them again.
 
     Args:
-        source: where they are.
-        kind: what they are converted to.
+        source: the source to read.
+        kind: what the rows are converted to.
         stream: whether a Hub data set is read while it is downloaded.
-        limit: read so many rows at most.
+        limit: maximum number of rows to read.
     """
 
     def __init__(self, source: SourceSettings, kind: type[R], *, stream: bool = False, limit: int | None = None):
@@ -83,23 +83,23 @@ class Loaded(Generic[R]):
 
     @property
     def train(self) -> list[R]:
-        """The rows of all sources, one source after the other; when streaming, this reads everything."""
+        """The rows of all sources, concatenated; when streaming, this reads everything."""
         return [row for source in self.sources for row in source.rows]
 
     def notes(self) -> list[str]:
-        """What was dropped or skipped, in lines; when streaming, in one pass as far as it has come."""
+        """Return remarks about dropped or skipped rows; when streaming, those of one pass so far."""
         return [line for rows in self.read for line in rows.notes()]
 
 
 def load(settings: DataSettings, kind: type[R]) -> Loaded[R]:
-    """The rows of the settings, converted to one kind.
+    """Load the rows of the settings, converted to one kind.
 
     Args:
-        settings: what to read, and what of it to hold out.
+        settings: what to read, and which rows to hold out.
         kind: Prompt, Demonstration or Pair.
 
     Raises:
-        UserError: no such data, rows that are not what their format expects, or none that can be used.
+        UserError: the data does not exist, rows do not match their format, or no row can be used.
     """
     wanted = settings.mix or (settings,)
     read = [Rows(source, kind, stream=settings.stream, limit=settings.max_rows) for source in wanted]
@@ -138,7 +138,7 @@ def _all(rows: Rows[R]) -> list[R]:
 
 
 def _split(rows: list[R], fraction: float, path: str | None) -> tuple[list[R], list[R]]:
-    """The first rows, and the last fraction of them."""
+    """Split rows into the first part and the last fraction."""
     last = round(len(rows) * fraction)
     if fraction and not 0 < last < len(rows):
         raise UserError(f"{path}: data.validation = {fraction:g} of its {len(rows)} rows leaves one part empty")

@@ -1,4 +1,4 @@
-"""What was dropped, skipped or looked odd while reading: counted, with the first place, never silent."""
+"""Remarks about rows that were dropped, skipped or looked odd while reading, with counts and the first place."""
 
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
@@ -13,27 +13,27 @@ class _Remark(NamedTuple):
 
 
 class Notes:
-    """Remarks, each with the number of rows it was made about."""
+    """Remarks, each with the number of rows it applies to."""
 
     def __init__(self) -> None:
         self._made: dict[str, _Remark] = {}
 
     def add(self, remark: str, place: str) -> None:
-        """Make a remark about the row at a place; a second time about the same row counts once."""
+        """Add a remark about the row at a place; a repetition about the same row is not counted."""
         made = self._made.get(remark, _Remark(0, place, ""))
         if made.latest != place:
             self._made[remark] = made._replace(rows=made.rows + 1, latest=place)
 
     def lines(self) -> list[str]:
-        """One line per remark, such as `3 × turns after the last answer are dropped (first: a.jsonl line 7)`."""
+        """Return one line per remark, e.g. `3 × turns after the last answer are dropped (first: a.jsonl line 7)`."""
         return [f"{made.rows} × {remark} (first: {made.first})" for remark, made in self._made.items()]
 
 
 class Reading(Generic[T]):
-    """What every iteration reads anew, and what is to be said about it.
+    """An iterable that reads its items again in every iteration, with notes about them.
 
     Args:
-        read: begins to read, and makes remarks.
+        read: starts reading, and adds remarks to the notes it is given.
     """
 
     def __init__(self, read: Callable[[Notes], Iterator[T]]):
@@ -49,5 +49,5 @@ class Reading(Generic[T]):
         self._is_whole = True
 
     def notes(self) -> list[str]:
-        """The remarks of one whole reading, in lines; until there was one, of the latest as far as it has come."""
+        """Return the remarks of a complete reading; before the first one, those of the latest reading so far."""
         return self._notes.lines()

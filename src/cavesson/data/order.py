@@ -1,7 +1,7 @@
 """Endless passes over data.
 
-What stands at a position is a function of the seed and the position alone. A resumed run therefore goes on where it
-stopped, and there is nothing to save.
+The item at a position depends only on the seed and the position. A resumed run therefore continues where it stopped,
+without any saved state.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,29 +21,29 @@ U = TypeVar("U")
 
 
 class Stream(Protocol[T]):
-    """An endless sequence of passes over data, of which any stretch can be had."""
+    """An endless sequence of passes over data, with access to any slice."""
 
     @property
     def size(self) -> int | None:
-        """Items of one pass; None where nobody has counted."""
+        """Number of items in one pass, or None if it is not known."""
 
     def take(self, start: int, count: int) -> list[T]:
-        """Items number start … start + count − 1."""
+        """Return items number start … start + count − 1."""
 
 
 def permutation(seed: int, pass_number: int, size: int, *, source: int = 0, block: int = 0) -> NDArray[np.int64]:
-    """The order of one pass over `size` items, or over one block of them; no two passes, blocks or sources share it."""
+    """Return the order of one pass over `size` items or one block; it differs between passes, blocks and sources."""
     return generator(seed, Purpose.PROMPT_ORDER, step=pass_number, row=(source << 32) + block).permutation(size)
 
 
 class InMemory(Generic[T]):
-    """Passes over a list; shuffled, every pass has an order of its own.
+    """Passes over a list; with `shuffle`, each pass has a different order.
 
     Args:
         items: the list.
         seed: the seed of the run.
         shuffle: whether every pass is permuted.
-        source: number of the source in a mix, so that sources are shuffled independently.
+        source: index of the source in a mix, so that sources are shuffled independently.
     """
 
     def __init__(self, items: Sequence[T], seed: int, *, shuffle: bool = True, source: int = 0):
@@ -54,21 +54,21 @@ class InMemory(Generic[T]):
 
     @property
     def size(self) -> int:
-        """Items of one pass."""
+        """Number of items in one pass."""
         return len(self.items)
 
     def take(self, start: int, count: int) -> list[T]:
-        """Items number start … start + count − 1."""
+        """Return items number start … start + count − 1."""
         return [self.items[index] for index in self.indices(start, count)]
 
     def indices(self, start: int, count: int) -> list[int]:
-        """Where in the list the items number start … start + count − 1 are."""
+        """Return the list indices of items number start … start + count − 1."""
         if not self.shuffle:
             return [number % self.size for number in range(start, start + count)]
         return [int(self._pass(number // self.size)[number % self.size]) for number in range(start, start + count)]
 
     def with_items(self, items: Sequence[U]) -> "InMemory[U]":
-        """The same order over other items, one for each of these."""
+        """Return the same order over other items, which replace these one by one."""
         if len(items) != self.size:
             raise ValueError(f"{len(items)} items cannot take the places of {self.size}")
         return InMemory(items, self.seed, shuffle=self.shuffle, source=self.source)
@@ -80,17 +80,17 @@ class InMemory(Generic[T]):
 
 
 class Streamed(Generic[T]):
-    """Passes over what is read anew in every pass, shuffled in blocks.
+    """Passes over data that is read again in every pass, shuffled in blocks.
 
-    Reading goes forward. For a stretch that lies behind, as after a resume, the source is opened again and skipped
-    to the stretch; whole passes are skipped without reading once the length of one is known.
+    Reading goes forward only. For an earlier slice, the source is opened again and skipped to that slice. Whole passes
+    are skipped without reading once the length of a pass is known.
 
     Args:
-        open: begins to read; the items must be the same in the same order every time.
+        open: starts reading; it must give the same items in the same order every time.
         seed: the seed of the run.
         shuffle: whether the items of a block are permuted.
-        buffer: items per block; so many are in memory.
-        source: number of the source in a mix.
+        buffer: items per block, which are held in memory.
+        source: index of the source in a mix.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class Streamed(Generic[T]):
 
     @property
     def size(self) -> int | None:
-        """Items of one pass; None before the first pass has ended."""
+        """Number of items in one pass, or None until the first pass has ended."""
         return self._size
 
     def take(self, start: int, count: int) -> list[T]:
-        """Items number start … start + count − 1."""
+        """Return items number start … start + count − 1."""
         if start < self._position:
             self._restart(start)
         while self._position < start:
@@ -124,7 +124,7 @@ class Streamed(Generic[T]):
         return items
 
     def _restart(self, target: int) -> None:
-        """Back to the beginning of the last pass before the target that can be found without reading."""
+        """Go back to the start of the last pass before the target whose position is known without reading."""
         first = 0 if self._size is None else target // self._size
         self._position = first * (self._size or 0)
         self._items = self._passes(first)
@@ -148,11 +148,11 @@ def _blocks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 class Mixed(Generic[T]):
-    """Several streams interleaved by weight; each makes passes of its own.
+    """Several streams interleaved by weight; each makes its own passes.
 
     Args:
         sources: the streams.
-        weights: how often each has its turn, relative to the others.
+        weights: how often items are taken from each, relative to the others.
     """
 
     def __init__(self, sources: Sequence[Stream[T]], weights: Sequence[float]):
@@ -160,7 +160,7 @@ class Mixed(Generic[T]):
         self._shares = _shares(weights)
 
     def with_items(self, items: Sequence[U]) -> "Mixed[U]":
-        """The same order over other items, one for each of the sources' lists, one list after the other."""
+        """Return the same order over other items: one for each item of each source, in the order of `items`."""
         rest = iter(items)
         sources = []
         for source in self.sources:
@@ -170,33 +170,33 @@ class Mixed(Generic[T]):
 
     @property
     def items(self) -> list[T]:
-        """The items of all sources, which are lists, one list after the other."""
+        """The items of all in-memory sources, concatenated."""
         return [item for source in self.sources if isinstance(source, InMemory) for item in source.items]
 
     @property
     def size(self) -> int | None:
-        """Items of all sources together; None while one of them is unknown."""
+        """Total number of items of all sources, or None while the size of one is unknown."""
         sizes = [source.size for source in self.sources]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def take(self, start: int, count: int) -> list[T]:
-        """Items number start … start + count − 1."""
+        """Return items number start … start + count − 1."""
         turns = [self.turn(position) for position in range(start, start + count)]
         first: dict[int, int] = {}
         counts: dict[int, int] = {}
         for source, index in turns:
             first.setdefault(source, index)
             counts[source] = counts.get(source, 0) + 1
-        # The turns of one source are consecutive stretches of it.
+        # The items taken from one source are consecutive.
         taken = {source: iter(self.sources[source].take(first[source], counts[source])) for source in counts}
         return [next(taken[source]) for source, _ in turns]
 
     def turn(self, position: int) -> tuple[int, int]:
-        """Whose turn it is at a position, and its how-manieth (from 0) that is.
+        """Return the source of the item at a position, and its index (from 0) within that source.
 
-        The first source has had round(n · share) of the first n turns; the rest is divided in the same way among the
-        others. So no turn depends on an earlier one, and no source is further from its share than one turn for every
-        two sources.
+        The first source provides round(n · share) of the first n items; the rest is divided in the same way among the
+        other sources. So no item depends on earlier ones, and no source deviates from its share by more than one item
+        for every two sources.
         """
         for source, share in enumerate(self._shares):
             before, after = _rounded(position * share), _rounded((position + 1) * share)
@@ -209,14 +209,14 @@ class Mixed(Generic[T]):
 def passes_over(
     sources: Sequence[Iterable[T]], weights: Sequence[float], seed: int, *, shuffle: bool, buffer: int = 10_000
 ) -> Stream[T]:
-    """Endless passes over one source, or over a mix of several.
+    """Return a stream of endless passes over one source, or over a mix of several.
 
     Args:
-        sources: lists, or what is read anew by every iteration.
-        weights: how often each has its turn, relative to the others.
+        sources: lists, or iterables that are read again by every iteration.
+        weights: how often items are taken from each, relative to the others.
         seed: the seed of the run.
-        shuffle: a new order in every pass.
-        buffer: items per block of what is no list, see `Streamed`.
+        shuffle: use a new order in every pass.
+        buffer: items per block for sources that are not lists, see `Streamed`.
     """
     streams: list[Stream[T]] = [
         InMemory(items, seed, shuffle=shuffle, source=number)
@@ -228,7 +228,7 @@ def passes_over(
 
 
 def _shares(weights: Sequence[float]) -> list[Fraction]:
-    """What each source takes of what those before it leave; fractions, so that no turn is lost to rounding."""
+    """Return the share of each source in what the sources before it leave, as exact fractions to avoid rounding."""
     exact = [Fraction(weight) for weight in weights]
     return [weight / sum(exact[i:]) for i, weight in enumerate(exact)]
 

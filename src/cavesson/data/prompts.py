@@ -1,4 +1,4 @@
-"""Prompts as token ids, in an order that depends on nothing but the seed."""
+"""Prompts as token ids, in an order that depends only on the seed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,10 +28,10 @@ class PromptSettings(ChatSettings):
 
 
 def check_prompts(settings: PromptSettings) -> None:
-    """Refuse held-out rows of another source: no response to them is ever asked for.
+    """Reject settings of a separate held-out source, because prompts are not evaluated on held-out rows.
 
     Raises:
-        ValueError: there are some.
+        ValueError: a source or split of held-out rows is set.
     """
     for name in ("validation_path", "validation_split"):
         if getattr(settings, name) is not None:
@@ -40,7 +40,7 @@ def check_prompts(settings: PromptSettings) -> None:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Tokenized prompts with the columns that came along."""
+    """Tokenized prompts with the other columns of their rows."""
 
     texts: tuple[str, ...]
     """what a sampler sees: of a conversation what the chat template writes, up to where the answer begins"""
@@ -57,17 +57,17 @@ class PromptSet:
         return len(self.texts)
 
     def order(self, seed: int, shuffle: bool) -> Stream[int]:
-        """Indices of prompts, in endless passes over the data."""
+        """Return a stream of prompt indices, in endless passes over the data."""
         sources = self.sources or ((range(len(self)), 1.0),)
         return passes_over([prompts for prompts, _ in sources], [w for _, w in sources], seed, shuffle=shuffle)
 
     def batch(self, indices: Sequence[int], pad: int) -> Batch:
-        """Columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""
+        """Return columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""
         return padded_prompts([self.ids[i] for i in indices], pad)
 
 
 def padded_prompts(ids: Sequence[Sequence[int]], pad: int) -> Batch:
-    """Columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""
+    """Return columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left."""
     width = max(map(len, ids))
     return Batch(
         {
@@ -81,7 +81,7 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -
     """Read and tokenize the prompts of the settings.
 
     Raises:
-        UserError: no such file, a format without prompts, or no usable prompt.
+        UserError: the file does not exist, its format has no prompts, or no prompt is usable.
     """
     if settings.stream:
         raise UserError("data.stream: prompts are kept in memory; data.max_rows limits them")
@@ -94,7 +94,7 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _kept(sizes: Sequence[int], dropped: Sequence[int]) -> list[range]:
-    """Where the prompts of each source are, once rows are dropped."""
+    """Return the range of each source's prompts after rows are dropped."""
     ends = np.cumsum(sizes)
     ends -= np.searchsorted(dropped, ends)
     return [range(int(first), int(end)) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -109,18 +109,18 @@ def tokenize(
     source: str = "the prompts",
     chat: Chat | None = None,
 ) -> PromptSet:
-    """Tokenize prompts, dropping those over the limit.
+    """Tokenize prompts and drop those over the limit.
 
     Args:
         prompts: texts, or conversations as lists of `{"role": …, "content": …}`.
-        tokenizer: of the model.
-        max_tokens: the most of a prompt.
-        columns: what else is known of each prompt, for the rewards.
-        source: where the prompts come from, for messages.
-        chat: how conversations are written; the tokenizer's own way when None.
+        tokenizer: tokenizer of the model.
+        max_tokens: maximum number of tokens of a prompt.
+        columns: further columns for the rewards, with one value per prompt.
+        source: name of the source, for messages.
+        chat: renders conversations; None uses the tokenizer's chat template.
 
     Raises:
-        UserError: something is no prompt, or nothing usable is left.
+        UserError: a value is not a prompt, or no usable prompt is left.
     """
     columns = columns or {}
     rows = [

@@ -1,4 +1,4 @@
-"""Where rows come from, and in which order they are used."""
+"""Settings of data sources and of the order of their rows."""
 
 from typing import Self
 

@@ -1,4 +1,4 @@
-"""Shows a row of data as a model sees it: every token, and whether it is learned."""
+"""Display of a row of data as a model sees it: every token, and whether it is learned."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -88,9 +88,9 @@ def show_row(
 def encode_row(
     row: Prompt | Demonstration | Pair, place: str, tokenizer: PreTrainedTokenizerBase, settings: AnyDataSettings
 ) -> tuple[list[Shown], list[str]]:
-    """The tokens of a row, and what is wrong with them.
+    """Return the tokens of a row, and remarks about problems with them.
 
-    A row that would be dropped is given whole.
+    A row that would be dropped is returned whole.
     """
     encoder = Encoder(Chat.of(settings, tokenizer), learn_all=settings.learn == "all" and not isinstance(row, Pair))
     asked = asked_of(row, place)
@@ -154,13 +154,13 @@ def _tokens(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Table:
 
 
 def token_text(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text of one token, with the space that some tokenizers only write between words."""
+    """Return the text of one token, including a leading space that decoding a single token drops."""
     text = str(tokenizer.decode([token]))
     piece = tokenizer.convert_ids_to_tokens(token)
     return f" {text}" if str(piece).startswith("▁") and not text.startswith(" ") else text
 
 
 def seen(text: str) -> str:
-    """The text with a sign for every character that cannot be seen."""
+    """Return the text with invisible characters replaced by visible signs."""
     signs = visible_line(text)
     return "".join(sign if sign.isprintable() else f"⟨U+{ord(sign):04X}⟩" for sign in signs)

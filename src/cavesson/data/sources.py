@@ -1,7 +1,7 @@
-"""Rows from files, folders and Hugging Face data sets, one after the other, each with the place it comes from.
+"""Rows from files, folders and Hugging Face data sets, each with the place it comes from.
 
-Values stay what the file says: JSON keeps its numbers, and a date stays a text. CSV knows no types, so every value of
-it is a text.
+Values keep the types of the file: JSON numbers stay numbers, and dates stay text. CSV has no types, so all its values
+are text.
 """
 
 import csv
@@ -28,15 +28,15 @@ _Bytes = gzip.GzipFile | io.BufferedReader
 
 
 def read(source: SourceSettings, *, stream: bool = False) -> Iterator[Row]:
-    """The rows of a source in their order.
+    """Yield the rows of a source in order.
 
     Args:
         source: path, split and subset.
-        stream: whether a Hub data set is read while it is downloaded. Files are read row by row in any case, apart
-            from .json, which has to be read whole.
+        stream: whether a Hub data set is read while it is downloaded. Files are always read row by row, except .json,
+            which must be read whole.
 
     Raises:
-        UserError: it is not there, it is not what its name says, or a row is not one.
+        UserError: the source does not exist, a file does not have the format of its suffix, or a row is not an object.
     """
     if source.path is None:
         raise UserError("data.path is missing: give a file, a folder or a Hub data set")
@@ -53,7 +53,7 @@ def read(source: SourceSettings, *, stream: bool = False) -> Iterator[Row]:
 
 
 def _files(path: str, split: str) -> list[Path]:
-    """The data files a path stands for; none where it must be the name of a data set."""
+    """Return the data files that a path refers to, or none if it must be the name of a data set."""
     file = expanded(path)
     if file.is_dir() and not _kind(file):
         return _of_split(_one_kind(file), split, path)
@@ -70,7 +70,7 @@ def _files(path: str, split: str) -> list[Path]:
 
 
 def _one_kind(folder: Path) -> list[Path]:
-    """The data files of a folder, in the order of their names."""
+    """Return the data files of a folder, sorted by name."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and _kind(file))
     kinds = sorted({_kind(file) for file in files})
     if len(kinds) > 1:
@@ -81,7 +81,7 @@ def _one_kind(folder: Path) -> list[Path]:
 
 
 def _of_split(files: list[Path], split: str, path: str) -> list[Path]:
-    """Of several files that are named after their splits, those of one split. Files without splits are `train`."""
+    """Return the files of one split, if files are named after their splits. Files without splits are `train`."""
     named = {file: name for file in files if (name := _split_in(file))} if len(files) > 1 else {}
     if not named and split != "train" and files:
         raise UserError(f"{path} has no splits, so there is no {split!r}; give the path of those rows instead")
@@ -102,7 +102,7 @@ def _split_in(file: Path) -> str | None:
 
 
 def _kind(file: Path) -> str:
-    """The suffix that says how a file is read, without .gz; nothing where it is none of ours."""
+    """Return the suffix that determines how a file is read, without .gz, or "" if the suffix is not supported."""
     suffixes = [suffix.lower() for suffix in file.suffixes]
     if suffixes[-1:] == [".gz"]:
         suffixes.pop()
@@ -123,12 +123,12 @@ def _from_file(file: Path) -> Iterator[Row]:
             f"{file} is not UTF-8: there is a byte {byte:#x} in it; convert it, as with: iconv -f latin1 -t utf-8"
         ) from None
     except (OSError, ValueError, RecursionError, csv.Error, EOFError, zlib.error) as error:
-        # Arrow's, JSON's and Unicode's errors are ValueErrors, gzip's an OSError.
+        # Errors of Arrow, JSON and Unicode are ValueErrors; those of gzip are OSErrors.
         raise UserError(f"{file} cannot be read as {kind}: {first_line(error)}") from None
 
 
 def _text_lines(content: _Bytes) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, with their numbers. Only line breaks end one: U+2028 may stand inside a text."""
+    """Yield non-blank lines with their numbers. Only line breaks end a line: U+2028 may occur inside a text."""
     for number, line in enumerate(io.TextIOWrapper(content, encoding="utf-8-sig"), start=1):
         if line.strip():
             yield number, line.rstrip("\n")
@@ -150,7 +150,7 @@ def _read_jsonl(content: _Bytes, file: str) -> Iterator[Row]:
 
 
 def _read_json(content: _Bytes, file: str) -> Iterator[Row]:
-    """Objects in one list, one after the other, or as the instances of LMFlow's format."""
+    """Yield rows from a list of objects, from concatenated objects, or from the instances of an LMFlow file."""
     number = 0
     for value in _json_values(content.read().decode("utf-8-sig").strip()):
         format, rows = instances(value, file) if is_lmflow(value) else (None, value)
@@ -172,7 +172,7 @@ def _json_values(text: str) -> Iterator[Any]:
 def _object(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f'{place}: a row is an object, such as {{"prompt": "…"}}, and not {brief(value)}')
-    # JSON can write half of a surrogate pair, which no tokenizer and no file takes.
+    # JSON can contain half of a surrogate pair, which no tokenizer or file accepts.
     if _HALF_PAIR.search(json.dumps(value, ensure_ascii=False)):
         raise UserError(f"{place} holds half of a surrogate pair (\\ud800 to \\udfff), which is no character")
     return value
@@ -199,7 +199,7 @@ def _read_csv(content: _Bytes, file: str) -> Iterator[Row]:
 
 def _read_parquet(content: _Bytes, file: str) -> Iterator[Row]:
     number = 0
-    # Parquet is read from its end, which gzip can only reach by unpacking everything.
+    # Parquet is read from its end, which gzip can reach only by decompressing everything.
     whole = io.BytesIO(content.read()) if isinstance(content, gzip.GzipFile) else content
     for batch in pq.ParquetFile(whole).iter_batches():
         for values in batch.to_pylist():
@@ -225,12 +225,12 @@ _SPLITS = {
 
 
 def _is_saved(path: Path) -> bool:
-    """Whether `datasets` saved this folder."""
+    """Return whether this folder was saved by `datasets`."""
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
 def _from_disk(path: Path, split: str) -> Iterator[Row]:
-    import datasets  # takes a second to import, and files do without
+    import datasets  # slow to import, and not needed for files
 
     try:
         loaded = datasets.load_from_disk(str(path))

@@ -1,4 +1,4 @@
-"""Special tokens written in texts: those of a chat template are control tokens, those of the data are plain text."""
+"""Special tokens in texts: those written by a chat template are control tokens, those in the data are plain text."""
 
 import json
 import re
@@ -21,7 +21,7 @@ _PRIVATE = range(0xF0000, 0x10FFFE)
 
 
 class Written(str):
-    """A text some of whose special tokens are control tokens; a plain `str` has none."""
+    """A text in which some special tokens are control tokens; a plain `str` has no control tokens."""
 
     control: tuple[Span, ...]
     """where they stand; every other special token in it is text"""
@@ -33,16 +33,16 @@ class Written(str):
 
 
 class Encoded(NamedTuple):
-    """Tokens of one text."""
+    """The tokens of one text."""
 
     ids: list[int]
     offsets: list[Span]
 
 
 class SpecialTokens:
-    """The special tokens of a tokenizer, and tokenization that does not take a user's words for them.
+    """The special tokens of a tokenizer, and tokenization that does not mistake user text for them.
 
-    Added tokens that the tokenizer does not call special, such as `<think>`, are ordinary text wherever they stand.
+    Added tokens that the tokenizer does not mark as special, such as `<think>`, are always ordinary text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -50,37 +50,37 @@ class SpecialTokens:
         called = set(tokenizer.all_special_tokens)
         added = tokenizer.added_tokens_decoder.items()
         names = {token.content: number for number, token in added if token.special or token.content in called}
-        # Those of what the tokenizer does not know come of any text.
+        # Any text can produce the unknown token, so it does not count as special.
         self._ids = frozenset(names.values()) - {tokenizer.unk_token_id}
-        self.names = sorted(names, key=lambda name: (-len(name), name))  # where several match, the longest does
+        self.names = sorted(names, key=lambda name: (-len(name), name))  # the longest match wins
         self._pattern = re.compile("|".join(map(re.escape, self.names)) or r"(?!)")
 
     def spans(self, text: str) -> list[Span]:
-        """Where the text has special tokens."""
+        """Return the spans of the special tokens in a text."""
         return [found.span() for found in self._pattern.finditer(text)]
 
     def within(self, texts: Iterable[str]) -> list[str]:
-        """The special tokens that are written in some texts, each once."""
+        """Return the distinct special tokens that occur in some texts."""
         return list(dict.fromkeys(found for text in texts for found in self._pattern.findall(text)))
 
     def as_control(self, text: str) -> Written:
-        """The text with every special token in it as a control token."""
+        """Return the text with all its special tokens as control tokens."""
         return Written(text, self.spans(text))
 
     def disguise(self, texts: Iterable[str]) -> "Disguise":
-        """What hides special tokens in these texts from a template's reader; it does not change their length."""
+        """Return a disguise that hides special tokens in these texts from a template, without changing their length."""
         return Disguise(self._pattern, "".join(texts))
 
     def encode(self, texts: Sequence[str], *, add: bool, longest: int | None = None) -> list[Encoded]:
         """Tokenize texts.
 
         Args:
-            texts: the control tokens of each are those of a `Written`; a plain `str` has none.
+            texts: texts to tokenize; those of type `Written` may have control tokens, a plain `str` has none.
             add: whether to add the special tokens that the tokenizer adds to every text.
-            longest: tokens of a text at most; longer ones are cut off at the tokenizer's ``truncation_side``.
+            longest: maximum number of tokens; longer texts are cut at the tokenizer's ``truncation_side``.
 
         Raises:
-            UserError: a special token is to be read as text, and the tokenizer is not a fast one.
+            UserError: a special token must be read as text, but the tokenizer is not a fast one.
         """
         encoded = self._as_they_are(texts, add, longest)
         hostile = [row for row, text in enumerate(texts) if self._has_more(text, encoded[row].ids, add)]
@@ -91,7 +91,7 @@ class SpecialTokens:
         return encoded
 
     def _has_more(self, text: str, ids: list[int], add: bool) -> bool:
-        """Whether the text, or what normalization made of it, has special tokens beside its control tokens."""
+        """Return whether the text, as given or after normalization, has special tokens besides its control tokens."""
         control = text.control if isinstance(text, Written) else ()
         if tuple(self.spans(text)) != control:
             return True
@@ -127,7 +127,7 @@ class SpecialTokens:
 
 
 class Around(NamedTuple):
-    """Special tokens that a tokenizer writes around every text."""
+    """Special tokens that a tokenizer adds around every text."""
 
     start: tuple[int, ...]
     end: tuple[int, ...]
@@ -139,12 +139,12 @@ class Around(NamedTuple):
         return cls(tuple(takewhile(is_special, ids)), tuple(takewhile(is_special, reversed(ids)))[::-1])
 
     def begins(self, ids: Sequence[int]) -> bool:
-        """Whether the tokens begin as the tokenizer begins every text."""
+        """Return whether the tokens begin with the start tokens that the tokenizer adds to every text."""
         return tuple(ids[: len(self.start)]) == self.start
 
 
 class Disguise:
-    """Puts other characters in the place of special tokens, and takes them back."""
+    """Replaces the characters of special tokens by private code points, and restores them."""
 
     def __init__(self, pattern: re.Pattern[str], texts: str) -> None:
         self._pattern = pattern
@@ -154,7 +154,7 @@ class Disguise:
         self._back = {sign: letter for letter, sign in self._away.items()}
 
     def on(self, value: Any) -> Any:
-        """A text, or JSON's lists and objects of texts, without special tokens."""
+        """Disguise the special tokens in a text, or in the texts of JSON lists and objects."""
         if isinstance(value, str):
             return self._pattern.sub(lambda found: found[0].translate(self._away), value) if self._away else value
         if isinstance(value, dict):
@@ -162,12 +162,12 @@ class Disguise:
         return [self.on(one) for one in value] if isinstance(value, list) else value
 
     def off(self, text: str) -> str:
-        """The text as it was."""
+        """Return the original text."""
         return text.translate(self._back) if self._back else text
 
 
 def _free(text: str, count: int) -> int:
-    """The first of `count` private code points in a row that the text has none of."""
+    """Return the first of `count` consecutive private code points that do not occur in the text."""
     taken = sorted({ord(letter) for letter in text if ord(letter) in _PRIVATE})
     first = _PRIVATE.start
     while (at := bisect(taken, first - 1)) < len(taken) and taken[at] < first + count:
@@ -176,7 +176,7 @@ def _free(text: str, count: int) -> int:
 
 
 def _with_signs(text: str, signs: dict[str, str]) -> str:
-    """The text with a sign in the place of every control token, as long as that."""
+    """Replace every control token by its sign, which has the same length."""
 
     def parts() -> Iterator[str]:
         done = 0
@@ -191,10 +191,10 @@ def _with_signs(text: str, signs: dict[str, str]) -> str:
 
 @lru_cache(maxsize=4)
 def _renamed(backend: str, first: int, names: tuple[str, ...]) -> Tokenizer:
-    """A tokenizer that knows its special tokens under other names only: their own names are text to it.
+    """Return a tokenizer with renamed special tokens, so that it reads their original names as text.
 
-    That they are not recognised is not enough: a Unigram model has them in its vocabulary, where they would win as
-    pieces of words, and a BPE model may have merges that lead to them.
+    Not recognising them is not enough: a Unigram model has them in its vocabulary, where they would be chosen as
+    pieces of words, and a BPE model may have merges that produce them.
     """
     content = json.loads(backend)
     signs = {name: chr(first + number) * len(name) for number, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""Demonstrations and pairs as token ids, with a mark on every token that is learned."""
+"""Demonstrations and pairs as token ids, with a mask of the learned tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class PairTokens:
-    """Two responses to one prompt; the tokens of the responses are learned."""
+    """Two responses to one prompt; only the response tokens are learned."""
 
     chosen: Tokens
     rejected: Tokens
@@ -57,17 +57,17 @@ class PairTokens:
 def tokenize_demonstrations(
     rows: Iterable[Demonstration], tokenizer: PreTrainedTokenizerBase, settings: TextSettings
 ) -> Reading[Tokens]:
-    """Tokenize every prompt and its response as one text; what of it is learned, see `Encoder.lines`.
+    """Tokenize every prompt and its response as one text; see `Encoder.lines` for which tokens are learned.
 
     Args:
         rows: texts or conversations.
-        tokenizer: for conversations one with a chat template.
-        settings: what is learned, and how much fits.
+        tokenizer: must have a chat template for conversations, unless the settings give one.
+        settings: which tokens are learned, and the length limit.
 
     Returns:
-        The examples, tokenized anew by every iteration, and what of the rows is dropped, cut or looks odd. While it is
-        iterated over, a UserError says that a text starts with two BOS tokens, or that the chat template does not fit
-        a conversation.
+        The examples, tokenized again in every iteration, with notes about rows that are dropped, cut or look odd.
+        Iteration raises a UserError if a text starts with two BOS tokens or the chat template does not fit a
+        conversation.
     """
     encoder = Encoder(Chat.of(settings, tokenizer), learn_all=settings.learn == "all")
 
@@ -80,7 +80,7 @@ def tokenize_demonstrations(
 def tokenize_pairs(
     rows: Iterable[Pair], tokenizer: PreTrainedTokenizerBase, settings: PairSettings
 ) -> Reading[PairTokens]:
-    """Tokenize every prompt with each of its two responses, as `tokenize_demonstrations` does with one."""
+    """Tokenize every prompt with each of its two responses, in the same way as `tokenize_demonstrations`."""
     encoder = Encoder(Chat.of(settings, tokenizer))
 
     def read(notes: Notes) -> Iterator[PairTokens]:
@@ -95,7 +95,7 @@ def tokenize_pairs(
 def _encoded(
     rows: Iterable[R], encoder: Encoder, settings: PairSettings, notes: Notes
 ) -> Iterator[tuple[R, list[Line]]]:
-    """Each row with a line for each of its responses, but for the rows that are dropped."""
+    """Yield each row that is kept, with one line per response."""
     rows, again = tee(rows)
     source = settings.path or "the data"
 
@@ -114,7 +114,11 @@ def _encoded(
 
 
 def fitted(lines: Sequence[Line], settings: PairSettings) -> tuple[list[Line], list[str]]:
-    """The lines within the limit, none where the row is dropped, and what is remarkable about them."""
+    """Apply the length limit to the lines of one row.
+
+    Returns:
+        The lines, cut where necessary, or an empty list if the row is dropped; and remarks about them.
+    """
     limit = settings.max_length
     over = f"longer than data.max_length = {limit} tokens"
     remarks = []

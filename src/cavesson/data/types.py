@@ -1,4 +1,4 @@
-"""What a row of data is, once its format is understood: texts and turns, before any tokenizer has seen them."""
+"""Rows of data after their format is recognised: texts and turns, before tokenization."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Said = str | tuple[Turn, ...]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is asked."""
+    """A prompt with the other columns of its row."""
 
     prompt: Said
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A response that is worth imitating. A plain text without a question is a response to the prompt ""."""
+    """A prompt with a response to learn from. A plain text without a question is a response to the prompt ""."""
 
     prompt: Said
     response: Said
@@ -40,7 +40,7 @@ class Demonstration:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two responses to the same prompt, of which the first was preferred."""
+    """Two responses to the same prompt, the first of which was preferred."""
 
     prompt: Said
     chosen: Said

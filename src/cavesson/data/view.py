@@ -1,4 +1,4 @@
-"""What `cavesson data show` and `cavesson data lengths` look at: rows as a run would read them."""
+"""Rows as a run would read them, for `cavesson data show` and `cavesson data lengths`."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -40,10 +40,10 @@ class Recognised(NamedTuple):
 
 
 def recognised(settings: ViewSettings) -> Recognised:
-    """How the first row is read.
+    """Return how the first row is read.
 
     Raises:
-        UserError: there is no row, or its columns fit no format.
+        UserError: there are no rows, or the columns of the first fit no format.
     """
     source = settings.data.mix[0] if settings.data.mix else settings.data
     raw = next(read(source, stream=settings.data.stream), None)

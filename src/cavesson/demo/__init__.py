@@ -1,1 +1,1 @@
-"""The demo: a real model learns by PPO to continue everyday openings in a brighter mood."""
+"""The demo: a real model learns with PPO to continue everyday openings in a more positive mood."""

@@ -1,4 +1,4 @@
-"""The picture of a run: reward, KL, and how the rewards of the first and the last steps are spread."""
+"""A chart of a run: reward, KL, and the distribution of rewards in the first and last steps."""
 
 from pathlib import Path
 
@@ -18,7 +18,13 @@ _FIRST, _LAST = "#9aa0a6", "#1a73e8"
 
 
 def draw(run: Run, file: Path, *, edge_steps: int = 3) -> None:
-    """Write a PNG; `edge_steps` steps at either end make the two distributions."""
+    """Write the chart as a PNG.
+
+    Args:
+        run: the run to draw.
+        file: the file to write.
+        edge_steps: number of steps at each end for the two distributions.
+    """
     steps, rows = run.steps(), run.rows(["step", "reward"])
     x = steps["step"].to_numpy()
     figure, (reward, kl, spread) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")

@@ -1,4 +1,4 @@
-"""Everyday openings that a model continues. None of them says how it goes on."""
+"""Everyday openings for a model to continue. None of them suggests how the text continues."""
 
 TRAINING = (
     "The hotel room", "My flight yesterday", "The new coffee machine", "Our neighbours", "The bus this morning",

@@ -30,7 +30,7 @@ SAMPLES_PER_OPENING = 4
 
 
 def demo(run: Path | None, flags: list[str]) -> dict[str, Any]:
-    """Train the demo into `run` (or the first free one of runs/demo, runs/demo-2, …) and return its summary.
+    """Train the demo in the folder `run` (None: the first free one of runs/demo, runs/demo-2, …) and return a summary.
 
     Raises:
         UserError: the run folder exists, or the model's package is not installed.

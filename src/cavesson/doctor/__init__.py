@@ -1,4 +1,4 @@
-"""The doctor: what is wrong with a run, since when, why, and what to change, read from its record."""
+"""The doctor reads the record of a run and reports what is wrong, since when, why, and what to change."""
 
 from cavesson.doctor.diagnosis import Diagnosis, Finding, diagnose
 from cavesson.doctor.finding import Evidence, Reading, Share

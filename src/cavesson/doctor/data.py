@@ -1,4 +1,4 @@
-"""What the rules read of a run: settings, metrics, rollouts, and the tokens of some of them."""
+"""The data of a run that the rules read: settings, metrics, rollouts, and a sample with texts and tokens."""
 
 from collections.abc import Collection, Iterable
 from copy import deepcopy
@@ -23,16 +23,16 @@ HEAVY = frozenset(["prompt", "response", "prompt_ids", "ref_response", "ground_t
 
 
 class RunData:
-    """A run as the rules see it. Nothing is read before a rule asks for it, and each thing once."""
+    """A run as the rules see it. Data is read only when a rule first needs it, and only once."""
 
     def __init__(self, run: Run, sees: Collection[str] = KINDS) -> None:
-        """Takes a run, and which kinds of data the rules may see."""
+        """Wrap a run; ``sees`` limits the kinds of data that the rules can read."""
         self.run = run
         self.sees = frozenset(sees)
 
     @property
     def info(self) -> dict[str, Any]:
-        """What run.json says; a copy, so that a rule that changes it does so for itself."""
+        """The content of run.json, copied so that a rule cannot change it for other rules."""
         return deepcopy(self._info)
 
     @cached_property
@@ -41,12 +41,12 @@ class RunData:
 
     @property
     def algorithm(self) -> str | None:
-        """The name of the algorithm, where it is known."""
+        """The name of the algorithm; None if it is not known."""
         name = self._info.get("algorithm")
         return name if isinstance(name, str) else None
 
     def setting(self, path: str, default: Any = None) -> Any:
-        """Returns an entry of run.json by its dotted path, such as ``config.kl.coef``."""
+        """Return an entry of run.json by its dotted path, such as ``config.kl.coef``; ``default`` if missing."""
         found: Any = self._info
         for key in path.split("."):
             if not isinstance(found, dict) or key not in found:
@@ -55,7 +55,7 @@ class RunData:
         return deepcopy(found)
 
     def has(self, need: str) -> bool:
-        """Returns whether something was measured: ``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH``."""
+        """Return whether a need was measured: ``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH``."""
         kind, _, name = need.partition(".")
         if kind not in self.sees:
             return False
@@ -73,7 +73,7 @@ class RunData:
 
     @property
     def last_step(self) -> int | None:
-        """The newest step with rollouts or metrics; None if there is none."""
+        """The last step with rollouts or metrics; None if there is none."""
         logged = self._steps["step"]
         found = [int(self.rows.steps[-1])] if len(self.rows) else []
         return max(found + ([logged[-1].as_py()] if len(logged) else []), default=None)
@@ -88,7 +88,7 @@ class RunData:
         return [name for name in self._steps.column_names if name not in ("step", "attempt", "rank")]
 
     def metric(self, name: str) -> Series:
-        """Returns a logged metric by step, under our name or another trainer's; empty where it was not logged."""
+        """Return a logged metric by step, under our name or another trainer's; empty if it was not logged."""
         for known in (name, *ALIASES.get(name, ())):
             if known in self._steps.column_names:
                 return series(self._steps["step"].to_numpy(), numbers(self._steps[known]))
@@ -96,38 +96,38 @@ class RunData:
 
     @cached_property
     def _rollouts(self) -> tuple[Rows, Rows]:
-        """Those that were trained on, and the held-out ones."""
+        """The rollouts that were trained on, and the held-out ones."""
         table = self.run.rows([column.name for column in ROW_COLUMNS if column.name not in HEAVY])
         held_out = pc.fill_null(pc.equal(table["split"], "eval"), False)
         return Rows(table, pc.invert(held_out)), Rows(table, held_out)
 
     @property
     def rows(self) -> Rows:
-        """The rollouts that were trained on, without their texts."""
+        """The rollouts that were trained on, without texts."""
         return self._rollouts[0]
 
     @property
     def evaluation(self) -> Rows:
-        """The held-out rollouts, without their texts."""
+        """The held-out rollouts, without texts."""
         return self._rollouts[1]
 
     @cached_property
     def sample(self) -> Sample:
-        """Some of the trained rollouts, with texts and tokens."""
+        """A sample of the rollouts that were trained on, with texts and tokens."""
         return take_sample(self.run, self.rows)
 
     def step_evidence(self, steps: Iterable[int | None]) -> tuple[Evidence, ...]:
-        """Returns the first rollout of each of some steps as places to look at; None is no step."""
+        """Return the first rollout of each given step as evidence, ignoring None."""
         at = [int(np.searchsorted(self.rows.step, step)) for step in steps if step is not None]
         return tuple(Evidence(int(self.rows.step[i]), int(self.rows.sample[i])) for i in at if i < len(self.rows))
 
     def rollout_evidence(self, numbers: Iterable[int], rows: Rows | None = None) -> tuple[Evidence, ...]:
-        """Returns rollouts as places to look at, given by their numbers in ``rows``, or in the rows given."""
+        """Return rollouts as evidence, given by their indices in ``rows`` (default: all trained rollouts)."""
         of = self.rows if rows is None else rows
         return tuple(Evidence(int(of.step[i]), int(of.sample[i])) for i in numbers)
 
     def not_finite_metrics(self) -> list[tuple[int, str, int]]:
-        """Returns first step, name and count of every metric that is NaN or infinite somewhere."""
+        """Return the first step, name and count of each metric that has NaN or infinite values."""
         found = []
         for name in self.metrics:
             column = self._steps[name]
@@ -138,7 +138,7 @@ class RunData:
         return found
 
     def not_finite_columns(self) -> list[tuple[int, str, int]]:
-        """Returns first step, name and count of every column of the rollouts and tokens with such values."""
+        """Return the first step, name and count of each column of rollouts and tokens with NaN or infinite values."""
         if "rows" not in self.sees:
             return []
         lines = self.run.not_finite()

@@ -1,4 +1,4 @@
-"""Applies the rules to a run and tells causes from consequences."""
+"""Applies the rules to a run and separates causes from consequences."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ SEVERITIES = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found wrong."""
+    """A problem that a rule found."""
 
     rule: Rule
     reading: Reading
@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor says of a run."""
+    """The result of applying the rules to a run."""
 
     findings: tuple[Finding, ...]
     """Causes first, the most certain first; then what they explain."""
@@ -41,12 +41,12 @@ class Diagnosis:
 
     @property
     def causes(self) -> tuple[Finding, ...]:
-        """The findings that nothing else explains."""
+        """The findings that no other finding explains."""
         return tuple(finding for finding in self.findings if finding.cause)
 
 
 def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
-    """Applies rules, given in the order in which causes go before consequences, to a run."""
+    """Apply rules to a run; the rules must be ordered so that causes come before consequences."""
     sick, healthy, skipped = [], [], []
     for rule in rules:
         out = _skipped(data, rule)
@@ -61,7 +61,7 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
 
 
 def _read(data: RunData, rule: Rule) -> Reading | None:
-    """Applies a rule; a record may hold anything, and what cannot be measured is NaN."""
+    """Apply a rule without numerical warnings: a record can hold any values, and NaN means not measurable."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return rule.statistic(data)
@@ -86,7 +86,7 @@ def _skipped(data: RunData, rule: Rule) -> Skipped | None:
 
 
 def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Finding]:
-    """Returns the findings, each consequence under the first cause that explains it, directly or through others."""
+    """Return the findings, each consequence under the first cause that explains it, directly or through others."""
     place = {rule.name: i for i, (rule, _) in enumerate(sick)}
     above: dict[int, int] = {}
     for i, (rule, reading) in enumerate(sick):
@@ -102,7 +102,7 @@ def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Finding]:
 
 
 def _before(one: Reading, other: Reading) -> bool:
-    """Returns whether one trouble clearly began before the other, which then cannot be its cause."""
+    """Return whether one problem clearly began before the other, so that the other cannot be its cause."""
     if one.since is None or other.since is None:
         return False
     return one.since + 5 < other.since
@@ -123,6 +123,6 @@ def _top(j: int, above: dict[int, int]) -> int:
 
 
 def worst(findings: Iterable[Finding]) -> str | None:
-    """Returns the severity of the gravest finding."""
+    """Return the highest severity among the findings; None if there are none."""
     grave = [SEVERITIES.index(finding.severity) for finding in findings]
     return SEVERITIES[min(grave)] if grave else None

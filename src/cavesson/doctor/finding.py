@@ -1,4 +1,4 @@
-"""What a rule says of a run."""
+"""The result of applying a rule to a run."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,15 +10,15 @@ Severity = Literal["error", "warning", "note"]
 
 
 class Phrase(str):
-    """A part of a text that is translated, unlike a word of the user's data."""
+    """A part of a text that is translated, as opposed to text from the user's data."""
 
 
 class Percent(float):
-    """A number relative to another, such as to its start, written in per cent: it may be negative or above 100 %."""
+    """A number relative to another one, such as its start, shown in per cent; it can be negative or above 100 %."""
 
 
 class Share(Percent):
-    """A part of a whole: never below 0 % nor above 100 %."""
+    """A part of a whole, from 0 % to 100 %."""
 
 
 Words = dict[str, str | float]
@@ -27,7 +27,7 @@ Words = dict[str, str | float]
 
 @dataclass(frozen=True)
 class Curve:
-    """What a rule looks at, step by step or along something else."""
+    """The values that a rule examines, by step or along another axis."""
 
     points: Series
     low: float | None = None
@@ -54,7 +54,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a rule measured, whether or not that is healthy: since when, and where to look, matters only if not."""
+    """The measurement of a rule, healthy or not; ``since`` and ``evidence`` matter only if it is not healthy."""
 
     seen: float
     """The number; its meaning and unit are the rule's ``healthy`` text."""

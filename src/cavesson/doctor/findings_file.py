@@ -1,4 +1,4 @@
-"""What the doctor found, in a file of the index: read by the board, which then needs no doctor."""
+"""The findings of the doctor, stored in a file of the index, so that the board can read them without the doctor."""
 
 from pathlib import Path
 from typing import Literal
@@ -54,18 +54,18 @@ class Findings(BaseModel):
 
 
 def findings_file(folder: Path) -> Path:
-    """Returns where the findings are, given the folder of the index."""
+    """Return the path of the findings file in the folder of an index."""
     return folder / "findings.json"
 
 
 def write_findings(file: Path, findings: Findings) -> None:
-    """Writes findings, whole or not at all."""
+    """Write findings atomically."""
     with replacing(file) as out:
         out.write(findings.model_dump_json().encode())
 
 
 def read_findings(file: Path) -> Findings | None:
-    """Returns what the doctor saw; None if it has not looked, or the file is nothing that we wrote."""
+    """Return the stored findings; None if the file is missing or not valid."""
     try:
         return Findings.model_validate_json(file.read_bytes())
     except (OSError, ValidationError):

@@ -1,4 +1,4 @@
-"""Rollouts of one prompt side by side."""
+"""Groups of rollouts of the same prompt."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from cavesson.doctor.series import Array
 
 
 class Groups(NamedTuple):
-    """Groups of two or more responses to one prompt in one step."""
+    """Groups of two or more responses to the same prompt in the same step."""
 
     step: Array
     """[g]"""
@@ -22,7 +22,7 @@ class Groups(NamedTuple):
 
 
 def groups(rows: Rows, values: Array) -> Groups:
-    """Returns mean and standard deviation of the finite values [n] of each group."""
+    """Return the mean and standard deviation of the finite values [n] of each group."""
     there = np.isfinite(values)
     group, value = rows.group[there], values[there]
     size = int(rows.group.max(initial=-1)) + 1
@@ -36,12 +36,12 @@ def groups(rows: Rows, values: Array) -> Groups:
 
 
 def repeated(rows: Rows) -> bool:
-    """Returns whether prompts are answered several times by design, and not because some were drawn twice."""
+    """Return whether prompts have several responses by design, and not because some were drawn twice by chance."""
     return bool(np.mean(np.bincount(rows.group) >= 2) > 0.8) if len(rows) else False
 
 
 def within(rows: Rows, values: Array) -> Array:
-    """Returns [n] the values less the mean of their group, or of their step where most prompts come once."""
+    """Return [n] the values minus the mean of their group, or of their step if most prompts occur only once."""
     grouped = groups(rows, values).members.sum() > 0.5 * len(rows)
     key = rows.group if grouped else np.searchsorted(rows.steps, rows.step)
     there = np.isfinite(values)

@@ -1,4 +1,4 @@
-"""Estimates of the KL divergence, and which of them a run pays for."""
+"""Estimators of the KL divergence, and the one that a run uses in its penalty."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from cavesson.doctor.series import Array
 
 
 def estimates(log_ratio: Array) -> dict[str, Array]:
-    """Returns the estimates of a token's KL from Δ = log π − log π_ref (http://joschu.net/blog/kl-approx.html)."""
+    """Return the KL estimates of each token from Δ = log π − log π_ref (http://joschu.net/blog/kl-approx.html)."""
     with np.errstate(over="ignore"):
         return {
             "k1": log_ratio,
@@ -23,7 +23,7 @@ NAMES = {"kl": "k1", "abs": "abs", "mse": "k2", "k1": "k1", "k2": "k2", "k3": "k
 
 
 def penalty(data: RunData, sample: Sample) -> Array:
-    """Returns [N] what β multiplies, by the estimator that the run names (k1 if none); NaN where none can tell."""
+    """Return [N] the KL estimates that β multiplies, by the run's estimator (default: k1); NaN if it is unknown."""
     named = NAMES.get(str(data.setting("config.kl.estimator", "kl")))
     log_ratio = sample["log_ratio"]
     return estimates(log_ratio)[named] if named else np.full(len(sample), np.nan)

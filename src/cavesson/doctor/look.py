@@ -1,4 +1,4 @@
-"""A look at a run in a process of its own: ``python -m cavesson.doctor.look RUN FILE VERSION PARENT``."""
+"""Diagnoses a run in a separate process: ``python -m cavesson.doctor.look RUN FILE VERSION PARENT``."""
 
 import os
 import signal
@@ -21,12 +21,12 @@ PAUSE = 0.3
 
 
 def look(path: str, file: Path, version: str) -> None:
-    """Diagnoses a run and leaves what was found in ``file``.
+    """Diagnose a run and write the findings to ``file``.
 
     Args:
-        path: Of the run.
-        file: Of the findings; if its folder is gone, so is the run, and nothing is written.
-        version: What differs whenever the record does.
+        path: Path of the run.
+        file: Path of the findings. If its folder no longer exists, the run was removed, and nothing is written.
+        version: A value that changes whenever the record changes.
     """
     began = time.monotonic()
     data = RunData(cavesson.record.open(path))
@@ -42,7 +42,7 @@ def look(path: str, file: Path, version: str) -> None:
 
 
 def causes(data: RunData, diagnosis: Diagnosis, words: Language) -> tuple[findings_file.Finding, ...]:
-    """Returns the findings that nothing else explains."""
+    """Return the findings that no other finding explains."""
     titles = {one.rule.name: words.said(one.rule, one.reading).title for one in diagnosis.findings}
     return tuple(_cause(one, titles, data.last_step or 0, words) for one in diagnosis.causes)
 
@@ -73,11 +73,11 @@ def _cause(finding: Finding, titles: dict[str, str], last_step: int, words: Lang
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PAUSE)
-    os._exit(0)  # nobody waits for it any more
+    os._exit(0)  # the parent process, which would read the result, has ended
 
 
 def main() -> None:
-    """Looks, after everything else that the machine has to do, and no longer than the process that asked lives."""
+    """Diagnose the run at low priority; exit as soon as the parent process ends."""
     path, file, version, parent = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with, args=(int(parent),), daemon=True).start()

@@ -1,4 +1,4 @@
-"""What other trainers call the metrics that the rules read."""
+"""The names that other trainers use for the metrics that the rules read."""
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "kl/objective": ("objective/kl", "kl", "critic/kl", "actor/reward_kl_penalty", "policy/kl_mean"),

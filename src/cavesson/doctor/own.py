@@ -1,4 +1,4 @@
-"""Rules of the user's own: from a file, or from an installed package's entry point ``cavesson.rules``."""
+"""User-defined rules, from a file or from the entry point ``cavesson.rules`` of an installed package."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from cavesson.errors import UserError, told
 
 
 def all_rules(files: Sequence[Path] = ()) -> tuple[Rule, ...]:
-    """Returns our rules, those of installed packages, and those of some files.
+    """Return the built-in rules, those of installed packages, and those in the given files.
 
     Raises:
-        UserError: A file is not there, is no Python, or has no rule; a package offers something else; or two rules
+        UserError: A file is missing, is not a Python file, or has no rule; an entry point is not a rule; or two rules
             have the same name.
     """
     installed = [_installed(entry) for entry in entry_points(group="cavesson.rules")]
@@ -30,7 +30,7 @@ def all_rules(files: Sequence[Path] = ()) -> tuple[Rule, ...]:
 
 
 def rules_in(path: Path) -> list[Rule]:
-    """Returns the rules that a Python file makes, in the order of the file."""
+    """Return the rules that a Python file defines, in the order of the file."""
     spec = importlib.util.spec_from_file_location(f"rules_of_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise UserError(f"{path} is no Python file; --rules takes one that makes rules with @cavesson.doctor.rule")
@@ -52,7 +52,7 @@ def _installed(entry: EntryPoint) -> Rule:
 
 
 def _guarded(rule: Rule) -> Rule:
-    """Returns a rule of which a mistake is told in a line that names its place."""
+    """Return the rule with errors converted to one-line messages that name the place of the error."""
 
     def statistic(data: RunData) -> Reading | None:
         with told(f"the rule {rule.name}"):

@@ -1,4 +1,4 @@
-"""Rollouts as arrays: a number per rollout and column, in the order of step and sample."""
+"""Rollouts as arrays: one value per rollout and column, in the order of step and sample."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -11,10 +11,10 @@ from cavesson.doctor.series import Array, Series, read_only, series
 
 
 class Rows:
-    """Some rollouts; what was not measured is NaN."""
+    """Some rollouts; values that were not measured are NaN."""
 
     def __init__(self, table: pa.Table, kept: pa.ChunkedArray | None = None) -> None:
-        """Takes rows ordered by step and sample, and which of them; a column is copied when it is asked for."""
+        """Wrap rows ordered by step and sample; ``kept`` selects some of them. Columns are copied only when used."""
         self._table = table
         self._kept = kept
         self._numbers: dict[str, Array] = {}
@@ -23,12 +23,12 @@ class Rows:
         return len(self.step)
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """Returns a column as it was recorded."""
+        """Return a column as it was recorded."""
         column = self._table[name]
         return column if self._kept is None else column.filter(self._kept)
 
     def __getitem__(self, name: str) -> Array:
-        """Returns a numeric column, [n] float64."""
+        """Return a numeric column, [n] float64."""
         if name not in self._numbers:
             known = name in self._table.column_names
             values = numbers(self.column(name)) if known else np.full(len(self), np.nan)
@@ -36,17 +36,17 @@ class Rows:
         return self._numbers[name]
 
     def texts(self, name: str) -> list[str | None]:
-        """Returns a column of texts; None where there is none."""
+        """Return a text column; None for rollouts without a text."""
         found: list[str | None] = self.column(name).to_pylist()
         return found
 
     def says(self, name: str, text: str) -> Array:
-        """Returns [n] where a column of texts says ``text``."""
+        """Return [n] whether a text column equals ``text``."""
         same = pc.fill_null(pc.equal(self.column(name), text), False)
         return np.asarray(same.to_numpy())
 
     def has(self, name: str) -> bool:
-        """Returns whether a column was measured anywhere."""
+        """Return whether a column was measured for any rollout."""
         if name not in self._table.column_names:
             return False
         if pa.types.is_floating(self._table[name].type):
@@ -71,9 +71,9 @@ class Rows:
 
     @cached_property
     def group(self) -> Array:
-        """[n] number of the group of each rollout: those of one step with the same prompt; ascending with the step.
+        """[n] group index of each rollout: rollouts of one step and prompt share it; ascending with the step.
 
-        Where the record names no groups, equal texts of prompts make one.
+        If the record has no groups, rollouts with equal prompt texts form one.
         """
         if self.has("group"):
             key = np.nan_to_num(self["group"], nan=-1.0)
@@ -86,16 +86,16 @@ class Rows:
         return read_only(np.asarray(np.unique(step * len(different) + key, return_inverse=True)[1]))
 
     def where(self, kept: Array) -> "Rows":
-        """Returns the rollouts at which ``kept`` [n] is true."""
+        """Return the rollouts for which ``kept`` [n] is true."""
         table = self._table if self._kept is None else self._table.filter(self._kept)
         return Rows(table.filter(pa.array(kept)))
 
     def by_step(self, values: Array, statistic: Callable[[Array], float] = np.mean) -> Series:
-        """Returns a statistic of the finite values of each step; steps without any are left out.
+        """Return a statistic of the finite values of each step; steps without finite values are left out.
 
         Args:
-            values: [n] a number per rollout.
-            statistic: From the values of one step.
+            values: [n] one number per rollout.
+            statistic: Computes the statistic from the values of one step.
         """
         edges = np.searchsorted(self.step, self.steps)
         parts = [part[np.isfinite(part)] for part in np.split(values, edges[1:])]
@@ -103,7 +103,7 @@ class Rows:
         return series(self.steps, np.array(found, np.float64))
 
     def mean(self, name: str) -> Series:
-        """Returns the mean of a column by step."""
+        """Return the mean of a column by step."""
         values = self[name]
         finite = np.isfinite(values)
         where = np.searchsorted(self.steps, self.step[finite])
@@ -113,5 +113,5 @@ class Rows:
 
 
 def numbers(column: pa.ChunkedArray) -> Array:
-    """Returns a numeric or boolean column as float64, NaN for null."""
+    """Return a numeric or boolean column as float64, with NaN for null."""
     return np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy())

@@ -1,4 +1,4 @@
-"""What a rule is: a function over the data of a run, and what it means when it finds something."""
+"""The definition of a rule: a function of the data of a run, and the meaning of its findings."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Statistic = Callable[["RunData"], Reading | None]
 
 @dataclass(frozen=True)
 class Texts:
-    """What a rule says, in one language. ``{name}`` stands for a word of the reading."""
+    """The texts of a rule in one language. ``{name}`` is replaced by a word of the reading."""
 
     title: str
     cause: str
@@ -28,7 +28,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Rule:
-    """One way in which a run goes wrong."""
+    """One way in which a run can go wrong."""
 
     name: str
     row: int
@@ -62,10 +62,10 @@ def rule(
     least_steps: int = 1,
     algorithms: Iterable[str] = (),
 ) -> Callable[[Statistic], Rule]:
-    """Makes a rule of a function; its name is the function's, with hyphens. Arguments as in ``Rule`` and ``Texts``.
+    """Create a rule from a function, named after it with hyphens; for the arguments, see ``Rule`` and ``Texts``.
 
     Raises:
-        ValueError: There is no such severity, or something that is needed has no such name.
+        ValueError: The severity or the kind of a need is unknown.
     """
     needs = tuple(needs)
     unknown = [one for need in needs for one in need.split("|") if one.partition(".")[0] not in KINDS]

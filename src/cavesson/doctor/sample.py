@@ -1,4 +1,4 @@
-"""Some rollouts of a run with their texts and tokens: enough to see what happens to tokens, however long the run is."""
+"""A sample of the rollouts of a run with texts and tokens, large enough for the rules but limited for long runs."""
 
 from functools import cached_property
 
@@ -26,10 +26,10 @@ LEAST_ROWS = 8
 
 
 class Sample:
-    """Rollouts and, one after another, their tokens."""
+    """Rollouts and their concatenated tokens."""
 
     def __init__(self, rows: pa.Table, tokens: pa.Table) -> None:
-        """Takes rollouts, and their tokens, both ordered by step and sample, the tokens also by position."""
+        """Wrap rollouts and their tokens, both ordered by step and sample, the tokens also by position."""
         self.rows = Rows(rows)
         self.line = read_only(rows_of_tokens(rows, tokens)[0])
         """[N] which rollout each token is of, ascending."""
@@ -40,9 +40,10 @@ class Sample:
         return len(self.line)
 
     def __getitem__(self, name: str) -> Array:
-        """Returns a column of the tokens, [N] float64, NaN where not measured.
+        """Return a token column, [N] float64, NaN where not measured.
 
-        Beside those of the record: ``log_ratio`` = logprob − ref_logprob, ``sampler_gap`` = logprob − sampler_logprob.
+        In addition to the recorded columns: ``log_ratio`` = logprob − ref_logprob, and ``sampler_gap`` = logprob −
+        sampler_logprob.
         """
         if name not in self._columns:
             self._columns[name] = read_only(self._made(name))
@@ -58,12 +59,12 @@ class Sample:
         return numbers(self._tokens[name])
 
     def has(self, name: str) -> bool:
-        """Returns whether a column of the tokens was measured anywhere."""
+        """Return whether a token column was measured for any token."""
         return bool(np.isfinite(self[name]).any())
 
     @cached_property
     def trained(self) -> Array:
-        """[N] whether a token counts: all do where the record keeps no mask."""
+        """[N] whether a token is trained on; all are if the record has no mask."""
         mask = self["mask"]
         return read_only(np.asarray(mask != 0))
 
@@ -79,12 +80,12 @@ class Sample:
 
     @cached_property
     def length(self) -> Array:
-        """[n] tokens that count of each rollout."""
+        """[n] number of trained tokens of each rollout."""
         return read_only(np.bincount(self.line[self.trained], minlength=len(self.rows)))
 
     @cached_property
     def last(self) -> Array:
-        """[N] whether it is the last token that counts of its rollout."""
+        """[N] whether a token is the last trained token of its rollout."""
         found = np.zeros(len(self), bool)
         counted = np.flatnonzero(self.trained)
         if len(counted):
@@ -93,15 +94,15 @@ class Sample:
         return read_only(found)
 
     def total(self, values: Array) -> Array:
-        """Returns the sum over the counting tokens of each rollout, [n]; NaN where one of them is not measured."""
+        """Return [n] the sum over the trained tokens of each rollout; NaN if one of them was not measured."""
         return np.bincount(self.line[self.trained], values[self.trained], minlength=len(self.rows))
 
     def mean_by_step(self, values: Array) -> Series:
-        """Returns the mean over the finite values [N] of the counting tokens of each step."""
+        """Return the mean over the finite values [N] of the trained tokens of each step."""
         return self._by_step(values)[0]
 
     def variance_by_step(self, values: Array) -> Series:
-        """Returns the variance over the finite values [N] of the counting tokens of each step."""
+        """Return the variance over the finite values [N] of the trained tokens of each step."""
         return self._by_step(values)[1]
 
     def _by_step(self, values: Array) -> tuple[Series, Series]:
@@ -113,17 +114,17 @@ class Sample:
         return Series(steps, mean), Series(steps, variance)
 
     def evidence(self, rollouts: Array, most: int = 3) -> tuple[Evidence, ...]:
-        """Returns places for the first of some rollouts, given by their numbers."""
+        """Return the first of some rollouts, given by their indices, as evidence."""
         return tuple(Evidence(int(self.rows.step[i]), int(self.rows.sample[i])) for i in rollouts[:most])
 
     def worst(self, values: Array) -> tuple[Evidence, ...]:
-        """Returns places for the tokens with the largest of some values [N], at most one of each rollout."""
+        """Return the tokens with the largest of the values [N] as evidence, at most one per rollout."""
         known = np.flatnonzero(np.isfinite(values))
         some = known[np.argpartition(-values[known], WORST)[:WORST]] if len(known) > WORST else known
         return self.spans(some[np.argsort(-values[some])])
 
     def spans(self, tokens: Array, most: int = 3) -> tuple[Evidence, ...]:
-        """Returns places for the first of some tokens, given by their numbers, at most one of each rollout."""
+        """Return the first of some tokens, given by their indices, as evidence, at most one per rollout."""
         _, first = np.unique(self.line[tokens], return_index=True)
         chosen = tokens[np.sort(first)][:most]
         place = zip(self.line[chosen], self.position[chosen], strict=True)
@@ -133,18 +134,18 @@ class Sample:
 
 
 def by_tenth(order: Array, values: Array) -> Series:
-    """Returns the mean of the finite values [N] of each tenth of them, in the order [N] of another quantity."""
+    """Return the mean of the finite values [N] in each tenth of the tokens, sorted by ``order`` [N]."""
     known = np.flatnonzero(np.isfinite(order) & np.isfinite(values))
     parts = np.array_split(known[np.argsort(order[known])], 10)
     return Series(np.arange(1, 11), np.array([values[part].mean() for part in parts]))
 
 
 def take_sample(run: Run, rows: Rows) -> Sample:
-    """Reads whole groups of rollouts of steps over the whole run, as many as ``MOST_TOKENS`` allows.
+    """Read whole groups of rollouts from steps across the whole run, within the limit of ``MOST_TOKENS``.
 
     Args:
         run: The run.
-        rows: All its training rollouts, numbers only.
+        rows: All training rollouts of the run, without texts.
     """
     steps = chosen_steps(rows.steps)
     typical = max(float(np.nanmean(rows["length"])), 1.0) if rows.has("length") else 256.0
@@ -158,7 +159,7 @@ def take_sample(run: Run, rows: Rows) -> Sample:
 
 
 def chosen_steps(steps: Array, most: int = MOST_STEPS) -> Array:
-    """Returns the first and last steps, and steps evenly between them."""
+    """Return the first and last steps, and evenly spaced steps between them."""
     if len(steps) <= most:
         return steps
     between = np.linspace(EDGE, len(steps) - EDGE - 1, most - 2 * EDGE).round().astype(int)
@@ -167,13 +168,13 @@ def chosen_steps(steps: Array, most: int = MOST_STEPS) -> Array:
 
 
 def _some(rows: Rows, step: int, budget: int) -> Array:
-    """Returns the numbers of rollouts of one step: whole groups that stand together, up to the budget."""
+    """Return the indices of rollouts of one step: adjacent whole groups, up to the budget."""
     start, stop = np.searchsorted(rows.step, [step, step + 1])
     if stop - start <= budget:
         return np.arange(start, stop)
     groups, first, size = np.unique(rows.group[start:stop], return_index=True, return_counts=True)
     count = max(1, int(budget / size.mean()))
-    # Each process writes its own part of a step: the place moves over the step, so that all have their turn.
+    # Each process writes its own part of a step; the window moves from step to step, so that all parts are sampled.
     place = int((len(groups) - count + 1) * (step * GOLDEN % 1))
     chosen = groups[np.argsort(first)][place : place + count]
     return np.asarray(start + np.flatnonzero(np.isin(rows.group[start:stop], chosen))[: max(budget, int(size.max()))])

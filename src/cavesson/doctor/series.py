@@ -22,15 +22,15 @@ class Series(NamedTuple):
         return len(self.step)
 
     def where(self, kept: Array) -> "Series":
-        """Returns the points at which ``kept`` [S] is true."""
+        """Return the points for which ``kept`` [S] is true."""
         return Series(self.step[kept], self.value[kept])
 
     def first(self, share: float = 0.1, least: int = 3) -> float:
-        """Returns the median of the first tenth of the points, at least of ``least``: how the run began."""
+        """Return the median of the first ``share`` of the points, at least ``least`` points."""
         return float(np.median(self.value[: self._some(share, least)]))
 
     def last(self, share: float = 0.1, least: int = 3) -> float:
-        """Returns the median of the last tenth of the points, at least of ``least``."""
+        """Return the median of the last ``share`` of the points, at least ``least`` points."""
         return float(np.median(self.value[-self._some(share, least) :]))
 
     def _some(self, share: float, least: int) -> int:
@@ -38,21 +38,21 @@ class Series(NamedTuple):
 
 
 def read_only(values: Array) -> Array:
-    """Returns the values so that a rule that writes into them, and thus into what others read, fails at that line."""
+    """Return a read-only view, so that a rule that writes into shared values fails where it does so."""
     values = values.view()
     values.flags.writeable = False
     return values
 
 
 def series(step: Array, value: Array) -> Series:
-    """Returns the finite values in the order of their steps."""
+    """Return the finite values in the order of their steps."""
     finite = np.isfinite(value)
     order = np.argsort(step[finite], kind="stable")
     return Series(step[finite][order].astype(np.int64), value[finite][order].astype(np.float64))
 
 
 def together(*several: Series) -> list[Series]:
-    """Returns the series at the steps that all of them have."""
+    """Return the series restricted to their common steps."""
     common = several[0].step
     for one in several[1:]:
         common = np.intersect1d(common, one.step)
@@ -60,7 +60,7 @@ def together(*several: Series) -> list[Series]:
 
 
 class Trend(NamedTuple):
-    """How a series rises or falls as a whole."""
+    """The overall rise or fall of a series."""
 
     change: float
     """Theil–Sen slope times the range of the steps: by how much it rose, outliers aside."""
@@ -69,14 +69,14 @@ class Trend(NamedTuple):
 
 
 def trend(points: Series) -> Trend:
-    """Returns the trend of a series.
+    """Return the trend of a series.
 
-    Neighbouring steps of a run are alike, which makes p too small by itself: it is therefore taken over the means of
-    at most 20 stretches.
+    Neighbouring steps of a run are correlated, which would make p too small. It is therefore computed from the means of
+    at most 20 segments.
 
     Sources: Theil (1950), Sen (1968); Mann (1945), Kendall (1975).
     """
-    from scipy import stats  # takes a second to import, which whoever only looks after a doctor need not wait for
+    from scipy import stats  # takes a second to import; not needed by processes that only start the doctor
 
     if len(points) < 4:
         return Trend(0.0, 1.0)
@@ -88,7 +88,7 @@ def trend(points: Series) -> Trend:
 
 
 def averaged(points: Series, most: int) -> Series:
-    """Returns at most so many points: the means of stretches of about equal length."""
+    """Return at most ``most`` points: the means of segments of about equal length."""
     if len(points) <= most:
         return points
     edges = np.linspace(0, len(points), most + 1).astype(int)[:-1]
@@ -97,20 +97,20 @@ def averaged(points: Series, most: int) -> Series:
 
 
 def smoothed(points: Series, width: int = 5) -> Series:
-    """Returns the running median over ``width`` points, fewer at the ends."""
+    """Return the running median over ``width`` points, fewer at the ends."""
     half = width // 2
     value = [float(np.median(points.value[max(0, i - half) : i + half + 1])) for i in range(len(points))]
     return Series(points.step, np.array(value))
 
 
 def since(points: Series, bad: Array, least: int, share: float = 0.8) -> int | None:
-    """Returns the step since which the series is bad and stays so; None if it is not, or not for long enough.
+    """Return the step from which the series is bad and stays so; None if it is not bad, or not for long enough.
 
     Args:
         points: The series.
-        bad: [S] where it is bad.
-        least: Fewest bad points.
-        share: From the step returned to the end of the trouble, at least this share of the points is bad.
+        bad: [S] whether each point is bad.
+        least: Minimum number of bad points.
+        share: Minimum share of bad points from the returned step to the end of the bad period.
     """
     best: int | None = None
     start, count, total = None, 0, 0
@@ -128,12 +128,12 @@ def since(points: Series, bad: Array, least: int, share: float = 0.8) -> int | N
 
 
 def earliest(steps: Array) -> int | None:
-    """Returns the first of some steps in any order; None if there are none."""
+    """Return the smallest step; None if there are none."""
     return int(steps.min()) if len(steps) else None
 
 
 def slope_by_step(step: Array, x: Array, y: Array) -> Series:
-    """Returns the least-squares slope of y [n] on x [n] of each step in which x varies."""
+    """Return the least-squares slope of y [n] on x [n] in each step in which x varies."""
     steps, where = np.unique(step, return_inverse=True)
     count = np.bincount(where)
     x, y = (values - (np.bincount(where, values) / count)[where] for values in (x, y))
@@ -143,11 +143,11 @@ def slope_by_step(step: Array, x: Array, y: Array) -> Series:
 
 
 def standard_error(values: Array) -> float:
-    """Returns the standard error of the mean of finite values; infinite for fewer than two."""
+    """Return the standard error of the mean of finite values; infinite for fewer than two values."""
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
 
 
 def over_median(points: Series, width: int = 11) -> Array:
-    """Returns [S] each value divided by the median of those before it; NaN for the first three and where that is 0."""
+    """Return [S] each value divided by the median of those before it; NaN for the first three and for a median of 0."""
     before = [np.median(points.value[max(0, i - width) : i]) if i >= 3 else np.nan for i in range(len(points))]
     return np.asarray(points.value / np.where(np.array(before) == 0, np.nan, before))

@@ -1,4 +1,4 @@
-"""The settings of the doctor beside a run."""
+"""The settings of the doctor that checks a run during training."""
 
 import difflib
 from typing import Literal, Self
@@ -40,7 +40,7 @@ class DoctorSettings(Settings):
         return "stop" in (self.on_finding, *self.rules.values())
 
     def answer(self, finding: Finding) -> Answer:
-        """What is done about a finding."""
+        """Return the answer to a finding."""
         if self.stopping(finding):
             return "stop"
         named = self.rules.get(finding.id)
@@ -49,7 +49,7 @@ class DoctorSettings(Settings):
         return named or self.on_finding
 
     def stopping(self, finding: Finding) -> list[str]:
-        """The consequences of a finding that are to end the run whatever they come from."""
+        """Return the consequences of a finding that stop the run even if another finding explains them."""
         return [name for name in finding.consequences if self.rules.get(name) == "stop"]
 
     @field_validator("rules")

@@ -1,4 +1,4 @@
-"""Steps at which a metric is far above what it was."""
+"""Steps at which a metric is far above its running median."""
 
 import numpy as np
 
@@ -13,9 +13,9 @@ LEAST, OFTEN = 4, 0.1
 
 
 def spikes(data: RunData, metric: str, least: float = 0.0) -> Reading:
-    """Returns how far a metric rises over its running median; sick where that is often over ``HIGH``.
+    """Return how far a metric rises above its running median; unhealthy if it is often above ``HIGH`` times the median.
 
-    Values up to ``least`` are no spikes.
+    Values up to ``least`` do not count as spikes.
     """
     points = data.metric(metric)
     over = np.nan_to_num(over_median(points))

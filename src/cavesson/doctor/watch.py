@@ -1,4 +1,4 @@
-"""Looks at a growing run now and then, each time in a process of its own, so that nothing waits for the doctor."""
+"""Diagnoses a growing run from time to time, each time in a separate process, so that nothing waits for the doctor."""
 
 import hashlib
 import os
@@ -14,13 +14,13 @@ SHARE = 0.01
 
 
 class Watch:
-    """Starts a look when the run has grown and the last look is long enough ago.
+    """Starts a diagnosis if the run has grown and the last diagnosis is long enough ago.
 
     Args:
         run: Path of the run.
-        file: Where the findings are kept; others may be watching the same run, and keep theirs there too.
-        share: Of the time that looking may take: after a look of a second it rests for 1 / share seconds.
-        after: Seconds before the first look.
+        file: Path of the findings; other processes that watch the same run can use the same file.
+        share: Share of the time that diagnoses may take: after a diagnosis of 1 s, the doctor pauses for 1 / share s.
+        after: Seconds before the first diagnosis.
     """
 
     def __init__(self, run: str, file: Path, share: float = SHARE, after: float = 0.0) -> None:
@@ -37,13 +37,13 @@ class Watch:
             self._next = max(self._next, file.stat().st_mtime + known.seconds / share)
 
     def tend(self, state: str) -> bool:
-        """Starts a look if it is time for one; to be called now and then.
+        """Start a diagnosis if one is due; must be called from time to time.
 
         Args:
-            state: What differs whenever the record does.
+            state: A value that changes whenever the record changes.
 
         Returns:
-            Whether a look has ended since the last call.
+            Whether a diagnosis has ended since the last call.
         """
         ended = self._ended()
         version = hashlib.sha256(state.encode()).hexdigest()[:16]
@@ -52,7 +52,7 @@ class Watch:
         return ended
 
     def look(self, state: str) -> bool:
-        """Looks at once, and waits until that is done; returns whether it worked."""
+        """Diagnose now and wait for the result; return whether it succeeded."""
         if self._process is not None:
             self._process.wait()
         self._start(hashlib.sha256(state.encode()).hexdigest()[:16])
@@ -72,7 +72,7 @@ class Watch:
     def _start(self, version: str) -> None:
         command = [sys.executable, "-m", "cavesson.doctor.look", self.run, str(self.file), version]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        # In a session of its own, because Ctrl-C is for who is watching.
+        # In a separate session, so that Ctrl-C reaches only the watching process.
         self._process = subprocess.Popen([*command, str(os.getpid())], env=environment, start_new_session=True)
         self._began = time.time()
-        self._version = version  # whether or not it works: the same record would fail again
+        self._version = version  # set even if the diagnosis fails, because the same record would fail again

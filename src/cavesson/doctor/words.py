@@ -1,4 +1,4 @@
-"""What a finding says, in the user's language."""
+"""The texts of a finding in the user's language."""
 
 import math
 import os
@@ -15,7 +15,7 @@ LANGUAGES = ("en", "zh", "vi")
 
 
 def number(value: float) -> str:
-    """Returns a number as people read it: three significant digits, no exponent where none is needed; shares in %."""
+    """Return a readable number: three significant digits, an exponent only if needed, and shares in per cent."""
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     if isinstance(value, Percent):
@@ -32,25 +32,25 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Language:
-    """The texts of the rules and of the report in one language; English stands where one lacks."""
+    """The texts of the rules and of the report in one language; missing texts are in English."""
 
     name: str
     rules: dict[str, dict[str, str]]
     phrases: dict[str, str]
 
     def phrase(self, text: str) -> str:
-        """Returns a phrase of the report."""
+        """Return a phrase of the report in this language."""
         return self.phrases.get(text, text)
 
     def _word(self, word: str) -> str:
         return self.phrase(word) if isinstance(word, Phrase) else visible(word)
 
     def healthy(self, rule: Rule) -> str:
-        """Returns what the number of a rule means and where it is healthy."""
+        """Return the meaning of a rule's number and its healthy range."""
         return self.rules.get(rule.name, {}).get("healthy", rule.texts.healthy)
 
     def reason(self, skipped: Skipped) -> str:
-        """Returns why a rule was skipped."""
+        """Return why a rule was skipped."""
         return self.phrase(skipped.reason).format_map(self._filled(skipped.words))
 
     def _filled(self, words: Words) -> dict[str, str]:
@@ -59,7 +59,7 @@ class Language:
         }
 
     def said(self, rule: Rule, reading: Reading) -> Texts:
-        """Returns the texts of a rule that found something, with the numbers of its reading."""
+        """Return the texts of a rule that found something, with the numbers of its reading filled in."""
         own = self.rules.get(rule.name, {})
         words = self._filled({**reading.words, "seen": reading.seen})
 
@@ -71,7 +71,7 @@ class Language:
 
 
 def language(name: str | None = None) -> Language:
-    """Returns a language by its code; by ``LANG`` if None, else English."""
+    """Return a language by its code (default: from the locale environment variables, else English)."""
     if name is None:
         name = os.environ.get("LC_ALL") or os.environ.get("LC_MESSAGES") or os.environ.get("LANG") or "en"
     code = name[:2].lower()

@@ -1,4 +1,4 @@
-"""A run folder into other tools' formats."""
+"""Export a run folder to the formats of other tools."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""A trained model to the Hugging Face Hub, with a card that says how it was trained."""
+"""Push a trained model to the Hugging Face Hub, with a card that describes how it was trained."""
 
 import json
 import os
@@ -18,21 +18,21 @@ _FAILED_UPLOADS = ("LFS batch API returned errors", "Error while uploading")
 
 
 class Push(NamedTuple):
-    """What is pushed: files of the model by their names in the repository, and the text of README.md."""
+    """The content to push: files of the model by their names in the repository, and the text of README.md."""
 
     files: dict[str, Path]
     card: str
 
 
 def prepare(folder: Path, repo: str) -> Push:
-    """Return what a run's model becomes on the Hub.
+    """Return the files and the card to push for a run's model.
 
     Args:
-        folder: of a finished run.
-        repo: name on the Hub, as owner/name.
+        folder: Folder of a finished run.
+        repo: Name on the Hub, as owner/name.
 
     Raises:
-        UserError: there is no run, or it has no trained model yet.
+        UserError: There is no run, or it has no trained model yet.
     """
     run, model = open_run(folder), folder / "model"
     if "config" not in run.info or not model.is_dir():
@@ -42,10 +42,10 @@ def prepare(folder: Path, repo: str) -> Push:
 
 
 def push(what: Push, repo: str, private: bool) -> str:
-    """Create the repository if it is not there, commit everything at once and return the commit's address.
+    """Create the repository if it does not exist, push everything in one commit and return the commit's URL.
 
     Raises:
-        UserError: the name is not one, the Hub refuses, or it cannot be reached.
+        UserError: The name is invalid, the Hub rejects the push, or the Hub cannot be reached.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -59,10 +59,10 @@ def push(what: Push, repo: str, private: bool) -> str:
 
 @contextmanager
 def _explained(repo: str) -> Iterator[None]:
-    """Turn the errors of a push that are not this program's into one line each."""
+    """Convert known errors of the Hub and its libraries into one-line messages."""
     from huggingface_hub.constants import ENDPOINT
 
-    # HTTPError is that of the HTTP library in use: httpx2, before that httpx.
+    # HTTPError belongs to the HTTP library in use: httpx2, in earlier versions httpx.
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # type: ignore[attr-defined]
 
     try:
@@ -74,7 +74,7 @@ def _explained(repo: str) -> Iterator[None]:
         advice = "; log in with: hf auth login" if status == HTTPStatus.UNAUTHORIZED else ""
         raise UserError(f"{repo} cannot be pushed: the Hub answered {status}: {_line(reason)}{advice}") from error
     except (HTTPError, ConnectionError, TimeoutError) as error:
-        # Of the requests, of the upload of large files (hf_xet), and of HF_HUB_OFFLINE.
+        # Raised by requests, by uploads of large files (hf_xet) and with HF_HUB_OFFLINE.
         raise UserError(f"{repo} cannot be pushed: the connection to {ENDPOINT} failed: {_line(error)}") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{repo} cannot be pushed: what answers at {ENDPOINT} is not a Hub") from error
@@ -89,8 +89,9 @@ def _line(error: BaseException | str) -> str:
 
 
 def card(run: Run, repo: str) -> str:
-    """Return the model card: how to use the model, its data, algorithm, settings and figures. Of paths on this machine
-    it has the last part only.
+    """Return the model card, with the data, algorithm, settings and main metrics of the model.
+
+    Only the last component of absolute paths is included.
     """
     config, algorithm = run.info["config"], str(run.info.get("algorithm"))
     adapter = config["model"].get("lora") is not None and algorithm != "reward-model"
@@ -149,7 +150,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _short(text: str) -> str:
-    """A path without the folders of this machine; names on the Hub stay whole."""
+    """Return the last component of an absolute path; other texts, such as names on the Hub, are unchanged."""
     return text.replace("\\", "/").rpartition("/")[2] if os.path.isabs(text) else text
 
 
@@ -163,7 +164,7 @@ def _table(titles: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str
 
 
 def _cell(text: str) -> str:
-    """Text inside a cell of Markdown: neither a cell's end nor HTML."""
+    """Escape text for a cell of a Markdown table."""
     for character, entity in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("\n", " ")):
         text = text.replace(character, entity)
     return text

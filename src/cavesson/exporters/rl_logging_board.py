@@ -1,4 +1,4 @@
-"""A run folder into RL Logging Board's JSON lines."""
+"""Export a run folder as RL Logging Board's JSON lines."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,20 +21,20 @@ from cavesson.record.storage import Place
 
 
 def export(place: Place, out_folder: Path) -> int:
-    """Writes one ``rank-NNNN.jsonl`` per rank and returns the number of lines.
+    """Write one ``rank-NNNN.jsonl`` per rank and return the number of lines.
 
     A line has ``prompt, response, response_tokens, logprobs, ref_logprobs, values, token_rewards, reward, step``, with
-    ``ref_response, ref_reward, ground_truth`` where recorded, and the keys in ``extra``; what was not measured is left
-    out. The format has no place for the rest of the record: token ids, sampler's log probabilities, advantages,
-    returns, entropies, masks, groups, splits (evaluation comes out like training), reward parts, shaped rewards, prompt
-    ids, finish reasons, policy versions, KL coefficients and step metrics.
+    ``ref_response, ref_reward, ground_truth`` where recorded, and the keys in ``extra``; values that were not measured
+    are omitted. The format cannot represent the rest of the record: token ids, sampler's log probabilities, advantages,
+    returns, entropies, masks, groups, splits (evaluation is exported like training), reward parts, shaped rewards,
+    prompt ids, finish reasons, policy versions, KL coefficients and step metrics.
 
     Args:
         place: Run folder to read, or a URL.
-        out_folder: Folder to write; must not exist, or be empty.
+        out_folder: Folder to write; must not exist or must be empty.
 
     Raises:
-        UserError: ``place`` is no run or lacks the vocabulary of its token ids, or ``out_folder`` is taken.
+        UserError: ``place`` is not a run or lacks the vocabulary for its token ids, or ``out_folder`` is not empty.
     """
     run = open_run(place)
     count = 0
@@ -47,7 +47,7 @@ def export(place: Place, out_folder: Path) -> int:
 
 
 def _lines(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields every rollout with its rank, holding one step of one segment at a time."""
+    """Yield every rollout with its rank, with only one step of one segment in memory at a time."""
     for segment in run.segments():
         for step, rows in by_step(run.storage, segment, "rows"):
             if step < segment.stop:
@@ -68,7 +68,7 @@ def _lines_of_step(run: Run, rows: pa.Table, tokens: pa.Table) -> Iterator[tuple
     samples = tokens["sample"].to_numpy()
     for row in rows.sort_by("sample").to_pylist():
         line = json.loads(row.get("extra") or "{}")
-        # A step that this format had as a text or a float is in `extra` as it was.
+        # A step that the source wrote as a text or a float is kept unchanged in `extra`.
         step = line["step"] if run.info.get("format") == "rl-logging-board" and "step" in line else row["step"]
         line |= {"step": step} | {key: row[key] for key in ROW_KEYS if row.get(key) is not None}
         start, end = np.searchsorted(samples, row["sample"], "left"), np.searchsorted(samples, row["sample"], "right")
@@ -80,7 +80,7 @@ def _lines_of_step(run: Run, rows: pa.Table, tokens: pa.Table) -> Iterator[tuple
 
 
 def _token_lists(tokens: pa.Table) -> Mapping[str, list[Any]]:
-    """Returns the lists of one rollout, each to its last value."""
+    """Return the lists of one rollout, each without trailing nulls."""
     lists = {}
     for key, name in TOKEN_KEYS.items():
         values = tokens[name].to_pylist()
@@ -92,7 +92,7 @@ def _token_lists(tokens: pa.Table) -> Mapping[str, list[Any]]:
 
 
 def _with_token_texts(run: Run, tokens: pa.Table) -> pa.Table:
-    """Fills column ``token`` from the ids where there are ids."""
+    """Fill null values of the column ``token`` from the token ids, if there are any."""
     ids = tokens["token_id"]
     if ids.null_count == len(ids):
         return tokens

@@ -1,4 +1,4 @@
-"""A run folder into tables that everything reads: CSV, JSON lines or Parquet."""
+"""Export a run folder as tables in common formats: CSV, JSON lines or Parquet."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -25,20 +25,20 @@ Format = Literal["csv", "jsonl", "parquet"]
 
 
 def export(place: Place, out_folder: Path, *, format: Format, quote_formulas: bool = False) -> int:
-    """Writes ``rows``, ``tokens``, ``steps`` and ``vocabulary``, each as a file, and returns the number of rollouts.
+    """Write ``rows``, ``tokens``, ``steps`` and ``vocabulary``, each as a file, and return the number of rollouts.
 
-    The tables are those of docs/record.md, with all their columns and every value as recorded. What was not measured is
-    null: an empty cell of CSV without quotes (an empty text is ``""``), absent from a line of JSON. Lists and maps are
-    JSON in CSV.
+    The tables are those of docs/record.md, with all their columns and every value as recorded. Values that were not
+    measured are null: in CSV, an empty cell without quotes (an empty text is ``""``); in JSON, the key is absent. Lists
+    and maps are written as JSON in CSV.
 
     Args:
         place: Run folder to read, or a URL.
-        out_folder: Folder to write; must not exist, or be empty.
-        format: Of the files.
-        quote_formulas: Put a ``'`` in front of texts in CSV that a spreadsheet would take for formulas.
+        out_folder: Folder to write; must not exist or must be empty.
+        format: Format of the files.
+        quote_formulas: Prefix texts in CSV that a spreadsheet would interpret as formulas with ``'``.
 
     Raises:
-        UserError: ``place`` is no run, or ``out_folder`` is taken.
+        UserError: ``place`` is not a run, or ``out_folder`` is not empty.
     """
     run = open_run(place)
     counts = _rollouts_by_step(run)
@@ -68,7 +68,7 @@ def _rollouts_by_step(run: Run) -> dict[int, int]:
 
 
 def _portions(counts: dict[int, int]) -> Iterator[list[int]]:
-    """Steps that are read together, in order."""
+    """Yield groups of steps to read together, in order."""
     steps: list[int] = []
     size = 0
     for step, count in counts.items():
@@ -82,7 +82,7 @@ def _portions(counts: dict[int, int]) -> Iterator[list[int]]:
 
 
 def _schema(run: Run, kind: Kind, declared: Sequence[Column]) -> pa.Schema:
-    """The declared columns; a number has 64 bits where a file of the run needs them."""
+    """Return the schema of the declared columns, with 64-bit numbers if any file of the run has them."""
     schemas = [run.storage.parquet(segment.name(kind)).schema_arrow for segment in run.segments()]
     known = pa.unify_schemas([arrow_schema(declared), *schemas], promote_options="permissive")
     return pa.schema([pa.field(column.name, known.field(column.name).type) for column in declared])
@@ -138,7 +138,7 @@ class _Csv:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether a column is text in CSV: texts, and lists and maps as JSON."""
+    """Whether a column is written as text in CSV: strings, and lists and maps as JSON."""
     return bool(pa.types.is_string(kind) or pa.types.is_nested(kind))
 
 

@@ -1,4 +1,4 @@
-"""Other tools' rollouts into a run folder."""
+"""Import the rollouts of other tools into a run folder."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,21 +28,21 @@ __all__ = ["FORMATS", "Report", "follow_run", "import_run"]
 def import_run(
     source: Path | str, run: Path | str, format: str | None = None, columns: Mapping[str, str] | None = None
 ) -> Report:
-    """Reads another tool's rollouts into a new run folder, which appears whole at the end or not at all.
+    """Import another tool's rollouts into a new run folder, which appears complete at the end or not at all.
 
-    A record that is broken is counted, kept in ``rejected.jsonl`` of the run folder and does not stop the rest. Memory
-    does not grow with the size of the source. Large files are read by several processes: on Linux, from a program that
-    has no other thread at that moment; elsewhere by this one.
+    Broken records are counted and kept in ``rejected.jsonl`` of the run folder; they do not stop the import. Memory use
+    does not grow with the size of the source. Several processes read large files on Linux, if the program has no other
+    threads at that moment; otherwise, the current process reads everything.
 
     Args:
-        source: One file, or the folder that holds the files.
-        run: Run folder to write; must not exist, or be empty.
-        format: A name of ``FORMATS``; recognised by the first records if None.
-        columns: The record's column → the source's, for a table that is of none of the formats.
+        source: One file, or the folder that contains the files.
+        run: Run folder to write; must not exist or must be empty.
+        format: A name in ``FORMATS``; if None, detected from the first records.
+        columns: Column of the record → column of the source, for a table in none of the formats.
 
     Raises:
-        UserError: ``source`` is not there, of no known format or of more than one, or holds no rollout that can be
-            read; or ``run`` is taken.
+        UserError: ``source`` does not exist, matches no known format or more than one, or contains no readable
+            rollout; or ``run`` exists and is not empty.
     """
     source = Path(source)
     return read_once(source, Path(run), _format(source, format, columns))
@@ -56,20 +56,20 @@ def follow_run(
     until_idle: float | None = None,
     progress: Callable[[int, int], None] = lambda rollouts, rejected: None,
 ) -> Report:
-    """As ``import_run``, from files that are still being written, and from files that come: until Ctrl-C.
+    """Import like ``import_run``, but from files that are still being written and from new files, until Ctrl-C.
 
-    A line is read once it has its end, a table once it is whole. The run folder can be read all the while.
+    A line is read once it is terminated, a table once it is complete. The run folder can be read during the import.
 
     Args:
-        source: As for ``import_run``; so are ``run``, ``format`` and ``columns``.
-        run: See ``source``.
-        format: See ``source``.
-        columns: See ``source``.
-        until_idle: Seconds without anything new after which it ends; never if None.
-        progress: Called after every look with the rollouts and the rejected records so far.
+        source: As for ``import_run``.
+        run: As for ``import_run``.
+        format: As for ``import_run``.
+        columns: As for ``import_run``.
+        until_idle: Stop after this many idle seconds; None = never.
+        progress: Called after every poll with the number of rollouts and of rejected records so far.
 
     Raises:
-        UserError: As ``import_run``, or a file was written anew while it was followed.
+        UserError: As for ``import_run``, or a file was rewritten while it was followed.
     """
     source = Path(source)
     return follow(source, Path(run), _format(source, format, columns), until_idle, progress)

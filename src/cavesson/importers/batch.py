@@ -1,4 +1,4 @@
-"""Records into rollouts, and many rollouts into one segment of the record."""
+"""Convert source records into rollouts, and many rollouts into one segment of the record."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from cavesson.record.segments import Segment
 
 
 class Found(NamedTuple):
-    """What some parts of files hold."""
+    """The content of some parts of files."""
 
     steps: Counter[int]
     """How many rollouts each step has."""
@@ -26,12 +26,12 @@ class Found(NamedTuple):
 
 
 class Batch:
-    """Holds rollouts until it is known how those of each step are numbered; then it writes them.
+    """Holds rollouts until their sample numbers within each step are known, then writes them.
 
     Args:
         folder: Run folder.
-        format: What the files are.
-        annotations: What was written about records after them.
+        format: Format of the files.
+        annotations: Annotations that were written after the records.
     """
 
     def __init__(self, folder: Path, format: Format, annotations: Annotations | None = None) -> None:
@@ -41,7 +41,7 @@ class Batch:
         self._rollouts: list[Rollout] = []
 
     def read(self, parts: Sequence[File]) -> Found:
-        """Reads all of some parts of files, in place of what was held before."""
+        """Read some parts of files completely, replacing the rollouts held before."""
         self._rollouts = []
         broken = [self._read(part) for part in parts]
         return Found(self.steps, broken, [part.lines for part in parts])
@@ -56,10 +56,10 @@ class Batch:
         return broken
 
     def add(self, file: File, record: Record) -> None:
-        """Adds what a record holds; an empty line is nothing.
+        """Add the rollouts of a record; empty lines are ignored.
 
         Raises:
-            Broken: It is no rollout of the format.
+            Broken: The record is not a rollout of the format.
         """
         if isinstance(record.content, bytes) and not record.content.strip():
             return
@@ -88,15 +88,15 @@ class Batch:
         return Counter(rollout.step for rollout in self._rollouts)
 
     def write(self, first: Mapping[int, int]) -> Segment:
-        """Writes what is held, at least one rollout; nobody sees it before the segment is committed.
+        """Write the held rollouts, of which there must be at least one, as an uncommitted segment.
 
         Args:
-            first: Step → number of its first rollout here; the others follow in the order in which they were read.
+            first: Step → sample number of its first rollout here; the others follow in the order of reading.
         """
         numbers = {step: count(number) for step, number in first.items()}
         held = [(rollout, next(numbers[rollout.step])) for rollout in self._rollouts]
         self._rollouts = []
-        # In the order that the record has, so that nothing large has to be put into order later.
+        # In the order of the record, so that no large table has to be sorted later.
         held.sort(key=lambda one: (one[0].step, -1 if (group := one[0].row.get("group")) is None else group, one[1]))
         rollouts, samples = zip(*held, strict=True)
         return write_uncommitted(self._folder, 0, *tables_of(rollouts, samples))

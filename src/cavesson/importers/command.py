@@ -17,7 +17,7 @@ from cavesson.text.visible import visible
 def run_import(
     source: Path, run: Path, format: str | None, maps: list[str], follow: bool, until_idle: float | None
 ) -> None:
-    """Imports, and prints what came of it."""
+    """Run the import and print its result."""
     columns = dict(map(_pair, maps))
     if not follow:
         if until_idle is not None:
@@ -50,5 +50,5 @@ def _print(report: Report, run: Path) -> None:
         lines += [f"  {quote}" for quote in report.quotes]
         if report.rejected > len(report.quotes):
             lines.append("  …")
-    # Quotes and names of columns come from a file: as text, with signs for controls, they cannot act on the terminal.
+    # Quotes and column names come from a file: as plain text with control characters shown as symbols, they are safe.
     console.print(Text(visible("\n".join([*lines, f"next     {command_line('show', run)}"]))))

@@ -1,4 +1,4 @@
-"""Reads another tool's files into a run folder: once, or for as long as they are being written."""
+"""Read another tool's files into a run folder: once, or continuously while they are being written."""
 
 import signal
 import time
@@ -34,7 +34,7 @@ WAIT = 0.5
 
 
 class Report(NamedTuple):
-    """What an import did."""
+    """The result of an import."""
 
     format: str
     files: int
@@ -46,7 +46,7 @@ class Report(NamedTuple):
 
 
 class Import:
-    """One import into one run folder: how many rollouts there are, and how those of each step are numbered."""
+    """The state of one import into a run folder: it counts rollouts and numbers the samples of each step."""
 
     def __init__(self, folder: Path, format: Format) -> None:
         self.rejected = Rejected(folder)
@@ -63,18 +63,18 @@ class Import:
 
     @property
     def seen(self) -> int:
-        """How many records there were: read, rejected, or waiting."""
+        """The number of rollouts read, records rejected and records waiting."""
         return self.count + self.rejected.count + len(self._waiting)
 
     def numbers(self, steps: Counter[int]) -> dict[int, int]:
-        """Returns the number of the first rollout of each step, and reserves as many as there are."""
+        """Reserve sample numbers for the rollouts of each step, and return the first number of each."""
         first = {step: self._samples[step] for step in steps}
         self._samples.update(steps)
         self.count += steps.total()
         return first
 
     def account(self, parts: Sequence[File], found: Found) -> dict[int, int]:
-        """Takes note of the next parts of files; as ``numbers``."""
+        """Record the rejected records and lines of the next parts of files, and return the same as ``numbers``."""
         for part, broken, lines in zip(parts, found.broken, found.lines, strict=True):
             for record, reason in broken:
                 moved = None if record is None else record._replace(line=record.line + self._lines[part.path])
@@ -83,7 +83,7 @@ class Import:
         return self.numbers(found.steps)
 
     def read(self, file: File, last: bool, ended: Event) -> None:
-        """Reads what is whole and new of a file, in this process, until ``ended`` is set."""
+        """Read the new, complete records of a file in the current process, until ``ended`` is set."""
         for record in readable(file, last, unreadable=lambda reason: self.rejected.add(file.path, None, reason)):
             step = arrival(record.content) if self.annotations and isinstance(record.content, bytes) else None
             if step is None:
@@ -95,13 +95,13 @@ class Import:
                 return
 
     def read_annotations(self, files: Sequence[File], last: bool) -> None:
-        """Reads what was written about the records of these files meanwhile."""
+        """Read new annotations of the records in these files."""
         if self.annotations is not None:
             for path, record, reason in self.annotations.read([file.path for file in files], last):
                 self.rejected.add(path, record, reason)
 
     def release(self, last: bool) -> None:
-        """Adds the records that wait for annotations no longer, with ``last`` all."""
+        """Add the records that need not wait for annotations any longer; all records if ``last`` is true."""
         while self._waiting and (last or self._waiting[0][2] <= self._newest - LATER):
             file, record, _ = self._waiting.popleft()
             self._add(file, record)
@@ -116,14 +116,14 @@ class Import:
             self.write()
 
     def write(self) -> None:
-        """Makes what has been read in this process part of the record."""
+        """Commit what was read in the current process to the record."""
         if first := self.numbers(self._batch.steps):
             commit(self._folder, [self._batch.write(first)])
         self._held = 0
 
 
 def read_once(source: Path, run: Path, format: Format) -> Report:
-    """Reads what is there; the run folder appears whole at the end, or not at all."""
+    """Read the existing files; the run folder appears complete at the end or not at all."""
     with new_folder(run) as folder:
         work = Import(folder, format)
         files = files_of(source, format)
@@ -143,7 +143,7 @@ def read_once(source: Path, run: Path, format: Format) -> Report:
 
 
 def _portions(files: Iterable[File]) -> Iterator[list[File]]:
-    """Yields parts of files, several where the files are small, that a process reads at once."""
+    """Yield lists of parts of files that a process reads at once; small files are grouped."""
     held: list[File] = []
     size = 0
     for file in files:
@@ -164,13 +164,13 @@ def follow(
     until_idle: float | None,
     progress: Callable[[int, int], None],
 ) -> Report:
-    """Reads what is there and what comes, until Ctrl-C or until nothing came for ``until_idle`` seconds."""
+    """Read existing and new data until Ctrl-C, or until nothing new has arrived for ``until_idle`` seconds."""
     check_writable(run)
     check_free(run)
     if source.resolve() in run.resolve().parents and _finds_runs(format):
         raise UserError(f"{run} lies in {source}, where it would be read as well: name a folder somewhere else")
     with Lock(run) as lock:
-        check_free(run)  # who had the lock before may just have written it
+        check_free(run)  # the previous holder of the lock may have just written it
         return _follow(source, run, format, until_idle, progress, lock)
 
 
@@ -206,7 +206,7 @@ def _follow(
 
 
 def _check_there(run: Path, work: Import, lock: Lock) -> None:
-    """Sees to it that nothing is written where nobody will find the rest of it."""
+    """Check that the run folder still exists and is still locked, so that no incomplete record is written."""
     lock.check()
     if work.count and not (run / "record").is_dir():
         raise UserError(f"{run / 'record'} was deleted or moved while it was being written")
@@ -214,20 +214,20 @@ def _check_there(run: Path, work: Import, lock: Lock) -> None:
 
 @contextmanager
 def _asked_to_end() -> Iterator[Event]:
-    """Yields what Ctrl-C and SIGTERM set, instead of breaking off wherever the program is."""
+    """Yield an event that Ctrl-C and SIGTERM set, instead of interrupting the program at an arbitrary point."""
     asked = Event()
     with handling(lambda *_: asked.set(), signal.SIGINT, signal.SIGTERM):
         yield asked
 
 
 def _finds_runs(format: Format) -> bool:
-    """Whether files of a run folder somewhere in the source would be taken for files of the format."""
+    """Whether the format's patterns would match files of a run folder inside the source."""
     own = (Path("run/record/rows.parquet"), Path("run/rejected.jsonl"))
     return any("**" in pattern and path.match(pattern) for pattern in format.patterns for path in own)
 
 
 def _unread(files: Iterable[File]) -> list[str]:
-    """What was there and not whole yet, or not reached."""
+    """Return a note on the files that were not read to the end, if there are any."""
     names = [str(file.path) for file in files if file.grown()]
     return [f"the end of {counted(len(names), 'file')} was not read, such as of {names[0]}"] if names else []
 
@@ -247,7 +247,7 @@ def _look(source: Path, format: Format, files: dict[Path, File], work: Import, e
 
 
 def _looks(until_idle: float | None, seen: Callable[[], int], ended: Event) -> Iterator[None]:
-    """Yields at every look, until ``ended`` is set or nothing new was seen for ``until_idle`` seconds."""
+    """Yield once per poll until ``ended`` is set or nothing new was seen for ``until_idle`` seconds."""
     latest, since = -1, time.monotonic()
     while until_idle is None or time.monotonic() - since < until_idle:
         yield
@@ -267,7 +267,7 @@ def _describe(folder: Path, source: Path, format: Format, files: list[File]) -> 
 
 
 def _name(path: Path | str) -> str:
-    """The name of a file as UTF-8 can hold it: what it is not itself is escaped."""
+    """Return a file name that UTF-8 can encode; bytes that are not UTF-8 are escaped."""
     return str(path).encode(errors="backslashreplace").decode()
 
 

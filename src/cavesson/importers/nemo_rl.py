@@ -1,7 +1,8 @@
-"""NeMo RL's ``train_data_step{N}.jsonl`` and ``val_data_step{N}.jsonl``. https://github.com/NVIDIA-NeMo/RL.
+"""Import NeMo RL's ``train_data_step{N}.jsonl`` and ``val_data_step{N}.jsonl``. https://github.com/NVIDIA-NeMo/RL.
 
-Every value of a line is a list of one: the line is a batch of one sample. Token lists run over prompt and response and
-are padded on the right; ``token_loss_mask`` is 1 on what the policy sampled. Lines of validation have no tokens.
+Every value of a line is a list with one entry: the line is a batch of one sample. Token lists cover the prompt and the
+response and are padded on the right; ``token_loss_mask`` is 1 for tokens that the policy sampled. Validation lines have
+no tokens.
 """
 
 import re
@@ -32,7 +33,7 @@ _FILE = re.compile(r"(train|val)_data_step(\d{1,9})\.jsonl$")
 
 
 def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
-    """The rollout of one line; its step is in the name of its file."""
+    """Return the rollout of one line; its step is in the file name."""
     name = _FILE.search(place.path.name)
     if name is None:
         raise Broken("the file is not called train_data_step… or val_data_step…, which is where the step comes from")
@@ -56,7 +57,7 @@ def _only(value: Any) -> Any:
 
 
 def _tokens(flat: Mapping[str, Any]) -> tuple[dict[str, Values], list[str], list[int] | None, list[bool]]:
-    """The response's token columns, the keys they came from, the prompt's ids, and whether each span was sampled."""
+    """Return the response's token columns, their source keys, the prompt ids, and whether each span was sampled."""
     ids, mask = flat.get("token_ids"), flat.get("token_loss_mask")
     if ids is None or mask is None:
         return {}, [], None, []
@@ -86,8 +87,10 @@ def _tokens(flat: Mapping[str, Any]) -> tuple[dict[str, Values], list[str], list
 
 
 def _texts(content: Any, spans: list[bool]) -> tuple[str, str]:
-    """Prompt and response. Of a list of texts, the last ones are the response: as many as the mask has spans from the
-    first that was sampled on, because turns of the policy and of its environment alternate.
+    """Return the prompt and the response.
+
+    In a list of texts, the last ones are the response: as many as the mask has spans from the first sampled one on,
+    because turns of the policy and of its environment alternate.
     """
     messages = content if isinstance(content, list) else [content]
     if all(isinstance(message, Mapping) for message in messages):

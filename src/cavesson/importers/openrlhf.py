@@ -1,8 +1,9 @@
-"""OpenRLHF's generated samples. https://github.com/OpenRLHF/OpenRLHF.
+"""Import OpenRLHF's generated samples. https://github.com/OpenRLHF/OpenRLHF.
 
-Two kinds: the ``.jsonl`` that its batch inference writes (``input, output, reward``; all of it is step 0), and the
-table that its trainer logs to Weights & Biases, ``train/generated_samples`` (``global_step, text, reward``), as the
-``.table.json`` in that run's folder. The trainer logs one sample per step, prompt and response in one text.
+Two kinds of files are read: the ``.jsonl`` that its batch inference writes (``input, output, reward``; all of it is
+step 0), and the table that its trainer logs to Weights & Biases, ``train/generated_samples`` (``global_step, text,
+reward``), as the ``.table.json`` in that run's folder. The trainer logs one sample per step, with prompt and response
+in one text.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from cavesson.importers.rollout import Format, Place, Rollout, group_of, number_
 
 
 def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
-    """The rollout of one line, or of one row of the table."""
+    """Return the rollout of one line, or of one row of the table."""
     row: dict[str, Any]
     if "global_step" in record:
         step = step_of(record, "global_step")

@@ -1,4 +1,4 @@
-"""Any other table of rollouts, JSON lines or Parquet, with a mapping of its columns to the record's."""
+"""Import any other table of rollouts, JSON lines or Parquet, with a mapping of its columns to the record's."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -33,13 +33,13 @@ _IN_TOKENS = {column.name: column for column in TOKEN_COLUMNS if column.name not
 
 
 def mapped(columns: Mapping[str, str]) -> Format:
-    """Returns the format of a table whose columns are called otherwise.
+    """Return the format of a table whose columns have other names.
 
     Args:
-        columns: The record's name → the table's. Names that are left out are the same in both.
+        columns: Name in the record → name in the table. Omitted names are the same in both.
 
     Raises:
-        UserError: A name is no column of the record.
+        UserError: A name is not a column of the record.
     """
     known = _IN_ROWS.keys() | _IN_TOKENS.keys()
     if unknown := columns.keys() - known:
@@ -59,7 +59,7 @@ def _recognises(names: Mapping[str, str], record: Mapping[str, Any]) -> bool:
 
 
 def _rollouts(names: Mapping[str, str], record: dict[str, Any], place: Place) -> Iterable[Rollout]:
-    """Step 0 where there is no step; a row column that does not fit is kept in ``extra``."""
+    """Return the rollout of a record; its step defaults to 0, and row values that do not fit are kept in ``extra``."""
     used = {names["step"]}
     step = step_of(record, names["step"]) if record.get(names["step"]) is not None else 0
     row: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def _rollouts(names: Mapping[str, str], record: dict[str, Any], place: Place) ->
 
 
 def _row_value(column: Column, value: Any, key: str) -> Any:
-    """The value as this column holds it; None if it does not."""
+    """Return the value in the form that the column stores; None if it does not fit."""
     if column.name in ("prompt", "response", "ref_response"):
         return conversation(value, key)
     if column.name == "ground_truth" and not isinstance(value, str):

@@ -1,7 +1,8 @@
-"""What prime-rl learns of a trace after it has written it: ``traces/annotations/<producer>/*.jsonl``, or one file each.
+"""Annotations that prime-rl writes after a trace: ``traces/annotations/<producer>/*.jsonl``, or one file each.
 
-A line names a trace, and has an ``info`` to be merged into the trace's own and, per branch, numbers for each token:
-advantages from the orchestrator, log-probabilities and entropies from the trainer. Of several, the later one counts.
+A line names a trace; it has an ``info`` to be merged into that of the trace and, per branch, numbers for each token:
+advantages from the orchestrator, log-probabilities and entropies from the trainer. If there are several, the last one
+counts.
 """
 
 import os
@@ -21,7 +22,7 @@ _TOKENS = ("advantages", "trainer_logprobs", "entropies")
 
 
 class Annotations:
-    """Annotations of many traces: their lines are in a temporary file, in memory is where they are."""
+    """Annotations of many traces: their lines are kept in a temporary file, and only their offsets in memory."""
 
     def __init__(self) -> None:
         self._files: dict[Path, File] = {}
@@ -30,10 +31,10 @@ class Annotations:
         self._size = 0
 
     def read(self, streams: Sequence[Path], last: bool) -> list[tuple[Path, Record | None, str]]:
-        """Read what is new beside some trace streams.
+        """Read new annotations of some trace streams.
 
         Returns:
-            the broken lines, each with its file and the reason; None for a file that cannot be read.
+            The broken lines, each with its file and the reason; None for a file that cannot be read.
         """
         broken: list[tuple[Path, Record | None, str]] = []
         folders = {path.parents[path.parent.name == "stream"] / "annotations" for path in streams}
@@ -63,7 +64,7 @@ class Annotations:
         self._size += self._kept.write(record.content)
 
     def add_to(self, record: Mapping[str, Any]) -> None:
-        """Write what is known of them into the traces of an episode."""
+        """Merge the annotations read so far into the traces of an episode."""
         traces = record.get("traces", [record])
         for trace in traces if isinstance(traces, list) else ():
             if isinstance(trace, dict) and isinstance(trace.get("id"), str):
@@ -74,14 +75,14 @@ class Annotations:
         if sys.platform == "win32":
             self._kept.seek(place)
             line = self._kept.read(size)
-            self._kept.seek(self._size)  # where the next one is written
+            self._kept.seek(self._size)  # the next line is written there
             return line
-        # Forked processes, which Windows has not, share the file, and each reads where it wants.
+        # Forked processes, which Windows lacks, share the file, so each reads at an explicit offset.
         return os.pread(self._kept.fileno(), size, place)
 
 
 def _lines_in(folder: Path) -> set[Path]:
-    """The files of lines in a folder, under the names that they have before they are compressed; no indexes."""
+    """Return the files of lines in a folder, by their names before compression and without index files."""
     found = [*folder.glob("**/*.jsonl"), *folder.glob(f"**/*.jsonl{SEALED}")]
     plain = {path.with_suffix("") if path.suffix == SEALED else path for path in found}
     return {path for path in plain if not path.name.endswith(".index.jsonl")}
@@ -93,7 +94,7 @@ def _add(trace: dict[str, Any], update: Mapping[str, Any]) -> None:
     nodes = trace.get("nodes")
     branches = update.get("branches")
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
-        return  # who reads the trace says so
+        return  # the importer reports the broken trace
     paths = list(paths_of(nodes))
     for branch in branches if isinstance(branches, list) else ():
         index = branch.get("index") if isinstance(branch, dict) else None
@@ -109,7 +110,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def _spread(path: Sequence[dict[str, Any]], name: str, values: Any) -> None:
-    """Give each node its part of what there is one of per token of a branch, if it has one for every sampled token."""
+    """Give each node its part of a branch's per-token values, if there is one for each of its sampled tokens."""
     start = 0
     for node in path:
         ids, mask = node.get("token_ids") or [], node.get("mask") or []
@@ -126,7 +127,7 @@ def paths_of(nodes: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Yield every path from a root to a leaf, in the order of the leaves.
 
     Raises:
-        Broken: A node's parent is no earlier node.
+        Broken: A node's parent is not an earlier node.
     """
     parents = [node.get("parent") for node in nodes]
     if any(p is not None and (type(p) is not int or not 0 <= p < i) for i, p in enumerate(parents)):
@@ -141,7 +142,7 @@ def paths_of(nodes: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def arrival(content: bytes) -> int | None:
-    """The step in which an episode came, or else was sent out; None where nothing says it."""
+    """Return the step at which an episode arrived, or else was dispatched; None if it has neither."""
     try:
         record = parse(content)
     except Broken:

@@ -1,12 +1,12 @@
-"""prime-rl's episodes. https://github.com/PrimeIntellect-ai/prime-rl.
+"""Import prime-rl's episodes. https://github.com/PrimeIntellect-ai/prime-rl.
 
-Since September 2026 they are one stream, ``monitors/file/traces/stream/NNNNN.jsonl`` (``.zst`` once that is
-complete), with annotations that are written later; see ``prime_annotations``. Before, they were files of one step each,
+Since September 2026, they are one stream, ``monitors/file/traces/stream/NNNNN.jsonl`` (``.zst`` once a file is
+complete), with annotations that are written later; see ``prime_annotations``. Earlier versions wrote one file per step,
 ``rollouts/step_{N}/{train,eval}/{all,effective}/traces.jsonl``.
 
 A line is an episode of one or more traces; a trace is a graph of messages with their tokens, and every path from its
-root to a leaf is one rollout. Lines that are a single trace, as an evaluation writes them, are read as well. A folder
-holds every episode under ``all`` and what was trained on once more under ``effective``; ``all`` is read.
+root to a leaf is one rollout. Lines that are a single trace, as an evaluation writes them, are also read. A folder
+contains every episode under ``all``, and a copy of those that were trained on under ``effective``; ``all`` is read.
 """
 
 import re
@@ -46,7 +46,10 @@ Node = Mapping[str, Any]
 
 
 def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
-    """One rollout per path of each trace of the episode; its step is in its record, or else in its folder's name."""
+    """Return one rollout per path of each trace of the episode.
+
+    The step is taken from the record's ``run.work``, else from the folder name, else from the trace's ``arrival``.
+    """
     traces = record.get("traces", [record])
     if not isinstance(traces, list) or not all(isinstance(trace, dict) for trace in traces):
         raise Broken(f"'traces' is {excerpt(traces)}, expected a list of objects")
@@ -107,7 +110,7 @@ def _split_of_folder(place: Place) -> str | None:
 
 
 def _rewards(trace: Node) -> tuple[float, dict[str, float]]:
-    """The weighted sum of the rewards that were scored, and each score."""
+    """Return the weighted sum of the rewards that were scored, and each score."""
     rewards = trace.get("rewards")
     if not isinstance(rewards, Mapping):
         raise Broken(f"'rewards' is {excerpt(rewards)}, expected an object")
@@ -135,7 +138,7 @@ def _finish_reason(trace: Node) -> str | None:
 
 
 def _tokens(path: Sequence[Node]) -> tuple[dict[str, Values], list[int]]:
-    """The token columns from the first sampled token on, and the ids before it."""
+    """Return the token columns from the first sampled token on, and the ids before it."""
     ids = _joined(path, lambda node: node.get("token_ids") or [])
     sampled = _joined(path, lambda node: node.get("mask") or [])
     packed = {"token_id": pack_whole(ids, low=0), "mask": pack_whole([int(bool(v)) for v in sampled])}
@@ -166,7 +169,7 @@ def _joined(path: Sequence[Node], of: Callable[[Node], Any]) -> list[Any]:
 
 
 def _spread(path: Sequence[Node], key: str) -> list[Any] | None:
-    """A list that has one entry per sampled token, spread over all tokens; null elsewhere, None if no node has it."""
+    """Spread a list of one entry per sampled token over all tokens, null elsewhere; return None if no node has it."""
     if all(not node.get(key) for node in path):
         return None
     spread: list[Any] = []

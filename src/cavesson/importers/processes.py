@@ -1,4 +1,4 @@
-"""Parts of files read by several processes, because Python computes on one core only."""
+"""Read parts of files in several processes, because Python code runs on one core per process."""
 
 import gc
 import os
@@ -29,13 +29,13 @@ Account = Callable[[Portion, Found], Mapping[int, int]]
 
 
 def read_parts(portions: Iterator[Portion], processes: int, batch: Batch, account: Account) -> list[Segment]:
-    """Reads everything and returns the segments that were written.
+    """Read all portions and return the written segments, which are not yet committed.
 
     Args:
-        portions: What is to be read.
-        processes: How many are worth starting; there are never more than ``MOST``, or than the machine has cores.
-        batch: Reads and writes; each process has a copy of it.
-        account: Is told of each portion.
+        portions: Portions to read.
+        processes: Number of processes worth starting; limited to ``MOST`` and to the number of cores.
+        batch: Reads and writes the portions; each process has a separate copy.
+        account: Called with each portion, in order.
     """
     turns = _Turns(portions)
     segments: list[Segment] = []
@@ -50,7 +50,7 @@ def read_parts(portions: Iterator[Portion], processes: int, batch: Batch, accoun
                 thread.join()
         finally:
             turns.end()
-            # Nothing may be written any more when Ctrl-C is passed on; one that has not begun yet finds nothing to do.
+            # No thread may still write when Ctrl-C propagates; a thread that has not started yet finds no work.
             for thread in filter(Thread.is_alive, threads):
                 thread.join()
     if turns.error is not None:
@@ -59,8 +59,8 @@ def read_parts(portions: Iterator[Portion], processes: int, batch: Batch, accoun
 
 
 def _can_fork() -> bool:
-    """Whether copies of this process can go on: no other thread has something half done, which they would wait for."""
-    return sys.platform == "linux" and active_count() == 1 and not current_process().daemon  # those have no children
+    """Whether forking is safe: no other thread may hold a lock that the children would wait for."""
+    return sys.platform == "linux" and active_count() == 1 and not current_process().daemon  # daemons cannot fork
 
 
 def _work(batch: "Batch | _Process", turns: "_Turns", account: Account, segments: list[Segment]) -> None:
@@ -77,7 +77,7 @@ def _work(batch: "Batch | _Process", turns: "_Turns", account: Account, segments
 
 
 class _Turns:
-    """Gives out the portions, and lets who has read one wait until all before it are accounted for."""
+    """Distributes the portions, and makes each reader wait until all earlier portions are accounted for."""
 
     def __init__(self, portions: Iterator[Portion]) -> None:
         self._portions = enumerate(portions)
@@ -93,7 +93,7 @@ class _Turns:
 
     @contextmanager
     def turn(self, number: int) -> Iterator[bool]:
-        """Waits for the turn of a portion; yields False if the work has ended before, because something failed."""
+        """Wait for the turn of a portion; yield False if the work has already ended because something failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._turn == number)
             yield not self._ended
@@ -122,7 +122,7 @@ def _process(batch: Batch) -> Iterator["_Process"]:
 
 
 class _Process:
-    """A batch in a process of its own."""
+    """A batch in a separate process."""
 
     def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         self._process = process
@@ -150,10 +150,10 @@ class _Process:
 
 
 def _answer_all(pipe: Connection, other_end: Connection, batch: Batch) -> None:
-    """Answers what is asked, until nobody is there to ask: all that such a process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the copied process does at its end is not for copies
-    other_end.close()  # it came with the copy; while it is open, nobody seems to have gone
+    """Answer requests until the pipe is closed; the main loop of a child process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's cleanup must not run in its children
+    other_end.close()  # inherited by the fork; while it is open, the pipe never reports EOF
     prepare()
     answer: Found | Segment | Exception
     with suppress(EOFError):
@@ -168,11 +168,11 @@ def _answer_all(pipe: Connection, other_end: Connection, batch: Batch) -> None:
 
 
 def prepare() -> None:
-    """Makes a process quick that does nothing but read and write portions; together this is a fifth of the time."""
+    """Speed up a process that only reads and writes portions; together, these steps save a fifth of the time."""
     without_pandas()
-    # glibc keeps what is freed, instead of getting it anew page by page for the next portion: blocks up to the size of
-    # the largest that it has given back to the system.
+    # Make glibc keep freed memory instead of requesting it again page by page for the next portion: it keeps blocks up
+    # to the size of the largest one that was returned to the system.
     np.empty((32 << 20) - 4096, np.uint8)
-    # What is parsed has no cycles to look for; after each portion is soon enough, and only in what came meanwhile.
+    # Parsed data has no reference cycles; collecting new objects after each portion is enough.
     gc.disable()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Files as records: JSON lines, and tables a few rows at a time. Any of them may still be being written."""
+"""Read files as records: JSON lines, and tables a few rows at a time. The files may still be being written."""
 
 import io
 import json
@@ -23,7 +23,7 @@ SEALED = ".zst"
 
 
 class Record(NamedTuple):
-    """One record as it is in a file: a line, or a row that was read already."""
+    """One record of a file: an unparsed line, or a row as a dictionary."""
 
     line: int
     offset: int
@@ -35,13 +35,13 @@ class Record(NamedTuple):
 
 
 class File:
-    """One file, read as far as it is whole; ``read`` continues where the last call ended.
+    """One file, read as far as it is complete; ``read`` resumes where the last call stopped.
 
     Args:
-        path: The file; instead of one that is gone, what it was compressed to is read, from the same line on.
-        rank: Number of the process that wrote it.
-        start: Byte, the first of a line, from which on it is read.
-        stop: Lines that begin here or later are not read; None = all are.
+        path: The file; if it was replaced by its compressed version, that is read from the same line on.
+        rank: Rank of the process that wrote the file.
+        start: Byte offset of the first line to read.
+        stop: Byte offset; lines that begin there or later are not read. None = read to the end.
     """
 
     def __init__(self, path: Path, rank: int | None = None, start: int = 0, stop: int | None = None) -> None:
@@ -55,7 +55,7 @@ class File:
 
     @property
     def lines(self) -> int:
-        """How many lines, or rows, have been read."""
+        """The number of lines, or rows, read so far."""
         return self._line
 
     @property
@@ -63,7 +63,7 @@ class File:
         return self.path.name.endswith((".parquet", WANDB_TABLE))
 
     def parts(self, size: int) -> Iterator["File"]:
-        """Yields the file of lines in parts of about ``size`` bytes, which can be read one by one."""
+        """Yield parts of about ``size`` bytes of a file of lines, which can be read separately."""
         if self._is_sealed():
             yield self
             return
@@ -72,16 +72,16 @@ class File:
             try:
                 stop = _end_of_line(self.path, start + size) if start + size < end else end
             except OSError:
-                stop = end  # who reads it will say why it cannot be read
+                stop = end  # reading the file will report why it cannot be read
             yield File(self.path, self.rank, start, stop)
             start = stop
 
     def grown(self) -> bool:
-        """Whether there may be something new."""
+        """Whether the file may contain something new."""
         return not self._done and (self._is_sealed() or self._end() > self._offset)
 
     def rewritten(self) -> bool:
-        """Whether it was written anew since it was read."""
+        """Whether the file was rewritten since it was last read."""
         if self._done or self._end() == self._offset or self._is_sealed():
             return False
         if self._end() < self._offset:
@@ -98,7 +98,7 @@ class File:
         return file.read(self._offset - start)
 
     def size(self) -> int:
-        """Returns how many bytes are left to be read."""
+        """Return the number of bytes left to read."""
         return max((self._end() if self._stop is None else self._stop) - self._offset, 0)
 
     def _end(self) -> int:
@@ -111,14 +111,15 @@ class File:
         return not self.path.exists() and _sealed(self.path).exists()
 
     def read(self, last: bool) -> Iterator[Record]:
-        """Yields what is whole and new.
+        """Yield the complete new records.
 
         Args:
-            last: Nothing will be added to the file: a last line without its end counts as a line.
+            last: Nothing will be added to the file, so an unterminated last line counts as a line.
 
         Raises:
-            OSError: It cannot be read.
-            ValueError: It is a broken table. One that may still be being written, not ``last``, has no records yet.
+            OSError: The file cannot be read.
+            ValueError: The file is a broken table and ``last`` is true; otherwise, it may still be being written and
+                has no records yet.
         """
         if self.is_table:
             yield from self._rows(last)
@@ -171,12 +172,12 @@ class File:
 
 
 def readable(file: File, last: bool, unreadable: Callable[[str], None]) -> Iterator[Record]:
-    """Yields the records of a file, as far as it can be read.
+    """Yield the records of a file, as far as it can be read.
 
     Args:
         file: The file.
-        last: Nothing will be added to it; otherwise it may be readable at the next look.
-        unreadable: Is told why it cannot be read; only with ``last``.
+        last: Nothing will be added to the file; otherwise, it may be readable at the next poll.
+        unreadable: Called with the reason if the file cannot be read; only with ``last``.
     """
     try:
         yield from file.read(last)
@@ -186,14 +187,14 @@ def readable(file: File, last: bool, unreadable: Callable[[str], None]) -> Itera
 
 
 def _end_of_line(path: Path, place: int) -> int:
-    """Returns where the line ends that the byte before ``place`` is of."""
+    """Return the offset after the end of the line that contains the byte before ``place``."""
     with path.open("rb", buffering=BUFFER) as file:
         file.seek(place - 1)
         return place - 1 + _skip_line(file)[0]
 
 
 def _skip_line(file: BinaryIO) -> tuple[int, bool]:
-    """Passes over the rest of a line that is too long to be held; returns its bytes, and whether its end was there."""
+    """Skip the rest of a line; return the number of skipped bytes and whether the line was terminated."""
     size = 0
     while part := file.readline(BUFFER):
         size += len(part)
@@ -207,13 +208,13 @@ def _sealed(path: Path) -> Path:
 
 
 def _skip(file: BinaryIO, size: int) -> None:
-    """Passes over the first bytes of what cannot be sought in."""
+    """Skip the first ``size`` bytes of a file that does not support seeking."""
     while size and (part := file.read(min(size, BUFFER))):
         size -= len(part)
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any] | str]:
-    """The rows of a table; of one that Python cannot hold, why."""
+    """Yield the rows of a table; for a row that Python cannot represent, yield the reason instead."""
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         if twice := {name for name in names if names.count(name) > 1}:
@@ -233,12 +234,12 @@ def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
     except KeyError:
-        rows = batch.to_pylist()  # a map with a key twice is a list of pairs
+        rows = batch.to_pylist()  # a map with duplicate keys becomes a list of pairs
     return rows
 
 
 def _wandb_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a table that Weights & Biases has saved: ``{"columns": […], "data": [[…], …]}``."""
+    """Yield the rows of a table saved by Weights & Biases: ``{"columns": […], "data": [[…], …]}``."""
     try:
         content = json.loads(path.read_bytes())
     except RecursionError:
@@ -250,7 +251,7 @@ def _wandb_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def in_order(paths: list[Path]) -> list[Path]:
-    """Paths by name, numbers in them by value: 9.jsonl before 10.jsonl."""
+    """Sort paths by name, with numbers compared by value: 9.jsonl before 10.jsonl."""
     return sorted(paths, key=lambda path: [(len(p), p) if p.isdigit() else (0, p) for p in _parts(path)])
 
 

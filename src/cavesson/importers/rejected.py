@@ -1,4 +1,4 @@
-"""What could not be read, kept so that nothing is lost: RUN/rejected.jsonl."""
+"""Keep records that could not be read in RUN/rejected.jsonl, so that nothing is lost."""
 
 import json
 from base64 import b64encode
@@ -15,8 +15,8 @@ class Rejected:
     """Counts broken records and keeps each with its file, line and reason.
 
     A line of ``rejected.jsonl`` has ``file``, ``line`` (or row), ``offset`` and ``size`` in bytes, ``reason``, and the
-    line itself: as ``text``, or as ``base64`` where its bytes are no UTF-8. A row of a table is in ``row``. A line that
-    is too long to be held in memory, and a row that JSON cannot hold, is in its file only.
+    line itself: as ``text``, or as ``base64`` if its bytes are not UTF-8. A row of a table is in ``row``. A line that
+    is too long to be held in memory, or a row that JSON cannot represent, is only in its source file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,14 +25,14 @@ class Rejected:
         self.quotes: list[str] = []
 
     def add(self, path: Path, record: Record | None, reason: str) -> None:
-        """Keeps a record, or a file that cannot be read at all."""
+        """Keep a record, or note a file that cannot be read at all."""
         kept: dict[str, Any] = {"file": str(path)}
         where = str(path)
         if record is not None:
             kept |= {"line": record.line, "offset": record.offset, "size": record.size}
             where += f", {'row' if isinstance(record.content, dict) else 'line'} {record.line}"
         kept |= {"reason": reason} | _content(record)
-        # In ASCII, whatever was in the source, a line is a line to every reader and does nothing to a terminal.
+        # ASCII ensures that every reader splits lines the same way and that no control character reaches a terminal.
         with self._path.open("a", encoding="ascii", newline="\n") as file:
             file.write(_line(kept) + "\n")
         self.count += 1
@@ -43,7 +43,7 @@ class Rejected:
 def _line(kept: dict[str, Any]) -> str:
     try:
         return json.dumps(kept, default=str)
-    except (RecursionError, TypeError):  # a row that is too deep, or has keys that JSON has not, is in its file only
+    except (RecursionError, TypeError):  # a row that is nested too deeply, or has keys that JSON does not allow
         return json.dumps({name: value for name, value in kept.items() if name != "row"})
 
 

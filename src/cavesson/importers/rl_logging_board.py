@@ -1,10 +1,10 @@
-"""RL Logging Board's JSON lines, without loss. https://github.com/HarderThenHarder/RLLoggingBoard.
+"""Import RL Logging Board's JSON lines, without loss. https://github.com/HarderThenHarder/RLLoggingBoard.
 
-Every line is one rollout; a folder holds one file per process, and files are merged by ``step``.
+Every line is one rollout; a folder contains one file per process, and files are merged by ``step``.
 
-Every key and value comes back on export: what has no column of its own, or does not fit it exactly (a null, another
-type, an empty list, a list that ends in null), is kept as JSON in ``extra``. Of numbers the value is kept, not the
-spelling: 1 comes back as 1.0.
+Every key and value is restored on export: values that have no column, or do not fit it exactly (a null, another type,
+an empty list, a list that ends in null), are kept as JSON in ``extra``. For numbers, the value is kept but not the
+spelling: 1 is exported as 1.0.
 """
 
 from collections.abc import Iterable, Mapping
@@ -50,7 +50,7 @@ _OPTIONAL = {"ref_response": is_text, "ref_reward": is_number, "ground_truth": i
 
 
 def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
-    """The rollout of one line."""
+    """Return the rollout of one line."""
     row: dict[str, Any] = {"prompt": text_of(record, "prompt"), "response": text_of(record, "response")}
     row["reward"] = number_of(record, "reward")
     step = step_of(record)
@@ -70,7 +70,7 @@ def _tokens(record: Mapping[str, Any]) -> dict[str, Values]:
     tokens: dict[str, Values] = {}
     for key, name in TOKEN_KEYS.items():
         values = record.get(key)
-        # An empty list and nulls at the end would leave no trace in a table of tokens.
+        # A table of tokens cannot represent an empty list or trailing nulls.
         if not isinstance(values, list) or not values or values[-1] is None:
             continue
         packed: Numbers | Texts | None = pack_texts(values) if name == "token" else pack(values)
@@ -80,7 +80,7 @@ def _tokens(record: Mapping[str, Any]) -> dict[str, Values]:
 
 
 def _real(tokens: Mapping[str, Values]) -> int:
-    """Where log-probabilities end before the tokens do, the rest is padding."""
+    """Return the number of tokens that are not padding: tokens after the last log-probability are padding."""
     if "logprob" in tokens:
         return tokens["logprob"].size
     numbers = [values.size for name, values in tokens.items() if name != "token"]
@@ -88,7 +88,7 @@ def _real(tokens: Mapping[str, Values]) -> int:
 
 
 def _recognises(record: Mapping[str, Any]) -> bool:
-    """Whether it has the keys that must be there, and is no table that calls its columns as the record does."""
+    """Whether a record has the required keys and does not use the record's own column names instead."""
     keys = record.keys()
     ours = any(isinstance(record.get(name), list) for name in _OTHER_TOKENS) or bool(_OTHER_ROWS & keys)
     return {"prompt", "response", "reward", "step"} <= keys and (bool(TOKEN_KEYS.keys() & keys) or not ours)

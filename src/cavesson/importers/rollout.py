@@ -1,4 +1,4 @@
-"""What every format gives: rollouts, with their token columns packed; and the checks that all formats share."""
+"""Rollouts with packed token columns, which every format returns, and the checks that all formats share."""
 
 import json
 import math
@@ -29,15 +29,15 @@ EXACT = 2**53
 
 
 class Broken(Exception):
-    """A record that is no rollout of its format; the text says what was expected."""
+    """Raised for a record that is not a rollout of its format; the message says what was expected."""
 
 
 class Inexact(Exception):
-    """What is kept as JSON may hold a whole number beyond 64 bits: read the record again with ``parse_exactly``."""
+    """Raised if JSON to be kept may contain an integer beyond 64 bits; parse the record with ``parse_exactly`` then."""
 
 
 class Place(NamedTuple):
-    """Where a record is, and how it was read."""
+    """The location of a record, and how it was read."""
 
     path: Path
     line: int
@@ -58,7 +58,7 @@ class Numbers(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """A list of texts: joined, and how many characters each has."""
+    """A list of texts: their concatenation, and the number of characters of each."""
 
     content: str
     lengths: list[int]
@@ -73,7 +73,7 @@ Values = Numbers | Texts
 
 
 class Rollout(NamedTuple):
-    """One rollout as the record wants it."""
+    """One rollout in the form that the record needs."""
 
     step: int
     row: dict[str, Any]
@@ -86,7 +86,7 @@ class Rollout(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """One format. A new one is one file with one of these, and one line in the table of ``importers/__init__.py``."""
+    """An import format. To add one, define it in a new file and add it to the table in ``importers/__init__.py``."""
 
     name: str
     what: str
@@ -103,14 +103,14 @@ class Format:
 
 
 def pack(values: Any) -> Numbers | None:
-    """Returns a list of numbers, some of them null; None if it is no such list, or float64 does not hold it exactly."""
+    """Pack a list of numbers and nulls; return None for anything else, or if float64 cannot represent it exactly."""
     if not isinstance(values, list):
         return None
     try:
         content = Struct(f"{len(values)}d").pack(*values)
     except (error, OverflowError):
         return _pack_with_nulls(values)
-    # Booleans pack as numbers too, and whole numbers beyond 2^53 lose digits.
+    # Booleans would pack as numbers too, and integers beyond 2^53 would lose digits.
     if countOf(map(type, values), float) == len(values) or all(map(_is_exact, values)):
         return Numbers(content, len(values))
     return None
@@ -129,14 +129,14 @@ def _is_exact(value: Any) -> bool:
 
 
 def pack_whole(values: Any, low: int = -(2**31), high: int = 2**31 - 1) -> Numbers | None:
-    """Returns a list of whole numbers within bounds; None if it is anything else."""
+    """Pack a list of integers within bounds; return None for anything else."""
     if isinstance(values, list) and all(type(value) is int and low <= value <= high for value in values):
         return Numbers(Struct(f"{len(values)}d").pack(*values), len(values))
     return None
 
 
 def pack_texts(values: Any) -> Texts | None:
-    """Returns a list of texts, some of them null; None if it is no such list."""
+    """Pack a list of texts and nulls; return None for anything else."""
     if not isinstance(values, list):
         return None
     missing: tuple[int, ...] = ()
@@ -152,7 +152,7 @@ def pack_texts(values: Any) -> Texts | None:
 
 
 def is_text(value: Any) -> bool:
-    """Whether UTF-8 holds it: JSON can escape half a surrogate pair, which is no text."""
+    """Whether a value is a string that UTF-8 can encode; JSON can contain escaped lone surrogates, which it cannot."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -160,12 +160,12 @@ def is_text(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a float64 column holds exactly this value."""
+    """Whether a float64 column can represent the value exactly."""
     return _is_exact(value)
 
 
 def text_of(record: Mapping[str, Any], key: str) -> str:
-    """The text at ``key``, or ``Broken``."""
+    """Return the text at ``key``; raise ``Broken`` if there is none."""
     value: str = _there(record, key, "a string")
     if not is_text(value):
         _wrong(key, value, "a string")
@@ -173,7 +173,7 @@ def text_of(record: Mapping[str, Any], key: str) -> str:
 
 
 def number_of(record: Mapping[str, Any], key: str) -> float:
-    """The number at ``key``, or ``Broken``."""
+    """Return the number at ``key``; raise ``Broken`` if there is none."""
     value: float = _there(record, key, "a number")
     if not is_number(value):
         _wrong(key, value, "a number")
@@ -181,7 +181,7 @@ def number_of(record: Mapping[str, Any], key: str) -> float:
 
 
 def step_of(record: Mapping[str, Any], key: str = "step") -> int:
-    """The step at ``key``, or ``Broken``. Some writers make a text or a float of a whole number."""
+    """Return the step at ``key``; raise ``Broken`` if there is none. Integers written as text or float are accepted."""
     value = _there(record, key, "a whole number from 0")
     step = _whole(value)
     if step is None or not 0 <= step <= MAX_STEP:
@@ -208,15 +208,15 @@ def _wrong(key: str, value: Any, expected: str) -> NoReturn:
 
 
 def excerpt(value: Any, length: int = 60) -> str:
-    """A value as JSON, cut where it is long."""
+    """Return a value as JSON, truncated to ``length`` characters."""
     return to_json(value)[:length]
 
 
 def conversation(value: Any, key: str) -> str:
-    """A text, or a list of chat messages as text: each ``[role]`` on a line of its own, then its content.
+    """Return a text, or a list of chat messages as text: each ``[role]`` on a separate line, then the content.
 
     Raises:
-        Broken: It is neither.
+        Broken: The value is neither.
     """
     if isinstance(value, str):
         return text_of({key: value}, key)
@@ -226,14 +226,14 @@ def conversation(value: Any, key: str) -> str:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """One chat message as text: ``[role]``, what was thought, the content, and the calls of tools as JSON."""
+    """Return a chat message as text: ``[role]``, the reasoning, the content, and tool calls as JSON."""
     parts = [f"[{message.get('role', '')}]", message.get("reasoning_content"), content_text(message.get("content"))]
     parts += map(to_json, message.get("tool_calls") or [])
     return "\n".join(part for part in parts if part)
 
 
 def content_text(content: Any) -> str:
-    """A message's content, which is a text, nothing, or a list of parts of which the texts count."""
+    """Return the text of a message's content: a text, nothing, or the texts in a list of parts."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):
@@ -242,12 +242,12 @@ def content_text(content: Any) -> str:
 
 
 def group_of(prompt: str) -> int:
-    """A number that stands for this prompt: 53 bits of its hash, which every reader of numbers holds exactly."""
+    """Return an integer that identifies the prompt: 53 bits of its hash, which a float64 represents exactly."""
     return int.from_bytes(blake2b(prompt.encode(), digest_size=8).digest()) >> 11
 
 
 def with_rest(row: dict[str, Any], record: Mapping[str, Any], used: Iterable[str], place: Place) -> dict[str, Any]:
-    """The row with what of the record has no place of its own in ``extra``."""
+    """Add the keys of the record that are not in ``used`` to the row as JSON in ``extra``, and return the row."""
     names = set(used)
     if rest := {key: value for key, value in record.items() if key not in names}:
         if not place.exact and _is_large(rest):
@@ -265,15 +265,15 @@ def _is_large(value: Any) -> bool:
 
 
 def to_json(content: Any) -> str:
-    """Returns readable JSON that UTF-8 can hold: half a surrogate pair, which it cannot, is escaped."""
+    """Return readable JSON that UTF-8 can encode: lone surrogates, which it cannot, are escaped."""
     return json.dumps(content, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
 
 
 def parse(line: bytes) -> Any:
-    """Returns the line's JSON. Whole numbers beyond 64 bits come as floats; see ``Inexact``.
+    """Parse the JSON of a line. Integers beyond 64 bits become floats; see ``Inexact``.
 
     Raises:
-        Broken: It is no JSON, or an object has a key twice.
+        Broken: The line is not JSON, or an object has duplicate keys.
     """
     try:
         content = orjson.loads(line)
@@ -285,7 +285,7 @@ def parse(line: bytes) -> Any:
 
 
 def _has_twice(line: bytes, content: Any) -> bool:
-    """Whether there are more pairs of key and value in a line than were read."""
+    """Whether a line has more key-value pairs than were parsed."""
     seen = len(_PAIR.findall(line))
     if isinstance(content, dict) and seen == len(content):
         return False
@@ -294,7 +294,7 @@ def _has_twice(line: bytes, content: Any) -> bool:
 
 
 def _keys(content: Any) -> int:
-    """How many keys there are in all objects, however deep they are."""
+    """Return the number of keys in all objects, however deeply nested."""
     count, left = 0, [content] if type(content) in _NESTED else []
     while left:
         one = left.pop()
@@ -315,10 +315,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_exactly(line: bytes) -> Any:
-    """As ``parse``, slowly and to the last digit; NaN and infinities, which Python writes, are numbers.
+    """Parse like ``parse``, but exactly and more slowly; NaN and infinities, which Python writes, are numbers.
 
     Raises:
-        Broken: It is no JSON, or an object has a key twice.
+        Broken: The line is not JSON, or an object has duplicate keys.
     """
     try:
         return json.loads(line.decode("utf-8-sig"), object_pairs_hook=_once)

@@ -1,4 +1,4 @@
-"""Which files of a source belong to a format, and which format a source is of."""
+"""Find the files of a source that belong to a format, and detect the format of a source."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,10 +18,10 @@ LOOK_AT_RECORDS = 20
 
 
 def files_of(source: Path, format: Format, missing_ok: bool = False) -> list[File]:
-    """The files of ``source``, which is one file or a folder, in the order of their names.
+    """Return the files of ``source``, which is one file or a folder, ordered by name.
 
     Raises:
-        UserError: There are none.
+        UserError: There are none and ``missing_ok`` is false.
     """
     paths = [source] if source.is_file() else _matching(source, format)
     if not paths and not missing_ok:
@@ -38,18 +38,18 @@ def _matching(folder: Path, format: Format) -> list[Path]:
     for pattern in format.patterns:
         found = [path for path in folder.glob(pattern) if path.is_file() and path.suffix != ".tmp"]
         if paths := list({_plain(path): path for path in found}.values()):
-            # Each of these tables holds the rows of those before it.
+            # Each of these tables includes the rows of the earlier ones.
             return in_order(paths)[-1:] if pattern.endswith(WANDB_TABLE) else paths
     return []
 
 
 def _plain(path: Path) -> Path:
-    """The name that a file of lines had before it was compressed: while it is, there are both."""
+    """Return the name of a file before compression; during compression, both files exist."""
     return path.with_suffix("") if path.suffix == SEALED else path
 
 
 def _ranks(paths: list[Path]) -> dict[int, Path]:
-    """A last number in each file's name is its process; without one, the files are counted."""
+    """Return files by rank: the last number in each file name if these are unique, otherwise the index of the file."""
     numbers = [int(found[-1]) for path in paths if (found := re.findall(r"\d+", path.stem))]
     if paths and len(set(numbers)) == len(paths) and max(numbers) <= MAX_RANK:
         return dict(sorted(zip(numbers, paths, strict=True)))
@@ -57,10 +57,10 @@ def _ranks(paths: list[Path]) -> dict[int, Path]:
 
 
 def recognise(source: Path, formats: Iterable[Format], otherwise: Format) -> Format:
-    """The one of ``formats`` that the files' first readable records are of; if it is none, ``otherwise`` if it is that.
+    """Return the one of ``formats`` that matches the files' first readable records, or ``otherwise`` if only it does.
 
     Raises:
-        UserError: There is no such format, or more than one.
+        UserError: No format matches, or more than one of ``formats`` does.
     """
     found = [format for format in formats if _is(source, format)]
     if not found and _is(source, otherwise):
@@ -82,7 +82,7 @@ def _is(source: Path, format: Format) -> bool:
 
 
 def _first(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The first record of a file that is an object; of a file that has none early on, nothing."""
+    """Yield the first record of a file that is an object, if there is one among its first records."""
     try:
         for record in islice(File(path).read(last=True), LOOK_AT_RECORDS):
             if (content := _content(record)) is not None:

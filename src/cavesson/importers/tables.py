@@ -1,4 +1,4 @@
-"""Many rollouts into the two tables of a segment, column by column."""
+"""Convert many rollouts into the two tables of a segment, column by column."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -27,11 +27,11 @@ NEEDS = {
 
 
 def tables_of(rollouts: Sequence[Rollout], samples: Sequence[int]) -> tuple[pa.Table, pa.Table]:
-    """Returns the rows and the tokens of ``rollouts``, in their order.
+    """Return the rows and the tokens of ``rollouts``, in their order.
 
     Args:
         rollouts: At least one.
-        samples: [len(rollouts)] their numbers in their steps.
+        samples: [len(rollouts)] sample number of each in its step.
     """
     sizes = np.array([max((v.size for v in r.tokens.values()), default=0) for r in rollouts], np.int64)
     index = np.repeat(np.arange(len(rollouts)), sizes)
@@ -68,7 +68,7 @@ def _rows(rollouts: Sequence[Rollout], step: Array, sample: Array) -> dict[str, 
 
 
 def _flat(found: Sequence[Values | None], sizes: Array, column: Column) -> pa.Array:
-    """One token column of all rollouts; null where a rollout has no value."""
+    """Return one token column of all rollouts; null for missing values."""
     counts = np.array([0 if values is None else values.size for values in found], np.int64)
     starts = np.cumsum(sizes) - sizes
     place: Array | slice = slice(None)
@@ -101,15 +101,15 @@ def _numbers(content: Array, missing: Array, type_: pa.DataType) -> pa.Array:
 
 
 def _texts(found: Sequence[Texts], missing: Array, place: Array | slice) -> pa.Array:
-    """A string array from joined texts: characters are counted in Python, bytes by numpy."""
+    """Return a string array of joined texts: offsets in characters come from Python, offsets in bytes from numpy."""
     joined = "".join([texts.content for texts in found])
     content = joined.encode()
     lengths = np.zeros(len(missing) + 1, np.int64)
     lengths[1:][place] = np.fromiter(chain.from_iterable([texts.lengths for texts in found]), np.int64)
     characters = np.cumsum(lengths)
     if len(content) > len(joined):
-        data = np.frombuffer(content + b" ", np.int8)  # with one more character, which begins where the last one ends
-        characters = np.flatnonzero(data >= -64)[characters]  # below are the bytes within a character
+        data = np.frombuffer(content + b" ", np.int8)  # one extra character, which begins where the last one ends
+        characters = np.flatnonzero(data >= -64)[characters]  # smaller values are continuation bytes of a character
     offsets = characters.astype(np.int32)
     nulls = pa.array(~missing).buffers()[1] if missing.any() else None
     buffers = [nulls, pa.py_buffer(offsets), pa.py_buffer(content)]
@@ -117,7 +117,7 @@ def _texts(found: Sequence[Texts], missing: Array, place: Array | slice) -> pa.A
 
 
 def _statistics(index: Array, mask: Array, flat: Mapping[str, pa.Array], sizes: Array) -> dict[str, pa.Array]:
-    """The statistics of the rows, each null where a rollout lacks one of the values it needs."""
+    """Return the statistics of the rows, each null for rollouts that lack one of the values it needs."""
     count = len(sizes)
     chosen = slice(None) if mask.all() else mask
     real = index[chosen]
@@ -138,7 +138,7 @@ def _statistics(index: Array, mask: Array, flat: Mapping[str, pa.Array], sizes: 
 
 
 def _as_numbers(values: pa.Array) -> Array:
-    """Token texts become one number per text."""
+    """Return numbers unchanged, and token texts as one integer per distinct text."""
     if pa.types.is_string(values.type):
         values = values.dictionary_encode().indices
     filled: Array = values.fill_null(0).to_numpy() if pa.types.is_integer(values.type) else values.to_numpy(False)

@@ -1,7 +1,9 @@
-"""TRL's ``log_completions=True``: one ``completions_{step}.parquet`` per log. https://github.com/huggingface/trl.
+"""Import TRL's ``log_completions=True``: one ``completions_{step}.parquet`` per log.
 
-A row has ``step, prompt, completion``, one column per reward function, what ``log_extra`` added, and ``advantage``; no
-tokens. Prompts and completions are texts or lists of chat messages.
+Source: https://github.com/huggingface/trl.
+
+A row has ``step, prompt, completion``, one column per reward function, the columns that ``log_extra`` added, and
+``advantage``, but no tokens. Prompts and completions are texts or lists of chat messages.
 """
 
 import math
@@ -22,7 +24,7 @@ from cavesson.importers.rollout import (
 
 
 def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
-    """The rollout of one row. Every column of numbers is a reward; their sum, without weights, is the row's reward."""
+    """Return the rollout of one row. Every numeric column is a reward; their unweighted sum is the row's reward."""
     for key in ("prompt", "completion"):
         if key not in record:
             raise Broken(f"{key!r} is missing, expected a string or a list of messages")

@@ -1,6 +1,8 @@
-"""verl's ``trainer.rollout_data_dir`` and ``validation_data_dir``: one ``{step}.jsonl`` per step. https://github.com/volcengine/verl.
+"""Import verl's ``trainer.rollout_data_dir`` and ``validation_data_dir``: one ``{step}.jsonl`` per step.
 
-A line has ``input, output, gts, score, step`` and whatever else the reward function returned; no tokens.
+Source: https://github.com/volcengine/verl.
+
+A line has ``input, output, gts, score, step`` and everything else that the reward function returned, but no tokens.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +24,7 @@ from cavesson.importers.rollout import (
 
 
 def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
-    """The rollout of one line; numbers that the reward function returned beside the score are its parts."""
+    """Return the rollout of one line; other numbers that the reward function returned become parts of the reward."""
     row: dict[str, Any] = {"prompt": text_of(record, "input"), "response": text_of(record, "output")}
     row["reward"] = number_of(record, "score")
     used = ["input", "output", "score", "step", "gts"]

@@ -1,1 +1,1 @@
-"""The index of a run: derived files that make the board fast, rebuilt whenever they are missing; never the truth."""
+"""The index of a run: derived files that make the board fast. It is rebuilt if missing and never authoritative."""

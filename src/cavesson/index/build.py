@@ -27,7 +27,7 @@ BATCH = 100_000
 
 
 class Builder:
-    """Writes the index of one run; there is one at a time (see ``only_writer``)."""
+    """Writes the index of one run. There is only one builder per index at a time (see ``only_writer``)."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         self.run = run
@@ -41,19 +41,22 @@ class Builder:
 
     @cached_property
     def prompts(self) -> Prompts:
-        """What numbers the prompts."""
+        """The numbering of the prompts."""
         return Prompts(self.folder, self.state.prompts)
 
     @cached_property
     def text(self) -> TextBuilder:
-        """What adds words; it knows all features, so it is made when it is needed."""
+        """The builder that indexes words. It loads all features, so it is created only when needed."""
         return TextBuilder(self.run, self.folder, self.state)
 
     def update(self) -> bool:
-        """Adds the metrics and rollouts that the record has and the index has not; returns whether anything changed.
+        """Add the metrics and rollouts that are in the record but not in the index.
 
-        Rollouts are added behind all others, whatever their step. Those of a superseded attempt stay and are noted
-        as dead. So whoever reads the index sees one moment of it, however long that takes.
+        New rollouts are appended after all others, whatever their step. Rollouts of a superseded attempt stay and are
+        marked as dead, so a reader sees a consistent state of the index, however long it reads.
+
+        Returns:
+            Whether anything changed.
         """
         while True:
             found = snapshot(self.run.storage)
@@ -68,11 +71,11 @@ class Builder:
             except FileNotFoundError as error:
                 if snapshot(self.run.storage) == found:
                     raise UserError(f"the record in {self.run.folder} lacks a file: {error}") from error
-                continue  # a compaction replaced files meanwhile: what they held is in others now
+                continue  # a compaction replaced files in the meantime: their content is in other files now
             return True
 
     def advance(self) -> bool:
-        """Does the next piece of what is left once all rollouts are in; returns whether there was any."""
+        """Do the next piece of the work that remains once all rollouts are added; return whether there was any."""
         if due(self.state):
             self._commit(store_orders(self.folder, self.state))
             return True
@@ -85,7 +88,7 @@ class Builder:
                 sweep(self.folder, self.state)
                 return True
         except UserError:
-            # The run has started again meanwhile, and some rollouts are superseded that were not a moment ago.
+            # The run has been started again in the meantime, which superseded some of these rollouts.
             if not self.update():
                 raise
             return True
@@ -115,7 +118,7 @@ class Builder:
         self._commit(state.with_(cursor=changes.cursor))
 
     def _known(self, first_step: int) -> Array:
-        """Returns key and row number of the rollouts from ``first_step`` on that the index has."""
+        """Return the key and row number of each live rollout in the index from ``first_step`` on."""
         snapshot = Snapshot(self.folder, self.state)
         if not snapshot.rows:
             return np.empty(0, [("key", "V16"), ("row", "<i4")])
@@ -128,7 +131,7 @@ class Builder:
         return known
 
     def _batches(self, changes: Changes, first_step: int) -> Iterator[pa.Table]:
-        """Yields the rows from the first changed step on, segments that cover the same steps together."""
+        """Yield the rows from the first changed step on, with segments batched so that each table has many rows."""
         tables: list[pa.Table] = []
         for segment in changes.segments:
             if segment.stop > first_step:
@@ -146,7 +149,7 @@ class Builder:
 
 
 def _keys(columns: dict[str, Array]) -> Array:
-    """Returns [N] one value per rollout that two rollouts share if they are the same."""
+    """Return [N] one value per rollout; two rollouts have equal values if they are the same."""
     keys = np.empty(len(columns["step"]), [("step", "<i4"), ("sample", "<i4"), ("attempt", "<i4"), ("reward", "<f4")])
     for name in KEY:
         keys[name] = columns[name]

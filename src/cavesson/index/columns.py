@@ -29,11 +29,11 @@ MISSING: dict[str, Any] = {"<f4": np.nan, "<i4": np.iinfo(np.int32).min, "<i8": 
 
 
 def arrays(table: pa.Table, codes: dict[str, list[str]]) -> dict[str, Array]:
-    """Returns the index's columns of a table of rows.
+    """Return the columns that the index stores for a table of rows.
 
     Args:
         table: [N] the columns ``READ``.
-        codes: The values of each coded column so far; new ones are added to it.
+        codes: The values of each coded column so far; new values are appended in place.
 
     Returns:
         [N] arrays by name; ``prompt`` is a hash of the text.
@@ -43,12 +43,12 @@ def arrays(table: pa.Table, codes: dict[str, list[str]]) -> dict[str, Array]:
     columns |= {f"part/{name}": values for name, values in _parts(table["reward_parts"])}
     columns["gap"] = columns["reward"] - columns["ref_reward"]
     columns["prompt"] = _hashes(table["prompt"])
-    # What was never measured in these rows takes no column.
+    # A column that was not measured in any of these rows is left out.
     return {name: values for name, values in columns.items() if name in KEY or _any_measured(values)}
 
 
 def append(folder: Path, state: State, columns: Mapping[str, Array], count: int) -> State:
-    """Writes ``count`` more rows behind those that count, and returns the state in which they do."""
+    """Append ``count`` rows to the column files and return the state that includes them."""
     files = dict(state.columns)
     for name, values in columns.items():
         if name not in files:
@@ -64,13 +64,13 @@ def append(folder: Path, state: State, columns: Mapping[str, Array], count: int)
 
 
 def bury(folder: Path, state: State, rows: Array) -> State:
-    """Notes that these rows are no longer part of the run."""
+    """Record that these rows are no longer part of the run."""
     write_at(folder / "dead", state.dead, rows.astype("<i4"))
     return state.with_(dead=state.dead + len(rows))
 
 
 def write_at(path: Path, start: int, values: Array) -> None:
-    """Writes numbers into a file, from number ``start`` on."""
+    """Write numbers into a file, starting at index ``start``."""
     with path.open("r+b" if path.exists() else "wb") as file:
         file.seek(start * values.itemsize)
         file.write(values.tobytes())
@@ -97,7 +97,7 @@ def _coded(column: pa.ChunkedArray, known: list[str]) -> Array:
 
 
 def _parts(column: pa.ChunkedArray) -> Iterator[tuple[str, Array]]:
-    """Yields name and [N] scores of each reward that any row has."""
+    """Yield the name and [N] scores of each reward that any row has."""
     parts = column.combine_chunks()
     offsets = parts.offsets.to_numpy()
     rows = np.repeat(np.arange(len(parts)), np.diff(offsets))
@@ -111,7 +111,7 @@ def _parts(column: pa.ChunkedArray) -> Iterator[tuple[str, Array]]:
 
 
 def _hashes(column: pa.ChunkedArray) -> Array:
-    """Returns a number per text, equal for equal texts in every run."""
+    """Return a hash per text; equal texts have equal hashes in every run."""
     encoded = column.combine_chunks().dictionary_encode()
     texts = pc.cast(encoded.dictionary, pa.large_binary()).to_pylist()
     hashes = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True) for text in texts]

@@ -1,4 +1,4 @@
-"""What a response can be found by: its words, its signs and letters, and the n-grams that many share."""
+"""The features by which a response can be found: its words, its signs and letters, and frequent n-grams."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,7 +21,7 @@ FEWEST = 3
 
 
 class Features(NamedTuple):
-    """Features of a chunk of texts, by rising hash; ``documents`` of one feature stand together and rise."""
+    """Features of a chunk of texts, by ascending hash; the ``documents`` of a feature are contiguous and ascending."""
 
     hash: Array
     """[K] uint64."""
@@ -38,7 +38,7 @@ class Features(NamedTuple):
 
 
 def features(texts: Sequence[str]) -> tuple[Features, str]:
-    """Returns the features of some texts, and the text that their places are in."""
+    """Return the features of some texts, and the concatenated text to which their positions refer."""
     cut = words(texts)
     by_word = _grouped(cut.hash, cut.document, cut.start, cut.stop, WORD)
     parts = [by_word, *_characters(texts, cut), *_ngrams(cut, by_word, max(FEWEST, int(NGRAM_SHARE * len(texts))))]
@@ -46,7 +46,7 @@ def features(texts: Sequence[str]) -> tuple[Features, str]:
 
 
 def hash_of_character(code: Array) -> Array:
-    """Returns the hash of a character as a feature, which is another than that of the word it may be."""
+    """Return the hash of a character as a feature, which differs from the hash of the same character as a word."""
     return mixed(code.astype(np.uint64) + np.uint64(1 << 40))
 
 
@@ -66,7 +66,7 @@ def _grouped(hashes: Array, document: Array, start: Array, stop: Array, kind: in
 
 
 def _characters(texts: Sequence[str], cut: Words) -> list[Features]:
-    """Returns which texts have each sign and each letter of the Latin scripts."""
+    """Return the texts that contain each sign and each letter of the Latin scripts."""
     points = np.frombuffer(cut.text.encode("utf-32-le", "surrogatepass"), "<u4")
     document = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
     kinds = kinds_of(points)
@@ -77,7 +77,7 @@ def _characters(texts: Sequence[str], cut: Words) -> list[Features]:
 
 
 def _latin(points: Array, document: Array, place: Array, texts: int) -> Features:
-    """The same as ``_grouped``; nearly every character of a run is here, so they are counted and not sorted."""
+    """Do the same as ``_grouped`` by counting instead of sorting, as nearly all characters of a run are Latin."""
     cell = points.astype(np.int64) * texts + document
     code, documents = np.divmod(np.flatnonzero(np.bincount(cell, minlength=1)), max(texts, 1))
     first = np.zeros(LAST_CHARACTER, np.int64)
@@ -88,15 +88,15 @@ def _latin(points: Array, document: Array, place: Array, texts: int) -> Features
 
 
 def _ngrams(cut: Words, by_word: Features, fewest: int) -> list[Features]:
-    """Returns pairs and triples of words that at least ``fewest`` texts have.
+    """Return pairs and triples of words that occur in at least ``fewest`` texts.
 
-    No n-gram is in more texts than a part of it is, so only those of frequent parts are looked at.
+    An n-gram occurs in no more texts than any of its parts, so only those with frequent parts are considered.
     """
     found = []
     frequent = contains(by_word.hash[by_word.counts >= fewest], cut.hash)
     hashes = cut.hash
     for size in (2, 3):
-        # Number i is the n-gram that starts with word i; it is made of the two shorter ones at i and i + 1.
+        # Index i is the n-gram that starts with word i; it consists of the two shorter ones at i and i + 1.
         same = cut.document[: len(hashes) - 1] == cut.document[size - 1 :]
         begin = np.flatnonzero(frequent[:-1] & frequent[1:] & same)
         hashes = _paired(hashes[:-1], hashes[1:])
@@ -117,7 +117,7 @@ def _only(found: Features, kept: Array) -> Features:
 
 
 def _joined(parts: list[Features]) -> Features:
-    """Puts features of different kinds together, by rising hash."""
+    """Combine features of different kinds, by ascending hash."""
     joined = Features._make(np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(joined.hash, kind="stable")
     start = np.cumsum(joined.counts) - joined.counts
@@ -125,14 +125,14 @@ def _joined(parts: list[Features]) -> Features:
 
 
 def _chosen(found: Features, which: Array, documents: Array) -> Features:
-    """Returns some of the features, whose documents these are."""
+    """Return the selected features with the given documents."""
     return Features(
         found.hash[which], found.kind[which], found.counts[which], documents, found.start[which], found.stop[which]
     )
 
 
 def slices(start: Array, count: Array) -> Array:
-    """Returns the places of the slices ``start`` to ``start + count``, one slice after another."""
+    """Return the indices of the slices ``start`` to ``start + count``, one slice after another."""
     places = np.repeat(start - (np.cumsum(count) - count), count)
     places += np.arange(len(places))
     return places

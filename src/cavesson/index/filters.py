@@ -29,13 +29,13 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def matches(text: str, snapshot: Snapshot) -> Array:
-    """Returns [rows] whether the filter holds; what was not measured never does, ``!=`` included.
+    """Return [rows] whether the filter holds. A comparison with a missing value is always false, also with ``!=``.
 
-    Known are the columns of the index by their names, ``parts["NAME"]`` for a reward's own score, numbers, texts in
-    quotes, ``+ - * /``, ``abs()``, comparisons, ``in [..]``, ``is None``, ``and``, ``or``, ``not`` and brackets.
+    A filter can use the columns of the index by name, ``parts["NAME"]`` for the score of one reward, numbers, quoted
+    texts, ``+ - * /``, ``abs()``, comparisons, ``in [..]``, ``is None``, ``and``, ``or``, ``not`` and parentheses.
 
     Raises:
-        UserError: The text is no such filter.
+        UserError: The text is not a valid filter.
     """
     if len(text) > LONGEST:
         raise UserError(f"the filter has {len(text)} characters; {LONGEST} are the most")
@@ -122,7 +122,7 @@ class _Evaluation:
         return np.asarray(result, np.bool_)
 
     def _text_pair(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Array | None:
-        """A coded column against a text, either way round; None if there is no text in it."""
+        """Compare a coded column with a text, in either order; return None if neither side is a text."""
         if isinstance(left, ast.Constant) and isinstance(left.value, str):
             left, right = right, left
         if not (isinstance(right, ast.Constant) and isinstance(right.value, str)):

@@ -1,4 +1,4 @@
-"""Where an index lies, and its state: one JSON file whose rename makes everything added before it visible."""
+"""The files of an index and its state: a JSON file whose atomic rename makes everything added before it visible."""
 
 import json
 import re
@@ -33,7 +33,7 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class ColumnFile:
-    """One column: a raw little-endian file of ``rows`` numbers; ``missing`` tells whether any was not measured."""
+    """One column: a raw little-endian file of ``rows`` numbers; ``missing`` is True if any of them was not measured."""
 
     file: str
     dtype: str
@@ -42,7 +42,7 @@ class ColumnFile:
 
 @dataclass(frozen=True)
 class Piece:
-    """The features of rows ``first`` to ``stop`` − 1, all of one block; new ones have the numbers from ``features``."""
+    """The features of rows ``first`` to ``stop`` − 1, all of one block; new features are numbered from ``features``."""
 
     number: int
     first: int
@@ -57,13 +57,13 @@ class Piece:
         return self.first // BLOCK
 
     def name(self, kind: Literal["words", "rows", "patterns"]) -> str:
-        """Returns the name of one of its files."""
+        """Return the name of one of the files of the piece."""
         return f"{kind}-{self.number:06d}" + (f"-{self.dead:d}" if kind == "patterns" else "") + ".arrow"
 
 
 @dataclass(frozen=True)
 class State:
-    """What of the files counts. Files only grow, so a reader with an older state still reads what it means."""
+    """Which parts of the files are valid. Files only grow, so an older state remains readable."""
 
     run: str
     cursor: str | None = None
@@ -92,7 +92,7 @@ class State:
 
 
 def read_state(folder: Path) -> State | None:
-    """Returns the state, or None if there is none that this version can read."""
+    """Return the state, or None if there is no state that this version can read."""
     try:
         content = json.loads((folder / "state.json").read_bytes())
         if content["version"] != VERSION:
@@ -108,7 +108,7 @@ def read_state(folder: Path) -> State | None:
 
 
 def _is_whole(folder: Path, state: State) -> bool:
-    """Whether the files that count have their names and at least the size that they must have."""
+    """Return whether all files of the state have valid names and at least their expected sizes."""
     sizes = {column.file: int(column.dtype[-1]) * state.rows for column in state.columns.values()}
     sizes |= dict.fromkeys(state.orders.values(), 4 * state.ordered_rows)
     sizes |= {"dead": 4 * state.dead, "prompts": 8 * state.prompts}
@@ -126,14 +126,14 @@ def write_state(folder: Path, state: State) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Removes an index; what still reads it keeps its open files."""
+    """Remove an index; processes that are reading it keep their open files."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if OURS.fullmatch(path.name) and not path.is_dir():
             path.unlink()
 
 
 def sweep(folder: Path, state: State) -> None:
-    """Removes files that no state means any more, once nobody can be about to open them."""
+    """Remove files that the state no longer refers to, once no reader can be about to open them."""
     meant = {piece.name(kind) for piece in state.pieces for kind in KINDS_OF_FILES}
     for path in folder.glob("*.arrow"):
         if (
@@ -145,13 +145,13 @@ def sweep(folder: Path, state: State) -> None:
 
 
 def metrics_name(number: int) -> str:
-    """Returns the name of a file of metrics."""
+    """Return the name of a file of metrics."""
     return f"metrics-{number:d}.arrow"
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[bool]:
-    """Yields whether this process may write the index: a second board of the same run only reads it."""
+    """Yield whether this process may write the index; a second board of the same run only reads it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "lock", blocking=False)
     try:

@@ -1,7 +1,7 @@
-"""Files of the index mapped into memory.
+"""Memory-mapped files of the index.
 
-The pages of such a file that were looked at count as memory of the process, though they are the system's cache of the
-file. Given back, they cost next to nothing to get again.
+Pages of such a file that were read count towards the memory of the process, although they belong to the page cache of
+the system. After they are released, it costs almost nothing to map them again.
 """
 
 import ctypes
@@ -29,29 +29,29 @@ _maps: "WeakSet[mmap.mmap]" = WeakSet()
 
 
 def mapped(path: Path, dtype: np.dtype[np.void] | str, count: int) -> Array:
-    """Returns the first ``count`` numbers of a file."""
+    """Return the first ``count`` numbers of a file as a memory-mapped array."""
     dtype = np.dtype(dtype)
     return np.frombuffer(_map(path, count * dtype.itemsize), dtype, count) if count else np.empty(0, dtype)
 
 
 def mapped_table(path: Path) -> tuple[pa.Table, mmap.mmap]:
-    """Returns the table in an Arrow file, and the file in memory."""
+    """Return the table in an Arrow file, and the memory map that holds it."""
     whole = _map(path, 0)
     return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(whole))).read_all(), whole
 
 
 def ask_for(paths: Iterable[Path]) -> None:
-    """Lets the disk bring files that will soon be mapped, without waiting for them."""
+    """Tell the system to read ahead files that will soon be mapped, without waiting for them."""
     for path in paths if sys.platform == "linux" else ():
-        with suppress(FileNotFoundError), path.open("rb") as file:  # another has taken its place meanwhile
+        with suppress(FileNotFoundError), path.open("rb") as file:  # replaced by another file in the meantime
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def read_ranges(path: Path, starts: Array, stops: Array) -> list[bytes]:
-    """Returns the bytes of a file from each start to its stop; both rise.
+    """Return the bytes of a file from each start to its stop; both are ascending.
 
-    All are asked for before any is read, so that a disk brings them together; of a file in memory it would bring one
-    after another, each with megabytes around it. And they cost no more memory than they are, not whole pages.
+    All ranges are requested before any is read, so that the disk can fetch them together. With a memory map, it would
+    fetch them one after another, each with megabytes around it, and whole pages would stay in memory.
     """
     with path.open("rb", buffering=0) as file:
         if sys.platform == "linux" and len(starts):
@@ -68,7 +68,7 @@ def _read(file: FileIO, start: int, size: int) -> bytes:
 
 
 def relieve() -> None:
-    """Gives the pages of all files, and memory that is free, back to the system if the process has much."""
+    """Release the pages of all mapped files and free memory to the system if the process uses much memory."""
     if resident() > MUCH:
         for each in list(_maps):
             each.madvise(mmap.MADV_DONTNEED)

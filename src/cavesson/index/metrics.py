@@ -1,4 +1,4 @@
-"""The logged metrics of all steps in one file, written again whenever the record has more of them."""
+"""The logged metrics of all steps in one file, which is written again whenever the record has new metrics."""
 
 import hashlib
 from pathlib import Path
@@ -15,7 +15,7 @@ GROWING = 8
 
 
 def add_metrics(folder: Path, state: State, run: Run) -> State:
-    """Returns the state with the metrics as the record has them now; the same state if it had them."""
+    """Return the state with the current metrics of the record, or the same state if they have not changed."""
     cursor = _cursor(run)
     if cursor == state.metrics_cursor:
         return state
@@ -23,13 +23,13 @@ def add_metrics(folder: Path, state: State, run: Run) -> State:
     table = run.steps()
     with replacing(folder / metrics_name(number)) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table.combine_chunks())
-    # Whoever still reads the one before has it open; the one before that goes.
+    # Readers may still be about to open the previous file, so only the one before it is removed.
     (folder / metrics_name(number - 2)).unlink(missing_ok=True)
     return state.with_(metrics=number, metrics_cursor=cursor)
 
 
 def _cursor(run: Run) -> str:
-    """Returns what changes when the record has other metrics."""
+    """Return a value that changes whenever the metrics of the record change."""
     segments = snapshot(run.storage).steps
     names = [(segment.stem, segment.stop) for segment in segments]
     sizes = []
@@ -37,5 +37,5 @@ def _cursor(run: Run) -> str:
         try:
             sizes.append(run.storage.size(segment.name("steps")))
         except FileNotFoundError:
-            sizes.append(-1)  # merged with others meanwhile
+            sizes.append(-1)  # merged with other segments in the meantime
     return hashlib.sha256(repr((names, sizes)).encode()).hexdigest()[:16]

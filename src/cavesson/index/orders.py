@@ -1,4 +1,4 @@
-"""Rows sorted by each column, for a large run made beforehand so that no click waits for it."""
+"""Rows sorted by each column. For a large run, the orders are computed in advance, so that no click waits for them."""
 
 from pathlib import Path
 
@@ -16,9 +16,9 @@ NOT_SORTED_BY = {*CODED, "prompt", "attempt", "rank"}
 
 
 def order(snapshot: Snapshot, name: str) -> Array:
-    """Returns [rows] row numbers by rising value, rows of equal value as they come; not measured ones last.
+    """Return [rows] row numbers by ascending value, in index order for equal values; missing values come last.
 
-    By ``step`` means by step and sample.
+    The column ``step`` sorts by step and sample.
     """
     stored = snapshot.stored_order(name)
     if stored is None:
@@ -31,7 +31,7 @@ def order(snapshot: Snapshot, name: str) -> Array:
 
 
 def ascending(snapshot: Snapshot, name: str) -> Array:
-    """Returns the same from the numbers alone."""
+    """Return the same as ``order``, computed from the values without a stored order."""
     values = _values(snapshot, name)
     if values.dtype.itemsize == 4:
         return _packed_order(values)
@@ -41,7 +41,7 @@ def ascending(snapshot: Snapshot, name: str) -> Array:
 
 
 def _values(snapshot: Snapshot, name: str) -> Array:
-    """Returns [rows] numbers whose order is that of the column."""
+    """Return [rows] values that sort like the column."""
     values = snapshot.raw(name)
     if name == "step":
         return values.astype(np.int64) << 32 | snapshot.raw("sample").astype(np.int64)
@@ -53,9 +53,9 @@ def _values(snapshot: Snapshot, name: str) -> Array:
 
 
 def _packed_order(values: Array) -> Array:
-    """Sorts 64-bit numbers made of value and row, which is several times faster than sorting rows by value."""
+    """Sort 64-bit numbers composed of value and row, which is several times faster than sorting rows by value."""
     if values.dtype.kind == "f":
-        bits = (values + np.float32(0)).view(np.uint32)  # there is but one zero
+        bits = (values + np.float32(0)).view(np.uint32)  # adding 0 turns −0 into 0
         keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
         keys[np.isnan(values)] = np.iinfo(np.uint32).max
     else:
@@ -66,16 +66,16 @@ def _packed_order(values: Array) -> Array:
 
 
 def due(state: State) -> bool:
-    """Whether the columns should be sorted now."""
+    """Return whether the columns should be sorted now."""
     return state.rows >= FEWEST and state.rows > GROWTH * state.ordered_rows
 
 
 def store_orders(folder: Path, state: State) -> State:
-    """Writes the order of every column that a table may be sorted by."""
+    """Write the order of every column by which a table can be sorted."""
     snapshot = Snapshot(folder, state)
     orders = {}
     for number, name in enumerate(name for name in state.columns if name not in NOT_SORTED_BY):
-        # Under a new name: an older state may still be read.
+        # A new name, because an older state may still be in use.
         orders[name] = f"order-{number:03d}-{state.rows}"
         ascending(snapshot, name).tofile(folder / orders[name])
     for path in folder.glob("order-*"):
@@ -85,13 +85,13 @@ def store_orders(folder: Path, state: State) -> State:
 
 
 def places(values: Array, order: Array, bounds: Array, side: str) -> Array:
-    """Returns where each bound belongs among the sorted values, as ``numpy.searchsorted`` does.
+    """Return the position of each bound among the sorted values, as ``numpy.searchsorted`` does.
 
     Args:
         values: The column.
-        order: Its rows by rising value, none of them NaN.
-        bounds: Numbers to look up.
-        side: ``left`` for before equal values, ``right`` for behind them.
+        order: Its rows by ascending value, without NaN.
+        bounds: The values to look up.
+        side: ``left`` for the position before equal values, ``right`` for the position after them.
     """
     low, high = np.zeros(len(bounds), np.int64), np.full(len(bounds), len(order))
     while np.any(open_ := low < high):

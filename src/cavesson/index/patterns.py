@@ -1,4 +1,4 @@
-"""How often each feature comes in each part of the run, and what rewards its responses get."""
+"""How often each feature occurs in each part of the run, and which rewards the responses with it get."""
 
 from functools import lru_cache
 from itertools import pairwise
@@ -24,10 +24,10 @@ FEWEST = 2
 
 
 class Counts(NamedTuple):
-    """Responses of one piece of the run, in groups of consecutive steps.
+    """Counts over the responses of one piece of the run, in groups of consecutive steps.
 
-    Rewards are counted from the mean of their step, so that a feature that is frequent when all rewards are high does
-    not look as if it raised them.
+    The mean of the step is subtracted from each reward. Otherwise, a feature that is frequent when all rewards are high
+    would seem to raise them.
     """
 
     steps: Array
@@ -45,7 +45,7 @@ class Counts(NamedTuple):
 
 
 def counted(snapshot: Snapshot, piece: Piece, postings: Postings) -> Counts:
-    """Counts the features of a piece; superseded rollouts and those without a reward are left out."""
+    """Count the features of a piece, without superseded rollouts and those without a reward."""
     rows = slice(piece.first, piece.stop)
     step, reward = snapshot.raw("step")[rows], snapshot.column("reward")[rows].astype(np.float64)
     counts = np.isfinite(reward)
@@ -68,9 +68,9 @@ def counted(snapshot: Snapshot, piece: Piece, postings: Postings) -> Counts:
 def _frequent(
     postings: Postings, piece: Piece, responses: Array, group: Array, counts: Array, centred: Array
 ) -> tuple[Array, Array, Array]:
-    """Returns the frequent features, in how many responses of each group they are, and the sums of their rewards."""
+    """Return the frequent features, the number of responses per group that have each, and the sum of their rewards."""
     found = [(postings.feature[:0], np.empty((0, len(responses))), np.empty((0, len(responses))))]
-    # Some features at a time, which needs little memory.
+    # Process the features in portions to limit the use of memory.
     start = np.concatenate([[0], np.cumsum(postings.counts)]).astype(np.int64)
     bounds = np.unique(np.append(np.searchsorted(start, np.arange(0, start[-1], PART)), len(postings.feature)))
     for first, stop in pairwise(bounds.tolist()):
@@ -88,7 +88,7 @@ def _frequent(
 
 
 def write_counts(folder: Path, state: State, piece: Piece, postings: Postings) -> None:
-    """Writes the counts of a piece beside its words."""
+    """Write the counts of a piece next to its words."""
     counts = counted(Snapshot(folder, state), piece, postings)
     groups = len(counts.responses)
     head = [counts.steps[:, 0], counts.steps[:, 1], counts.responses, counts.squares]
@@ -106,7 +106,7 @@ def write_counts(folder: Path, state: State, piece: Piece, postings: Postings) -
 
 @lru_cache(maxsize=512)
 def read_counts(folder: Path, piece: Piece) -> Counts:
-    """Reads the counts of a piece."""
+    """Read the counts of a piece."""
     table, _ = mapped_table(folder / piece.name("patterns"))
     head = np.frombuffer(table.schema.metadata[b"groups"]).reshape(4, -1)
     groups = head.shape[1]

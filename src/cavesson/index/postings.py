@@ -1,7 +1,7 @@
-"""Files that tell which rollouts have a feature: the words of a piece of the run, and the rows of each word.
+"""Files that map features to rollouts: the words of a piece of the run, and the rows of each word.
 
-Rows are counted in blocks of 65,536, so that two bytes name one. A feature of many rows is a bitmap instead of a list.
-Every feature has a number, given once for the whole index in the order of first appearance.
+Rows are numbered within blocks of 65,536, so that each takes two bytes. A feature with many rows is stored as a bitmap
+instead of a list. Every feature has a number, unique in the whole index, in the order of first appearance.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ PART = 1 << 20
 
 
 class New(NamedTuple):
-    """Features that no earlier piece has, in the order of their numbers."""
+    """Features that are in no earlier piece, in the order of their numbers."""
 
     hash: Array
     kind: Array
@@ -35,7 +35,7 @@ class New(NamedTuple):
 
 
 class Postings(NamedTuple):
-    """Which rows have which feature: features by rising number, the rows of one together and rising."""
+    """The rows that have each feature: features in ascending order; the rows of each are contiguous and ascending."""
 
     feature: Array
     """[K] uint32."""
@@ -46,7 +46,7 @@ class Postings(NamedTuple):
 
 
 def write_piece(folder: Path, piece: Piece, new: New, postings: Postings) -> None:
-    """Writes the two files of a piece."""
+    """Write the two files of a piece."""
     words = pa.table({"hash": new.hash, "kind": new.kind, "text": pa.array(new.text, pa.large_string())})
     _write(folder / piece.name("words"), words)
     rows = pa.table(
@@ -60,7 +60,7 @@ def write_piece(folder: Path, piece: Piece, new: New, postings: Postings) -> Non
 
 
 class PieceReader:
-    """Maps the files of a piece into memory."""
+    """Reads the memory-mapped files of a piece."""
 
     def __init__(self, folder: Path, piece: Piece) -> None:
         self.piece = piece
@@ -74,14 +74,14 @@ class PieceReader:
 
     @cached_property
     def _packed(self) -> tuple[Array, Array]:
-        """Returns offsets and bytes of the packed rows."""
+        """The offsets and bytes of the packed rows."""
         if not self._rows.num_rows:
             return np.zeros(1, np.int64), np.empty(0, np.uint8)
         _, offsets, data = self._rows["rows"].chunk(0).buffers()
         return np.frombuffer(offsets, np.int64), np.frombuffer(data or b"", np.uint8)
 
     def postings(self) -> Postings:
-        """Returns the rows of all features."""
+        """Return the rows of all features."""
         count = self.counts.astype(np.int64)
         rows = np.empty(int(count.sum()), np.uint16)
         target = np.concatenate([[0], np.cumsum(count)])
@@ -93,7 +93,7 @@ class PieceReader:
         return Postings(self.feature, count, rows)
 
     def some(self, kept: Array) -> Postings:
-        """Returns the rows of the features at some places."""
+        """Return the rows of the features at the given places."""
         count = self.counts[kept].astype(np.int64)
         rows = np.empty(int(count.sum()), np.uint16)
         target = np.cumsum(count) - count
@@ -104,11 +104,11 @@ class PieceReader:
         return Postings(self.feature[kept], count, rows)
 
     def mark(self, wanted: Array, mask: Array) -> None:
-        """Sets in the mask of all rows those that have any of the features.
+        """Set the rows that have any of the features in the mask of all rows.
 
         Args:
-            wanted: [F] bool, by the numbers of the features.
-            mask: [rows of the index] bool.
+            wanted: [F] bool, indexed by feature number.
+            mask: [rows of the index] bool; modified in place.
         """
         kept = np.flatnonzero(wanted[self.feature])
         few, many = (kept[there] for there in (self.counts[kept] < MANY, self.counts[kept] >= MANY))
@@ -120,16 +120,16 @@ class PieceReader:
             block |= np.unpackbits(found)[: len(block)].view(np.bool_)
 
     def _read(self, places: Array) -> list[bytes]:
-        """Returns the packed rows of the features at some places."""
+        """Return the packed rows of the features at the given places."""
         offsets, data = self._packed
         begin = data.ctypes.data - np.frombuffer(self._map, np.uint8).ctypes.data
         return read_ranges(self._path, begin + offsets[places], begin + offsets[places + 1])
 
 
 def merged(parts: list[Postings]) -> Postings:
-    """Returns the postings of adjacent pieces of one block as those of one piece.
+    """Merge the postings of adjacent pieces of one block.
 
-    The last row of one may be the first of the next: a response that was cut.
+    The last row of a piece can be the first row of the next one if its response was split.
     """
     features = distinct(np.concatenate([part.feature for part in parts]))
     count = np.zeros(len(features), np.int64)
@@ -150,13 +150,13 @@ def merged(parts: list[Postings]) -> Postings:
 
 
 def _parts(places: Array, counts: Array) -> Iterator[Array]:
-    """Yields the places of some features, at most about ``PART`` rows together."""
+    """Yield the places of some features in parts of about ``PART`` rows at most."""
     part = np.cumsum(counts, dtype=np.int64) // PART
     yield from np.split(places, np.flatnonzero(np.diff(part)) + 1)
 
 
 def _runs(count: Array) -> Iterator[tuple[int, int, bool]]:
-    """Yields start and stop of the features of few rows that stand side by side, and of each one of many rows."""
+    """Yield (start, stop, is_many): ranges of adjacent features with few rows, and single features with many."""
     done = 0
     for many in np.flatnonzero(count >= MANY).tolist():
         yield done, many, False

@@ -1,4 +1,4 @@
-"""Numbers for the different prompts of a run, so that counting by prompt needs no sorting."""
+"""Numbers for the distinct prompts of a run, so that counting by prompt needs no sorting."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ FILE = "prompts"
 
 
 class Prompts:
-    """Gives each prompt a number, in the order of first appearance.
+    """Assigns a number to each prompt, in the order of first appearance.
 
     Args:
-        folder: Of the index.
-        count: How many prompts have a number.
+        folder: Folder of the index.
+        count: Number of prompts that already have a number.
     """
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -26,7 +26,7 @@ class Prompts:
         self._hashes = hashes[self._order]
 
     def numbers(self, hashes: Array) -> Array:
-        """Returns [N] the number of each prompt; one that is new gets the next."""
+        """Return [N] the number of each prompt; each new prompt gets the next number."""
         different, first, of = np.unique(hashes, return_index=True, return_inverse=True)
         is_new = ~contains(self._hashes, different) & (different != MISSING["<i8"])
         if is_new.any():
@@ -44,5 +44,5 @@ class Prompts:
 
 
 def read_prompts(folder: Path, count: int) -> Array:
-    """Returns [count] the hash of each prompt's text, which is the same in every run."""
+    """Return [count] the hash of each prompt's text, which is the same in every run."""
     return np.fromfile(folder / FILE, "<i8", count) if count else np.empty(0, "<i8")

@@ -1,7 +1,7 @@
-"""The roll-ups of every step in raw files, so that a chart of any column needs only that column's lines.
+"""The roll-ups of every step in raw files, so that a chart of a column needs only the lines of that column.
 
-Lines are only ever added. When steps change, one line says that all earlier lines from a step on no longer count, and
-those of the record follow it.
+Lines are only appended. When steps change, one line marks all earlier lines from a step on as invalid, and the current
+lines of the record follow it.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ STEPS_AT_ONCE = 256
 
 
 class Rollups(NamedTuple):
-    """The roll-ups of one column, a line per step and split, and their bins one after another."""
+    """The roll-ups of one column, with one line per step and split, and the concatenated bins of the lines."""
 
     lines: Array
     """[L] of ``LINE``; ``split`` is the code as in the column of that name, 255 for none."""
@@ -49,17 +49,17 @@ class Rollups(NamedTuple):
         return np.ascontiguousarray(self.lines["step"])
 
     def of_bins(self, values: Array) -> Array:
-        """Returns [N] for each bin the one of the [L] values that its line has."""
+        """Return [N] for each bin the value of its line, given the [L] values of the lines."""
         return np.repeat(values, self.lines["bins"])
 
     def only(self, wanted: Array) -> "Rollups":
-        """Returns some of the lines."""
+        """Return the selected lines."""
         kept = self.of_bins(wanted)
         return Rollups(self.lines[wanted], {name: bins[kept] for name, bins in self.bins.items()})
 
 
 def add_rollups(folder: Path, state: State, run: Run, first_step: int) -> State:
-    """Returns the state with the roll-ups of all steps from ``first_step`` on as the record has them now."""
+    """Return the state with the current roll-ups of the record for all steps from ``first_step`` on."""
     snapshot = Snapshot(folder, state)
     gone = np.zeros(1, LINE)
     gone["step"], gone["column"] = first_step, GONE
@@ -107,7 +107,7 @@ def _codes(column: pa.ChunkedArray, known: list[str]) -> list[int]:
 
 
 def rollups(snapshot: Snapshot, level: Level, column: str) -> Rollups:
-    """Returns the roll-ups of one column; no lines if it has none."""
+    """Return the roll-ups of one column, without any lines if the column has none."""
     count, filled = snapshot.state.rollups.get(level, (0, 0))
     names = snapshot.state.rollup_columns
     lines = np.zeros(0, LINE)
@@ -123,9 +123,9 @@ def rollups(snapshot: Snapshot, level: Level, column: str) -> Rollups:
 
 
 def _current(lines: Array, column: int) -> Array:
-    """Returns the places of the lines of a column that nothing has taken back."""
+    """Return the places of the lines of a column that no later line invalidates."""
     mine = np.flatnonzero(lines["column"] == column)
     gone = np.flatnonzero(lines["column"] == GONE)
-    # The smallest step that any later line takes back; there is always the end, which takes back nothing.
+    # The smallest step that any later line invalidates; the sentinel at the end invalidates nothing.
     smallest = np.append(np.minimum.accumulate(lines["step"][gone][::-1])[::-1], np.iinfo(np.int32).max)
     return mine[lines["step"][mine] < smallest[np.searchsorted(gone, mine)]]

@@ -1,4 +1,4 @@
-"""Which rollouts can hold a text or match a regular expression: what the index alone knows."""
+"""The rollouts that can contain a text or match a regular expression, as far as the index alone can tell."""
 
 from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
@@ -29,7 +29,7 @@ class Dictionary:
         self.kinds: Array = np.concatenate(kinds) if kinds else np.empty(0, np.uint8)
 
     def found(self, how: str, text: str, kind: int = WORD) -> Array:
-        """Returns [F] bool: the features of a kind that contain, start with, end with or equal a text."""
+        """Return [F] bool: the features of a kind that contain, start with, end with or equal a text."""
         tests = {
             "contains": pc.match_substring,
             "starts": pc.starts_with,
@@ -42,7 +42,7 @@ class Dictionary:
         return wanted
 
     def numbers(self, hashes: Array) -> Array:
-        """Returns the features that have one of the hashes."""
+        """Return the numbers of the features that have one of the hashes."""
         parts = [contains(np.sort(hashes), reader.words["hash"].to_numpy()) for reader in self.readers]
         return np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
 
@@ -55,7 +55,7 @@ class Dictionary:
         return total
 
     def rows(self, wanted: Array, count: int) -> Array:
-        """Returns [count] bool: the rows that have any of the features."""
+        """Return [count] bool: the rows that have any of the features."""
         mask = np.zeros(count, np.bool_)
         if wanted.any():
             for reader in self.readers:
@@ -63,7 +63,7 @@ class Dictionary:
         return mask
 
     def scores(self, features: Array, weights: Array, count: int) -> Array:
-        """Returns [count] for each row the sum of the weights of those of the features that it has."""
+        """Return [count] for each row the sum of the weights of the given features that it has."""
         score = np.zeros(count, np.float32)
         weight = np.zeros(len(self.kinds), np.float32)
         weight[features] = weights
@@ -76,12 +76,12 @@ class Dictionary:
 
 @lru_cache(maxsize=8)
 def dictionary(folder: Path, pieces: tuple[Piece, ...]) -> Dictionary:
-    """Returns the features of an index; it is kept while the index does not grow."""
+    """Return the features of an index; cached until the index grows."""
     return Dictionary(folder, pieces)
 
 
 class Part(NamedTuple):
-    """A word of a search text and what is known of its ends."""
+    """A word of a search text, and whether it is the first or the last one."""
 
     text: str
     kind: int
@@ -91,7 +91,7 @@ class Part(NamedTuple):
 
 
 def parts_of(text: str) -> list[Part]:
-    """Cuts a search text as the index cuts responses."""
+    """Split a search text into words as the index splits responses."""
     words: list[tuple[str, int]] = []
     previous = SPACE
     for character in fold(text):
@@ -106,13 +106,13 @@ def parts_of(text: str) -> list[Part]:
 
 
 def is_exact(text: str) -> bool:
-    """Whether the index alone tells which rows hold a text: one word, not so long that it may have been cut."""
+    """Return whether the index alone finds all rows with a text: a single word, too short to have been split."""
     parts = parts_of(text)
     return len(parts) == 1 and len(parts[0].text) <= OVERLAP
 
 
 def holding(snapshot: Snapshot, text: str) -> Iterator[tuple[slice, Array]]:
-    """Yields, piece by piece of the index, the rows and which of them hold a text that ``is_exact``."""
+    """Yield, for each piece of the index, its rows and which of them contain a text that ``is_exact``."""
     known = dictionary(snapshot.folder, snapshot.state.pieces)
     (part,), mask = parts_of(text), np.zeros(snapshot.rows, np.bool_)
     wanted = _features(known, part)
@@ -123,10 +123,10 @@ def holding(snapshot: Snapshot, text: str) -> Iterator[tuple[slice, Array]]:
 
 
 def candidates(snapshot: Snapshot, texts: Collection[str]) -> Array:
-    """Returns [rows] which can hold one of some texts that start and end with no space.
+    """Return [rows] which rows can contain one of some texts; the texts must not start or end with a space.
 
-    One word is looked up in the dictionary: whatever word holds it. Of several the first must end a word and the last
-    start one; that they stand side by side is for the text itself to tell.
+    A single word is looked up within all words of the dictionary. For several words, the first must end a word and the
+    last must start one; whether they are adjacent can only be checked in the text itself.
     """
     known = dictionary(snapshot.folder, snapshot.state.pieces)
     words = np.zeros(len(known.kinds), np.bool_)
@@ -154,7 +154,7 @@ def _features(known: Dictionary, part: Part) -> Array:
         return known.found("equals", text, CHARACTER)
     if part.kind == ALONE:
         return known.found("equals", text)
-    # Longer words are in the index in pieces: any half of one is in a piece of its own.
+    # Longer words are indexed in overlapping pieces, so that any half of one is within a single piece.
     if part.first and part.last:
         return known.found("contains", text[:OVERLAP])
     if part.first:

@@ -1,4 +1,4 @@
-"""Sets as sorted arrays: sorting is fast on any numbers, where ``numpy.unique`` and ``isin`` may hash, which is not."""
+"""Sets as sorted arrays: sorting is fast for any numbers; ``numpy.unique`` and ``isin`` may hash, which is slower."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from cavesson.record.precision import Array
 
 
 def distinct(values: Array) -> Array:
-    """Returns the different values, ascending."""
+    """Return the distinct values, ascending."""
     ordered = np.sort(values)
     return np.asarray(ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]])
 
 
 def contains(ordered: Array, values: Array) -> Array:
-    """Returns for each value whether it is among the ascending ones."""
+    """Return for each value whether it is in ``ordered``, which must be ascending."""
     if not len(ordered):
         return np.zeros(len(values), np.bool_)
     place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)

@@ -1,4 +1,4 @@
-"""What the index held at one moment; it stays as it was while the index grows."""
+"""The content of the index at one moment, which does not change while the index grows."""
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
@@ -14,10 +14,10 @@ from cavesson.index.prompts import read_prompts
 
 
 class Snapshot:
-    """The rows of the index in the order in which they came, numbered from 0.
+    """The rows of the index in the order in which they were added, numbered from 0.
 
     Args:
-        folder: Of the index.
+        folder: Folder of the index.
         state: The state to read.
     """
 
@@ -28,7 +28,7 @@ class Snapshot:
         self._column: Callable[[str], Array] = lru_cache(None)(self._map)
 
     def only(self, rows: Array) -> "Snapshot":
-        """Returns a snapshot of some of the rows, of which nothing but their numbers may be asked."""
+        """Return a snapshot of some of the rows, of which only the columns can be read."""
         some = Snapshot(self.folder, self.state)
         some.rows = len(rows)
         some._column = lambda name: self.raw(name)[rows]
@@ -36,16 +36,16 @@ class Snapshot:
 
     @property
     def names(self) -> list[str]:
-        """The columns with a measured number."""
+        """The names of the columns that have a measured value."""
         return [name for name in self.state.columns if name != "prompt"]
 
     @property
     def numbers(self) -> list[str]:
-        """The columns of numbers, those of few texts left out."""
+        """The names of the numeric columns, without the coded text columns."""
         return [name for name in self.names if name not in CODED]
 
     def column(self, name: str) -> Array:
-        """Returns [rows] the numbers of a column; NaN where a number was not measured.
+        """Return [rows] the values of a column; NaN for values that were not measured.
 
         Raises:
             KeyError: There is no such column.
@@ -57,11 +57,11 @@ class Snapshot:
         return values
 
     def raw(self, name: str) -> Array:
-        """Returns [rows] the numbers as they are stored."""
+        """Return [rows] the values as they are stored."""
         return self._column(name)
 
     def take(self, name: str, rows: Array) -> Array:
-        """Returns the numbers of some rows, NaN for those not measured."""
+        """Return the values of some rows, NaN for those that were not measured."""
         values = self.raw(name)[rows]
         column = self.state.columns[name]
         if column.missing and values.dtype.kind == "i":
@@ -70,7 +70,7 @@ class Snapshot:
 
     @cached_property
     def alive(self) -> Array | None:
-        """[rows] which rows are part of the run; None if all are."""
+        """[rows] whether each row is part of the run; None if all are."""
         if not self.state.dead:
             return None
         alive = np.ones(self.rows, np.bool_)
@@ -79,7 +79,7 @@ class Snapshot:
 
     @cached_property
     def count(self) -> int:
-        """Number of rollouts of the run."""
+        """Number of rollouts in the run."""
         return self.rows - self.state.dead
 
     @cached_property
@@ -91,7 +91,7 @@ class Snapshot:
 
     @cached_property
     def prompts(self) -> Array:
-        """[P] hash of each prompt by its number, equal for equal texts in all runs."""
+        """[P] hash of each prompt, indexed by its number; equal texts have equal hashes in all runs."""
         return read_prompts(self.folder, self.state.prompts)
 
     @cached_property
@@ -101,7 +101,7 @@ class Snapshot:
         return int(step.min()), int(step.max())
 
     def stored_order(self, name: str) -> Array | None:
-        """Returns the first rows from the smallest number to the largest, as many as the index has sorted."""
+        """Return the order of the rows that the index has sorted by a column; None if it has not sorted any."""
         if name not in self.state.orders:
             return None
         return mapped(self.folder / self.state.orders[name], "<i4", self.state.ordered_rows)
@@ -112,5 +112,5 @@ class Snapshot:
 
 
 def snapshot(folder: Path) -> Snapshot:
-    """Returns what the index holds now; nothing if there is no index yet."""
+    """Return the current content of the index, which is empty if there is no index yet."""
     return Snapshot(folder, read_state(folder) or State(run=""))

@@ -28,7 +28,7 @@ PORTION = 2_000_000
 
 
 class TextBuilder:
-    """Cuts responses into features, gives each new one its number, and writes them piece by piece."""
+    """Splits responses into features, assigns a number to each new feature, and writes them piece by piece."""
 
     def __init__(self, run: Run, folder: Path, state: State) -> None:
         self.run = run
@@ -39,7 +39,7 @@ class TextBuilder:
             self._learn(PieceReader(folder, piece).words["hash"].to_numpy(), piece.features)
 
     def advance(self, state: State) -> State:
-        """Returns the state with the next rows in it: as many as there are up to the end of their block."""
+        """Return the state with the text of the next rows indexed: all available rows up to the end of their block."""
         first = state.text_rows
         stop = min((first // BLOCK + 1) * BLOCK, state.rows)
         number = max((piece.number for piece in state.pieces), default=-1) + 1
@@ -56,7 +56,7 @@ class TextBuilder:
         return self._tidy(self._with(state.with_(text_rows=stop), state.pieces, piece, new, merged(parts)))
 
     def _portions(self, snapshot: Snapshot, first: int, stop: int) -> Iterator[tuple[Array, list[str]]]:
-        """Yields rows and their responses, as many as fit into memory well; of a long one part after part."""
+        """Yield rows and their responses in portions that limit the use of memory; long responses are split."""
         size = FIRST_CHUNK
         while first < stop:
             rows = np.arange(first, min(first + size, stop))
@@ -75,14 +75,14 @@ class TextBuilder:
         return Postings(number[order], found.counts[order], in_block)
 
     def _learn(self, hashes: Array, first: int) -> None:
-        """Gives the hashes the numbers from ``first`` on."""
+        """Assign consecutive numbers to the hashes, starting at ``first``."""
         all_hashes = np.concatenate([self._hashes, hashes])
         numbers = np.concatenate([self._numbers, np.arange(first, first + len(hashes))])
         order = np.argsort(all_hashes, kind="stable")
         self._hashes, self._numbers = all_hashes[order], numbers[order]
 
     def _tidy(self, state: State) -> State:
-        """Puts the pieces of the last block together when it is full or has many."""
+        """Merge the pieces of the last block if it is full or has many pieces."""
         block = state.pieces[-1].block
         of_block = [piece for piece in state.pieces if piece.block == block]
         full = state.text_rows == (block + 1) * BLOCK
@@ -97,13 +97,13 @@ class TextBuilder:
         return self._with(state, others, piece, _all_new(readers), postings)
 
     def _with(self, state: State, others: tuple[Piece, ...], piece: Piece, new: New, postings: Postings) -> State:
-        """Returns the state with one more piece, whose files are written."""
+        """Write the files of a piece and return the state that includes it."""
         write_piece(self.folder, piece, new, postings)
         write_counts(self.folder, state, piece, postings)
         return state.with_(pieces=(*others, piece))
 
     def recount(self, state: State) -> State:
-        """Returns the state after rows of some pieces were superseded."""
+        """Recount the patterns of pieces in which rows were superseded, and return the new state."""
         pieces = []
         for piece in state.pieces:
             dead = np.fromfile(self.folder / "dead", "<i4", state.dead)[piece.dead :]
@@ -117,12 +117,12 @@ class TextBuilder:
 
 
 def next_size(rows: int, size: int) -> int:
-    """Returns how many responses to read next, when so many had so many bytes."""
+    """Return how many responses to read next, if the last ``rows`` responses had ``size`` bytes."""
     return max(1, min(CHUNK_ROWS, rows * CHUNK_BYTES // max(size, 1), 8 * rows))
 
 
 def responses(run: Run, snapshot: Snapshot, rows: Array) -> pa.ChunkedArray:
-    """Returns the response of each row; none of a row whose attempt was superseded."""
+    """Return the response of each row, null for rows whose attempt was superseded."""
     alive = np.ones(len(rows), np.bool_) if snapshot.alive is None else snapshot.alive[rows]
     living = rows[alive]
     keys = list(zip(snapshot.raw("step")[living].tolist(), snapshot.raw("sample")[living].tolist(), strict=True))
@@ -131,9 +131,9 @@ def responses(run: Run, snapshot: Snapshot, rows: Array) -> pa.ChunkedArray:
 
 
 def portions(texts: pa.ChunkedArray) -> Iterator[list[tuple[int, str]]]:
-    """Yields places and texts of at most ``PORTION`` characters together; what is longer is cut.
+    """Yield portions of (place, text) with at most ``PORTION`` characters in total; longer texts are split.
 
-    The parts of a text overlap, so that whatever is found in a word is found in a word of some part.
+    The parts of a text overlap, so that anything that can be found in a word can be found in a word of some part.
     """
     some: list[tuple[int, str]] = []
     size = 0

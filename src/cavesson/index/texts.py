@@ -1,9 +1,9 @@
-"""The beginnings of all prompts and responses, of which any hundred are read in a few milliseconds.
+"""The beginnings of all prompts and responses, stored so that a hundred of them can be read in a few milliseconds.
 
 The record compresses a thousand rollouts together, so reading one text there costs as much as reading all of them.
-Here few stand together, in blocks of ``ROWS`` in the order in which the rows came; the last ones wait until a block is
-full. Blocks are only added: ``texts`` holds one after another, ``texts-places`` where each ends and how many bytes it
-is when unpacked.
+Here, rows are compressed in blocks of ``ROWS``, in the order in which they were added; the last rows are stored once
+their block is full. Blocks are only appended: ``texts`` holds the blocks, and ``texts-places`` the end of each one and
+its uncompressed size in bytes.
 """
 
 from collections.abc import Iterator
@@ -31,19 +31,19 @@ CODEC = pa.Codec("zstd", 3)
 
 
 class Texts(NamedTuple):
-    """Texts of some rows; those of superseded attempts are empty."""
+    """Texts of some rows; the texts of superseded attempts are empty."""
 
     prompt: list[str]
     response: list[str]
 
 
 def due(state: State) -> bool:
-    """Returns whether there is a block of rows whose texts are not stored."""
+    """Return whether there is a complete block of rows whose texts are not stored."""
     return state.rows - state.texts >= ROWS
 
 
 def store_texts(folder: Path, state: State, run: Run) -> State:
-    """Returns the state with the texts of the next rows."""
+    """Store the texts of the next rows and return the state that includes them."""
     first, stop = state.texts, min(state.texts + PORTION, state.rows) // ROWS * ROWS
     sizes, packed = [], []
     for chunk in _chunks(run, Snapshot(folder, state), first, stop):
@@ -61,7 +61,7 @@ def store_texts(folder: Path, state: State, run: Run) -> State:
 
 
 def read_texts(run: Run, snapshot: Snapshot, rows: Array) -> Texts:
-    """Returns the beginnings of the texts of some rows, at most ``LENGTH`` characters of each."""
+    """Return the beginnings of the texts of some rows, at most ``LENGTH`` characters of each."""
     if not len(rows):
         return Texts([], [])
     stored = rows < snapshot.state.texts
@@ -77,7 +77,7 @@ def read_texts(run: Run, snapshot: Snapshot, rows: Array) -> Texts:
 
 
 def read_responses(run: Run, snapshot: Snapshot, rows: Array) -> pa.Array:
-    """Returns the whole responses of some rows, none of which was superseded."""
+    """Return the full responses of some rows, none of which may be superseded."""
     found = pa.nulls(len(rows), pa.large_string())
     stored = rows < snapshot.state.texts
     if stored.any():
@@ -91,7 +91,7 @@ def read_responses(run: Run, snapshot: Snapshot, rows: Array) -> pa.Array:
 
 
 def _cut(texts: pa.Array) -> Array:
-    """Returns which texts may go on in the record."""
+    """Return which stored texts may be longer in the record."""
     cut = pc.fill_null(pc.equal(pc.utf8_length(texts), LENGTH), False)
     return np.asarray(cut.to_numpy(zero_copy_only=False))
 
@@ -102,7 +102,7 @@ class _Columns(NamedTuple):
 
 
 def _stored(snapshot: Snapshot, rows: Array) -> _Columns:
-    """Returns the stored texts of some rows."""
+    """Return the stored texts of some rows."""
     blocks, of = np.unique(rows // ROWS, return_inverse=True)
     places = _places(snapshot.folder, snapshot.state.texts)
     data, lengths = [], np.empty((len(blocks), 2 * ROWS), np.int64)
@@ -125,20 +125,20 @@ def _strings(data: bytes, lengths: Array) -> pa.Array:
 
 
 def _block(texts: Texts) -> bytes:
-    """Returns the lengths of prompts and responses in bytes, and then all of them."""
+    """Return the byte lengths of all prompts and responses, followed by the texts."""
     encoded = [text.encode() for text in (*texts.prompt, *texts.response)]
     return np.array([len(text) for text in encoded], "<i4").tobytes() + b"".join(encoded)
 
 
 def _places(folder: Path, rows: int) -> Array:
-    """Returns [1 + blocks, 2] where each block of the first rows ends and its size unpacked, after a line of zeros."""
+    """Return [1 + blocks, 2] the end and uncompressed size of each block of the first rows, after a row of zeros."""
     if not rows:
         return np.zeros((1, 2), "<i8")
     return mapped(folder / "texts-places", "<i8", 2 + rows // ROWS * 2).reshape(-1, 2)
 
 
 def _chunks(run: Run, snapshot: Snapshot, first: int, stop: int) -> Iterator[Texts]:
-    """Yields the texts of the rows, as many blocks together as fit into memory well."""
+    """Yield the texts of the rows, several blocks at a time, as many as fit well into memory."""
     size = ROWS
     while first < stop:
         chunk = _recorded(run, snapshot, np.arange(first, min(first + size, stop)))
@@ -149,7 +149,7 @@ def _chunks(run: Run, snapshot: Snapshot, first: int, stop: int) -> Iterator[Tex
 
 
 def _recorded(run: Run, snapshot: Snapshot, rows: Array) -> Texts:
-    """Returns the beginnings of the texts of some rows from the record."""
+    """Return the beginnings of the texts of some rows, read from the record."""
     alive = np.ones(len(rows), np.bool_) if snapshot.alive is None else snapshot.alive[rows]
     living = rows[alive]
     keys = list(zip(snapshot.raw("step")[living].tolist(), snapshot.raw("sample")[living].tolist(), strict=True))

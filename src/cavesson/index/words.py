@@ -1,7 +1,7 @@
-"""Cuts texts into words, all texts of a chunk at once.
+"""Splits texts into words, all texts of a chunk at once.
 
-A word is a run of letters and digits, a run of other signs, or one character of a script that is written without
-spaces. Upper and lower case are the same.
+A word is a sequence of letters and digits, a sequence of other signs, or one character of a script that is written
+without spaces. Upper and lower case are equal.
 """
 
 import sys
@@ -26,12 +26,12 @@ _ALONE = [(0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF)
 _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
 _CASED = 0x20000
 """No character from here on has an upper case."""
-# An odd number, so that it has an inverse modulo 2^64.
+# Odd, so that it has an inverse modulo 2^64.
 _BASE = 0x9E3779B97F4A7C15
 
 
 class Words(NamedTuple):
-    """The words of a chunk of texts, in their order."""
+    """The words of a chunk of texts, in text order."""
 
     text: str
     """All texts in lower case, one after another."""
@@ -46,7 +46,7 @@ class Words(NamedTuple):
 
 
 def kind_of(character: str) -> int:
-    """Returns SPACE, LETTER, SIGN or ALONE."""
+    """Return SPACE, LETTER, SIGN or ALONE."""
     if any(first <= ord(character) <= last for first, last in _ALONE):
         return ALONE
     return SPACE if character in _SPACES else _of_category(unicodedata.category(character))
@@ -60,7 +60,7 @@ def _of_category(category: str) -> int:
 
 @cache
 def _tables() -> tuple[Array, Array]:
-    """Returns for every code point its kind and its lower case."""
+    """Return the kind and the lower case of every code point."""
     categories = "".join(map(unicodedata.category, map(chr, range(_CHARACTERS))))
     names, of = np.unique(np.frombuffer(categories.encode(), "S2"), return_inverse=True)
     kinds = np.array([_of_category(name.decode()) for name in names], np.uint8)[of]
@@ -73,18 +73,18 @@ def _tables() -> tuple[Array, Array]:
 
 
 def kinds_of(points: Array) -> Array:
-    """Returns the kind of each code point."""
+    """Return the kind of each code point."""
     kinds: Array = _tables()[0][points]
     return kinds
 
 
 def fold(text: str) -> str:
-    """Returns the text in lower case, character by character, so that no place moves."""
+    """Return the text in lower case, converted character by character, so that positions do not change."""
     return text.lower() if text.isascii() else "".join(s if len(s := c.lower()) == 1 else c for c in text)
 
 
 def words(texts: Sequence[str]) -> Words:
-    """Cuts texts into words."""
+    """Split texts into words."""
     kinds, lower = _tables()
     lengths = np.array([len(text) for text in texts], np.int64)
     starts = np.cumsum(lengths) - lengths
@@ -98,7 +98,7 @@ def words(texts: Sequence[str]) -> Words:
 
 
 def _runs(kind: Array, starts: Array) -> tuple[Array, Array]:
-    """Returns first and one past the last character of every word."""
+    """Return the start and end (exclusive) of every word."""
     if not len(kind):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     new = np.empty(len(kind), np.bool_)
@@ -112,7 +112,7 @@ def _runs(kind: Array, starts: Array) -> tuple[Array, Array]:
 
 
 def _pieces(begin: Array, end: Array) -> tuple[Array, Array]:
-    """Cuts the words that are too long, each into pieces that overlap."""
+    """Split words that are too long into overlapping pieces."""
     count = np.maximum(-(-(end - begin - LONGEST) // OVERLAP), 0) + 1
     if len(count) and count.max() > 1:
         word = np.repeat(np.arange(len(begin)), count)
@@ -122,7 +122,7 @@ def _pieces(begin: Array, end: Array) -> tuple[Array, Array]:
 
 
 def mixed(values: Array) -> Array:
-    """Returns uint64 numbers that differ in every bit for numbers that differ in one (the end of splitmix64)."""
+    """Return uint64 hashes: one changed bit of a value can change any bit of its hash (the end of splitmix64)."""
     with np.errstate(over="ignore"):
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -132,7 +132,7 @@ def mixed(values: Array) -> Array:
 
 @cache
 def _powers(count: int) -> tuple[Array, Array]:
-    """Returns the powers of the base and of its inverse, modulo 2^64."""
+    """Return the powers of the base and of its inverse, modulo 2^64."""
     inverse = pow(_BASE, -1, 1 << 64)
     powers = []
     for number in (_BASE, inverse):
@@ -143,10 +143,10 @@ def _powers(count: int) -> tuple[Array, Array]:
 
 
 def _hashes(points: Array, begin: Array, end: Array) -> Array:
-    """Returns a polynomial of the mixed code points of each word, from sums over all that came before it."""
+    """Return a polynomial hash of the mixed code points of each word, computed from prefix sums."""
     power, inverse = _powers(WINDOW + LONGEST)
     hashes = np.empty(len(begin), np.uint64)
-    # Window by window, which needs little memory; a word that reaches beyond the end of one is of that one still.
+    # One window at a time, to limit the use of memory; a word belongs to the window in which it starts.
     for start in range(0, len(points), WINDOW):
         terms = mixed(points[start : start + WINDOW + LONGEST].astype(np.uint64) + np.uint64(1))
         words = slice(*np.searchsorted(begin, [start, start + WINDOW]))

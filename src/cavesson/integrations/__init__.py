@@ -1,1 +1,1 @@
-"""Other tools that get the numbers of a run."""
+"""Integrations with other tools: recorders for other trainers, and trackers that receive the metrics of a run."""

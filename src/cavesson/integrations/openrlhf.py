@@ -1,7 +1,7 @@
-"""Records what OpenRLHF's PPO trainer does.
+"""Record OpenRLHF's PPO trainer.
 
-Its trainer is a Ray actor, so nothing can be hooked from outside; two lines go into
-`openrlhf/trainer/ppo_trainer.py`, method `train_step`, after `make_experience_batch` has returned:
+The trainer is a Ray actor and cannot be hooked from outside. Add two lines to the method `train_step` in
+`openrlhf/trainer/ppo_trainer.py`, after the call of `make_experience_batch`:
 
 ```python
 from cavesson.integrations.openrlhf import record
@@ -35,19 +35,19 @@ _RECORDERS: dict[Path, Recorder] = {}
 
 
 def record(folder: Path | str, step: int, experiences: Iterable[Any], tokenizer: Any) -> Recorder:
-    """Records a step's experiences; the first call begins an attempt.
+    """Record a step's experiences; the first call for a folder begins an attempt.
 
     Args:
-        folder: Run folder; one that is there already gets another attempt.
+        folder: Run folder; if it already exists, a new attempt is added to it.
         step: OpenRLHF's ``global_step``.
-        experiences: OpenRLHF's list of ``Experience``, once advantages are computed.
+        experiences: OpenRLHF's list of ``Experience``, after advantages are computed.
         tokenizer: Decodes the ids.
 
     Returns:
-        The folder's recorder, to which metrics can be given: ``recorder.metrics(step, {...})``.
+        The folder's recorder, which can also record metrics: ``recorder.metrics(step, {...})``.
 
     Raises:
-        LockedError: Another process writes the run.
+        LockedError: Another process is writing the run.
     """
     path = Path(folder)
     if path not in _RECORDERS:
@@ -61,11 +61,11 @@ def record(folder: Path | str, step: int, experiences: Iterable[Any], tokenizer:
 
 
 def rollouts_of(experiences: Iterable[Any], tokenizer: Any) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Returns the rows and tokens of experiences, as ``Recorder.rollouts`` wants them.
+    """Return the rows and tokens of experiences, in the form that ``Recorder.rollouts`` takes.
 
-    In an experience, ``sequences`` and ``attention_mask`` are [B, L]; what belongs to actions is [B, L − 1], each entry
-    at the place before the token that it is about. Tokens between two actions, such as a tool's, are left out of the
-    tokens and are part of the response's text.
+    In an experience, ``sequences`` and ``attention_mask`` are [B, L]; fields of actions are [B, L − 1], with each entry
+    at the index before the token that it belongs to. Tokens between two actions, such as a tool's, are omitted from the
+    tokens but are part of the response's text.
     """
     rows: dict[str, list[Any]] = defaultdict(list)
     tokens: dict[str, list[Any]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Send the metrics of a run to TensorBoard, Weights & Biases, Trackio or MLflow too, through accelerate's trackers."""
+"""Also send the metrics of a run to TensorBoard, Weights & Biases, Trackio or MLflow, with accelerate's trackers."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -26,34 +26,34 @@ Names = Annotated[tuple[Name, ...], BeforeValidator(_split)]
 
 
 def require(names: tuple[Name, ...]) -> None:
-    """Find out before a model is loaded.
+    """Check that the trackers are installed, before a model is loaded.
 
     Raises:
-        UserError: the package of a tracker is not installed.
+        UserError: The package of a tracker is not installed.
     """
     for name in names:
         spec = find_spec(name)
         if (
             spec is None or spec.origin is None
-        ):  # a folder called wandb, such as its own, passes for a package without one
+        ):  # a folder called wandb, such as the one it writes, is found as a namespace package without an origin
             raise UserError(f"the tracker {name} is not installed; install it with: pip install {name}")
 
 
 class Trackers:
-    """The trackers of one run; a context manager. Only the main process sends anything.
+    """The trackers of one run, as a context manager. Only the main process sends anything.
 
-    The names and values are those of the record's steps. A run that is continued continues in the same place:
-    TensorBoard forgets the steps that are done again, Weights & Biases, Trackio and MLflow keep the run's id.
+    The names and values are those of the record's steps. A resumed run continues in the same place: TensorBoard
+    discards the steps that are repeated; Weights & Biases, Trackio and MLflow keep the run's id.
 
     Args:
-        names: which trackers; none of them is fine.
-        folder: of the run; TensorBoard's files go to `folder`/tensorboard, Weights & Biases' to `folder`/wandb.
-        project: what Weights & Biases and Trackio file the run under.
-        config: the settings of the run, sent along as hyperparameters called like the flags.
-        start_step: the first step that will be logged; over 0 when a run is continued.
+        names: Names of the trackers; may be empty.
+        folder: Run folder; TensorBoard writes to `folder`/tensorboard, Weights & Biases to `folder`/wandb.
+        project: Project (in MLflow, the experiment) that the run belongs to; TensorBoard ignores it.
+        config: Settings of the run, sent as hyperparameters with the names of the flags.
+        start_step: First step that will be logged; greater than 0 for a resumed run.
 
     Raises:
-        UserError: a tracker is not installed, or does not start.
+        UserError: A tracker is not installed or does not start.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Trackers:
             _start(tracker)
             self._trackers.append(tracker)
             is_new = not before
-            if name == "mlflow":  # it names its runs itself, and keeps settings for good
+            if name == "mlflow":  # MLflow generates run ids itself and keeps settings permanently
                 ids["mlflow"] = tracker.tracker.info.run_id
                 is_new = "mlflow" not in before
-            if name == "trackio" or is_new:  # Trackio forgets the settings of a run that is continued
+            if name == "trackio" or is_new:  # Trackio discards the settings of a resumed run
                 tracker.store_init_configuration(dict(_flat(config)))
         write_json(known, ids)
 
@@ -125,7 +125,7 @@ def _start(tracker: Any) -> None:
 
 
 def _refusals(name: Name) -> tuple[type[Exception], ...]:
-    """What a tracker raises for a user's mistake: no key, a name that Trackio keeps for itself."""
+    """Return the exceptions that a tracker raises for user errors: no key, a name reserved by Trackio."""
     if name == "wandb":
         from wandb.errors import Error
 
@@ -133,12 +133,12 @@ def _refusals(name: Name) -> tuple[type[Exception], ...]:
     if name == "mlflow":
         from mlflow.exceptions import MlflowException
 
-        return (MlflowException, ImportError)  # a store that cannot be reached, or needs another package
+        return (MlflowException, ImportError)  # an unreachable store, or one that needs another package
     return (ValueError,) if name == "trackio" else ()
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | int | float | str | None]]:
-    """Every setting under its dotted name; lists as JSON, because hyperparameters are plain values."""
+    """Yield every setting with its dotted name; lists as JSON, because hyperparameters are plain values."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""Records what TRL's trainers do: GRPO and RLOO (tested with TRL 1.10 and 1.16), and PPO (1.10, the last that has it).
+"""Record TRL's trainers: GRPO and RLOO (tested with TRL 1.10 and 1.16), and PPO (1.10, the last version with PPO).
 
 ```python
 from cavesson.integrations.trl import record
@@ -8,7 +8,7 @@ record(trainer, "runs/mine")      # every token, reward part and metric from her
 trainer.train()
 ```
 
-Where a trainer of another kind calls reward functions, the callback alone records what passes through them:
+For other trainers that call reward functions, the callback alone records what passes through these functions:
 
 ```python
 callback = RecorderCallback("runs/mine")
@@ -37,14 +37,14 @@ _TRUTHS = ("ground_truth", "answer", "solution")
 
 
 def record(trainer: Any, folder: Path | str) -> "RecorderCallback":
-    """Records a trainer's run; call it once, before ``train``.
+    """Record a trainer's run; call this once, before ``train``.
 
     Args:
-        trainer: TRL's ``GRPOTrainer``, ``RLOOTrainer`` or ``PPOTrainer``, or one derived from them.
-        folder: Run folder; one that is there already gets another attempt, as a run that goes on does.
+        trainer: TRL's ``GRPOTrainer``, ``RLOOTrainer`` or ``PPOTrainer``, or a subclass.
+        folder: Run folder; if it already exists, a new attempt is added to it, as for a resumed run.
 
     Raises:
-        UserError: The trainer is of another kind.
+        UserError: The trainer is of another type.
     """
     callback = RecorderCallback(folder)
     if hasattr(trainer, "_generate_and_score_completions"):
@@ -62,7 +62,7 @@ def record(trainer: Any, folder: Path | str) -> "RecorderCallback":
 
 
 class RecorderCallback(TrainerCallback):
-    """Records a trainer's metrics, and the rollouts that it is given, into one run folder.
+    """Records a trainer's metrics, and the rollouts passed to it, in one run folder.
 
     Args:
         folder: As for ``record``.
@@ -80,11 +80,11 @@ class RecorderCallback(TrainerCallback):
     def rollouts(
         self, step: int, rows: Mapping[str, Sequence[Any]], tokens: Mapping[str, Any], split: str = "train"
     ) -> None:
-        """Records this process's rollouts of a step; they get the next free sample numbers of the step.
+        """Record this process's rollouts of a step, with the next free sample numbers of the step.
 
         Args:
-            step: From 0.
-            rows: [B] columns of the record's rows, ``prompt``, ``response`` and ``reward`` among them.
+            step: Training step, from 0.
+            rows: [B] columns of the record's rows, including ``prompt``, ``response`` and ``reward``.
             tokens: Columns of the record's tokens, as ``Recorder.rollouts`` takes them.
             split: ``train`` or ``eval``.
         """
@@ -98,16 +98,16 @@ class RecorderCallback(TrainerCallback):
         self._recorder.rollouts(step, {**filled, **rows}, tokens)
 
     def rewards(self, functions: Sequence[Callable[..., Any]], weights: Sequence[float] | None = None) -> list[Any]:
-        """Returns the reward functions, wrapped so that what passes through them is recorded.
+        """Wrap reward functions so that the rollouts and scores that pass through them are recorded.
 
-        A rollout's reward is the weighted sum of what the functions returned for it; None counts as nothing.
+        A rollout's reward is the weighted sum of the scores that the functions returned for it; None is ignored.
 
         Args:
-            functions: TRL's reward functions, in the order in which they are called.
+            functions: TRL's reward functions, in calling order.
             weights: TRL's ``reward_weights``; all 1 if None.
 
         Raises:
-            UserError: One of them is a model or asynchronous.
+            UserError: One of the functions is a model or is asynchronous.
         """
         for function in functions:
             if not callable(function) or hasattr(function, "forward") or inspect.iscoroutinefunction(function):
@@ -142,7 +142,7 @@ class RecorderCallback(TrainerCallback):
         self.rollouts(given["trainer_state"].global_step, rows, tokens)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Begins an attempt, and writes what is known of the run."""
+        """Begin an attempt and write the information about the run."""
         self._rank, self._world = args.process_index, args.world_size
         attempt = lock = None
         if self._rank == 0:
@@ -155,7 +155,7 @@ class RecorderCallback(TrainerCallback):
         self._recorder = Recorder(self._folder, attempt=attempt, rank=self._rank, lock=lock)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **given: Any) -> None:
-        """Records the metrics under the step that they are of."""
+        """Record the metrics for the step that they belong to."""
         if self._recorder is None or self._rank:
             return
         self.step_ended()
@@ -169,22 +169,22 @@ class RecorderCallback(TrainerCallback):
             self._recorder.metrics(step, new)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Writes the step's rollouts."""
+        """Write the step's rollouts."""
         self.step_ended()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Writes the evaluation's rollouts."""
+        """Write the evaluation's rollouts."""
         self.step_ended()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Writes what is left."""
+        """Write what is left."""
         if self._recorder is not None:
             self.step_ended()
             self._recorder.flush()
 
 
 def text_rows(prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, list[Any]]:
-    """Prompts and responses, each a text or a list of chat messages, as texts."""
+    """Return prompts and responses, each a text or a list of chat messages, as texts."""
     return {
         "prompt": [conversation(prompt, "prompt") for prompt in prompts],
         "response": [conversation(completion, "completion") for completion in completions],
@@ -192,7 +192,7 @@ def text_rows(prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, l
 
 
 def reward_rows(names: Sequence[str], scores: Array, weights: Sequence[float]) -> dict[str, list[Any]]:
-    """Rewards and their parts from ``scores`` [B, K]; what a function did not score is NaN there."""
+    """Return rewards and their parts from ``scores`` [B, K], in which NaN marks a missing score."""
     sums = np.nansum(scores * np.asarray(weights, np.float64), axis=1)
     sums[np.isnan(scores).all(axis=1)] = math.nan
     parts = [
@@ -203,7 +203,7 @@ def reward_rows(names: Sequence[str], scores: Array, weights: Sequence[float]) -
 
 
 def truths_of(inputs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The right answers, where the data set has them under a customary name."""
+    """Return the correct answers if the data set has them under one of the usual names."""
     for name in _TRUTHS:
         if all(name in row for row in inputs):
             return {"ground_truth": [None if row[name] is None else str(row[name]) for row in inputs]}
@@ -217,7 +217,7 @@ def _version(package: str) -> str:
 
 
 def _from_first(attempt: int | None, world: int) -> int:
-    """What the first process says."""
+    """Return the attempt that the first process passes, on every process."""
     if world == 1:
         assert attempt is not None
         return attempt

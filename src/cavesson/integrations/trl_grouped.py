@@ -1,7 +1,8 @@
-"""GRPO's and RLOO's tokens: what the trainer's own steps return, read as they return it.
+"""Record the tokens of GRPO and RLOO by reading the return values of the trainer's own methods.
 
-Four methods of the trainer are wrapped. One generates, and by its end everything is known but the entropies and, where
-policy and sampler are the same, the policy's log-probabilities: those the trainer computes with the loss.
+Four methods of the trainer are wrapped. One of them generates; when it returns, everything is known except the
+entropies and, if policy and sampler are the same, the policy's log-probabilities, which the trainer computes with the
+loss.
 """
 
 from typing import Any
@@ -17,7 +18,7 @@ LINE = "cavesson_line"
 
 
 def watch(trainer: Any, callback: RecorderCallback) -> None:
-    """Wraps the trainer's methods; ``callback`` gets the rollouts at the end of each step."""
+    """Wrap the trainer's methods so that ``callback`` receives the rollouts at the end of each step."""
     watcher = _Watcher(trainer, callback)
     trainer._generate_and_score_completions = watcher.generate
     trainer._calculate_rewards = watcher.rewards
@@ -27,7 +28,7 @@ def watch(trainer: Any, callback: RecorderCallback) -> None:
 
 
 class _Batch:
-    """The rollouts of one generation, while numbers of them are still coming."""
+    """The rollouts of one generation, some of whose values are computed later."""
 
     def __init__(self, step: int, split: str, first: int) -> None:
         self.step, self.split, self.first = step, split, first
@@ -40,7 +41,7 @@ class _Batch:
         """Which rollouts the loss has scored."""
 
     def add(self, lines: Array, columns: dict[str, Array]) -> None:
-        """Takes what the loss computed, the first time that it comes to a rollout."""
+        """Store the values that the loss computed, for rollouts that it scores for the first time."""
         inside = (lines >= self.first) & (lines < self.first + len(self.seen))
         inside[inside] = ~self.seen[lines[inside] - self.first]
         places = lines[inside] - self.first
@@ -50,7 +51,7 @@ class _Batch:
         self.seen[places] = True
 
     def columns(self) -> dict[str, Array]:
-        """The token columns; of what the loss computed, nothing if it came to a part of the rollouts only."""
+        """Return the token columns; those of the loss are included only if it has scored all rollouts."""
         return (self.of_loss if self.seen.all() else {}) | self.tokens
 
 
@@ -88,7 +89,7 @@ class _Watcher:
         scores = self._rewards(inputs, prompts, completions, completion_ids)
         if self._generating is not None:
             trainer = self._trainer
-            first = trainer.accelerator.process_index * len(prompts)  # the scores are those of all processes
+            first = trainer.accelerator.process_index * len(prompts)  # the scores cover all processes
             mine = _array(scores)[first : first + len(prompts)]
             weights = _array(trainer.reward_weights).tolist()
             self._generating.rows |= text_rows(prompts, completions)
@@ -114,7 +115,7 @@ class _Watcher:
             self._lines = None
 
     def write(self) -> None:
-        """Hands over every rollout; a batch that is learned from once more later is another policy's then."""
+        """Pass all rollouts to the callback and drop them: if a batch is reused later, the policy has changed."""
         for batch in self._batches:
             self._callback.rollouts(batch.step, batch.rows, batch.columns(), batch.split)
         self._batches = []
@@ -139,14 +140,14 @@ def _rows(trainer: Any, output: Any, now: int) -> dict[str, list[Any]]:
 
 
 def _tokens(output: Any, scored: list[Any]) -> dict[str, Array]:
-    """The token columns that are known once the rollouts are scored."""
+    """Return the token columns that are known once the rollouts are scored."""
     mask = output["completion_mask"].cpu().numpy().astype(bool)
     if "tool_mask" in output:
         mask &= output["tool_mask"].cpu().numpy().astype(bool)
     advantage = _array(output["advantages"])
     columns = {"token_id": output["completion_ids"].cpu().numpy(), "mask": mask}
     columns["advantage"] = np.broadcast_to(advantage[:, None] if advantage.ndim == 1 else advantage, mask.shape)
-    if "old_logps" in output:  # RLOO keeps sums only, and always computes the policy's before the reference's
+    if "old_logps" in output:  # RLOO keeps only sums, and always scores the policy before the reference
         named = dict(zip(("logprob", "ref_logprob"), scored, strict=False))
     else:
         named = {"logprob": output.get("old_per_token_logps"), "ref_logprob": output.get("ref_per_token_logps")}

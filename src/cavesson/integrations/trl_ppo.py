@@ -1,4 +1,4 @@
-"""PPO of TRL 1.10: its trainer keeps a step's numbers in local variables, and calls back while they are there."""
+"""Record PPO of TRL 1.10, whose trainer keeps a step's values in local variables while it calls its callbacks."""
 
 import sys
 from types import FrameType
@@ -23,7 +23,7 @@ COLUMNS = {
 
 
 def watch(trainer: Any, callback: RecorderCallback) -> None:
-    """Makes ``callback`` read the trainer's variables when a step's metrics are logged."""
+    """Make ``callback`` read the trainer's local variables when a step's metrics are logged."""
     written = -1
 
     def read() -> None:
@@ -38,7 +38,7 @@ def watch(trainer: Any, callback: RecorderCallback) -> None:
 
 
 def _variables(trainer: Any) -> dict[str, Any] | None:
-    """The local variables of the ``train`` that runs, while they hold a whole step."""
+    """Return the local variables of the running ``train``; None if they do not contain a complete step."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         variables = frame.f_locals

@@ -1,4 +1,4 @@
-"""Records what verl's PPO trainer does (GRPO, RLOO and the rest of its advantage estimators too).
+"""Record verl's PPO trainer, with any of its advantage estimators, such as those of GRPO and RLOO.
 
 ```python
 from cavesson.integrations.verl import record
@@ -8,8 +8,8 @@ record(trainer, "runs/mine")      # before trainer.fit()
 trainer.fit()
 ```
 
-At the end of every step verl computes metrics over the step's whole batch, in the trainer's own process: that call is
-where the batch is recorded. Nothing is asked of the workers.
+At the end of every step, verl computes metrics over the step's whole batch in the trainer's own process. The batch is
+recorded in that call, without involving the workers.
 """
 
 import sys
@@ -39,18 +39,18 @@ COLUMNS = {
 
 
 def record(trainer: Any, folder: Path | str) -> Recorder:
-    """Records every step from here on; call it once, before ``fit``.
+    """Record every step from now on; call this once, before ``fit``.
 
     Args:
-        trainer: verl's ``RayPPOTrainer``, or one derived from it; its ``tokenizer``, ``global_steps`` and the function
-            ``compute_data_metrics`` of its module are used.
-        folder: Run folder; one that is there already gets another attempt.
+        trainer: verl's ``RayPPOTrainer`` or a subclass. Its ``tokenizer`` and ``global_steps`` are used, and the
+            function ``compute_data_metrics`` of its module is wrapped.
+        folder: Run folder; if it already exists, a new attempt is added to it.
 
     Returns:
-        The recorder, to which metrics of your own can be given.
+        The recorder, which can also record your own metrics.
 
     Raises:
-        LockedError: Another process writes the run.
+        LockedError: Another process is writing the run.
     """
     folder = Path(folder)
     lock = Lock(folder)
@@ -74,12 +74,12 @@ def record(trainer: Any, folder: Path | str) -> Recorder:
 
 
 def rollouts_of(batch: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Returns the rows and tokens of a batch, as ``Recorder.rollouts`` wants them.
+    """Return the rows and tokens of a batch, in the form that ``Recorder.rollouts`` takes.
 
     Args:
-        batch: verl's ``DataProto`` once advantages are computed: ``batch`` holds tensors by name, with ``prompts``
+        batch: verl's ``DataProto`` after advantages are computed: ``batch`` contains tensors by name, with ``prompts``
             [B, S] padded on the left, ``responses`` [B, T] padded on the right, ``attention_mask`` [B, S + T];
-            ``non_tensor_batch`` holds arrays [B] by name.
+            ``non_tensor_batch`` contains arrays [B] by name.
         tokenizer: Decodes the ids.
     """
     tensors, others = batch.batch, batch.non_tensor_batch
@@ -119,12 +119,12 @@ def _started(trainer: Any) -> bool:
 
 
 def _defining_class(trainer: Any) -> type:
-    """The class whose ``fit`` runs: its module holds the function that ``fit`` calls."""
+    """Return the class that defines ``fit``; its module contains the function that ``fit`` calls."""
     return next(kind for kind in type(trainer).__mro__ if "fit" in vars(kind))
 
 
 def _plain(config: Any) -> Any:
-    """Settings as JSON holds them."""
+    """Convert settings to values that JSON can represent."""
     if config is None or isinstance(config, str | int | float | bool):
         return config
     if isinstance(config, Mapping) or hasattr(config, "items"):

@@ -1,4 +1,4 @@
-"""Compute activations again in the backward pass instead of keeping them."""
+"""Gradient checkpointing: recompute activations in the backward pass instead of storing them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,19 +14,19 @@ from cavesson.errors import UserError
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Keep the input of every layer alone for the backward pass, which computes the layer again.
+    """Store only the input of every layer, and recompute the layer in the backward pass.
 
-    transformers has the same, but in training mode only, which also switches on dropout and the noise of
-    mixture-of-experts routers: what is learned from would differ from what was scored.
+    transformers supports this only in training mode, which also enables dropout and the noise of mixture-of-experts
+    routers: training would see other numbers than scoring.
 
     Raises:
-        UserError: the architecture has no layers that could be computed again.
+        UserError: the architecture has no layers that support this.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(f"model.gradient_checkpointing: {type(model).__name__} cannot compute its layers again")
     for layer in layers:
-        # The class' own forward, so that a model that is trained twice is not wrapped twice.
+        # The forward method of the class, so that a model that is trained twice is not wrapped twice.
         layer.forward = partial(_again, MethodType(type(layer).forward, layer))
 
 

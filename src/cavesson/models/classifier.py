@@ -1,4 +1,4 @@
-"""A sequence classifier with one output, made of any language model: the reward model before it has learned."""
+"""A sequence classifier with one output, built from a language model: the reward model before training."""
 
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,16 @@ ADDS_START = "adds_start_tokens"
 
 
 def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
-    """Load a classifier to go on with, or put a new head on the trunk of a language model.
+    """Load a classifier to continue training, or put a new head on the trunk of a language model.
 
-    The head's weights are drawn from PyTorch's global generator.
+    The new head's weights are drawn from PyTorch's global generator.
 
     Args:
-        settings: what to start from.
-        pad: id of the pad token, by which the classifier finds the end of a text.
+        settings: the model to start from.
+        pad: id of the pad token, with which the classifier finds the end of a text.
 
     Raises:
-        UserError: there is no such model, or nobody has written a classifier for its architecture.
+        UserError: there is no such model, or transformers has no sequence classifier for its architecture.
     """
     if is_classifier(settings.path):
         return load_scalar_classifier(settings)
@@ -34,7 +34,7 @@ def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
     config = base.config
     config.num_labels, config.pad_token_id = 1, pad
     try:
-        with torch.device("meta"):  # its trunk is thrown away
+        with torch.device("meta"):  # its trunk is discarded
             model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
     except ValueError:
         kind = config.model_type
@@ -59,12 +59,12 @@ def load_scalar_classifier(settings: StartSettings) -> PreTrainedModel:
 
 
 def is_classifier(path: str) -> bool:
-    """Whether what a path leads to is a sequence classifier rather than a language model."""
+    """Return whether the model at a path is a sequence classifier rather than a language model."""
     path = model_folder(path)
     if path == "tiny" or (Path(path) / "adapter_config.json").exists():
         return False
     try:
         config: Any = AutoConfig.from_pretrained(resolve(path))
     except (OSError, ValueError):
-        return False  # GGUF, or nothing at all, which loading will say
+        return False  # GGUF, or no model, which loading will report
     return any("SequenceClassification" in name for name in config.architectures or ())

@@ -1,4 +1,4 @@
-"""The memory of what models compute on: a GPU, or the machine."""
+"""The memory of the device: a GPU, or the machine."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes that there are: of the GPU, or of the machine within its container's limit."""
+    """Return the total memory in bytes: of the GPU, or of the machine within its container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     physical, limit = int(psutil.virtual_memory().total), _container_limit()
@@ -17,7 +17,7 @@ def total_memory(device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process can still allocate: of the GPU, or of the machine within its container's limit."""
+    """Return the bytes that this process can still allocate, on the GPU or within the container's limit."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -29,13 +29,13 @@ def free_memory(device: torch.device) -> int:
 
 
 def _container_limit() -> int | None:
-    """Bytes that the container may use; None where nothing limits it."""
+    """Return the container's memory limit in bytes, or None if there is no limit."""
     file = _CGROUP / "memory.max"
     limit = file.read_text().strip() if file.exists() else "max"
     return None if limit == "max" else int(limit)
 
 
 def _reclaimable() -> int:
-    """Bytes of files in the container's memory, which the kernel drops where memory is needed."""
+    """Return the bytes of cached files in the container, which the kernel frees when memory is needed."""
     lines = (_CGROUP / "memory.stat").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))

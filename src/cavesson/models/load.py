@@ -1,4 +1,4 @@
-"""From a path or a name to a model and its tokenizer."""
+"""Loading models and tokenizers from a path or name."""
 
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -37,16 +37,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def load_causal(
     path: str, gguf_file: str | None = None, dtype: str = "float32", quantization: str | None = None
 ) -> PreTrainedModel:
-    """Load a model that predicts the next token, with dropout off.
+    """Load a causal language model, with dropout off.
 
     Args:
         path: folder, Hub name, "package:NAME" or "tiny".
         gguf_file: name of the GGUF file inside the folder.
-        dtype: of the forward pass.
-        quantization: "nf4" or "int8" keeps the weights in so many bits, through bitsandbytes.
+        dtype: dtype of the forward pass.
+        quantization: "nf4" or "int8" stores the weights in 4 or 8 bits, with bitsandbytes.
 
     Raises:
-        UserError: nothing is there, or what is there has no language-model head.
+        UserError: there is no such model, or it has no language-model head.
     """
     if path == "tiny":
         _check_quantization(path, quantization, "it has no weights to load")
@@ -77,10 +77,10 @@ def load_causal(
 
 
 def load_tokenizer(path: str, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model, padding on the left; without a pad token the end token pads.
+    """Load the tokenizer of a model, padding on the left; without a pad token, the end token is used for padding.
 
     Raises:
-        UserError: nothing is there, or the tokenizer has neither a pad nor an end token.
+        UserError: there is no tokenizer, or it has neither a pad nor an end token.
     """
     if path == "tiny":
         return tiny_tokenizer()
@@ -100,7 +100,11 @@ def load_tokenizer(path: str, gguf_file: str | None = None) -> PreTrainedTokeniz
 
 
 def with_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
-    """Let the end token pad where there is no pad token; masks, not ids, tell the two apart."""
+    """Use the end token for padding if there is no pad token; masks distinguish the two, not ids.
+
+    Raises:
+        UserError: the tokenizer has neither.
+    """
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise UserError(f"the tokenizer of {name} has neither a pad nor an end token; set tokenizer.pad_token")
@@ -112,14 +116,14 @@ def load_classifier(path: str, dtype: str = "float32") -> tuple[Any, PreTrainedT
     """Load a sequence classifier with its tokenizer.
 
     Raises:
-        UserError: nothing is there, or what is there has no trained classification head.
+        UserError: there is no such model, or it has no trained classification head.
     """
     source = resolve(model_folder(path))
     try:
         loaded: Any = AutoModelForSequenceClassification.from_pretrained(
             source, dtype=DTYPES[dtype], output_loading_info=True
         )
-        # Padding on the left would move every text to other positions, which models with absolute ones notice.
+        # Padding on the left would shift the positions of the text, which changes models with absolute positions.
         tokenizer = with_pad_token(AutoTokenizer.from_pretrained(source, padding_side="right"), path)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"cannot load a reward model from {path!r}: {first_line(error)}") from error
@@ -131,7 +135,11 @@ def load_classifier(path: str, dtype: str = "float32") -> tuple[Any, PreTrainedT
 
 
 def model_folder(path: str) -> str:
-    """The folder a run left its model in; anything but a run's folder stays."""
+    """Return the model folder of a run; return any other path unchanged.
+
+    Raises:
+        UserError: the run has no model.
+    """
     if not (Path(path) / "run.json").exists():
         return path
     folder = Path(path) / "model"
@@ -144,7 +152,11 @@ def model_folder(path: str) -> str:
 
 
 def resolve(path: str) -> str:
-    """Turn "package:NAME" into that package's folder, found without importing it; anything else stays."""
+    """Resolve "package:NAME" to that package's folder without importing it; return any other path unchanged.
+
+    Raises:
+        UserError: the package is not installed.
+    """
     if not path.startswith("package:"):
         return path
     package = path.removeprefix("package:")
@@ -157,10 +169,10 @@ def resolve(path: str) -> str:
 
 
 def only_gguf(source: str) -> str | None:
-    """The name of the GGUF file in a folder that holds no other weights, if it is one.
+    """Return the name of the only GGUF file in a folder without a config.json, or None if there is none.
 
     Raises:
-        UserError: there are several.
+        UserError: there are several GGUF files.
     """
     folder = expanded(source)
     if not folder.is_dir() or (folder / "config.json").exists():
@@ -172,7 +184,7 @@ def only_gguf(source: str) -> str | None:
 
 
 def prepare(model: M) -> M:
-    """Dropout off, since ratios and KL must compare like with like; fast matrix products on CPU."""
+    """Disable dropout, which would distort ratios and KL, and enable fast matrix products on CPU."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -190,9 +202,9 @@ def _check_quantization(path: str, quantization: str | None, why: str, cause: Ex
 
 
 def _check_head(path: str, model: PreTrainedModel, missing: Iterable[str]) -> None:
-    """Refuse a model that was not stored as a language model, by the names of the weights that it lacks."""
+    """Raise a UserError for a model that was not saved as a language model, judging by its missing weights."""
     head = [name for name in missing if "head" in name or "embed_out" in name]
-    # A classifier whose embeddings are tied would pass for a language model: its head is never missing.
+    # A classifier with tied embeddings would look like a language model, because its head is never missing.
     kind = next((kind for kind in model.config.architectures or () if "SequenceClassification" in kind), None)
     if head or kind:
         reason = f"it is a {kind}" if kind else f"{head[0]} is missing"
@@ -201,7 +213,7 @@ def _check_head(path: str, model: PreTrainedModel, missing: Iterable[str]) -> No
 
 def _quantized(quantization: str | None, dtype: str) -> BitsAndBytesConfig | None:
     match quantization:
-        case "nf4":  # the format and the double quantisation of arXiv:2305.14314, section 3
+        case "nf4":  # format and double quantisation of arXiv:2305.14314, section 3
             return BitsAndBytesConfig(
                 load_in_4bit=True,
                 bnb_4bit_quant_type="nf4",
@@ -214,13 +226,19 @@ def _quantized(quantization: str | None, dtype: str) -> BitsAndBytesConfig | Non
 
 
 def _unpacked(gguf_file: str | None) -> Any:
-    """Newer versions of transformers leave the weights of a GGUF file packed where they can; those would not learn."""
+    """Return the config that unpacks a GGUF file: newer versions of transformers may keep its weights packed.
+
+    Packed weights cannot be trained.
+    """
     config = getattr(transformers, "GgufConfig", None)
     return config(dequantize=True) if gguf_file is not None and config is not None else None
 
 
 def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
-    """Older versions of transformers unpack a GGUF file, yet the config still calls it quantised and would not save."""
+    """Remove the quantization config of an unpacked GGUF model.
+
+    Older versions of transformers unpack the weights but keep this config, which prevents saving.
+    """
     if not hasattr(model.config, "quantization_config"):
         return model
     values: dict[str, Any] = model.config.to_dict()
@@ -235,7 +253,7 @@ def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def explain(path: str, error: Exception) -> str:
-    """Why a model cannot be loaded, in a line."""
+    """Return in one line why a model cannot be loaded."""
     if isinstance(error, ValueError) and "Unrecognized configuration class" in str(error):
         return f"{path} has no language-model head; give a causal language model"
     if path.startswith((".", "/", "~")) and not expanded(path).exists():

@@ -1,4 +1,4 @@
-"""An adapter becomes part of its base model: what is left is an ordinary Hugging Face folder."""
+"""Merging an adapter into its base model, which gives an ordinary Hugging Face folder."""
 
 import json
 import warnings
@@ -25,8 +25,8 @@ from cavesson.models.trained import adapter_base, load_trained
 from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
 
-# Merged and unmerged weights round differently. Logits of a 135-million-parameter model were seen to differ by up to
-# 5e-6 of the largest one in float32 and 0.04 of it in bfloat16, which keeps 8 bits of a number.
+# Merged and unmerged weights round differently. Logits of a 135-million-parameter model differed by up to 5e-6 of the
+# largest one in float32 and by 0.04 of it in bfloat16, which has 8 significant bits.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 _TEXTS = (
     "The ferry leaves at seven, and whoever misses it has to walk around the lake.",
@@ -45,7 +45,7 @@ class MergeSettings(Settings):
 
 
 class Merged(NamedTuple):
-    """What was merged, and how far the result is from base and adapter side by side."""
+    """The result of a merge, and how much its logits differ from those of the unmerged model."""
 
     folder: Path
     base: str
@@ -70,19 +70,19 @@ class Merged(NamedTuple):
 
 
 def merge(adapter: str, out: Path, settings: MergeSettings | None = None) -> Merged:
-    """Merge a LoRA or DoRA adapter into its base model and write that as a model folder, all on CPU.
+    """Merge a LoRA or DoRA adapter into its base model on CPU, and write the result as a model folder.
 
-    Weights change in place, layer by layer, so that there is one copy of the model in memory at any time. Logits of the
-    unmerged model on a few texts are compared with those of the merged one before anything is written.
+    Weights are merged in place, layer by layer, so that memory holds only one copy of the model. Before anything is
+    written, the logits of the merged model on a few texts are compared with those of the unmerged one.
 
     Args:
         adapter: a run's folder, its `model` folder, or any folder with a PEFT adapter, of a language model or of a
             sequence classifier such as a reward model.
         out: folder to write; it must not exist.
-        settings: in which numbers.
+        settings: dtype of the merged weights.
 
     Raises:
-        UserError: there is no adapter, `out` exists, or the merged model says something else than the unmerged one.
+        UserError: there is no adapter, `out` exists, or the merged model's logits differ from the unmerged model's.
     """
     check_new(out, "name a new folder")
     folder = Path(model_folder(adapter))
@@ -110,7 +110,7 @@ def merge(adapter: str, out: Path, settings: MergeSettings | None = None) -> Mer
 
 
 def _check_same(adapter: str, merged: Merged) -> None:
-    """Refuse a merge after which the model says something else."""
+    """Raise a UserError if the merge changed the logits by more than the tolerance."""
     if not merged.difference <= TOLERANCE[merged.dtype] * merged.largest:  # also where it is NaN
         raise UserError(
             f"merging {adapter} changes what the model says: logits up to {merged.largest:.3g} differ by up to "
@@ -120,20 +120,20 @@ def _check_same(adapter: str, merged: Merged) -> None:
 
 def _load(folder: Path, dtype: str) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers for an attribute by its old name
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated attribute name of transformers
         if not _is_classifier(folder):
             model, tokenizer = load_trained(str(folder), dtype=dtype)
         else:
             tokenizer = load_tokenizer(str(folder))
             model = _load_classifier(folder, dtype)
-            # By its pad tokens the merged model will know where a text ends.
+            # The merged model finds the end of a text by its pad tokens.
             causal(model).config.pad_token_id = tokenizer.pad_token_id
     assert isinstance(model, PeftModel)
     return prepare(model), tokenizer
 
 
 def _load_classifier(folder: Path, dtype: str) -> PeftModel:
-    """A sequence classifier of its base model and its adapter, whose weights may include the head."""
+    """Load a sequence classifier from its base model and adapter; the adapter may include the head."""
     base, head = adapter_base(folder), _head(folder)
     count = {} if head is None else {"num_labels": len(head)}
     transformers_logging.disable_progress_bar()
@@ -155,28 +155,28 @@ def _is_classifier(folder: Path) -> bool:
 
 
 def _head(folder: Path) -> Tensor | None:
-    """The weight `[labels, H]` of the classification head that came with an adapter."""
+    """Return the weight `[labels, H]` of the classification head in an adapter, or None if it has none."""
     weights: dict[str, Tensor] = load_peft_weights(str(folder), device="cpu")
     heads = ("score.weight", "classifier.weight", "classifier.out_proj.weight")
     return next((weight for name, weight in weights.items() if name.endswith(heads)), None)
 
 
 def _stored_dtype(path: str) -> str:
-    """The numbers a model's weights are stored in; float32 where they are none of ours, as in GGUF files."""
-    if path == "tiny":  # built in; the Hub must not be asked for it
+    """Return the dtype in which a model is stored, or float32 if that dtype is not supported, as in GGUF files."""
+    if path == "tiny":  # built in, so not a name on the Hub
         return "float32"
     folder = Path(model_folder(path))
     if (folder / "adapter_config.json").exists():
         return _stored_dtype(adapter_base(folder)["path"])
     try:
         stored = AutoConfig.from_pretrained(resolve(str(folder))).dtype
-    except (OSError, ValueError):  # nothing but a GGUF file; what else is wrong, loading says
+    except (OSError, ValueError):  # there is only a GGUF file, or loading will report the error
         return "float32"
     return next((name for name, dtype in DTYPES.items() if dtype == stored), "float32")
 
 
 def _check_texts(tokenizer: PreTrainedTokenizerBase) -> list[Tensor]:
-    """Token ids `[1, L]` of a few texts; of any tokens for a tokenizer that knows none of them."""
+    """Return token ids `[1, L]` of a few texts, or the first ids of the vocabulary if all encode to nothing."""
     rows = [tokenizer(text)["input_ids"][:_LONGEST] for text in _TEXTS]
     known = [row for row in rows if row] or [list(range(min(len(tokenizer), _LONGEST)))]
     return [torch.tensor([row]) for row in known]

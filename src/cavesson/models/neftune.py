@@ -1,4 +1,4 @@
-"""NEFTune (arXiv:2310.05914): noise on the input embeddings while fine-tuning."""
+"""NEFTune (arXiv:2310.05914): noise on the input embeddings during fine-tuning."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ from cavesson.types import Batch
 
 
 def neftune(alpha: float, seed: int) -> Callable[[Tensor, Layout, Batch], Tensor]:
-    """Uniform noise in ±α/√(L·H) on the L embeddings of width H of every example (algorithm 1).
+    """Return a function that adds uniform noise in ±α/√(L·H) to the L embeddings of width H of every example.
 
-    The noise of an example depends on the step and its row in the step's batch alone, which the batch tells in the
-    columns `step` and `row`.
+    This is algorithm 1 of the paper. The noise of an example depends only on the seed, the step and its row in the
+    step's batch, given by the batch's columns `step` and `row`.
     """
 
     def disturb(embeddings: Tensor, layout: Layout, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""A model and a tokenizer made from nothing but texts and a few sizes."""
+"""A new model and tokenizer, built from texts and a few sizes."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ _END, _PAD, _UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
 
 
 def new_tokenizer(settings: NewModelSettings, texts: Iterable[str]) -> PreTrainedTokenizerBase:
-    """One token per byte, or per character that occurs in the texts, in the order of their code points."""
+    """Build a tokenizer with one token per byte, or per character of the texts in code-point order."""
     if settings.vocabulary == "bytes":
         return tiny_tokenizer()
     alphabet = sorted({character for text in texts for character in text})
@@ -28,7 +28,11 @@ def new_tokenizer(settings: NewModelSettings, texts: Iterable[str]) -> PreTraine
 
 
 def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A Llama of random weights, drawn from PyTorch's global generator."""
+    """Build a Llama with random weights, drawn from PyTorch's global generator.
+
+    Raises:
+        UserError: the hidden size is not a multiple of twice the number of heads.
+    """
     sizes = settings.new
     assert sizes is not None
     if sizes.hidden_size % (2 * sizes.heads):
@@ -38,7 +42,7 @@ def new_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> Pr
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=sizes.hidden_size,
-        intermediate_size=-(-sizes.hidden_size * 8 // 3 // 32) * 32,  # of three matrices, as big as two of 4 · hidden
+        intermediate_size=-(-sizes.hidden_size * 8 // 3 // 32) * 32,  # 3 matrices, as large as 2 of 4 · hidden
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
         num_key_value_heads=sizes.heads,

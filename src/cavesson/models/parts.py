@@ -1,7 +1,7 @@
-"""The parts of a causal language model: its trunk, which ends in hidden states, and the head that makes logits of them.
+"""The parts of a causal language model: the trunk, which ends in hidden states, and the head, which computes logits.
 
-Scoring and sampling apply the head themselves, a few tokens at a time. What architectures do to their logits is read
-from their configs and compared with the model's own logits before it is used.
+Scoring and sampling apply the head themselves, a few tokens at a time. How an architecture scales or bounds its logits
+is read from its config and verified against the model's own logits before use.
 """
 
 from typing import Any
@@ -27,26 +27,26 @@ _MULTIPLIES_BY_DIVISOR = ("hyperclovax",)
 
 
 def causal(model: nn.Module) -> PreTrainedModel:
-    """The causal language model under any adapters."""
+    """Return the causal language model without any PEFT wrapper."""
     return model.get_base_model() if isinstance(model, PeftModel) else model  # type: ignore[return-value]
 
 
 def trunk(model: nn.Module) -> nn.Module:
-    """Everything of a model but its head; adapters inside it stay active."""
+    """Return the model without its head; adapters inside it stay active."""
     inner = causal(model)
-    names = (inner.base_model_prefix, "model")  # Llama 4's prefix is the name of a module that its text model lacks
+    names = (inner.base_model_prefix, "model")  # Llama 4's text model lacks the module named by its prefix
     return next((getattr(inner, name) for name in names if hasattr(inner, name)), inner)
 
 
 def probe_ids(model: nn.Module, count: int) -> Tensor:
-    """Token ids `[count]` on the model's device to compare computations with; repeated where the vocabulary ends."""
+    """Return token ids `[count]` on the model's device for comparing computations, modulo the vocabulary size."""
     inner = causal(model)
     vocabulary: int = inner.config.get_text_config().vocab_size
     return (torch.arange(count, device=inner.device) + 2) % vocabulary
 
 
 def output_head(model: nn.Module) -> Head:
-    """The language-model head, with the scale and the soft-cap of its config."""
+    """Return the language-model head, with the scale and the soft-cap of its config."""
     inner = causal(model)
     output: Any = inner.get_output_embeddings()
     config = inner.config.get_text_config()
@@ -66,10 +66,10 @@ def _scale(config: PretrainedConfig) -> float:
 
 @torch.no_grad()
 def check_head(model: nn.Module) -> None:
-    """Compare the head that scores and samples with the model's own logits.
+    """Compare the head used for scoring and sampling with the model's own logits.
 
-    The model's own head gets hidden states that are zero, unchanged and a hundred times as large: a bias shows in the
-    first, a bound of the logits in the last.
+    The model's own head gets hidden states scaled by 0, 1 and 100: the first reveals a bias, the last a bound on the
+    logits.
 
     Raises:
         UserError: they differ.
@@ -89,24 +89,24 @@ def check_head(model: nn.Module) -> None:
 
 
 def close(seen: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whether the distributions of logits `[B, L, V]` agree in each row, as far as numbers of this type can."""
-    # What all logits of a token have in common is no part of their distribution, and may be most of their size.
+    """Return whether the distributions of logits `[B, L, V]` agree in each row, within the precision of this dtype."""
+    # A constant shared by all logits of a token does not affect the distribution, and may dominate their size.
     seen, expected = (x.float() - x.float().mean(-1, keepdim=True) for x in (seen, expected))
     difference, size = (x.abs().flatten(1).amax(1) for x in (seen - expected, expected))
     return difference <= tolerance(dtype) * size
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """How much of its size a number may be off: bfloat16 keeps 8 bits of it, float32 24.
+    """Return the relative tolerance for a dtype: bfloat16 has 8 significant bits, float32 has 24.
 
-    In bfloat16 padding alone was seen to move logits of a 135-million-parameter model by 0.046 of the largest one, and
-    a cache with the wrong tokens those of small models by 0.3.
+    In bfloat16, padding alone moved logits of a 135-million-parameter model by 0.046 of the largest logit, and a cache
+    with the wrong tokens moved those of small models by 0.3.
     """
     return 0.1 if dtype == torch.bfloat16 else 1e-3
 
 
 def _own_logits(model: nn.Module, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states `[3, 4, H]`, each row of another size, and the logits `[3, 4, V]` that the model makes of them."""
+    """Return hidden states `[3, 4, H]`, with a different scale per row, and the model's logits `[3, 4, V]` for them."""
     inner = causal(model)
     tokens = probe_ids(model, 4).expand(3, 4)
     states = trunk(model)(input_ids=tokens, use_cache=False).last_hidden_state

@@ -1,4 +1,4 @@
-"""The models of one run, seen as roles: policy, critic and reference over as few weights as possible."""
+"""The models of a run by role: policy, critic and reference, sharing weights where possible."""
 
 import copy
 import warnings
@@ -24,7 +24,7 @@ from cavesson.types import Batch
 
 
 class Scores(NamedTuple):
-    """What a policy says of given responses, each `[B, T]` float32 and 0 on padding."""
+    """A policy's scores of given responses, each `[B, T]` float32 and 0 on padding."""
 
     logprob: Tensor
     entropy: Tensor
@@ -32,7 +32,7 @@ class Scores(NamedTuple):
 
 
 class ValueHead(nn.Linear):
-    """Hidden state -> expected return. It starts at zero, so an untrained critic predicts nothing rather than noise."""
+    """Linear map from hidden states to values. It starts at zero, so that an untrained critic predicts 0, not noise."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__(hidden_size, 1)
@@ -41,22 +41,22 @@ class ValueHead(nn.Linear):
 
     @torch.no_grad()
     def start_from(self, head: nn.Linear) -> None:
-        """Take the weights of a reward model's head, so that the first value is its reward of what stands so far."""
+        """Copy the weights of a reward model's head, so that initial values are its rewards of the text so far."""
         self.weight.copy_(head.weight)
         if head.bias is not None:
             self.bias.copy_(head.bias)
 
 
 class Policy(nn.Module):
-    """The model that learns, its critic, and the reference it is compared with.
+    """The trained model, its critic, and the reference to which the KL is measured.
 
     Args:
         model: a causal language model, wrapped by PEFT if it has adapters.
         temperature: divides the logits of policy and reference, as in sampling.
         value: "trunk", a separate trunk, or None for algorithms without a critic.
         reference: "adapters-off", a frozen model, or None.
-        shares_prompts: whether a prompt is read once for all its responses in a batch. Both ways round differently, so
-            one of them holds for all that is ever scored: policy and reference, with gradients and without.
+        shares_prompts: whether a prompt is read once for all its responses in a batch. The two ways round differently,
+            so all scores use the same way: of policy and reference, with gradients and without.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Policy(nn.Module):
         self.critic = value if isinstance(value, nn.Module) else None
         read = causal(model) if self.critic is None else self.critic
         self.value_head = None if value is None else ValueHead(_hidden_size(read))
-        # A frozen reference is not a child: its weights are neither trained nor saved with the policy's.
+        # In a tuple, a frozen reference is not a submodule: its weights are not trained or saved with the policy's.
         self._reference = (reference,)
-        # Nothing is random in evaluation mode: neither dropout nor the noise of a mixture-of-experts router.
+        # Evaluation mode disables all randomness: dropout and the noise of mixture-of-experts routers.
         self.eval()
         for scored in (model, reference):
             if isinstance(scored, nn.Module):
@@ -92,7 +92,7 @@ class Policy(nn.Module):
         return self._reference != (None,)
 
     def forward(self, batch: Batch) -> Scores:
-        """Log-probability, entropy and value of every response token, differentiable where gradients are on."""
+        """Compute log-probability, entropy and value of every response token, differentiable if gradients are on."""
         hidden = self.hidden(self.model, batch)
         value = None
         if self.value_head is not None:
@@ -102,14 +102,14 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def reference_logprob(self, batch: Batch) -> Tensor:
-        """Log-probability `[B, T]` of every response token under the reference."""
+        """Compute the log-probability `[B, T]` of every response token under the reference."""
         model, context = self._reference_model()
         with context:
             return self._logprobs(model, self.hidden(model, batch), batch)[0]
 
     @torch.no_grad()
     def reference_kl(self, batch: Batch) -> Tensor:
-        """Exact KL(policy ‖ reference) over the vocabulary at every response token, `[B, T]`."""
+        """Compute the exact KL(policy ‖ reference) over the vocabulary at every response token, `[B, T]`."""
         hidden = self.hidden(self.model, batch)
         model, context = self._reference_model()
         with context:
@@ -120,7 +120,7 @@ class Policy(nn.Module):
         return torch.zeros_like(batch["mask"]).masked_scatter(inside, kl)
 
     def hidden(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The trunk's last hidden states from which each response token is predicted, `[B, T, H]`."""
+        """Compute the trunk's last hidden states from which each response token is predicted, `[B, T, H]`."""
         prompt, response = batch["prompt_ids"], batch["response_ids"]
         mask = torch.cat([batch["prompt_mask"], batch["mask"].to(batch["prompt_mask"].dtype)], dim=1)[:, :-1]
         cache = growing_cache(causal(model).config) if self.shares_prompts else None
@@ -161,7 +161,15 @@ def build_policy(
     temperature: float,
     shares_prompts: bool = False,
 ) -> Policy:
-    """Give a loaded model its roles; the last two are those of `Policy`.
+    """Build a policy with its critic and reference from a loaded model.
+
+    Args:
+        model: the loaded model; it becomes part of the policy.
+        settings: settings of the model.
+        value: settings of the critic; None for algorithms without one.
+        reference: settings of the reference; None for no reference.
+        temperature: as for `Policy`.
+        shares_prompts: as for `Policy`.
 
     Raises:
         UserError: the settings contradict each other.
@@ -189,19 +197,19 @@ def build_policy(
 
 
 def build_learner(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
-    """What learns of a loaded model: all of it, or adapters."""
+    """Prepare a loaded model for training: all of it, or only adapters."""
     if settings.gradient_checkpointing:
         recompute_layers(model)
     return with_adapters(model, settings)
 
 
 def positions(mask: Tensor) -> Tensor:
-    """Position of every token, counted from the first real one: `[B, L]`."""
+    """Return the position of every token, counted from the first that is not padding: `[B, L]`."""
     return (mask.cumsum(1) - 1).clamp_min(0)
 
 
 def _states(model: nn.Module, ids: Tensor, mask: Tensor, position: Tensor, cache: Cache | None = None) -> Tensor:
-    """The trunk's last hidden states of tokens `[B, L]`, which stand at the end of what is in the cache."""
+    """Compute the trunk's last hidden states of tokens `[B, L]`, which follow the tokens in the cache."""
     output = trunk(model)(
         input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=cache is not None
     )
@@ -226,7 +234,11 @@ def _reference(model: PreTrainedModel, settings: ModelSettings, reference: Refer
 
 
 def check_vocabulary(reference: nn.Module, path: str, policy: nn.Module, policy_path: str) -> None:
-    """A reference scores the policy's tokens."""
+    """Check that reference and policy have vocabularies of the same size.
+
+    Raises:
+        UserError: they do not.
+    """
     if output_head(reference).weight.shape[0] != output_head(policy).weight.shape[0]:
         raise UserError(f"the reference {path} has another vocabulary than the policy {policy_path}")
 
@@ -234,7 +246,7 @@ def check_vocabulary(reference: nn.Module, path: str, policy: nn.Module, policy_
 def _critic(
     model: PreTrainedModel, settings: ModelSettings, value: ValueSettings
 ) -> tuple[nn.Module | str, nn.Linear | None]:
-    """What values are read from, and the head of the reward model that it starts from, if it does."""
+    """Return the critic's trunk, or "trunk", and the head of the reward model that the critic starts from, if any."""
     if not value.is_separate:
         return "trunk", None
     start = value.start(settings.dtype)
@@ -251,7 +263,7 @@ def _critic(
 
 
 def _vocabulary(model: PreTrainedModel) -> int:
-    """Rows of the embedding of the tokens that it reads."""
+    """Return the number of rows of the input embedding."""
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.weight.shape[0])
 
@@ -262,12 +274,16 @@ def _hidden_size(model: nn.Module) -> int:
 
 
 def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
-    """Wrap a model in adapters, if its settings ask for any; a classifier's head learns beside them."""
+    """Add adapters to a model if its settings ask for them; a classifier's head is trained as well.
+
+    Raises:
+        UserError: `model.lora.targets` does not fit the model, or includes the output head.
+    """
     lora = settings.lora
     if lora is None:
         return model
     if settings.quantization is not None:
-        # What PEFT would do for checkpointing needs training mode; `recompute_layers` does not.
+        # PEFT's gradient checkpointing needs training mode; `recompute_layers` does not.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     head = [name for name in ("score", "classifier") if isinstance(getattr(model, name, None), nn.Module)]
@@ -283,7 +299,7 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers for an attribute by its old name
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated attribute name of transformers
             wrapped: PeftModel = get_peft_model(model, config)
     except ValueError as error:
         raise UserError(f"model.lora.targets {targets}: {first_line(error)}") from error

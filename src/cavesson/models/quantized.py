@@ -1,4 +1,4 @@
-"""Layers whose weights are kept in few bits."""
+"""Quantized layers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +15,14 @@ _WEIGHTS = ("Int8Params", "Params4bit")
 
 @contextmanager
 def without_rounding(model: nn.Module) -> Iterator[None]:
-    """Compute quantized layers with their weights written out, a layer at a time, as long as this lasts.
+    """Compute quantized layers with dequantized weights, one layer at a time, inside the block.
 
-    In 8 bits activations are rounded too, each by what stands beside it (arXiv:2208.07339), and kernels of 4 bits
-    differ by the size of the batch: that is far more than two ways of computing the same may otherwise differ.
+    In 8 bits, activations are rounded too, depending on the values next to them (arXiv:2208.07339), and 4-bit kernels
+    give different results for different batch sizes. Both differences are far larger than ordinary rounding.
     """
     layers = [layer for layer in model.modules() if _is_quantized(layer)]
     for layer in layers:
-        layer.state_dict()  # unpacks weights that a forward pass on CPU has packed for its kernels
+        layer.state_dict()  # unpacks weights that a forward pass on CPU packed for its kernels
         layer.forward = partial(_written_out, layer)
     try:
         yield
@@ -32,7 +32,7 @@ def without_rounding(model: nn.Module) -> Iterator[None]:
 
 
 def _is_quantized(layer: nn.Module) -> bool:
-    # Not by the attribute: adapters have one that leads to the layer inside them.
+    # Not by the attribute `weight`: adapters have one too, which refers to the layer inside them.
     return type(dict(layer.named_parameters(recurse=False)).get("weight")).__name__ in _WEIGHTS
 
 

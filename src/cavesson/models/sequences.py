@@ -1,7 +1,7 @@
-"""Models that read whole examples: token scores for fine-tuning, pairs for preferences, values for reward models.
+"""Models that read whole examples: token scores for fine-tuning, pair scores for DPO, rewards for reward models.
 
-Examples of uneven length are packed: several stand in one row, positions start again at each of them, and none sees
-another. What a model says of an example is the same, packed or alone.
+Examples of different lengths can be packed: one row holds several, each with its own positions and attention. The
+scores of an example are the same, packed or alone.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from cavesson.types import Batch, stacked
 
 
 class Layout(NamedTuple):
-    """Where the tokens of B examples stand in R rows of W tokens."""
+    """Where the tokens of B examples are placed in R rows of W tokens."""
 
     ids: Tensor
     """`[R, W]`; what no example fills is 0"""
@@ -44,7 +44,7 @@ class PairRewards(NamedTuple):
 
 
 def lay_out(ids: Tensor, length: Tensor, packed: bool) -> Layout:
-    """Lay examples `[B, L]` of the given lengths `[B]` out in rows as wide as the longest of them."""
+    """Arrange examples `[B, L]` of the given lengths `[B]` in rows as wide as the longest of them."""
     if not packed:
         place = torch.arange(ids.numel(), device=ids.device).view_as(ids)
         return Layout(ids, None, place)
@@ -62,7 +62,7 @@ def lay_out(ids: Tensor, length: Tensor, packed: bool) -> Layout:
             place[example, :size] = span
             positions[span] = torch.arange(size)
             start += size
-        # Padding is a sequence of its own, which nobody looks at.
+        # Padding gets positions of its own, so that it is a separate sequence.
         positions[start : (row + 1) * width] = torch.arange((row + 1) * width - start)
     flat[place[_inside(place, length.cpu())]] = ids.cpu()[_inside(ids, length.cpu())]
     shape = (len(rows), width)
@@ -75,9 +75,9 @@ class SequencePolicy(nn.Module):
     """A causal language model that scores the learned tokens of examples.
 
     Args:
-        model: possibly with adapters.
-        packed: several examples in a row.
-        disturb: noise on the input embeddings while training, see `neftune`.
+        model: the model, possibly with adapters.
+        packed: whether to put several examples in one row.
+        disturb: adds noise to the input embeddings during training, see `neftune`.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class SequencePolicy(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.packed, self.disturb = model, packed, disturb
-        self.eval()  # where nothing is random, see `Policy`
+        self.eval()  # disables all randomness, see `Policy`
         check_head(model)
         if packed:
             check_packing(model)
 
     def forward(self, batch: Batch) -> Scores:
-        """Log-probability and entropy `[B, L]` of every learned token, 0 elsewhere."""
+        """Compute log-probability and entropy `[B, L]` of every learned token, 0 elsewhere."""
         inside = batch["mask"] > 0
         layout = lay_out(batch["ids"], batch["length"], self.packed)
         states = self._states(layout, batch)
-        # A token is predicted where the one before it stands; the first one of an example is never learned.
+        # A token is predicted from the state of the token before it; the first one of an example is never learned.
         states = states.flatten(0, 1)[layout.place[inside] - 1]
         logprob, entropy = token_logprobs(states, output_head(self.model), batch["ids"][inside], 1.0)
         empty = torch.zeros_like(batch["mask"])
@@ -117,7 +117,7 @@ class PairPolicy(SequencePolicy):
     """A causal language model that scores both responses of a pair."""
 
     def forward(self, batch: Batch) -> PairLogprobs:  # type: ignore[override]
-        """Summed log-probability `[B]` of each response."""
+        """Compute the summed log-probability `[B]` of each response."""
         scores = super().forward(_both(batch))
         return PairLogprobs(*scores.logprob.sum(1).chunk(2))
 
@@ -128,16 +128,16 @@ class RewardModel(nn.Module):
     def __init__(self, model: Any, packed: bool) -> None:
         super().__init__()
         self.model, self.packed = model, packed
-        self.eval()  # where nothing is random, see `Policy`
+        self.eval()  # disables all randomness, see `Policy`
         if packed and hasattr(causal(model), "score"):
             check_packing(model)
 
     def forward(self, batch: Batch) -> PairRewards:
-        """Reward `[B]` of each response."""
+        """Compute the reward `[B]` of each response."""
         both = _both(batch)
         classifier = causal(self.model)
         head = getattr(classifier, "score", None)
-        if head is None:  # an encoder, which pools in its own way and sees both directions
+        if head is None:  # an encoder, with its own pooling and bidirectional attention
             attention = _inside(both["ids"], both["length"]).long()
             rewards = self.model(input_ids=both["ids"], attention_mask=attention).logits
         else:
@@ -149,7 +149,7 @@ class RewardModel(nn.Module):
 
 
 def hidden_states(model: nn.Module, layout: Layout) -> Tensor:
-    """The trunk's last hidden states `[R, W, H]`; rows need no attention mask, since what pads them comes last."""
+    """Compute the trunk's last hidden states `[R, W, H]`; no attention mask is needed, because padding comes last."""
     states: Tensor = trunk(model)(
         input_ids=layout.ids, position_ids=layout.positions, use_cache=False
     ).last_hidden_state
@@ -158,10 +158,10 @@ def hidden_states(model: nn.Module, layout: Layout) -> Tensor:
 
 @torch.no_grad()
 def check_packing(model: nn.Module) -> None:
-    """Some architectures tell examples in one row apart in no way; packing must not silently mix them.
+    """Check that the architecture keeps packed examples apart; some ignore the boundaries between them.
 
     Raises:
-        UserError: what the model says of an example depends on those beside it.
+        UserError: the hidden states of an example depend on the other examples in its row.
     """
     inner = causal(model)
     ids = probe_ids(model, 12).view(3, 4)
@@ -169,7 +169,7 @@ def check_packing(model: nn.Module) -> None:
     inside = _inside(ids, length)
     packed, alone = (lay_out(ids, length, packed) for packed in (True, False))
     seen, expected = (hidden_states(model, x).flatten(0, 1)[x.place[inside]].float() for x in (packed, alone))
-    # bfloat16 keeps 8 bits of a number, float32 24.
+    # bfloat16 has 8 significant bits, float32 has 24.
     tolerance = 0.05 if inner.dtype == torch.bfloat16 else 1e-3
     if float((seen - expected).abs().max()) > tolerance * float(expected.abs().max()):
         raise UserError(
@@ -178,7 +178,7 @@ def check_packing(model: nn.Module) -> None:
 
 
 def last_token(batch: Batch, pad: int | None) -> Tensor:
-    """Index `[B]` of the last token that is not the pad token: where Hugging Face's classifiers read the score."""
+    """Return the index `[B]` of the last non-pad token, from which Hugging Face classifiers take the score."""
     inside = _inside(batch["ids"], batch["length"])
     if pad is not None:
         inside &= batch["ids"] != pad
@@ -190,6 +190,6 @@ def _inside(columns: Tensor, length: Tensor) -> Tensor:
 
 
 def _both(batch: Batch) -> Batch:
-    """The chosen responses of a batch of pairs, and after them the rejected ones, as `[2B, …]`."""
+    """Concatenate the chosen and then the rejected responses of a batch of pairs, as `[2B, …]`."""
     names = ("ids", "mask", "length")
     return Batch({name: stacked([batch[f"{side}_{name}"] for side in ("chosen", "rejected")], name) for name in names})

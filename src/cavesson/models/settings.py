@@ -1,4 +1,4 @@
-"""Which models play which role, and in which numbers."""
+"""Settings of the models: policy, critic and reference, and their dtypes."""
 
 from typing import Literal, Self
 
@@ -93,7 +93,7 @@ class OtherModelSettings(Settings):
     """name of the GGUF file inside the folder `path`"""
 
     def start(self, dtype: Literal["float32", "bfloat16"]) -> StartSettings | None:
-        """The model of `path`, in the dtype of the policy; None where there is no path."""
+        """Return the settings of the model at `path`, in the dtype of the policy, or None if there is no path."""
         return None if self.path is None else StartSettings(path=self.path, gguf_file=self.gguf_file, dtype=dtype)
 
     @model_validator(mode="after")
@@ -115,7 +115,7 @@ class ValueSettings(OtherModelSettings):
 
     @property
     def is_separate(self) -> bool:
-        """Whether the critic is a model of its own."""
+        """Whether the critic is a separate model."""
         return self.kind == "separate" or self.path is not None
 
     @model_validator(mode="after")
@@ -134,7 +134,7 @@ class ReferenceSettings(OtherModelSettings):
     path, else adapters-off with LoRA, else copy"""
 
     def resolved(self, has_adapters: bool) -> Literal["adapters-off", "copy", "model", "none"]:
-        """The kind, with what "auto" stands for."""
+        """Return the kind, with "auto" resolved."""
         if self.kind != "auto":
             return self.kind
         if self.path is not None:

@@ -1,4 +1,4 @@
-"""A prompt that several rollouts answer is read once; its keys and values serve them all."""
+"""Prompt sharing: a prompt with several rollouts is read once, and its keys and values are used for all of them."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 
 class Distinct(NamedTuple):
-    """The P different prompts among those of B rollouts."""
+    """The P distinct prompts of B rollouts."""
 
     first: Tensor
     """`[P]`: the first rollout that answers each of them"""
@@ -18,11 +18,11 @@ class Distinct(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Whether two rollouts answer the same one."""
+        """Whether any two rollouts have the same prompt."""
         return len(self.first) < len(self.prompt)
 
     def spread(self, cache: Cache) -> None:
-        """Turn the keys and values of the P prompts into those of the B rollouts."""
+        """Expand the cache of the P prompts to the B rollouts."""
         cache.reorder_cache(self.prompt)  # type: ignore[arg-type]
 
 
@@ -36,7 +36,7 @@ def distinct(ids: Tensor, mask: Tensor) -> Distinct:
 
 
 def growing_cache(config: PretrainedConfig) -> DynamicCache | None:
-    """A cache for prompts that gradients flow through; None where a layer keeps something else than keys and values."""
+    """Return a cache that supports gradients, or None if a layer stores anything but keys and values."""
     cache = DynamicCache(config=config)
     plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
     return cache if plain else None

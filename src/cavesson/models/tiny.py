@@ -1,4 +1,4 @@
-"""A model and a tokenizer made of nothing: for tests, the tiny recipe, and trying things out."""
+"""A built-in tiny model and tokenizer, for tests, the tiny recipe and experiments."""
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -10,7 +10,7 @@ _SPECIAL = ("<|endoftext|>", "<|pad|>")
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerBase:
-    """One token per byte (258 in all: 256 bytes, an end and a pad), padded on the left."""
+    """Build a tokenizer with one token per byte (258 in total: 256 bytes, an end and a pad token), padding left."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*_SPECIAL, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -21,7 +21,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def tiny_model(seed: int = 0, layers: int = 2, hidden: int = 96, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A Llama of about 0.3 million random parameters for `tiny_tokenizer`; the same seed gives the same weights."""
+    """Build a Llama with about 0.3 million random parameters for `tiny_tokenizer`, determined by the seed."""
     config = LlamaConfig(
         vocab_size=len(_SPECIAL) + 256,
         hidden_size=hidden,
@@ -43,6 +43,6 @@ def tiny_model(seed: int = 0, layers: int = 2, hidden: int = 96, dtype: torch.dt
 
 
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the weights alone, as loading does: frequencies of positions would be wrong in bfloat16."""
+    """Cast only the weights, as loading does: the frequencies of positions would be wrong in bfloat16."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -1,4 +1,4 @@
-"""What training leaves behind: a folder that Hugging Face loads, adapter or whole model, and how to load it again."""
+"""Saving and loading trained models: Hugging Face folders with an adapter or a whole model."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ _BASE = "cavesson.json"
 def save_trained(
     folder: Path, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, settings: ModelSettings
 ) -> None:
-    """Save a model the way Hugging Face does, and what an adapter is an adapter of."""
+    """Save a model in the Hugging Face layout; for an adapter, also save which base model it belongs to."""
     unfinished = folder.with_name(f".{folder.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     transformers_logging.disable_progress_bar()
@@ -30,7 +30,7 @@ def save_trained(
     if not isinstance(model, PeftModel):
         model.save_pretrained(str(unfinished))
     else:
-        # The vocabulary is never changed, so PEFT need not look for the base model's config to find out.
+        # The vocabulary is never changed, so PEFT need not check it against the base model's config.
         model.save_pretrained(str(unfinished), save_embedding_layers=False)
         base = {"path": settings.path, "gguf_file": settings.gguf_file}
         (unfinished / _BASE).write_text(json.dumps(base), encoding="utf-8")
@@ -41,7 +41,7 @@ def save_trained(
 def load_trained(
     path: str, gguf_file: str | None = None, dtype: str = "float32", quantization: str | None = None
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
-    """Load a model with its tokenizer: a run's folder, its `model` folder, any local folder or a Hub name.
+    """Load a model with its tokenizer from a run's folder, its `model` folder, any local folder or a Hub name.
 
     Raises:
         UserError: there is no model.
@@ -52,7 +52,7 @@ def load_trained(
 
 
 def load_start(settings: StartSettings, quantization: str | None = None) -> PreTrainedModel:
-    """The model that a run begins from: the adapters of an earlier run are merged into their base."""
+    """Load the model that a run starts from; adapters of an earlier run are merged into their base."""
     model = _load_model(settings.path, settings.gguf_file, settings.dtype, quantization)
     if not isinstance(model, PeftModel):
         return model
@@ -73,10 +73,10 @@ def _load_model(path: str, gguf_file: str | None, dtype: str, quantization: str 
 
 
 def check_start(settings: StartSettings) -> None:
-    """Look whether a model is there, without loading it.
+    """Check that a model exists, without loading it.
 
     Raises:
-        UserError: it is not.
+        UserError: it does not.
     """
     if settings.path == "tiny":
         return
@@ -95,7 +95,7 @@ def check_start(settings: StartSettings) -> None:
 
 
 def load_start_tokenizer(settings: StartSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model that a run begins from."""
+    """Load the tokenizer of the model that a run starts from."""
     place = model_folder(settings.path)
     return load_tokenizer(place, None if place != settings.path else settings.gguf_file)
 
@@ -110,7 +110,7 @@ def adapter_base(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _damage_told(folder: Path) -> Iterator[None]:
-    """A file of an adapter that is not whole is a line."""
+    """Convert errors about damaged files of an adapter to a one-line UserError."""
     try:
         yield
     except (ValueError, SafetensorError) as error:

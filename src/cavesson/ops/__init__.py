@@ -1,1 +1,1 @@
-"""The maths: pure functions of tensors. Nothing here knows a config, a model or a file."""
+"""Mathematics: pure functions that are independent of any config, model or file."""

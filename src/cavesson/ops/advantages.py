@@ -12,10 +12,11 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Float[Tensor, "B T"]:
-    """Â_t = δ_t + γλ·Â_{t+1}, with δ_t = r_t + γ·V_{t+1} − V_t (arXiv:1506.02438, eq. 16).
+    """Return the generalised advantage estimates Â_t = δ_t + γλ·Â_{t+1}.
 
-    The state after the last token is terminal (V = 0), whether the response ended by itself or at the length limit.
-    Padding on the right is zero in the result whatever it holds.
+    Here δ_t = r_t + γ·V_{t+1} − V_t (arXiv:1506.02438, eq. 16). The state after the last token is terminal (V = 0),
+    whether the response ended by itself or at the length limit. The result is 0 on right padding, whatever the inputs
+    hold there.
     """
     inside = mask > 0
     rewards, values = (x.masked_fill(~inside, 0.0) for x in (rewards, values))

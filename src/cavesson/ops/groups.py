@@ -1,8 +1,8 @@
-"""Statistics of the responses to one prompt: each function says for every response what its group says of it.
+"""Statistics of the responses to one prompt: each function returns, for every response, a statistic of its group.
 
-`group` holds any integers; rows with the same one belong together, wherever they stand and however many they are. With
-the same integer everywhere the batch is the group. Where all rewards of a group are equal, what is left of them is
-exactly 0, not rounding.
+`group` holds arbitrary integers. Rows with the same integer form a group, in any order and of any size; if all integers
+are equal, the batch is one group. If all rewards of a group are equal, the centred rewards and the standard deviation
+are exactly 0, without rounding error.
 """
 
 import torch
@@ -11,44 +11,48 @@ from torch import Tensor
 
 
 def group_means(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """The mean reward of each response's group."""
+    """Return the mean reward of each response's group."""
     rows = _rows(group)
     lowest = _extreme(rewards, rows, "amin")
-    # Averaged from the group's lowest on, so that the mean of equal numbers is that very number.
+    # Averaging the differences from the group's minimum makes the mean of equal numbers exactly that number.
     return lowest + _sums(rewards - lowest, rows) / _sizes(rows)
 
 
 def centred(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """r_i − mean(r_1 … r_G)."""
+    """Return r_i − mean(r_1 … r_G), the reward of each response minus its group mean."""
     return rewards - group_means(rewards, group)
 
 
 def leave_one_out(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """r_i − 1/(G−1)·Σ_{j≠i} r_j = G/(G−1)·(r_i − mean) (arXiv:2402.14740, section 3.2).
+    """Return each reward minus the mean reward of the other responses in its group.
 
-    A group of one has nothing to be compared with and gives 0.
+    r_i − 1/(G−1)·Σ_{j≠i} r_j = G/(G−1)·(r_i − mean) (arXiv:2402.14740, section 3.2). A group of one gives 0, because
+    there is nothing to compare it with.
     """
     size = _sizes(_rows(group))
     return centred(rewards, group) * size / (size - 1).clamp_min(1.0)
 
 
 def group_stds(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """The unbiased standard deviation (divided by G − 1) of each response's group, as TRL and verl use it.
+    """Return the standard deviation of each response's group, from the unbiased variance (divided by G − 1).
 
-    A group of one gives 0.
+    TRL and verl use the same definition. A group of one gives 0.
     """
     rows = _rows(group)
     return (_sums(centred(rewards, group) ** 2, rows) / (_sizes(rows) - 1).clamp_min(1.0)).sqrt()
 
 
 def varied(rewards: Float[Tensor, " B"], group: Int[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """Whether the rewards of each response's group differ; equal ones teach nothing (arXiv:2503.14476, eq. 11)."""
+    """Return whether the rewards in each response's group differ.
+
+    Groups with equal rewards provide no learning signal (arXiv:2503.14476, eq. 11).
+    """
     rows = _rows(group)
     return _extreme(rewards, rows, "amax") > _extreme(rewards, rows, "amin")
 
 
 def _rows(group: Tensor) -> Tensor:
-    """Groups numbered from 0."""
+    """Return the group of each row, renumbered from 0."""
     numbered: Tensor = group.unique(return_inverse=True)[1]
     return numbered
 

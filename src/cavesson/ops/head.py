@@ -1,4 +1,4 @@
-"""A language-model head: from hidden states to logits, with what architectures do to them on the way."""
+"""A language-model head: from hidden states to logits, with architecture-specific scaling and soft-capping."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from cavesson.ops.linear import linear
 
 
 class Head(NamedTuple):
-    """The logits are z = cap(scale · (hidden · weightᵀ + bias)), with cap(x) = softcap · tanh(x / softcap)."""
+    """A head with the logits z = cap(scale · (hidden · weightᵀ + bias)), where cap(x) = softcap · tanh(x / softcap)."""
 
     weight: Tensor
     """`[V, H]`"""
@@ -22,12 +22,12 @@ class Head(NamedTuple):
     """bound of the logits, as in Gemma 2 (arXiv:2408.00118, section 2); none = unbounded"""
 
     def float(self) -> "Head":
-        """The same head in float32."""
+        """Return the same head in float32."""
         return self._replace(weight=self.weight.float(), bias=None if self.bias is None else self.bias.float())
 
 
 def head_logits(hidden: Float[Tensor, "N H"], head: Head, temperature: float) -> Float[Tensor, "N V"]:
-    """The logits over the temperature, without a graph: each product is overwritten in place."""
+    """Return the logits divided by the temperature, without a graph: intermediate results are overwritten in place."""
     with torch.no_grad():
         logits = linear(hidden, head.weight)
         if head.bias is not None:
@@ -39,5 +39,5 @@ def head_logits(hidden: Float[Tensor, "N H"], head: Head, temperature: float) ->
 
 
 def cap_slope(scaled_logits: Float[Tensor, "N V"], softcap: float, temperature: float) -> Float[Tensor, "N V"]:
-    """cap'(x) = 1 − tanh²(x / softcap), from the capped z / temperature."""
+    """Return cap'(x) = 1 − tanh²(x / softcap), computed from the capped logits z / temperature."""
     return 1 - (scaled_logits * (temperature / softcap)).square_()

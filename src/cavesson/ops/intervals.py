@@ -1,4 +1,4 @@
-"""Confidence intervals of what was measured on a sample."""
+"""Confidence intervals of statistics measured on a sample."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from statistics import NormalDist, fmean, stdev, variance
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, or another figure, with the bounds of its 95 % confidence interval."""
+    """A mean, or another statistic, with the bounds of its 95 % confidence interval."""
 
     mean: float
     low: float
@@ -16,9 +16,9 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float | int], groups: Sequence[int]) -> Interval:
-    """Mean of `values` with a normal interval over the means of their groups.
+    """Return the mean of `values` with a normal interval computed from the means of their groups.
 
-    Responses to one prompt resemble each other, so the prompts, not the responses, are counted as independent.
+    Responses to the same prompt are correlated, so the prompts, not the responses, count as independent samples.
     """
     members: dict[int, list[float]] = {}
     for value, group in zip(values, groups, strict=True):
@@ -29,9 +29,10 @@ def mean_interval(values: Sequence[float | int], groups: Sequence[int]) -> Inter
 
 
 def share_interval(successes: float | int, trials: int) -> Interval:
-    """A share with Wilson's score interval (Wilson 1927), which stays within 0 and 1.
+    """Return a share with its Wilson score interval (Wilson 1927), which stays within 0 and 1.
 
-    A trial may succeed by half; such trials vary less than the interval supposes, so that it is rather too wide.
+    A trial may count as half a success. Such trials vary less than the interval assumes, so the interval is somewhat
+    too wide.
     """
     z = NormalDist().inv_cdf(0.975)
     share = successes / trials
@@ -41,14 +42,14 @@ def share_interval(successes: float | int, trials: int) -> Interval:
 
 
 def twin_correlation(first: Sequence[float | int], second: Sequence[float | int]) -> Interval | None:
-    """How alike the two members of a pair are: the intraclass correlation, in its estimate by analysis of variance.
+    """Return the intraclass correlation of pairs, estimated by analysis of variance.
 
-    Above 0 it is the share of the variance that lies between the pairs; below 0 the members of a pair differ more than
-    members of different pairs do. The interval is Fisher's (Statistical Methods for Research Workers, chapter 7): half
-    the logarithm of the ratio of the two mean squares has the standard deviation 1/√(n − 3/2).
+    If positive, it is the share of the variance that lies between the pairs. If negative, the members of a pair differ
+    more than members of different pairs do. The interval is Fisher's (Statistical Methods for Research Workers,
+    chapter 7): half the logarithm of the ratio of the two mean squares has the standard deviation 1/√(n − 3/2).
 
     Returns:
-        None for fewer than two pairs, or where nothing varies.
+        The correlation with its interval, or None if there are fewer than two pairs or all values are equal.
     """
     if len(first) < 2:
         return None

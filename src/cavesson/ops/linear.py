@@ -1,9 +1,9 @@
-"""Matrix products on CPU in float32 through oneDNN.
+"""Float32 matrix products on CPU, computed by oneDNN.
 
-PyTorch hands float32 products on CPU to MKL, which leaves the wide vector units of non-Intel processors unused: on a
-2-core AMD EPYC the same product takes 2.1 times as long as through oneDNN (`benchmarks/linear.py` prints it). The
-operator is the one that `torch.compile` itself emits; where it is missing or the data is not float32 on CPU, the
-plain one is used.
+PyTorch uses MKL for float32 products on CPU, and MKL leaves the wide vector units of non-Intel processors unused: on a
+2-core AMD EPYC, the same product takes 2.1 times as long as with oneDNN (`benchmarks/linear.py` prints the ratio). The
+operator is the one that `torch.compile` emits. If it is missing, or the data is not float32 on CPU, PyTorch's standard
+operator is used.
 """
 
 import torch
@@ -16,7 +16,7 @@ _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn,
 
 
 def linear(x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"]) -> Float[Tensor, "*n o"]:
-    """X·Wᵀ, differentiable in both."""
+    """Return X·Wᵀ, differentiable with respect to both."""
     is_float32_on_cpu = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
     if not _HAS_ONEDNN or not is_float32_on_cpu or not x.numel():
         return functional.linear(x, weight)

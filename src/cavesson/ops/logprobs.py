@@ -1,4 +1,4 @@
-"""From hidden states to log-probabilities, a few tokens at a time, so that `[B, T, V]` never exists."""
+"""From hidden states to log-probabilities, a few tokens at a time, so that `[B, T, V]` is never materialised."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,16 +10,16 @@ from torch import Tensor
 from cavesson.ops.head import Head, cap_slope, head_logits
 from cavesson.ops.linear import linear
 
-# 256 rows of a 150,000-word vocabulary in float32 are 150 MB.
+# 256 rows of a vocabulary of 150,000 tokens take about 150 MB in float32.
 CHUNK = 256
 
 
 def token_logprobs(
     hidden: Float[Tensor, "N H"], head: Head, targets: Int[Tensor, " N"], temperature: float
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """Log p(target) and the entropy −Σ p·log p of p = softmax(logits / temperature), in float32 (nats).
+    """Return log p(target) and the entropy −Σ p·log p of p = softmax(logits / temperature), in float32 (nats).
 
-    Logits of each chunk are computed again in the backward pass: what is kept between the passes is `[N, H]`.
+    The backward pass recomputes the logits of each chunk, so that only `[N, H]` is kept between the passes.
     """
     head = head.float()
     logprob, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -31,7 +31,7 @@ def token_logprobs(
 def full_kl(
     hidden: Float[Tensor, "N H"], head: Head, ref_hidden: Float[Tensor, "N K"], ref_head: Head, temperature: float
 ) -> Float[Tensor, " N"]:
-    """Σ_v p·(log p − log q) at every position: the exact KL of the next-token distributions (nats)."""
+    """Return Σ_v p·(log p − log q) at every position: the exact KL of the next-token distributions (nats)."""
     head, ref_head = head.float(), ref_head.float()
     result = torch.zeros(len(hidden), device=hidden.device)
     for rows in _chunks(len(hidden)):
@@ -46,7 +46,10 @@ def _chunks(n: int) -> Iterator[slice]:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """d log p_y / dz = onehot(y) − p and dH / dz_j = −p_j·(log p_j + H), with z the logits over the temperature."""
+    """The operation behind `token_logprobs`, with a backward pass that recomputes the logits.
+
+    d log p_y / dz = onehot(y) − p and dH / dz_j = −p_j·(log p_j + H), with z the logits divided by the temperature.
+    """
 
     @staticmethod
     def forward(

@@ -1,26 +1,27 @@
-"""Weighted reductions. Everything that averages over tokens goes through here."""
+"""Weighted reductions, used wherever an average over tokens is computed."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 
 def weighted_mean(x: Float[Tensor, "*s"], weight: Float[Tensor, "*s"], total: float | None = None) -> Float[Tensor, ""]:
-    """Σ w·x / total; `total` defaults to Σ w of this very batch, and a batch without weight has mean 0."""
-    # Padding may hold anything, NaN included, and 0 · NaN is NaN: it is replaced, not multiplied away.
+    """Return Σ w·x / total; `total` defaults to Σ w of this batch, and the mean of a batch with zero weight is 0."""
+    # Padding may hold anything, including NaN, and 0 · NaN is NaN. So it is replaced instead of multiplied by 0.
     weighted = (weight * x).masked_fill(weight == 0, 0.0).sum()
     return weighted / (weight.sum().clamp_min(1e-8) if total is None else total)
 
 
 def weighted_var(x: Float[Tensor, "*s"], weight: Float[Tensor, "*s"]) -> Float[Tensor, ""]:
-    """Σ w·(x − mean)² / Σ w: the biased variance, defined for a single token as well."""
+    """Return Σ w·(x − mean)² / Σ w: the biased variance, which is defined even for a single token."""
     return weighted_mean((x - weighted_mean(x, weight)) ** 2, weight)
 
 
 def whiten(x: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], shift_mean: bool = True) -> Float[Tensor, "B T"]:
-    """Unit variance over the masked tokens, zero mean unless `shift_mean` is off; zero on padding.
+    """Scale to unit variance over the masked tokens, and shift to zero mean unless `shift_mean` is false.
 
-    As `masked_whiten` in arXiv:1909.08593's code and TRL: rewards are scaled with `shift_mean=False`, which keeps
-    their mean. The variance is the biased one, so one token gives 0 instead of NaN.
+    The result is 0 on padding. Like `masked_whiten` in the code of arXiv:1909.08593 and in TRL: rewards are scaled with
+    `shift_mean=False`, which keeps their mean. The variance is the biased one, so that a single token does not give
+    NaN; with `shift_mean`, it gives 0.
     """
     mean = weighted_mean(x, mask)
     scaled = (x - mean) * (weighted_var(x, mask) + 1e-8).rsqrt()

@@ -1,13 +1,13 @@
-"""Several sequences in one row, so that a batch of uneven lengths is hardly padded."""
+"""Packing several sequences into one row, so that a batch of uneven lengths needs little padding."""
 
 from collections.abc import Sequence
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of sequences for each row of at most `capacity` tokens.
+    """Return the indices of the sequences in each row of at most `capacity` tokens.
 
-    First-fit decreasing (Johnson 1973): at most 11/9 of the fewest possible rows, and one. A sequence longer than the
-    capacity has a row to itself.
+    First-fit decreasing (Johnson 1973) needs at most 11/9 of the minimum number of rows, plus one. A sequence longer
+    than the capacity gets a separate row.
     """
     rows: list[list[int]] = []
     room: list[int] = []

@@ -1,9 +1,10 @@
 """Losses over pairs of a chosen and a rejected response: one number per pair.
 
-The DPO family sees Δ = chosen log-ratio − rejected log-ratio, where a log-ratio is log π(y|x) − log π_ref(y|x) of a
-whole response (`ratios.log_ratio`). Three variants are other inputs to the same functions, and no functions of their
-own: *length-normalised* takes log-ratios divided by the response's tokens (`ratios.mean_log_ratio`; arXiv:2411.15124,
-eq. 6), *reference-free* takes log π(y|x) alone, and both together are SimPO without its margin (arXiv:2405.14734).
+The losses of the DPO family depend on Δ = chosen log-ratio − rejected log-ratio, where a log-ratio is
+log π(y|x) − log π_ref(y|x) of a whole response (`ratios.log_ratio`). Three variants are the same functions with
+different inputs: *length-normalised* takes log-ratios divided by the number of tokens in the response
+(`ratios.mean_log_ratio`; arXiv:2411.15124, eq. 6), *reference-free* takes log π(y|x) alone, and the combination of both
+is SimPO without its margin (arXiv:2405.14734).
 """
 
 from jaxtyping import Float
@@ -14,17 +15,17 @@ from torch.nn.functional import logsigmoid
 def bradley_terry(
     chosen: Float[Tensor, " B"], rejected: Float[Tensor, " B"], margin: Float[Tensor, " B"]
 ) -> Float[Tensor, " B"]:
-    """−log σ(r_chosen − r_rejected − m) (arXiv:2203.02155, eq. 1; the margin m: arXiv:2307.09288, eq. 2).
+    """Return −log σ(r_chosen − r_rejected − m) (arXiv:2203.02155, eq. 1; the margin m: arXiv:2307.09288, eq. 2).
 
-    A margin of 0 is the plain Bradley–Terry likelihood.
+    A margin of 0 gives the plain Bradley–Terry likelihood.
     """
     return -logsigmoid(chosen - rejected - margin)
 
 
 def centring(chosen: Float[Tensor, " B"], rejected: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """(r_chosen + r_rejected)², which a reward model adds times a small η (arXiv:2312.09244, section 2).
+    """Return (r_chosen + r_rejected)², which a reward model adds with a small weight η (arXiv:2312.09244, section 2).
 
-    Bradley–Terry sees differences only; this fixes the zero it leaves free.
+    Bradley–Terry depends only on differences of rewards; this term determines their zero point.
     """
     return (chosen + rejected) ** 2
 
@@ -32,10 +33,11 @@ def centring(chosen: Float[Tensor, " B"], rejected: Float[Tensor, " B"]) -> Floa
 def dpo(
     chosen_logratio: Float[Tensor, " B"], rejected_logratio: Float[Tensor, " B"], beta: float, label_smoothing: float
 ) -> Float[Tensor, " B"]:
-    """−(1 − ε)·log σ(β·Δ) − ε·log σ(−β·Δ) (arXiv:2305.18290, eq. 7).
+    """Return −(1 − ε)·log σ(β·Δ) − ε·log σ(−β·Δ) (arXiv:2305.18290, eq. 7).
 
-    ε = `label_smoothing` is the share of pairs taken to be labelled the wrong way round: conservative DPO
-    (https://ericmitchell.ai/cdpo.pdf, eq. 3). With ε = 0 it is DPO, and log 2 where policy and reference agree.
+    ε = `label_smoothing` is the assumed share of pairs with swapped labels: conservative DPO
+    (https://ericmitchell.ai/cdpo.pdf, eq. 3). With ε = 0, it is plain DPO. The loss is log 2 if policy and reference
+    agree.
     """
     logit = beta * (chosen_logratio - rejected_logratio)
     return -(1 - label_smoothing) * logsigmoid(logit) - label_smoothing * logsigmoid(-logit)
@@ -44,9 +46,9 @@ def dpo(
 def ipo(
     chosen_logratio: Float[Tensor, " B"], rejected_logratio: Float[Tensor, " B"], beta: float
 ) -> Float[Tensor, " B"]:
-    """(Δ − 1/(2·β))² (arXiv:2310.12036, eq. 17, where β is called τ).
+    """Return (Δ − 1/(2·β))² (arXiv:2310.12036, eq. 17, where β is called τ).
 
-    TRL, on the word of the paper's authors, gives it log-ratios per token.
+    TRL passes log-ratios per token, as confirmed by the paper's authors.
     """
     return (chosen_logratio - rejected_logratio - 1 / (2 * beta)) ** 2
 
@@ -54,5 +56,5 @@ def ipo(
 def hinge(
     chosen_logratio: Float[Tensor, " B"], rejected_logratio: Float[Tensor, " B"], beta: float
 ) -> Float[Tensor, " B"]:
-    """max(0, 1 − β·Δ) (SLiC, arXiv:2305.10425; on log-ratios as in RSO, arXiv:2309.06657, section 3)."""
+    """Return max(0, 1 − β·Δ) (SLiC, arXiv:2305.10425; on log-ratios as in RSO, arXiv:2309.06657, section 3)."""
     return (1 - beta * (chosen_logratio - rejected_logratio)).clamp_min(0.0)

@@ -1,4 +1,4 @@
-"""How much likelier a token, or a whole response, has become: π over π_old, the sampler or the reference."""
+"""Probability ratios of tokens and whole responses: π over π_old, the sampler or the reference."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -7,36 +7,37 @@ from torch import Tensor
 def log_ratio(
     logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]
 ) -> Float[Tensor, " B"]:
-    """Σ_t log π(y_t) − log π_old(y_t) = log π(y|x) − log π_old(y|x) of whole responses; 0 for an empty one."""
+    """Return Σ_t log π(y_t) − log π_old(y_t) = log π(y|x) − log π_old(y|x) of whole responses; 0 for an empty one."""
     return response_sum(logprob - old_logprob, mask)
 
 
 def mean_log_ratio(
     logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]
 ) -> Float[Tensor, " B"]:
-    """The same per token: divided by |y|."""
+    """Return the log-ratio divided by the number of tokens |y|; 0 for an empty response."""
     return log_ratio(logprob, old_logprob, mask) / mask.sum(1).clamp_min(1.0)
 
 
 def token_ratio(logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """ρ_t = π(y_t)/π_old(y_t) (arXiv:1707.06347, section 3)."""
+    """Return ρ_t = π(y_t)/π_old(y_t) (arXiv:1707.06347, section 3)."""
     return (logprob - old_logprob).exp()
 
 
 def sequence_ratio(
     logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]
 ) -> Float[Tensor, " B"]:
-    """(π(y|x)/π_old(y|x))^(1/|y|) = s, the geometric mean of the token ratios (GSPO, arXiv:2507.18071, eq. 7)."""
+    """Return s = (π(y|x)/π_old(y|x))^(1/|y|), the geometric mean of token ratios (GSPO, arXiv:2507.18071, eq. 7)."""
     return mean_log_ratio(logprob, old_logprob, mask).exp()
 
 
 def sequence_token_ratio(
     logprob: Float[Tensor, "B T"], old_logprob: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """sg[s]·π(y_t)/sg[π(y_t)] (GSPO-token, arXiv:2507.18071, eq. 14; sg stops the gradient).
+    """Return sg[s]·π(y_t)/sg[π(y_t)] (GSPO-token, arXiv:2507.18071, eq. 14; sg stops the gradient).
 
-    Every token has the value of its response's ratio, and a gradient through its own log-probability only. Averaged
-    over a response whose tokens share an advantage it has GSPO's own gradient, s·Â·mean_t ∇ log π(y_t).
+    The value at every token is the ratio of its response; the gradient flows only through the token's own
+    log-probability. Averaged over a response whose tokens share an advantage, the gradient is that of GSPO,
+    s·Â·mean_t ∇ log π(y_t).
     """
     ratio = sequence_ratio(logprob, old_logprob, mask).detach()
     return ratio[:, None] * (logprob - logprob.detach()).exp()
@@ -45,15 +46,15 @@ def sequence_token_ratio(
 def truncated_importance(
     logprob: Float[Tensor, "B T"], sampler_logprob: Float[Tensor, "B T"], cap: float
 ) -> Float[Tensor, "B T"]:
-    """min(π_old(y_t)/π_sampler(y_t), cap), without gradient (Ionides 2008, doi:10.1198/106186008X320456).
+    """Return min(π_old(y_t)/π_sampler(y_t), cap), without gradient (Ionides 2008, doi:10.1198/106186008X320456).
 
-    It corrects for tokens that were sampled from another distribution than the one that is scored, whether another
-    inference engine, another precision or a filter is the reason; the cap bounds its variance.
+    It corrects for a difference between the distribution that is sampled from and the one that is scored, whether due
+    to a different inference engine, a different precision or a filter. The cap bounds the variance.
     """
     return (logprob - sampler_logprob).detach().exp().clamp_max(cap)
 
 
 def response_sum(x: Float[Tensor, "B T"], mask: Float[Tensor, "B T"]) -> Float[Tensor, " B"]:
-    """Σ_t x_t over the tokens of each response."""
-    # Padding may hold anything, NaN included, and 0 · NaN is NaN: it is replaced, not multiplied away.
+    """Return Σ_t x_t over the tokens of each response."""
+    # Padding may hold anything, including NaN, and 0 · NaN is NaN. So it is replaced instead of multiplied by 0.
     return x.masked_fill(mask == 0, 0.0).sum(1)

@@ -1,4 +1,4 @@
-"""The signal of every token: a penalty for leaving the reference, and the response's score on its last token."""
+"""Token rewards: a KL penalty on every token, and the score of the response on its last token."""
 
 import torch
 from jaxtyping import Float
@@ -10,9 +10,9 @@ from cavesson.ops.ratios import response_sum
 def token_rewards(
     score: Float[Tensor, " B"], kl: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], coef: float
 ) -> Float[Tensor, "B T"]:
-    """r_t = −β·KL_t, plus the score at the last token of the response (arXiv:1909.08593, eq. 2).
+    """Return r_t = −β·KL_t, plus the score at the last token of the response (arXiv:1909.08593, eq. 2).
 
-    An empty response has no token to carry its score and stays all zero.
+    An empty response has no token that could carry its score, so its rewards are all 0.
     """
     penalty = (-coef * kl * mask).masked_fill(mask == 0, 0.0)
     lengths = mask.sum(1).long()
@@ -23,10 +23,13 @@ def token_rewards(
 def penalised(
     score: Float[Tensor, " B"], kl: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], coef: float
 ) -> Float[Tensor, " B"]:
-    """What a whole response earns when it is one action: r − β·Σ_t KL_t (arXiv:2402.14740, section 2)."""
+    """Return r − β·Σ_t KL_t, the reward of a whole response treated as one action (arXiv:2402.14740, section 2)."""
     return score - coef * response_sum(kl, mask)
 
 
 def soft_overlong(length: Float[Tensor, " B"], limit: int, buffer: int) -> Float[Tensor, " B"]:
-    """0 up to limit − buffer tokens, then falling in a straight line to −1 at the limit (arXiv:2503.14476, eq. 13)."""
+    """Return the soft penalty for overlong responses (arXiv:2503.14476, eq. 13).
+
+    It is 0 up to limit − buffer tokens and then decreases linearly to −1 at the limit.
+    """
     return ((limit - buffer - length) / buffer).clamp(-1.0, 0.0)

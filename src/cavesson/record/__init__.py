@@ -1,4 +1,4 @@
-"""The record of a run: every token of every rollout, written while training and read without it."""
+"""The record of a run: every token of every rollout, written during training and readable without it."""
 
 from cavesson.record.compaction import compact, write_rollouts
 from cavesson.record.lock import Lock, LockedError

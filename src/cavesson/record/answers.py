@@ -1,4 +1,4 @@
-"""An answer to a query as text that programs read."""
+"""Convert the answer to a query to CSV or JSON."""
 
 import json
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def to_csv(answer: "Answer") -> str:
-    """Return CSV with a line of names; texts are in quotes, null is nothing, lists and maps are JSON."""
+    """Return CSV with a header line; strings are quoted, null is empty, lists and maps are JSON."""
     lines = [",".join(map(quoted, answer.columns)), *(",".join(map(_cell, row)) for row in _rows(answer))]
     return "".join(f"{line}\n" for line in lines)
 
 
 def to_json(answer: "Answer") -> str:
-    """Return a JSON array with an object per line; what JSON has no value for, such as a date, is its text.
+    """Return a JSON array with one object per line; values without a JSON type, such as dates, become strings.
 
     Raises:
-        UserError: two columns have one name.
+        UserError: Two columns have the same name.
     """
     double = next((name for name in answer.columns if answer.columns.count(name) > 1), None)
     if double is not None:
@@ -34,7 +34,7 @@ def to_json(answer: "Answer") -> str:
 
 
 def _rows(answer: "Answer") -> Iterator[list[Any]]:
-    """The rows, in which maps from texts, such as the parts of a reward, are objects and not lists of pairs."""
+    """Yield the rows with string-keyed maps, such as the parts of a reward, as dictionaries, not lists of pairs."""
     maps = [kind.startswith("map<string,") for kind in answer.types]
     for row in answer.rows:
         yield [dict(value) if is_map and value is not None else value for value, is_map in zip(row, maps, strict=True)]

@@ -1,4 +1,4 @@
-"""Starting pyarrow without pandas."""
+"""Start pyarrow without loading pandas."""
 
 import sys
 from importlib.abc import MetaPathFinder
@@ -7,13 +7,13 @@ import pyarrow as pa
 
 
 def without_pandas() -> None:
-    """Lets pyarrow find no pandas, which it would load with the first array: a third of a second.
+    """Keep pyarrow from loading pandas with the first array, which saves a third of a second.
 
-    For a process in which nothing needs it; what imports pandas itself still gets it.
+    For processes that do not need pandas; code that imports pandas itself is not affected.
     """
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
-    pa.array([])  # it looks for pandas once
+    pa.array([])  # pyarrow looks for pandas only once
     sys.meta_path.remove(finder)
 
 

@@ -1,4 +1,4 @@
-"""Keeps the board's processes small."""
+"""Limit the memory and CPU use of the board's processes."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from cavesson.record.arrow import without_pandas
 
-# Names of malloc.h.
+# Constants from malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 ARENAS = 2
 LARGE = 1 << 20
@@ -22,13 +22,13 @@ to memory that was used before."""
 
 
 def small_process(large: int = LARGE) -> None:
-    """Spares memory, and a third of a second at the start.
+    """Save memory, and a third of a second at startup.
 
-    pyarrow looks for no pandas. And memory that is free goes back to the system: a server's threads would each keep a
-    heap of their own otherwise.
+    pyarrow does not load pandas, and free memory is returned to the system; otherwise, each thread of a server would
+    keep a separate heap.
 
     Args:
-        large: Bytes of a piece of memory that goes back at once.
+        large: Size in bytes from which a block of memory is returned to the system as soon as it is freed.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -40,20 +40,20 @@ def small_process(large: int = LARGE) -> None:
 
 
 def yield_cpu(niceness: int) -> None:
-    """Let other processes of the machine go first; Windows has no such numbers, and there nothing changes."""
+    """Give other processes on the machine priority by raising the nice value; has no effect on Windows."""
     if sys.platform != "win32":
         os.nice(niceness)
 
 
 @contextmanager
 def without_ctrl_c() -> Iterator[None]:
-    """Processes that are started in this block never get Ctrl-C, not even while they import: who started them does."""
+    """Block Ctrl-C for processes started in this block, even while they import; only the parent receives it."""
     if sys.platform == "win32":
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # it would unblock the signal
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

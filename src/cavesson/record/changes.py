@@ -1,4 +1,4 @@
-"""What is new in a record since a reader last looked."""
+"""Find what is new in a record since a reader last looked."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from cavesson.record.storage import Storage
 
 
 class Changes(NamedTuple):
-    """The record now, and where it begins to differ from what the reader knew."""
+    """The current record, and the first step at which it differs from what the reader knew."""
 
     cursor: str
     """to be given the next time"""
@@ -19,11 +19,11 @@ class Changes(NamedTuple):
 
 
 def changes(files: Storage, now: Snapshot, cursor: str | None) -> Changes:
-    """Compares the record with what a cursor knew; merging segments is no change.
+    """Compare the record with the state in a cursor; merging segments does not count as a change.
 
     Args:
-        files: The run.
-        now: What is there.
+        files: Storage of the run.
+        now: Current snapshot of the run.
         cursor: From an earlier call; None = the reader knows nothing.
 
     Raises:
@@ -40,19 +40,19 @@ def changes(files: Storage, now: Snapshot, cursor: str | None) -> Changes:
 
 
 def _new_steps(files: Storage, segments: Iterable[Segment], known: Mapping[str, int | None]) -> list[int]:
-    """Returns the first step of everything that the reader does not know, or that has grown since.
+    """Return the first step of each segment that the reader does not know, or that has grown since.
 
     Args:
-        files: The run.
-        segments: What is there.
-        known: Stems, with the size of the file where it was the newest.
+        files: Storage of the run.
+        segments: Current segments.
+        known: Stem → size of the rows file if the segment could still grow, None otherwise.
     """
     found = listing(files)
     sources = {segment.stem: m.replaces["rows"] for m in found.manifests for segment in m.outputs["rows"]}
     stems: list[str] = []
     for segment in segments:
         if segment.stem not in known:
-            # Of what was merged, only that matters which counted before.
+            # Of the merged sources, only those matter that were not superseded.
             merged = [stem for stem in sources.get(segment.stem, []) if _counted(stem, segment)]
             stems += merged or [segment.stem]
         elif known[segment.stem] is not None:
@@ -64,7 +64,7 @@ def _grown(files: Storage, stem: str, size: int | None) -> bool:
     try:
         return size is not None and files.size(f"record/rows-{stem}.parquet") != size
     except FileNotFoundError:
-        return True  # merged and removed: nobody can tell any more
+        return True  # merged and removed: it can no longer be determined
 
 
 def _counted(stem: str, segment: Segment) -> bool:

@@ -1,9 +1,9 @@
-"""Many small segments become few large ones, while others read and write.
+"""Merge many small segments into a few large ones while other processes read and write.
 
-What is merged is written beside its sources; a manifest in ``compactions/`` then takes their place, and its appearing
-is the moment of the change. The sources are deleted by the next compaction, so that who has just listed them can still
-read them. A kill at any moment leaves the sources or the manifest: nothing is lost and nothing is there twice.
-Every process merges only what it wrote itself, so there are no locks.
+The merged segments are written beside their sources. A manifest in ``compactions/`` then replaces the sources; the
+change takes effect atomically when the manifest appears. The next compaction deletes the sources, so that a reader that
+has just listed them can still read them. A kill at any moment leaves either the sources or the manifest in force:
+nothing is lost or counted twice. Each process merges only what it wrote itself, so no locks are needed.
 """
 
 import re
@@ -34,15 +34,16 @@ def compact(
     ended: bool = True,
     go_on: Callable[[], None] = lambda: None,
 ) -> int:
-    """Merges small segments into large ones and returns how many were merged.
+    """Merge small segments into large ones and return the number of merged segments.
 
     Args:
         place: Run folder.
-        rank: Only what this process wrote, by whom alone it is called; None = all of the run.
+        rank: Merge only what this process wrote; only that process may call it. None = the whole run.
         before: (attempt, step) of the first segment that may still grow; None = all are closed.
-        ended: Whether nobody writes the run any more: then all of it is merged, and what was merged is deleted at once.
-            Otherwise each process's newest step stays as it is, and the next compaction deletes.
-        go_on: Called after every step; what it raises ends the work, and the run is as it was.
+        ended: Whether no process writes the run any more. If so, everything is merged, and for the whole run
+            (``rank`` is None) the sources are deleted at once. Otherwise the newest step of each process stays as it
+            is, and the next compaction deletes the sources.
+        go_on: Called before every step; an exception that it raises aborts the merge and leaves the run unchanged.
     """
     files = storage(place)
     _sweep(files, rank)
@@ -52,7 +53,7 @@ def compact(
     except FileNotFoundError:
         if _committed(listing(files)) == _committed(found):
             raise
-        # Somebody else has just merged the same.
+        # Another process has just merged the same segments.
         return compact(files, rank, before, ended=ended, go_on=go_on)
     if rank is None and ended:
         _sweep(files, rank)
@@ -60,14 +61,14 @@ def compact(
 
 
 class _Choice(NamedTuple):
-    """What is merged."""
+    """The selection of segments to merge."""
 
     rank: int | None
     before: tuple[int, int] | None
     ended: bool
 
     def closed(self, segments: list[Segment]) -> list[Segment]:
-        """Returns the small segments that nothing is added to."""
+        """Return the small segments that can no longer grow."""
         open_ones = set() if self.ended else growing(segments)
         closed = [segment for segment in segments if not segment.compacted and segment not in open_ones]
         return [s for s in closed if self.before is None or (s.attempt, s.first) < self.before]
@@ -92,7 +93,7 @@ def _compact(files: Storage, found: Listing, choice: _Choice, go_on: Callable[[]
 
 
 def _label(writer: str) -> str:
-    """Returns a name that nothing else has, with the time in it."""
+    """Return a unique name that contains the time."""
     return f"{writer}-{int(time.time()):08x}{uuid4().hex[:8]}"
 
 
@@ -101,7 +102,7 @@ def _committed(found: Listing) -> set[tuple[Kind, str]]:
 
 
 def write_rollouts(place: Place, attempt: int, rows: pa.Table, tokens: pa.Table) -> None:
-    """Writes rollouts of any steps as one large segment, at once: for who has many of them.
+    """Write rollouts of any steps as one large segment, for callers that have many of them at once.
 
     Args:
         place: Run folder.
@@ -113,7 +114,7 @@ def write_rollouts(place: Place, attempt: int, rows: pa.Table, tokens: pa.Table)
 
 
 def write_uncommitted(place: Place, attempt: int, rows: pa.Table, tokens: pa.Table) -> Segment:
-    """As ``write_rollouts``, but nobody sees the segment before ``commit`` has been called with it."""
+    """Like ``write_rollouts``, but readers see the segment only after ``commit`` is called with it."""
     files = storage(place)
     steps = rows["step"].to_numpy()
     first, last = int(steps.min()), int(steps.max())
@@ -123,7 +124,7 @@ def write_uncommitted(place: Place, attempt: int, rows: pa.Table, tokens: pa.Tab
 
 
 def commit(place: Place, segments: Sequence[Segment]) -> None:
-    """Makes segments that ``write_uncommitted`` returned part of the record, all at once."""
+    """Add segments that ``write_uncommitted`` returned to the record, atomically."""
     if not segments:
         return
     nothing: dict[Kind, list[str]] = {"rows": [], "steps": []}
@@ -135,7 +136,7 @@ def _by_kind(found: Listing) -> list[tuple[Kind, list[Segment]]]:
 
 
 def _groups(files: Storage, kind: Kind, segments: list[Segment], choice: _Choice) -> list[list[Segment]]:
-    """Returns what is to become one file each; attempts stay apart."""
+    """Return the groups of segments to merge into one file each; attempts are kept separate."""
     mine = [segment for segment in segments if choice.rank is None or segment.rank == choice.rank]
     closed = choice.closed(mine)
     groups = []
@@ -148,10 +149,10 @@ def _groups(files: Storage, kind: Kind, segments: list[Segment], choice: _Choice
 
 
 def _worth_merging(own: list[Segment], lines: int, everything: bool) -> dict[Segment, int]:
-    """Returns compacted segments to write again, with their lines.
+    """Return the compacted segments to rewrite, with their number of rows.
 
-    A recorder takes the newest ones that are at most twice as large as what comes to them: so a line is written again
-    only as often as its file doubles, and the number of files grows with the logarithm of the lines.
+    A recorder takes the newest ones that are at most twice as large as what is added to them. A row is therefore
+    rewritten only as often as its file doubles, and the number of files grows with the logarithm of the rows.
     """
     found = {}
     for segment in sorted(own, key=lambda segment: segment.last, reverse=True):
@@ -165,7 +166,7 @@ def _worth_merging(own: list[Segment], lines: int, everything: bool) -> dict[Seg
 
 
 def _cut(lines: dict[Segment, int]) -> list[list[Segment]]:
-    """Returns the segments in the order of their steps, in groups of about ``FILE_LINES``; a step stays together."""
+    """Return the segments ordered by step, in groups of about ``FILE_LINES`` rows; steps are never split."""
     groups: list[list[Segment]] = [[]]
     size = 0
     for segment in sorted(lines, key=lambda segment: (segment.first, segment.stem)):
@@ -180,7 +181,7 @@ def _cut(lines: dict[Segment, int]) -> list[list[Segment]]:
 def _merge(
     files: Storage, kind: Kind, group: list[Segment], rank: int | None, label: str, go_on: Callable[[], None]
 ) -> Segment:
-    """Writes one large file of the group's."""
+    """Merge a group of segments into one large segment."""
     first, last = min(segment.first for segment in group), max(segment.last for segment in group)
     attempt = group[0].attempt
     stem = f"c-{first:08d}-{last:08d}-{attempt:04d}-{label}"
@@ -190,7 +191,7 @@ def _merge(
 
 
 def _sweep(files: Storage, rank: int | None) -> None:
-    """Deletes what earlier compactions of this writer replaced or, killed, left behind."""
+    """Delete the files that earlier compactions of this writer replaced, or left behind when killed."""
     found = listing(files)
     for name in found.lost:
         files.delete(f"{MANIFESTS}/{name}")
@@ -199,7 +200,7 @@ def _sweep(files: Storage, rank: int | None) -> None:
     _delete(files, {file for m in found.manifests if mine.fullmatch(m.name) for file in m.replaced()}, found.names)
     named = {output for manifest in found.manifests for output in manifest.written()}
     for manifest in found.manifests:
-        # Only when nothing of it counts any more, and no other manifest has what it keeps from counting again.
+        # Only if all its outputs are replaced, and none of the sources it hides is the output of another manifest.
         written = manifest.written()
         if mine.fullmatch(manifest.name) and written and written <= replaced and named.isdisjoint(manifest.replaced()):
             files.delete(f"{MANIFESTS}/{manifest.name}")
@@ -207,7 +208,7 @@ def _sweep(files: Storage, rank: int | None) -> None:
 
 
 def _delete_orphans(files: Storage, rank: int | None) -> None:
-    """Deletes large files of this writer that no manifest names: it was killed before it was done."""
+    """Delete large files of this writer that no manifest names, left behind when it was killed."""
     writer = "all" if rank is None else f"{rank:04d}"
     own = re.compile(
         rf"\.?(?:rows|tokens|rollups|steps)-(c-\d+-\d+-\d+-{writer}-([0-9a-f]{{8}})\w+)\.parquet(?:\.\w+)?"
@@ -216,13 +217,13 @@ def _delete_orphans(files: Storage, rank: int | None) -> None:
     known = {segment.stem for m in found.manifests for segments in m.outputs.values() for segment in segments}
     for name in found.names:
         match = own.fullmatch(name)
-        # A process has its number for itself, but a whole run may be merged by two who do not know of each other.
+        # Ranks are unique, but two processes may merge a whole run without knowing of each other.
         if match and match[1] not in known and (rank is not None or time.time() - int(match[2], 16) > ABANDONED):
             files.delete(f"record/{name}")
 
 
 def _delete(files: Storage, segments: set[tuple[Kind, str]], names: list[str] | None = None) -> None:
-    """Deletes all files of segments, those that commit first: without its rows a segment is not there."""
+    """Delete all files of segments, the committing ones first: without its rows, a segment does not exist."""
     for kind, stem in segments:
         kinds: tuple[Kind, ...] = ("rows", "tokens", "rollups") if kind == "rows" else ("steps",)
         for name in (file_name(each, stem) for each in kinds):

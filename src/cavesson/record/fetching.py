@@ -1,4 +1,4 @@
-"""Rollouts of known keys: little more of the files is read than what they are in."""
+"""Fetch rollouts by key, reading little more of the files than the parts that contain them."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _PLACES = [column.name for column in PLACE_COLUMNS]
 
 
 def fetched(storage: Storage, found: Snapshot, keys: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
-    """Returns the rows of some rollouts, by step and sample, in the order asked for.
+    """Return the rows of some rollouts, given by step and sample, in the requested order.
 
     Raises:
         UserError: The record has no such rollout.
@@ -40,7 +40,7 @@ def fetched(storage: Storage, found: Snapshot, keys: Sequence[tuple[int, int]], 
 
 
 def fetched_tokens(storage: Storage, found: Snapshot, step: int, keys: Array) -> pa.Table:
-    """Returns the tokens of some rollouts of a step, in no order."""
+    """Return the tokens of some rollouts of a step, unordered."""
     parts = [arrow_schema(TOKEN_COLUMNS).empty_table()]
     for segment in with_steps(found.rows, {step}):
         tables, _ = lines_of_keys(storage, segment, _PLACES, keys)
@@ -55,7 +55,7 @@ def _rollouts_of(storage: Storage, found: Snapshot, step: int) -> int:
 
 
 def _tokens_in(storage: Storage, segment: Segment, step: int, keys: Array, places: pa.Table) -> pa.Table:
-    """Returns the tokens in one segment of rollouts, whose places it tells."""
+    """Return the tokens that one segment has of the rollouts, using their recorded places if there are any."""
 
     def wanted(tokens: pa.Table) -> pa.Table:
         return tokens.filter(pa.array(np.isin(rollout_keys(tokens), keys)))
@@ -67,5 +67,5 @@ def _tokens_in(storage: Storage, segment: Segment, step: int, keys: Array, place
         tokens = wanted(lines_at(storage, segment, "tokens", None, first, between))
         if tokens.num_rows == count.sum():
             return tokens
-    # An older record does not say where the tokens are, or more has just been added to the step.
+    # An older record lacks the places of the tokens, or rollouts have just been added to the step.
     return wanted(lines_of_steps(storage, segment, "tokens", None, {step}))

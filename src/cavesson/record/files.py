@@ -1,4 +1,4 @@
-"""Writing files on this machine that readers see whole or not at all."""
+"""Write local files atomically: readers see the whole file or none."""
 
 import json
 import os
@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a hidden file beside ``path`` that takes its name once all of it is on disk.
+    """Open a hidden file beside ``path`` that is renamed to ``path`` once it is completely on disk.
 
-    The hidden file has a name of its own, so that two processes which write the same file do not write into one.
+    The hidden file has a unique name, so that two processes that write the same path do not share a file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -41,6 +41,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Writes Parquet, compressed by zstd."""
+    """Write a Parquet file compressed with zstd."""
     with replacing(path) as file:
         pq.write_table(table, file, compression="zstd")

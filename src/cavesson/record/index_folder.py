@@ -1,4 +1,4 @@
-"""Where what is derived from a run lies: the board's index, and what the doctor found."""
+"""Locate the data derived from a run: the board's index and the doctor's findings."""
 
 import hashlib
 import json
@@ -9,9 +9,9 @@ from cavesson.record.reader import Run
 
 
 def index_folder(run: Run) -> Path:
-    """Returns ``RUN/index``, or a folder in the user's cache where the run is remote or may not be written."""
+    """Return ``RUN/index``, or a folder in the user's cache if the run is remote or not writable."""
     root = local_folder(run)
-    # A folder that is to become a run stays as it is until then.
+    # A folder that is yet to become a run is left unchanged until then.
     if root is not None and run.info and _may_be_written(root / "index"):
         return root / "index"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -21,7 +21,7 @@ def index_folder(run: Run) -> Path:
 
 
 def _may_be_written(folder: Path) -> bool:
-    """Whether a folder is ours to write: a run from somebody else may hold links to files that are not part of it."""
+    """Whether a folder may be written: a run from an untrusted source may contain links to files outside it."""
     if not os.path.lexists(folder):
         return os.access(folder.parent, os.W_OK)
     is_folder = folder.is_dir() and not folder.is_symlink() and os.access(folder, os.W_OK)
@@ -29,10 +29,10 @@ def _may_be_written(folder: Path) -> bool:
 
 
 def local_folder(run: Run) -> Path | None:
-    """Returns the folder of a run, or None if it is not on this machine."""
+    """Return the folder of a run, or None if it is not on this machine."""
     return Path(run.storage.root) if run.storage.filesystem is None else None
 
 
 def fingerprint(run: Run) -> str:
-    """Returns what tells one run from another that was put into the same folder later."""
+    """Return a hash that distinguishes a run from another one that is put into the same folder later."""
     return hashlib.sha256(json.dumps(run.info, sort_keys=True, default=str).encode()).hexdigest()[:16]

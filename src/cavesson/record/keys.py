@@ -1,4 +1,4 @@
-"""A rollout's key, step and sample, as one number, and what tokens belong to by it."""
+"""Combine the step and sample of a rollout into one key, and match tokens to their rows by it."""
 
 import numpy as np
 import pyarrow as pa
@@ -7,22 +7,22 @@ from cavesson.record.precision import Array
 
 
 def rollout_keys(table: pa.Table) -> Array:
-    """Returns [N] int64 of ``step`` and ``sample``, in whose order rollouts are."""
+    """Return [N] int64 keys of ``step`` and ``sample``, which sort like (step, sample)."""
     return np.asarray((table["step"].to_numpy().astype(np.int64) << 32) + table["sample"].to_numpy())
 
 
 def starts_of_runs(values: Array) -> Array:
-    """Returns where values begin that are not as the one before."""
+    """Return the start index of each run of equal values."""
     return np.append(0, np.flatnonzero(values[1:] != values[:-1]) + 1)[: len(values)]
 
 
 def rows_of_tokens(rows: pa.Table, tokens: pa.Table) -> tuple[Array, Array]:
-    """Returns which line of ``rows`` each token belongs to, and whether it belongs to any."""
+    """Return the index of each token's row in ``rows``, and whether it has one."""
     own, wanted = rollout_keys(rows), rollout_keys(tokens)
     if not len(own):
         return np.zeros(len(wanted), np.int64), np.full(len(wanted), False)
     order = np.argsort(own)
-    starts = starts_of_runs(wanted)  # the tokens of a rollout mostly stand together: it is looked for once
+    starts = starts_of_runs(wanted)  # tokens of a rollout are mostly contiguous: search only once per run
     at = order[np.minimum(np.searchsorted(own[order], wanted[starts]), len(own) - 1)]
     length = np.diff(starts, append=len(wanted))
     return np.repeat(at, length), np.repeat(own[at] == wanted[starts], length)

@@ -1,4 +1,4 @@
-"""Reading some lines of a segment's files, and no more of the files than these need."""
+"""Read selected rows of a segment's files, and only the row groups that contain them."""
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
@@ -16,14 +16,14 @@ from cavesson.record.storage import Storage
 def lines_of_steps(
     files: Storage, segment: Segment, kind: Kind, columns: Sequence[str] | None, steps: Collection[int] | None
 ) -> pa.Table:
-    """Returns the lines of some steps that no later attempt superseded, in the order of the file.
+    """Return the rows of some steps that no later attempt superseded, in file order.
 
     Args:
-        files: The run.
-        segment: One of it.
-        kind: Which file.
-        columns: Those of them that the file has are returned; all for None.
-        steps: All for None.
+        files: Storage of the run.
+        segment: A segment of the run.
+        kind: Which file of the segment to read.
+        columns: Columns to return, as far as the file has them; None = all.
+        steps: Steps to return; None = all.
     """
     file = open_file(files, segment, kind)
     groups = _groups(file, steps, segment.stop)
@@ -40,14 +40,16 @@ def lines_of_steps(
 def tokens_of_rows(
     files: Storage, segment: Segment, rows: pa.Table, columns: Sequence[str] | None, steps: Collection[int] | None
 ) -> pa.Table:
-    """As ``lines_of_steps``, of a segment that may grow: its tokens are written first, and count with their rows.
+    """Return the tokens of some steps of a growing segment, whose tokens are written before their rows.
+
+    Tokens count only if their row is among ``rows``.
 
     Args:
-        files: The run.
-        segment: One of it.
-        rows: Its rows, read before.
-        columns: ``step`` and ``sample`` among them; all for None.
-        steps: All for None.
+        files: Storage of the run.
+        segment: A segment of the run.
+        rows: Rows of the segment, read before.
+        columns: Columns to return, including ``step`` and ``sample``; None = all.
+        steps: Steps to return; None = all.
     """
     tokens = lines_of_steps(files, segment, "tokens", columns, steps)
     return tokens.filter(pa.array(rows_of_tokens(rows, tokens)[1]))
@@ -56,7 +58,7 @@ def tokens_of_rows(
 def lines_at(
     files: Storage, segment: Segment, kind: Kind, columns: Sequence[str] | None, start: int, count: int | None
 ) -> pa.Table:
-    """Returns the lines from ``start`` on, ``count`` of them or all."""
+    """Return ``count`` rows from ``start`` on, or all from there if ``count`` is None."""
     file = open_file(files, segment, kind)
     bounds = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))])
     end = int(bounds[-1]) if count is None else min(start + count, int(bounds[-1]))
@@ -69,13 +71,13 @@ def lines_at(
 def lines_of_keys(
     files: Storage, segment: Segment, columns: Sequence[str], wanted: Array
 ) -> tuple[list[pa.Table], list[Array]]:
-    """Returns rows by their keys, from each row group that has any: the rows, and which of ``wanted`` they are.
+    """Return rows by key, from each row group that has any: the rows, and their indices in ``wanted``.
 
     Args:
-        files: The run.
-        segment: One of it.
-        columns: Those of them that the file has are returned.
-        wanted: Keys as from ``rollout_keys``, ascending.
+        files: Storage of the run.
+        segment: A segment of the run.
+        columns: Columns to return, as far as the file has them.
+        wanted: Keys as returned by ``rollout_keys``, ascending.
     """
     file = open_file(files, segment, "rows")
     steps = np.unique(wanted >> 32).tolist()
@@ -94,7 +96,7 @@ def lines_of_keys(
 
 
 def open_file(files: Storage, segment: Segment, kind: Kind) -> pq.ParquetFile:
-    """Opens a file of a segment; of one that never changes the metadata are remembered."""
+    """Open a file of a segment; the metadata of compacted segments, which never change, is cached."""
     metadata = _metadata(files, segment.name(kind)) if segment.compacted else None
     return files.parquet(segment.name(kind), metadata)
 
@@ -105,7 +107,7 @@ def _metadata(files: Storage, name: str) -> pq.FileMetaData:
 
 
 def _groups(file: pq.ParquetFile, steps: Collection[int] | None, stop: int) -> list[int]:
-    """Returns the row groups that can have lines of these steps before ``stop``, by the file's statistics."""
+    """Return the row groups that can contain these steps before ``stop``, according to the file's statistics."""
     metadata = file.metadata
     column = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == "step")
     wanted = None if steps is None else np.unique(np.array([step for step in steps if step < stop], np.int64))

@@ -1,4 +1,4 @@
-"""Who writes a run: one process at a time, so that no attempt hides what another one is recording."""
+"""Ensure that only one process writes a run at a time, so that no attempt hides what another is recording."""
 
 import atexit
 import json
@@ -36,33 +36,33 @@ _held: dict[str, "Lock"] = {}
 
 
 def is_free(folder: Path) -> bool:
-    """Whether nothing is in a folder, or no more than a process leaves that was killed before it began a run."""
+    """Whether a folder is absent, empty, or holds only what a process killed before it began a run leaves behind."""
     if not folder.exists():
         return True
     return folder.is_dir() and all(p.name in OWN or p.name.startswith(_BEGUN) for p in folder.iterdir())
 
 
 class LockedError(UserError):
-    """Another process writes the run."""
+    """Raised if another process is writing the run."""
 
 
 class Lock:
-    """The right to write a run, which one process has at a time; a context manager.
+    """The exclusive right to write a run, as a context manager.
 
-    Two things make it. A lock on a file of this machine ends with the process, however it ends: who can take it knows
-    that nobody on this machine writes the run. ``writer.json`` names the process to people and to other machines, which
-    know nothing of each other's processes. A process that records writes a heartbeat into it, so that a job that is
-    started again on another machine can take over from one that was killed; no two clocks are compared. Without a
-    heartbeat, what another machine has left must be removed by hand.
+    The lock has two parts. The first is a lock on a local file, which the operating system releases when the process
+    ends, however it ends: holding it means that no other process on this machine is writing the run. The second is
+    ``writer.json``, which names the process to users and to other machines, which cannot see each other's processes.
+    A recording process writes heartbeats into it, so that a job restarted on another machine can take over from one
+    that was killed; clocks of different machines are never compared. A ``writer.json`` without a heartbeat that
+    another machine left behind must be removed by hand.
 
-    Within one process the latest lock counts: a run is recorded by whoever asked last, and who asked before is told
-    by ``check``.
+    Within one process, the newest lock wins: it takes the run over, and ``check`` raises an error for the older lock.
 
     Args:
         place: Run folder, or a URL.
 
     Raises:
-        LockedError: Another process writes the run; the message names it.
+        LockedError: Another process is writing the run; the message names it.
     """
 
     def __init__(self, place: Place) -> None:
@@ -74,7 +74,7 @@ class Lock:
         self._key = str(self._files.lock_file())
         before = _held.get(self._key)
         if before is not None and before._process != self._process:
-            before = None  # what a fork has copied is held by the other process
+            before = None  # copied by a fork: the parent process holds that lock
         self._file_lock: BaseFileLock = before._file_lock if before else _locked(self._files)
         try:
             if before:
@@ -90,14 +90,14 @@ class Lock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the run is there and still this lock's to write."""
+        """Whether this lock still holds the run."""
         return _held.get(self._key) is self and _owner(self._files) == self._me
 
     def check(self) -> None:
-        """Makes sure that the run is still there and still this lock's to write.
+        """Check that the run still exists and that this lock still holds it.
 
         Raises:
-            UserError: The run was deleted, or somebody else writes it now.
+            UserError: The run was deleted, or another lock or process has taken it over.
         """
         if _held.get(self._key) is not self:
             raise UserError(f"{self._files.root} is recorded by something else of this process, which began later")
@@ -106,18 +106,18 @@ class Lock:
             return
         if owner is not None:
             raise UserError(f"{self._files.root} is written by {_named(owner)} now: this process stops")
-        # Without run.json there is no run any more; writer.json alone may have been removed by somebody in error.
+        # Without run.json the run no longer exists; writer.json alone may have been removed by mistake.
         if not self._files.exists("run.json") or not self._files.create(WRITER, json.dumps(self._me).encode()):
             raise UserError(f"{self._files.root} was deleted or moved while it was being written")
 
     def keep_alive(self) -> None:
-        """Writes heartbeats from another thread until the lock is released."""
+        """Write heartbeats from a background thread until the lock is released."""
         if self._heart is None:
             self._heart = Thread(target=self._beat, name="heartbeat", daemon=True)
             self._heart.start()
 
     def release(self) -> None:
-        """Lets others write the run; a second call does nothing."""
+        """Release the lock so that others can write the run; a second call does nothing."""
         atexit.unregister(self.release)
         if self._process != os.getpid():
             return
@@ -143,16 +143,16 @@ class Lock:
             owner = _owner(self._files)
             if owner is not None and owner["host"] != self._me["host"]:
                 _wait_for_heartbeat(self._files, owner)
-            self._files.delete(WRITER)  # of a process that was killed, perhaps while writing it
+            self._files.delete(WRITER)  # left by a process that was killed, perhaps while writing it
 
     def _end_heartbeats(self) -> None:
         self._released.set()
         if self._heart is not None:
-            self._heart.join()  # a heartbeat must not bring back what is deleted or replaced next
+            self._heart.join()  # a late heartbeat must not restore the file that is deleted or replaced next
 
     def _beat(self) -> None:
         for beats in count():
-            # Storage that cannot be reached raises whatever its library raises. `check` reports what does not pass.
+            # Unreachable storage raises whatever its library raises; `check` reports errors that persist.
             with suppress(Exception):
                 if _owner(self._files) == self._me:
                     with self._files.writing(WRITER) as file:
@@ -162,10 +162,10 @@ class Lock:
 
 
 def _wait_for_heartbeat(files: Storage, owner: dict[str, Any]) -> None:
-    """Returns once the owner, on another machine, is known to be dead or to have released the lock.
+    """Wait until the owner, on another machine, is known to be dead or has released the lock.
 
     Raises:
-        LockedError: It lives, or nobody can tell.
+        LockedError: The owner is alive, or its state cannot be determined.
     """
     seen = _content(files)
     if "heartbeats" not in seen:
@@ -186,7 +186,7 @@ def _wait_for_heartbeat(files: Storage, owner: dict[str, Any]) -> None:
 
 
 def _locked(files: Storage) -> BaseFileLock:
-    """Returns the file lock of a run on this machine, taken."""
+    """Acquire and return the local file lock of a run."""
     file_lock = FileLock(files.lock_file(), blocking=False, thread_local=False)
     try:
         file_lock.acquire()
@@ -195,7 +195,7 @@ def _locked(files: Storage) -> BaseFileLock:
         by = "another process of this machine" if owner is None else _named(owner)
         raise LockedError(f"{files.root} is being written by {by}: stop it, or wait until it has ended") from None
     except OSError as error:
-        # File systems without locks, such as NFS without its lock service, and the lock of another account in /tmp.
+        # File systems without locks, such as NFS without its lock service, or another account's lock in /tmp.
         raise UserError(
             f"{file_lock.lock_file} cannot be locked, so nothing would keep a second process from {files.root}: "
             f"{error.strerror}"
@@ -204,7 +204,7 @@ def _locked(files: Storage) -> BaseFileLock:
 
 
 def _myself() -> dict[str, Any]:
-    """Returns what ``writer.json`` says of this process."""
+    """Return the entry for this process in ``writer.json``."""
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {
         "pid": os.getpid(),
@@ -215,7 +215,7 @@ def _myself() -> dict[str, Any]:
 
 
 def _content(files: Storage) -> dict[str, Any]:
-    """Returns what ``writer.json`` says; nothing if it is not there, or was being written by a process that died."""
+    """Return the content of ``writer.json``; empty if the file is absent or was left incomplete by a dead process."""
     try:
         content: dict[str, Any] = json.loads(files.read(WRITER))
     except (FileNotFoundError, ValueError):
@@ -224,7 +224,7 @@ def _content(files: Storage) -> dict[str, Any]:
 
 
 def _owner(files: Storage) -> dict[str, Any] | None:
-    """Returns the process that ``writer.json`` names, if it names one."""
+    """Return the process that ``writer.json`` names, or None if it names none."""
     content = _content(files)
     content.pop("heartbeats", None)
     return content or None

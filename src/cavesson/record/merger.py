@@ -1,4 +1,4 @@
-"""A recorder's merging of small segments, in a thread that gives way to everything else."""
+"""Merge a recorder's small segments in a low-priority thread."""
 
 import os
 import sys
@@ -10,16 +10,16 @@ from cavesson.record.storage import Storage
 
 
 class _Stopped(Exception):
-    """The merging ends before it is done."""
+    """Raised to stop a merge before it is done."""
 
 
 class Merger:
-    """Merges what one process has written when it is told to, one merging at a time.
+    """Merges the segments that one process has written, on request and one merge at a time.
 
     Args:
-        files: The run.
-        rank: Number of the process.
-        failed: Is told of an exception in the thread, which then ends.
+        files: Storage of the run.
+        rank: Rank of the process.
+        failed: Called with an exception raised in the thread, which then ends.
     """
 
     def __init__(self, files: Storage, rank: int, failed: Callable[[BaseException], None]) -> None:
@@ -32,7 +32,7 @@ class Merger:
         self._thread: Thread | None = None
 
     def merge(self, before: tuple[int, int]) -> None:
-        """Asks for all that is before (attempt, step) to be merged, and does not wait; the latest call counts."""
+        """Request a merge of everything before (attempt, step) without waiting; the latest request counts."""
         with self._changed:
             self._before = before
             self._changed.notify()
@@ -41,7 +41,7 @@ class Merger:
             self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread; a merging that is not done is given up, and what it wrote so far deleted by the next one."""
+        """Stop the thread; an unfinished merge is abandoned, and the next one deletes its partial files."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -50,7 +50,7 @@ class Merger:
 
     def _work(self) -> None:
         if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, 0, 19)  # on Linux that is this thread alone
+            os.setpriority(os.PRIO_PROCESS, 0, 19)  # on Linux, this affects only the current thread
         try:
             while True:
                 with self._changed:

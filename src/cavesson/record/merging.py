@@ -1,4 +1,4 @@
-"""Writing large files: lines of many segments, step by step, so that no more than a step is held in memory."""
+"""Write large files from the rows of many segments, step by step, so that only one step is in memory at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ LEVEL, FAST = 9, 1
 
 
 def write_large(files: Storage, stem: str, rows: pa.Table, tokens: pa.Table) -> None:
-    """Writes rollouts that are in order as one segment, and fast."""
+    """Write rollouts that are already sorted as one segment, with fast compression."""
     tables: dict[Kind, pa.Table] = {"tokens": tokens, "rollups": rollups_of(rows, tokens).sort_by(ORDER), "rows": rows}
     for kind, table in tables.items():
         with _writing(files, kind, stem, table.schema, FAST) as writer:
@@ -32,7 +32,7 @@ def write_large(files: Storage, stem: str, rows: pa.Table, tokens: pa.Table) -> 
 
 
 def merge_rollouts(files: Storage, segments: Sequence[Segment], stem: str, go_on: Callable[[], None]) -> int:
-    """Writes the rollouts of several segments as one, and returns how many there are; ``go_on`` is called per step."""
+    """Write the rollouts of several segments as one and return their number; ``go_on`` is called before each step."""
     schema = _common(files, "rows", segments)
     places = [arrow_schema(PLACE_COLUMNS).field(column.name) for column in PLACE_COLUMNS]
     schema = pa.schema([*(field for field in schema if field.name not in {p.name for p in places}), *places])
@@ -50,7 +50,7 @@ def merge_rollouts(files: Storage, segments: Sequence[Segment], stem: str, go_on
 
 
 def merge_steps(files: Storage, segments: Sequence[Segment], stem: str) -> int:
-    """Writes the metrics of several segments as one, and returns how many steps there are."""
+    """Write the metrics of several segments as one segment and return the number of steps."""
     table = union(*(files.parquet(segment.name("steps")).read() for segment in segments)).sort_by("step")
     with _writing(files, "steps", stem, table.schema) as out:
         out.add(table)
@@ -58,7 +58,13 @@ def merge_steps(files: Storage, segments: Sequence[Segment], stem: str) -> int:
 
 
 def in_order(rows: pa.Table, tokens: pa.Table, start: int = 0) -> tuple[pa.Table, pa.Table]:
-    """Returns rows by step, group and sample, and their tokens in the same order, whose first is line ``start``."""
+    """Return rows sorted by step, group and sample, and their tokens in the same order.
+
+    Args:
+        rows: Rows to sort.
+        tokens: Their tokens; tokens without a row are dropped.
+        start: Line number of the first token in the tokens file.
+    """
     keys = [rows[name].to_numpy() for name in ("sample", "step")]
     if "group" in rows.column_names:
         keys.insert(1, pc.fill_null(rows["group"], -1).to_numpy())
@@ -73,7 +79,7 @@ def in_order(rows: pa.Table, tokens: pa.Table, start: int = 0) -> tuple[pa.Table
 
 
 def _taken(table: pa.Table, order: Array) -> pa.Table:
-    """Returns the lines in this order, which most often is the one that they have."""
+    """Return the rows in this order, without copying if they already have it, which is the usual case."""
     return table if np.array_equal(order, np.arange(len(order))) else table.take(order)
 
 
@@ -88,7 +94,7 @@ def _common(files: Storage, kind: Kind, segments: Sequence[Segment]) -> pa.Schem
 
 
 def _merged(files: Storage, segments: Sequence[Segment], kind: Kind) -> Iterator[tuple[int, pa.Table]]:
-    """Yields the lines of all segments step by step; a file is opened when its first step has come."""
+    """Yield the rows of all segments step by step; each file is opened when its first step is reached."""
     waiting = sorted(segments, key=lambda segment: segment.first, reverse=True)
     reading: list[_Ahead] = []
     while waiting or reading:
@@ -102,11 +108,11 @@ def _merged(files: Storage, segments: Sequence[Segment], kind: Kind) -> Iterator
 
 
 class _Ahead:
-    """A stream of steps of which the next one's number is known.
+    """A stream of steps with one step of lookahead.
 
     Args:
-        stream: Steps and their lines, ascending.
-        schema: Of a step that the stream lacks.
+        stream: Steps and their rows, ascending.
+        schema: Schema of the empty table returned for a step that the stream lacks.
     """
 
     def __init__(self, stream: Iterator[tuple[int, pa.Table]], schema: pa.Schema | None = None) -> None:
@@ -119,7 +125,7 @@ class _Ahead:
         return None if self._next is None else self._next[0]
 
     def take(self, step: int) -> pa.Table:
-        """Returns the lines of a step and goes on to the next, past any earlier one."""
+        """Return the rows of a step and advance to the next one, skipping any earlier steps."""
         while self._next is not None and self._next[0] < step:
             self._next = next(self._stream, None)
         if self._next is None or self._next[0] > step:
@@ -132,7 +138,7 @@ class _Ahead:
 
 @contextmanager
 def _writing(files: Storage, kind: Kind, stem: str, schema: pa.Schema, level: int = LEVEL) -> Iterator["_Writer"]:
-    """Writes one file, which is there when the block has ended."""
+    """Write one file, which becomes visible when the block ends."""
     with (
         files.writing(file_name(kind, stem)) as file,
         pq.ParquetWriter(file, schema, **layout(schema, level)) as parquet,
@@ -143,7 +149,7 @@ def _writing(files: Storage, kind: Kind, stem: str, schema: pa.Schema, level: in
 
 
 class _Writer:
-    """Gathers lines into row groups of the same size."""
+    """Collects rows into row groups of the same size."""
 
     def __init__(self, parquet: pq.ParquetWriter, group: int) -> None:
         self.lines = 0
@@ -165,7 +171,7 @@ class _Writer:
             self._waiting = self._waiting.slice(group)
 
     def _size(self) -> int:
-        """Returns how many lines the next group has."""
+        """Return the number of rows of the next group."""
         first = self._waiting.slice(0, self._group)
         if first.nbytes <= GROUP_BYTES:
             return self._group
@@ -174,7 +180,7 @@ class _Writer:
 
 
 def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Returns the table with the schema's columns; those that it lacks are null."""
+    """Return the table with the schema's columns; absent columns are filled with null."""
     columns = [
         table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
         for field in schema

@@ -1,4 +1,4 @@
-"""Writing a folder on this machine that is there whole or not at all."""
+"""Write a local folder atomically."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from cavesson.record.writable import check_writable
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a hidden folder beside ``path`` that takes its name at the end, or goes if anything fails.
+    """Yield a hidden folder beside ``path`` that is renamed to ``path`` at the end, or removed if anything fails.
 
-    What a killed process left of it is removed by the next one.
+    The next call removes what a killed process left behind.
 
     Raises:
-        UserError: ``path`` exists and is not an empty folder, or another process is about to write it.
+        UserError: ``path`` exists and is not an empty folder, or another process is already writing it.
     """
     check_writable(path)
     path = path.resolve()
@@ -25,7 +25,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     check_free(path)
     with Lock(temporary):
         try:
-            check_free(path)  # who had the lock before may just have written it
+            check_free(path)  # the previous holder of the lock may have just written it
             _clear(temporary, OWN)
             yield temporary
             _rename(temporary, path)
@@ -36,7 +36,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def _rename(temporary: Path, path: Path) -> None:
     if path.exists():
-        with Lock(path):  # a run that is about to begin has nothing in its folder but its lock
+        with Lock(path):  # the folder of a run that is about to begin holds only its lock
             check_free(path)
             _clear(path, set())
             _take_name(temporary, path)
@@ -45,7 +45,7 @@ def _rename(temporary: Path, path: Path) -> None:
 
 
 def _take_name(temporary: Path, path: Path) -> None:
-    # The lock is held until the folder has its name: who gets it then finds the name taken.
+    # The lock is held until the rename is done: the next holder then finds that the path exists.
     for name in OWN:
         (temporary / name).unlink(missing_ok=True)
     try:
@@ -55,7 +55,7 @@ def _take_name(temporary: Path, path: Path) -> None:
 
 
 def check_free(path: Path) -> None:
-    """Raises UserError if there is something at ``path``."""
+    """Raise UserError if ``path`` exists and is not an empty folder."""
     if not is_free(path):
         raise UserError(f"{path} exists and is not an empty folder: name a new one, or remove it first")
 

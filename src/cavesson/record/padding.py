@@ -1,4 +1,4 @@
-"""Lists of different lengths as arrays."""
+"""Pad lists of different lengths into arrays."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ _TYPES = {"token_id": np.int64, "token": np.object_}
 
 
 def padded(columns: Mapping[str, Sequence[Sequence[Any]]], count: int) -> dict[str, Array]:
-    """Returns [B, T] arrays, padded on the right, and their ``mask``.
+    """Return [B, T] arrays, padded on the right, and their ``mask``.
 
     Args:
-        columns: Name → B lists; the lists of one rollout are of the same length in every column.
+        columns: Name → B lists; the lists of one rollout have the same length in every column.
         count: B.
 
     Raises:
-        ValueError: A column has another number of lists, or a list another length.
+        ValueError: The columns differ in the number of lists or in the lengths of the lists.
     """
     lengths = [len(row) for row in next(iter(columns.values()), [()] * count)]
     for name, rows in columns.items():

@@ -1,4 +1,4 @@
-"""How exactly a recorded number is kept: fewer bits of noise are fewer bytes on disk."""
+"""Precision of recorded numbers: fewer bits of noise take fewer bytes on disk."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,8 @@ class Grid:
     bits: int
 
     def round(self, values: Array) -> Array:
-        """Returns float64 ``values`` on the grid; what is not finite stays."""
-        # Adding 0 turns −0 into 0: a sign on nothing would be noise too.
+        """Round float64 ``values`` to the grid; non-finite values are unchanged."""
+        # Adding 0 turns −0 into 0: the sign of a zero would be noise too.
         return np.asarray(np.ldexp(np.rint(np.ldexp(values, self.bits)), -self.bits) + 0.0)
 
 
@@ -30,7 +30,7 @@ class Mantissa:
     bits: int
 
     def round(self, values: Array) -> Array:
-        """Returns float64 ``values`` with so many bits; what is not finite stays."""
+        """Round float64 ``values`` to ``bits`` bits; non-finite values are unchanged."""
         mantissa, exponent = np.frexp(values)
         return np.asarray(np.ldexp(np.rint(np.ldexp(mantissa, self.bits + 1)), exponent - (self.bits + 1)))
 
@@ -39,11 +39,11 @@ Precision = Grid | Mantissa
 
 
 def rounded(values: Array, precision: Precision) -> Array:
-    """Returns ``values`` as float32 numbers of this ``precision``, in float64 if one is too large for float32."""
+    """Return ``values`` as float32 numbers of this ``precision``, or as float64 if one is too large for float32."""
     exact = np.asarray(values, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = exact.astype(np.float32).astype(np.float64)
         kept, kind = (exact, np.float64) if np.any(np.isinf(narrow) & np.isfinite(exact)) else (narrow, np.float32)
         found = precision.round(kept)
-    # Close to the end of the range rounding may lead past it; there a number is kept as it is.
+    # Rounding a number close to the end of the range may exceed it; such a number is left unchanged.
     return np.where(np.abs(found) <= np.finfo(kind).max, found, kept)

@@ -1,7 +1,7 @@
-"""A query over a record by somebody who may only read it: a process of its own, with limits.
+"""Run a read-only query over a record in a separate process with limits.
 
-DuckDB may open the run's own files and nothing else, fetches nothing and cannot be reconfigured by the query; a process
-that takes too long or too much memory is ended. `python -m cavesson.record.query` is that process.
+DuckDB may open only the run's own files; it downloads nothing, and the query cannot change its configuration. A process
+that exceeds its time or memory limit is ended. `python -m cavesson.record.query` is that process.
 """
 
 import glob
@@ -52,7 +52,7 @@ _running: "set[subprocess.Popen[bytes]]" = set()
 
 
 class Answer(NamedTuple):
-    """The first lines of a result."""
+    """The first rows of a result."""
 
     columns: list[str]
     types: list[str]
@@ -64,17 +64,17 @@ class Answer(NamedTuple):
 
 
 def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, limit: int = 1000) -> Answer:
-    """Runs one SELECT over ``rows``, ``tokens``, ``steps``, ``rollups`` and ``vocabulary``.
+    """Run one SELECT over ``rows``, ``tokens``, ``steps``, ``rollups`` and ``vocabulary``.
 
     Args:
-        run: Whose record.
+        run: Run whose record is queried.
         text: The query.
-        seconds: How long it may take.
-        memory: How many bytes it may use.
-        limit: How many lines are returned at most.
+        seconds: Time limit, in seconds.
+        memory: Memory limit, in bytes.
+        limit: Maximum number of rows to return.
 
     Raises:
-        UserError: The query is wrong, is no SELECT, reads something else than the record, or exceeds a limit.
+        UserError: The query is invalid, is not a SELECT, reads anything but the record, or exceeds a limit.
     """
     try:
         text.encode()
@@ -84,7 +84,7 @@ def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, 
     started = time.perf_counter()
     code, out, errors = _in_a_process(task)
     if code == 2:
-        # DuckDB's binding may add lines of its own at the end of a process.
+        # DuckDB's binding may print more lines when the process ends.
         raise UserError(errors.decode().splitlines()[0])
     if code:
         raise UserError(f"the query ended early: it may need more than {memory / 2**20:.0f} MB, which is its limit")
@@ -96,7 +96,7 @@ def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, 
 
 
 def _in_a_process(task: dict[str, Any]) -> tuple[int, bytes, bytes]:
-    """Returns the exit code of a process that answers, and what it wrote; it has ended in any case."""
+    """Run the query process and return its exit code, output and error output; it has always ended on return."""
     command, seconds = [sys.executable, "-m", "cavesson.record.query"], task["seconds"]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
         _running.add(process)
@@ -105,14 +105,14 @@ def _in_a_process(task: dict[str, Any]) -> tuple[int, bytes, bytes]:
         except subprocess.TimeoutExpired:
             raise UserError(f"the query took longer than {seconds:g} s, which is its limit") from None
         finally:
-            process.kill()  # Ctrl-C and SIGTERM end the wait as well; one that has answered is not harmed
+            process.kill()  # Ctrl-C and SIGTERM also end the wait; killing a finished process is harmless
             process.wait()
             _running.discard(process)
     return process.returncode, out, errors
 
 
 def stop_queries() -> None:
-    """Ends the queries of this process that still run."""
+    """Kill the queries of this process that are still running."""
     for process in tuple(_running):
         process.kill()
 
@@ -123,19 +123,19 @@ def _values(column: pa.ChunkedArray, kind: str) -> list[Any]:
 
 
 def _answer(task: dict[str, Any]) -> pa.Table:
-    """Returns at most one line more than the limit, in this very process."""
+    """Return at most one row more than the limit, running the query in the current process."""
     run = open(task["run"])
     return run.consistent(lambda found: _answered(run, found, task))
 
 
 def _answered(run: Run, found: Snapshot, task: dict[str, Any]) -> pa.Table:
-    """Answers from what a snapshot names; FileNotFoundError if a compaction has just removed some of it."""
+    """Run the query on a snapshot; raise FileNotFoundError if a compaction has just removed some of its files."""
     memory = f"{task['memory'] // 2**20}MiB"
     connection = connect(run, found, task["text"], memory_limit=memory, temp_directory="", threads="2")
     segments: list[tuple[Kind, Segment]] = [(kind, s) for kind in ROLLOUT_KINDS for s in found.rows]
     segments += [("steps", segment) for segment in found.steps]
     paths = [run.storage.path(segment.name(kind)) for kind, segment in segments]
-    # The views name the files as patterns, and DuckDB asks for these too.
+    # The views name the files as patterns, and DuckDB checks these paths too.
     connection.execute("SET allowed_paths = $1", [paths + [glob.escape(path) for path in paths]])
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
@@ -150,11 +150,11 @@ def _answered(run: Run, found: Snapshot, task: dict[str, Any]) -> pa.Table:
         raise FileNotFoundError(str(error)) from error
     finally:
         timer.cancel()
-        timer.join()  # a thread that still runs when the process ends would take it down
+        timer.join()  # a thread still running at exit would crash the process
 
 
 def _readable(answer: duckdb.DuckDBPyRelation, limit: int) -> pa.Table:
-    """Returns the first lines of an answer, with DuckDB's own text for values that Arrow or Python have no room for."""
+    """Return the first rows of an answer, as DuckDB's text where Arrow or Python cannot represent the values."""
     plain = [_is_plain(kind) for kind in answer.types]
     columns = [
         f"{f'#{i}' if as_is else f'CAST(#{i} AS VARCHAR)'} AS {quoted(name)}"
@@ -167,7 +167,7 @@ def _readable(answer: duckdb.DuckDBPyRelation, limit: int) -> pa.Table:
 
 
 def _is_plain(kind: DuckDBPyType, depth: int = 0) -> bool:
-    """Whether Arrow and Python hold every value of a type; they lack dates beyond 9999 and after infinity, for one."""
+    """Whether Arrow and Python can represent every value of a type; dates after 9999, for example, they cannot."""
     if kind.id not in NESTED:
         return kind.id.strip('"') in PLAIN
     children = [child for _, child in kind.children if isinstance(child, DuckDBPyType)]
@@ -175,7 +175,7 @@ def _is_plain(kind: DuckDBPyType, depth: int = 0) -> bool:
 
 
 def _small(batches: pa.RecordBatchReader) -> pa.Table:
-    """Returns the whole answer, unless it is larger than its limit."""
+    """Return the whole answer; raise UserError if it is larger than ``LARGEST``."""
     found, size = [], 0
     for batch in batches:
         found.append(batch)
@@ -192,13 +192,13 @@ def _check_is_select(connection: duckdb.DuckDBPyConnection, text: str) -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Lets the process grow by so many bytes; DuckDB's own limit does not count everything, such as long texts."""
+    """Limit the growth of the process to ``size`` bytes; DuckDB's own limit misses some memory, such as long texts."""
     pages = Path("/proc/self/statm")
     if pages.exists():
         import resource
 
         most = int(pages.read_text().split()[0]) * resource.getpagesize() + size
-        # The process itself may raise it again: a query that is begun anew.
+        # Only the soft limit is set, so that the process can raise it again if the query is restarted.
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 

@@ -1,4 +1,4 @@
-"""Reads a run; what it returns is consistent while the run is still being written and compacted."""
+"""Read a run; results are consistent even while the run is being written and compacted."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -48,13 +48,13 @@ class Rollout(NamedTuple):
 
 
 def open(run: Place) -> "Run":
-    """Opens a run for reading.
+    """Open a run for reading.
 
     Args:
-        run: A run folder, or a URL that fsspec reaches, such as ``s3://bucket/run``.
+        run: A run folder, or a URL that fsspec can open, such as ``s3://bucket/run``.
 
     Raises:
-        UserError: There is no readable ``run.json``, or the place cannot be reached.
+        UserError: ``run.json`` is missing or unreadable, or the location cannot be reached.
     """
     files = storage(run)
     try:
@@ -67,13 +67,13 @@ def open(run: Place) -> "Run":
 
 
 def _read_first(files: Storage, name: str) -> bytes:
-    """Reads a file, the first of a place."""
+    """Read a file that must exist, as the first access to a location; raise UserError if that fails."""
     try:
         return files.read(name)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{files.root} is no run folder: it has no {name}") from None
     except Exception as error:
-        # What is raised for a wrong key or a server that is down, every file system of fsspec decides for itself.
+        # Each fsspec file system raises its own exceptions for a wrong key or an unreachable server.
         raise UserError(f"{files.root} cannot be reached: {str(error).strip() or type(error).__name__}") from error
 
 
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def folder(self) -> str:
-        """Where the run is, as text."""
+        """The path or URL of the run, as text."""
         return self.storage.root
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class Run:
         return f"Run({', '.join([repr(self.folder), *said])})"
 
     def _repr_html_(self) -> str:
-        """Returns what a notebook shows: facts, and the curves of the main metrics."""
+        """Return the HTML that a notebook shows: facts about the run and curves of the main metrics."""
         steps = self.steps()
         rollouts = self.rows(["step"]).num_rows
         facts = {"algorithm": self.info.get("algorithm"), "format": self.info.get("format"), "model": self._model}
@@ -110,51 +110,51 @@ class Run:
         return model.get("name") if isinstance(model, dict) else None
 
     def segments(self) -> list[Segment]:
-        """Returns the committed segments that no later attempt superseded, ordered by step."""
+        """Return the committed segments that no later attempt superseded, ordered by step."""
         return snapshot(self.storage).rows
 
     def changes(self, cursor: str | None) -> Changes:
-        """Returns what is new since a cursor that an earlier call returned; None = since the beginning."""
+        """Return what is new since the cursor of an earlier call; None = since the beginning."""
         return self.consistent(lambda found: changes(self.storage, found, cursor))
 
     def rows(self, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
-        """Returns rollouts without their tokens, ordered by step and sample.
+        """Return rollouts without their tokens, ordered by step and sample.
 
         Args:
-            columns: Names from ``ROW_COLUMNS``; all of them if None. What was not measured is null.
+            columns: Names from ``ROW_COLUMNS``; all of them if None. Values that were not measured are null.
             steps: Only these steps; all of them if None.
         """
         return self._table("rows", ROW_COLUMNS, columns, steps, ("step", "sample"))
 
     def tokens(self, step: int, sample: int | None = None) -> pa.Table:
-        """Returns all columns of the tokens of one step, or of one rollout, ordered by sample and position."""
+        """Return all columns of the tokens of one step, or of one rollout, ordered by sample and position."""
         if sample is None:
             return self._table("tokens", TOKEN_COLUMNS, None, [step], TOKEN_KEYS)
         return self.tokens_of(step, [sample])
 
     def tokens_of(self, step: int, samples: Iterable[int]) -> pa.Table:
-        """Returns all columns of the tokens of some rollouts of one step, ordered by sample and position.
+        """Return all columns of the tokens of some rollouts of one step, ordered by sample and position.
 
-        Of the files little more is read than what lies between the first and the last of them.
+        Reads little more of the files than the range between the first and the last of these rollouts.
         """
         keys = np.unique(np.array([(step << 32) + sample for sample in samples], np.int64))
         return _sorted(self.consistent(lambda found: fetched_tokens(self.storage, found, step, keys)), TOKEN_KEYS)
 
     def steps(self) -> pa.Table:
-        """Returns the metrics, one row per step and one column per metric, ordered by step."""
+        """Return the metrics, one row per step and one column per metric, ordered by step."""
 
         def read(found: Snapshot) -> pa.Table:
             declared = arrow_schema(STEP_COLUMNS).empty_table()
             tables = [lines_of_steps(self.storage, segment, "steps", None, None) for segment in found.steps]
             table = union(declared, *tables).sort_by("step")
-            # A merged file has the metrics of all its steps, those that are superseded too.
+            # A merged file has columns for the metrics of all its steps, including superseded ones.
             lacking = [name for name in table.column_names if table[name].null_count == table.num_rows]
             return table.drop_columns([name for name in lacking if name not in declared.column_names])
 
         return self.consistent(read)
 
     def rollups(self, columns: Collection[str] | None = None, steps: Collection[int] | None = None) -> pa.Table:
-        """Returns the roll-ups, one line per level, column, split and step; docs/record.md says what is in them.
+        """Return the roll-ups, one row per level, column, split and step; see docs/record.md for their content.
 
         Args:
             columns: Only these, such as ``reward``, ``part/length`` or ``log_ratio``; all of them if None.
@@ -176,9 +176,9 @@ class Run:
         return self.consistent(read)
 
     def not_finite(self) -> pa.Table:
-        """Returns where values are NaN or infinite: ``step``, ``split``, ``column`` and ``not_finite``, their number.
+        """Return where values are NaN or infinite: ``step``, ``split``, ``column`` and their number, ``not_finite``.
 
-        There is a line for each process and level that has such values, in no order.
+        The table has a row for each process and level with such values, unordered.
         """
 
         def read(found: Snapshot) -> pa.Table:
@@ -192,7 +192,7 @@ class Run:
         return self.consistent(read)
 
     def rollout(self, step: int, sample: int) -> Rollout:
-        """Returns one rollout.
+        """Return one rollout.
 
         Raises:
             UserError: The record has no such rollout.
@@ -201,10 +201,10 @@ class Run:
         return Rollout(row, self.tokens(step, sample))
 
     def fetch(self, keys: Sequence[tuple[int, int]], columns: Sequence[str] | None = None) -> pa.Table:
-        """Returns the rows of some rollouts, in the order asked for, and reads little more of the files than these.
+        """Return the rows of some rollouts in the requested order, reading little more of the files than these.
 
         Args:
-            keys: Step and sample of each.
+            keys: Step and sample of each rollout.
             columns: Names from ``ROW_COLUMNS``; all of them if None.
 
         Raises:
@@ -221,17 +221,17 @@ class Run:
         start: int = 0,
         count: int | None = None,
     ) -> pa.Table:
-        """Returns lines of one file of a segment, those that no later attempt superseded, as they stand in it.
+        """Return the rows of one file of a segment that no later attempt superseded, in file order.
 
         Args:
             segment: From ``segments()``.
             kind: ``rows``, ``tokens`` or ``rollups``.
-            columns: All of the file if None; what it lacks is null.
-            start: First line.
-            count: How many; to the end if None.
+            columns: Columns to return; those that the file lacks are null. All columns of the file if None.
+            start: First row.
+            count: Number of rows; all to the end if None.
 
         Raises:
-            FileNotFoundError: A compaction has merged the segment since: take ``segments()`` again.
+            FileNotFoundError: A compaction has merged the segment in the meantime: call ``segments()`` again.
         """
         wanted = None if columns is None else [*columns, "step"]
         table = lines_at(self.storage, segment, kind, wanted, start, count)
@@ -244,10 +244,10 @@ class Run:
         return union(pa.schema(known).empty_table(), table).select(list(columns))
 
     def arrow(self, name: str, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
-        """Returns ``rows``, ``tokens``, ``steps`` or ``rollups`` as an Arrow table.
+        """Return ``rows``, ``tokens``, ``steps`` or ``rollups`` as an Arrow table.
 
         Args:
-            name: Which.
+            name: Name of the table.
             columns: Only these columns; all of them if None.
             steps: Only these steps; all of them if None.
         """
@@ -265,14 +265,14 @@ class Run:
     def pandas(
         self, name: str = "rows", columns: Sequence[str] | None = None, steps: Iterable[int] | None = None
     ) -> "pandas.DataFrame":
-        """Returns the same as a pandas data frame, the rows if nothing is named; raises UserError without pandas."""
+        """Return the same as ``arrow`` as a pandas data frame; raise UserError if pandas is not installed."""
         _require("pandas")
         return self.arrow(name, columns, steps).to_pandas(maps_as_pydicts="strict")
 
     def polars(
         self, name: str = "rows", columns: Sequence[str] | None = None, steps: Iterable[int] | None = None
     ) -> "polars.DataFrame":
-        """Returns the same as a polars data frame, the rows if nothing is named; raises UserError without polars."""
+        """Return the same as ``arrow`` as a polars data frame; raise UserError if polars is not installed."""
         _require("polars")
         import polars
 
@@ -281,27 +281,27 @@ class Run:
         return found
 
     def sql(self, query: str) -> "duckdb.DuckDBPyRelation":
-        """Runs a query over ``rows``, ``tokens``, ``steps``, ``rollups`` and ``vocabulary``, as they are now."""
+        """Run a query over ``rows``, ``tokens``, ``steps``, ``rollups`` and ``vocabulary`` in their current state."""
         from cavesson.record.views import connect
 
         return self.consistent(lambda found: connect(self, found, query).sql(query))
 
     def token_texts(self, ids: Iterable[int | None]) -> list[str]:
-        """Returns the text of each id; an id without a text is written as its number, as in ``<17>``."""
+        """Return the text of each id; an id without a text is written as its number, as in ``<17>``."""
         return self._look_up("text", ids)
 
     def token_strings(self, ids: Iterable[int | None]) -> list[str]:
-        """Returns the tokenizer's own string of each id, such as ``Ġthe``; ``<17>`` where it has none."""
+        """Return the tokenizer's internal string of each id, such as ``Ġthe``; ``<17>`` for an id without one."""
         return self._look_up("token", ids)
 
     def _look_up(self, column: str, ids: Iterable[int | None]) -> list[str]:
-        # A model can have more ids than its tokenizer has tokens, and sample them.
+        # A model can have, and sample, more ids than its tokenizer has tokens.
         known = self._vocabularies[column]
         return [f"<{i}>" if (text := known.get(i)) is None else text for i in ids]
 
     @cached_property
     def vocabulary(self) -> pa.Table:
-        """Columns ``token_id``, ``token`` and ``text``, row number = id; empty where none was recorded."""
+        """Columns ``token_id``, ``token`` and ``text``, row number = id; empty if none was recorded."""
         try:
             return self.storage.parquet("vocabulary.parquet").read()
         except FileNotFoundError:
@@ -312,10 +312,10 @@ class Run:
         return {name: dict(enumerate(self.vocabulary[name].to_pylist())) for name in ("token", "text")}
 
     def consistent(self, read: Callable[[Snapshot], T]) -> T:
-        """Reads what a snapshot names, and starts again if a compaction removed some of it meanwhile.
+        """Call ``read`` with a snapshot, and retry if a compaction removed some of its files in the meantime.
 
         Raises:
-            UserError: A file is broken, or is missing though nobody has merged it.
+            UserError: A file is broken, or is missing although it was not merged.
         """
         while True:
             try:
@@ -376,7 +376,7 @@ def _names(declared: Sequence[Column], columns: Sequence[str] | None) -> list[st
 
 
 def _sorted(table: pa.Table, order: Sequence[str]) -> pa.Table:
-    """Returns the lines in order; most often they are, or nearly."""
+    """Return the rows sorted; they usually are sorted already, or nearly so."""
     keys = [table[name].to_numpy() for name in reversed(order)]
     indices = np.lexsort(keys)
     if np.array_equal(indices, np.arange(table.num_rows)):

@@ -1,4 +1,4 @@
-"""Writes rollouts and metrics from a background thread, so that training does not wait for the disk."""
+"""Write rollouts and metrics from a background thread, so that training does not wait for the disk."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -30,22 +30,22 @@ GIVEN_TOKENS = [column.name for column in TOKEN_COLUMNS if column.name not in ("
 
 
 class Recorder:
-    """Records one rank's rollouts and metrics of one attempt; a context manager.
+    """Records the rollouts and metrics of one rank and attempt, as a context manager.
 
-    What a call hands over is written by one background thread, in order; the caller must not change the arrays
-    afterwards. The queue is bounded: when the disk cannot keep up, calls block, and nothing is ever dropped. An
-    exception in the thread is raised by the caller's next call, and by every one after it. Whenever ``WAITING`` steps
-    have gathered, another thread merges them into large files, which nobody waits for.
+    A background thread writes the arguments of each call, in order; the caller must not change the arrays afterwards.
+    The queue is bounded: if the disk cannot keep up, calls block, and nothing is ever dropped. An exception in the
+    thread is raised by the caller's next call, and by every later one. Whenever more than ``WAITING`` steps have
+    accumulated, another thread merges them into large files without blocking anything.
 
     Args:
-        folder: Run folder, or a URL such as ``s3://bucket/run``; it is created, and gets a ``run.json``, if need be.
-        attempt: Number that ``begin_attempt`` returned; None = a new one begins with the first step that is recorded.
-        rank: Number of this process; every one but 0 needs the attempt.
-        queue_size: Most calls that wait to be written.
-        lock: The right to write the run, where the caller has it; None = rank 0 takes it until it is closed.
+        folder: Run folder, or a URL such as ``s3://bucket/run``; the folder and ``run.json`` are created if necessary.
+        attempt: Number that ``begin_attempt`` returned; None = begin a new attempt with the first recorded step.
+        rank: Rank of this process; every rank but 0 needs ``attempt``.
+        queue_size: Maximum number of calls waiting to be written.
+        lock: The caller's lock on the run; None = rank 0 acquires one and holds it until ``close``.
 
     Raises:
-        LockedError: Another process writes the run.
+        LockedError: Another process is writing the run.
     """
 
     def __init__(
@@ -84,26 +84,26 @@ class Recorder:
     def rollouts(
         self, step: int, rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        """Records this rank's rollouts of ``step``, which readers see whole or not at all.
+        """Record this rank's rollouts of ``step``; they become visible to readers atomically.
 
-        Further calls for the same step, such as for evaluation, add to it; once a later step has come, it is closed.
+        Further calls for the same step, such as for evaluation, add to it; recording a later step closes it.
 
         Args:
             step: Optimisation step.
             rows: [B] columns of ``ROW_COLUMNS``, at least ``prompt``, ``response`` and ``reward``. ``step``,
-                ``attempt``, ``rank`` and the statistics are filled in, and so is ``sample`` in the only process.
+                ``attempt``, ``rank`` and the statistics are filled in; rank 0 also fills in ``sample`` if it is absent.
             tokens: Columns of ``TOKEN_COLUMNS``: B lists each, as long as the responses; or arrays [B, T], padded on
-                the right, with a boolean ``mask`` that is true on real response tokens: only these are written.
+                the right, with a boolean ``mask`` that is true on response tokens, the only ones that are written.
 
         Raises:
-            ValueError: A column is unknown, missing or of another length, a sample comes twice, or the step is
+            ValueError: A column is unknown, missing or of the wrong length, a sample occurs twice, or the step is
                 closed.
         """
         if "sample" not in rows and "prompt" in rows and not self._rank:
             rows = {"sample": self._next_samples(step, len(rows["prompt"])), **rows}
         _check_names("rows", rows, GIVEN_ROWS, {name for name, column in GIVEN_ROWS.items() if column.required})
         _check_names("tokens", tokens, GIVEN_TOKENS, set())
-        measured = bool(tokens)  # without, nothing is known of the tokens, not even how many they were
+        measured = bool(tokens)  # without tokens, even their number is unknown
         if "mask" not in tokens:
             tokens = padded(tokens, len(rows["prompt"]))
         _check_shapes(rows, tokens)
@@ -111,10 +111,10 @@ class Recorder:
         self._put(partial(self._write_rollouts, step, dict(rows), dict(tokens), measured))
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of ``step``; further calls for the same step add to them, as with ``rollouts``.
+        """Record the metrics of ``step``; further calls for the same step add to them, as with ``rollouts``.
 
         Raises:
-            ValueError: A metric is called ``step`` or ``attempt`` or comes twice, or the step is closed.
+            ValueError: A metric is called ``step`` or ``attempt`` or occurs twice, or the step is closed.
         """
         if clash := {column.name for column in STEP_COLUMNS} & metrics.keys():
             raise ValueError(f"a metric cannot be called {clash.pop()!r}: that column is the recorder's")
@@ -122,13 +122,13 @@ class Recorder:
         self._put(partial(self._write_metrics, step, dict(metrics)))
 
     def flush(self) -> None:
-        """Returns when everything handed over is on disk."""
+        """Wait until everything recorded so far is on disk."""
         self._raise_error()
         self._queue.join()
         self._raise_error()
 
     def close(self) -> None:
-        """Writes what is left and stops the thread; a second call does nothing but raise what went wrong."""
+        """Write what is left and stop the thread; a second call only raises the error of the thread, if any."""
         if not self._closed:
             self._closed = True
             self._queue.put(None)
@@ -151,7 +151,7 @@ class Recorder:
                 raise
 
     def _claim(self, kind: Kind, step: int, keys: Iterable[Any]) -> None:
-        """Refuses what would replace something recorded; ``keys`` are the samples, or the names of the metrics."""
+        """Raise ValueError if something recorded would be replaced; ``keys`` are samples or names of metrics."""
         if self._attempt < 0:
             self._attempt = begin_attempt(self._files, max(step, 0))
         latest, taken = self._latest.get(kind, (-1, set()))
@@ -166,16 +166,16 @@ class Recorder:
         self._latest[kind] = (step, taken.union(keys))
 
     def _next_samples(self, step: int, count: int) -> Array:
-        """Returns the numbers that follow those of the step."""
+        """Return the sample numbers that follow those already recorded for the step."""
         latest, taken = self._latest.get("rows", (-1, set()))
         first = max(taken) + 1 if step == latest and taken else 0
         return np.arange(first, first + count)
 
     def _newest(self, kind: Kind) -> int:
-        """Returns the last step that an earlier recorder of this attempt and rank has recorded, or −1."""
+        """Return the last step that an earlier recorder of this attempt and rank has recorded, or −1."""
         found = listing(self._files)
         segments = found.rows if kind == "rows" else found.steps
-        own = (self._rank, None)  # None: those of all ranks have been merged
+        own = (self._rank, None)  # None: a merged segment of all ranks
         return max((s.last for s in segments if s.attempt == self._attempt and s.rank in own), default=-1)
 
     def _put(self, job: Callable[[], None]) -> None:
@@ -194,13 +194,13 @@ class Recorder:
                 self._check_place()
                 job()
             except BaseException as error:
-                # What comes after an error is still written if it can be: it was handed over before anybody knew.
+                # Jobs after a failed one are still written if possible: they were queued before the error was known.
                 self._fail(error)
             finally:
                 self._queue.task_done()
 
     def _check_place(self) -> None:
-        """Sees to it that nothing is recorded where nobody will find the rest of it."""
+        """Check that the run still exists, so that no incomplete record is written."""
         if self._lock is not None:
             self._lock.check()
         if self._newest_file and not self._files.exists(self._newest_file):
@@ -230,7 +230,7 @@ class Recorder:
         rows |= {"step": np.full(count, step)}
         if measured:
             rows |= rollout_statistics(index, count, flat)
-        # The statistics are those of the exact numbers.
+        # The statistics above are computed from the exact numbers, before rounding.
         flat |= {name: rounded(flat[name], precision) for name, precision in PRECISIONS.items() if name in flat}
         flat |= {"step": np.full(len(index), step), "sample": samples[index], "position": position}
         row_table, token_table = table_of(ROW_COLUMNS, rows), table_of(TOKEN_COLUMNS, flat)
@@ -249,7 +249,7 @@ class Recorder:
         self._compact("steps", step)
 
     def _compact(self, kind: Kind, step: int) -> None:
-        """Merges the steps that are closed, once enough of them wait."""
+        """Request a merge of the closed steps once more than ``WAITING`` have accumulated."""
         self._waiting += step != self._written.get(kind)
         self._written[kind] = step
         if self._waiting > WAITING:
@@ -279,7 +279,7 @@ def _check_shapes(rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str
 
 
 def table_of(columns: Sequence[Column], content: Mapping[str, Any]) -> pa.Table:
-    """Returns the table of the ``columns`` in ``content``; a float32 column becomes float64 where a value needs it."""
+    """Return a table of the ``columns`` in ``content``; a float32 column becomes float64 if a value needs it."""
     present = [column for column in columns if column.name in content]
     arrays = [_array(content[column.name], column.type) for column in present]
     fields = [field.with_type(array.type) for field, array in zip(arrow_schema(present), arrays, strict=True)]
@@ -297,7 +297,7 @@ def _array(values: Any, type_: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, type_)
     except UnicodeEncodeError:
-        # Half a surrogate pair, which UTF-8 cannot hold, is written as its escape.
+        # A lone surrogate, which UTF-8 cannot encode, is written as its escape.
         return pa.array([v if v is None else v.encode(errors="backslashreplace").decode() for v in values], type_)
 
 

@@ -1,8 +1,8 @@
-"""Roll-ups: a few numbers per step and column that say how its values lie, and that add up over processes.
+"""Roll-ups: a few numbers per step and column that summarise its distribution and can be merged across processes.
 
-A sketch counts values in bins that every roll-up shares, so that sketches are added bin by bin. A bin's key is the sign
-and the leading bits of the float32: exponent and six bits after the leading one. A bin is thereby at most 1/64 as wide
-as its values are large, and its middle at most 0.8 % away from any of them.
+A sketch counts values in bins that all roll-ups share, so that sketches are added bin by bin. The key of a bin is the
+sign and the leading bits of the float32: the exponent and six bits after the leading one. The width of a bin is
+therefore at most 1/64 of the magnitude of its values, and its midpoint is within 0.8 % of each of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,14 +49,14 @@ _DROPPED = 17
 
 @dataclass(frozen=True)
 class _Groups:
-    """Which group of lines, 0 to ``size`` − 1, each line belongs to."""
+    """The group, 0 to ``size`` − 1, of each row."""
 
     group: Array
     size: int
 
     @cached_property
     def starts(self) -> Array:
-        """The first line of each run of lines of one group: they mostly stand together."""
+        """The first row of each run of rows of one group; the rows of a group are mostly contiguous."""
         return starts_of_runs(self.group)
 
     def chosen(self, there: Array) -> "_Groups":
@@ -67,7 +67,7 @@ class _Groups:
         return np.bincount(self.group[self.starts], length, minlength=self.size).astype(np.int64)
 
     def reduced(self, of: np.ufunc, values: Array, empty: float) -> Array:
-        """Returns the sum, the least or the largest of each group's values; ``empty`` of none."""
+        """Return the sum, minimum or maximum of each group's values; ``empty`` for a group without values."""
         found = np.full(self.size, empty, values.dtype)
         if len(values):
             with np.errstate(over="ignore", invalid="ignore"):
@@ -77,19 +77,19 @@ class _Groups:
 
 @dataclass(frozen=True)
 class _Bins:
-    """Which bin of its group each line belongs to; a group has bins to the last that a line belongs to."""
+    """The bin of each row within its group; a group has bins up to the last one that contains a row."""
 
     groups: _Groups
     at: Array
 
     @cached_property
     def width(self) -> Array:
-        """[size] how many bins each group has."""
+        """[size] number of bins of each group."""
         return self.groups.reduced(np.maximum, self.at.astype(np.int64) + 1, 0)
 
     @cached_property
     def each(self) -> _Groups:
-        """Which bin each line belongs to, of all groups' bins one after another."""
+        """The bin of each row, with the bins of all groups numbered consecutively."""
         before = np.cumsum(self.width) - self.width
         return _Groups(before[self.groups.group] + self.at, int(self.width.sum()))
 
@@ -100,18 +100,18 @@ class _Bins:
         return self if there.all() else _Bins(self.groups.chosen(there), self.at[there])
 
     def lists(self, counts: Array, sums: Array, there: Array | None = None) -> dict[str, pa.Array]:
-        """Returns the bins of each group; null where ``there`` is false."""
+        """Return the bins of each group as lists; null where ``there`` is false."""
         owner = np.repeat(np.arange(self.groups.size), self.width)
         found = {"bin_counts": counts.astype(np.int64), "bin_sums": sums}
         return {name: _lists(owner, self.groups.size, values, there) for name, values in found.items()}
 
 
 def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
-    """Returns the roll-ups of some rollouts, a line per step, split and column that has values.
+    """Return the roll-ups of some rollouts, with one row per step, split and column that has values.
 
     Args:
         rows: Columns of ``ROW_COLUMNS``.
-        tokens: Their tokens, columns of ``TOKEN_COLUMNS``; padding does not count.
+        tokens: Their tokens, columns of ``TOKEN_COLUMNS``; padding is ignored.
     """
     steps, splits = _groups(rows)
     pairs, group = _unique_pairs(steps, splits)
@@ -146,7 +146,7 @@ def _token_lines(
 
 
 def merged(rollups: pa.Table) -> pa.Table:
-    """Returns one line per level, column, split and step, in this order, of lines from several files."""
+    """Merge roll-ups from several files into one row per level, column, split and step, sorted in this order."""
     lines = rollups.select(ROLLUP_SCHEMA.names).cast(ROLLUP_SCHEMA).sort_by(ORDER).combine_chunks()
     if not lines.num_rows:
         return lines
@@ -169,7 +169,7 @@ def merged(rollups: pa.Table) -> pa.Table:
 
 
 def edges(keys: Array) -> tuple[Array, Array]:
-    """Returns the lower and the upper end of each bin; bin 0 is 0."""
+    """Return the lower and upper edge of each bin; bin 0 holds only values near 0, and both its edges are 0."""
     keys = np.asarray(keys, np.int64)
     near, far = _from_bits(np.abs(keys)), _from_bits(np.abs(keys) + 1)
     low, high = np.where(keys < 0, -far, near), np.where(keys < 0, -near, far)
@@ -177,7 +177,7 @@ def edges(keys: Array) -> tuple[Array, Array]:
 
 
 def quantiles(keys: Array, counts: Array, shares: Sequence[float]) -> Array:
-    """Returns the middle of the bin of the value at each share (0 = smallest, 1 = largest); NaN of no values."""
+    """Return the midpoint of the bin of each quantile (0 = smallest, 1 = largest); NaN if there are no values."""
     if not np.sum(counts):
         return np.full(len(shares), np.nan)
     low, high = edges(keys)
@@ -196,7 +196,7 @@ def _keys(values: Array) -> Array:
 
 def _from_bits(keys: Array) -> Array:
     found = (keys.astype(np.uint32) << _DROPPED).view(np.float32).astype(np.float64)
-    return np.where(np.isinf(found), 2.0**128, found)  # the end of the last bin
+    return np.where(np.isinf(found), 2.0**128, found)  # the upper edge of the last bin
 
 
 def _splits(rows: pa.Table) -> pa.ChunkedArray:
@@ -204,7 +204,7 @@ def _splits(rows: pa.Table) -> pa.ChunkedArray:
 
 
 def _groups(rows: pa.Table) -> tuple[Array, Array]:
-    """Returns each row's step and a number of its split."""
+    """Return the step of each row and an integer code of its split."""
     codes = pc.fill_null(_splits(rows).combine_chunks().dictionary_encode().indices, -1)
     return rows["step"].to_numpy().astype(np.int64), codes.to_numpy().astype(np.int64)
 
@@ -225,7 +225,7 @@ def _row_values(rows: pa.Table) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _parts(maps: pa.MapArray) -> Iterator[tuple[str, pa.Array]]:
-    """Yields each part of the reward with its value in every row, null where a row lacks it."""
+    """Yield each part of the reward with its value in every row, null in rows that lack it."""
     names, values = maps.keys, maps.items
     offsets = maps.offsets.to_numpy()
     row = np.repeat(np.arange(len(maps)), np.diff(offsets))
@@ -248,12 +248,12 @@ def _token_values(tokens: pa.Table) -> Iterator[tuple[str, Array, Array]]:
             continue
         with np.errstate(invalid="ignore", over="ignore"):
             numbers = formula(*(found[need][0] for need in needs))
-        # That a recorded number is not finite is counted once, with the column that it stands in.
+        # Non-finite numbers are counted only once, in the recorded column that contains them.
         yield name, numbers, np.logical_and.reduce([found[need][1] for need in needs]) & np.isfinite(numbers)
 
 
 def _numbers(values: pa.Array | pa.ChunkedArray) -> tuple[Array, Array]:
-    """Returns the values as float64, and which are there."""
+    """Return the values as float64, and which of them are not null."""
     numbers = np.asarray(values.to_numpy(zero_copy_only=False), np.float64) if len(values) else np.zeros(0)
     there = np.asarray(values.is_valid()) if values.null_count else np.full(len(numbers), True)
     return numbers, there
@@ -268,15 +268,15 @@ def _lines(
     measured: Array,
     lists: Mapping[str, pa.Array],
 ) -> pa.Table:
-    """Returns the lines of one column, of the groups that have values.
+    """Return the roll-ups of one column for the groups that have values.
 
     Args:
         where: Step and split of each group.
         level: "row" or "token".
-        column: Name.
-        finite: Of the finite values.
+        column: Name of the column.
+        finite: Groups of the finite values.
         values: The finite values.
-        measured: [size] how many values there are, some of which may not be finite.
+        measured: [size] number of values of each group, including non-finite ones.
         lists: The sketches or the bins.
     """
     count = finite.counts()
@@ -313,7 +313,7 @@ def _sketches(groups: _Groups, values: Array) -> dict[str, pa.Array]:
 def _sketch_lists(
     group: Array, keys: Array, counts: Array, size: int, there: Array | None = None
 ) -> dict[str, pa.Array]:
-    """Returns the sketches of ``size`` groups, of keys that may come several times."""
+    """Return the sketches of ``size`` groups; the same key may occur several times in a group."""
     pairs, at = np.unique((group.astype(np.int64) << 16) + keys + (1 << 15), return_inverse=True)
     owner = pairs >> 16
     total = np.bincount(at, counts, minlength=len(pairs)).astype(np.int64)
@@ -326,7 +326,7 @@ def _merged_lists(lines: pa.Table, group: Array, size: int, is_row: Array) -> di
         return np.asarray(lines[name].combine_chunks().flatten())
 
     def owners(name: str) -> tuple[Array, Array]:
-        """Returns the group of each entry of the lists, and its index in its list."""
+        """Return the group of each list entry, and its index within its list."""
         length = pc.fill_null(pc.list_value_length(lines[name]), 0).to_numpy()
         index = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
         return np.repeat(group, length), index
@@ -341,7 +341,7 @@ def _merged_lists(lines: pa.Table, group: Array, size: int, is_row: Array) -> di
 
 
 def _lists(owner: Array, size: int, values: Array, there: Array | None = None) -> pa.Array:
-    """Returns ``size`` lists of the values by their owners, ascending; null where they are not there."""
+    """Split the values into ``size`` lists by their owners, which ascend; null where ``there`` is false."""
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=size))])
     mask = None if there is None else pa.array(~there)
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values), mask=mask)

@@ -1,4 +1,4 @@
-"""What a run folder holds beside its record: run.json, the vocabulary and the attempts."""
+"""The files of a run folder other than the record: run.json, the vocabulary and the attempts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ from cavesson.record.storage import Place, Storage, storage
 
 
 def write_run(place: Place, info: Mapping[str, Any]) -> None:
-    """Writes ``run.json``: the resolved config, versions, and whatever else describes the whole run."""
+    """Write ``run.json``: the resolved config, versions and other facts about the whole run."""
     _write_json(storage(place), "run.json", info)
 
 
 def write_vocabulary(place: Place, tokens: Sequence[str], texts: Sequence[str]) -> None:
-    """Writes ``vocabulary.parquet``, which turns token ids back into text.
+    """Write ``vocabulary.parquet``, which maps token ids to text.
 
     Args:
         place: Run folder.
-        tokens: [V] the tokenizer's own string of each id, such as ``Ġthe``.
+        tokens: [V] the tokenizer's internal string of each id, such as ``Ġthe``.
         texts: [V] the text of each id, such as `` the``.
     """
     ids = pa.array(range(len(tokens)), pa.int32())
@@ -31,10 +31,10 @@ def write_vocabulary(place: Place, tokens: Sequence[str], texts: Sequence[str]) 
 
 
 def begin_attempt(place: Place, start_step: int) -> int:
-    """Notes that the run starts, or starts again, at ``start_step``, and returns the attempt's number.
+    """Record that the run starts or resumes at ``start_step``, and return the number of the new attempt.
 
-    What earlier attempts recorded at ``start_step`` and later stays on disk and is no longer read. One process calls
-    this and tells the others.
+    Data that earlier attempts recorded at ``start_step`` and later stays on disk but is no longer read. One process
+    calls this function and passes the number to the others.
     """
     files = storage(place)
     attempt = max((a for a, _ in attempts(files)), default=-1) + 1
@@ -45,7 +45,7 @@ def begin_attempt(place: Place, start_step: int) -> int:
 
 
 def attempts(place: Storage) -> list[tuple[int, int]]:
-    """Returns (attempt, start step) of every attempt, in order."""
+    """Return (attempt, start step) of every attempt, in order."""
     names = [name for name in place.names("attempts") if name[0].isdigit() and name.endswith(".json")]
     return sorted(_attempt(place, f"attempts/{name}") for name in names)
 

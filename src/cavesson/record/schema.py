@@ -93,7 +93,7 @@ STEP_COLUMNS = (
 
 
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
-    """Returns the Arrow schema of ``columns``, with each ``doc`` in its field's metadata."""
+    """Return the Arrow schema of ``columns``, with each ``doc`` in its field's metadata."""
     return pa.schema(
         [pa.field(c.name, c.type, nullable=not c.required, metadata={"doc": c.doc}) for c in columns],
     )

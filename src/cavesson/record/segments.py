@@ -1,4 +1,4 @@
-"""The files of a record: which there are, which of them count, and writing one."""
+"""The files of a record: list them, determine which are in force, and write them."""
 
 import json
 import re
@@ -29,7 +29,7 @@ _NAME = re.compile(r"(rows|tokens|steps)-(\d{8,})-(\d{4,})-(\d{4,})\.parquet")
 
 @dataclass(frozen=True)
 class Segment:
-    """Files of one name: of rollouts their rows, tokens and roll-ups, of metrics their steps."""
+    """Files with a common stem: the rows, tokens and roll-ups of rollouts, or the steps of metrics."""
 
     first: int
     last: int
@@ -52,7 +52,7 @@ class Segment:
 
 
 class Manifest(NamedTuple):
-    """A compaction that is done: what it wrote, and what that replaces."""
+    """A completed compaction: the segments it wrote and the ones they replace."""
 
     name: str
     replaces: dict[Kind, list[str]]
@@ -67,7 +67,7 @@ class Manifest(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """All committed segments, those of superseded attempts among them; what a compaction replaced is left out."""
+    """All committed segments, including those of superseded attempts but not those that a compaction replaced."""
 
     rows: list[Segment]
     steps: list[Segment]
@@ -80,7 +80,7 @@ class Listing(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The segments that count, ordered by their steps."""
+    """The segments in force, ordered by step."""
 
     rows: list[Segment]
     steps: list[Segment]
@@ -88,21 +88,21 @@ class Snapshot(NamedTuple):
 
 
 def growing(segments: Iterable[Segment]) -> set[Segment]:
-    """Returns the last segment of each process in the last attempt, which alone may still grow."""
+    """Return the last segment of each process in the last attempt; only these may still grow."""
     some = sorted(segments, key=lambda segment: segment.first)
     attempt = max((segment.attempt for segment in some), default=0)
     return set({s.rank: s for s in some if s.attempt == attempt and not s.compacted}.values())
 
 
 def with_steps(segments: Iterable[Segment], steps: Collection[int] | None) -> list[Segment]:
-    """Returns the segments that can have lines of these steps; all for None."""
+    """Return the segments that can contain these steps; all segments if ``steps`` is None."""
     if steps is None:
         return list(segments)
     return [s for s in segments if any(s.first <= step < min(s.stop, s.last + 1) for step in steps)]
 
 
 def overlapping(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
-    """Yields the segments, ordered by their steps, together with those whose steps overlap with theirs."""
+    """Yield segments, which must be ordered by step, in groups with overlapping steps."""
     some: list[Segment] = []
     for segment in segments:
         if some and segment.first > max(one.last for one in some):
@@ -118,7 +118,7 @@ def file_name(kind: Kind, stem: str) -> str:
 
 
 def segment_name(kind: Kind, step: int, attempt: int, rank: int) -> str:
-    """Returns the file of one process' part of a step, below the run folder."""
+    """Return the name, relative to the run folder, of the file with one process's part of a step."""
     return file_name(kind, _stem(step, attempt, rank))
 
 
@@ -127,7 +127,7 @@ def _stem(step: int, attempt: int, rank: int) -> str:
 
 
 def snapshot(place: Storage) -> Snapshot:
-    """Returns the committed segments that no later attempt superseded."""
+    """Return the committed segments that no later attempt superseded."""
     state = place.state(FOLDERS)
     return _snapshot(place) if state is None else _remembered(place, state)
 
@@ -138,7 +138,7 @@ def _remembered(place: Storage, state: tuple[int, ...]) -> Snapshot:
 
 
 def _snapshot(place: Storage) -> Snapshot:
-    # The attempts are read after the files: a new attempt in between can only hide files, never leave both.
+    # The attempts are read after the files: a new attempt in between can only hide files, never show both attempts.
     found = listing(place)
     starts = attempts(place)
     return Snapshot(_live(found.rows, starts), _live(found.steps, starts), starts)
@@ -154,10 +154,10 @@ def _live(segments: Iterable[Segment], starts: Sequence[tuple[int, int]]) -> lis
 
 
 def listing(place: Storage) -> Listing:
-    """Returns what is in the folder.
+    """Return all committed segments, file names and manifests of a run.
 
-    The files are listed before the manifests: a file that is removed meanwhile is named by a manifest that was there
-    before. What a manifest names is there, whether or not the list of files was early enough to have it.
+    The files are listed before the manifests: a file removed in between is named by a manifest that already existed.
+    The outputs of a manifest exist, even if they appeared only after the files were listed.
     """
     names = place.names("record")
     return _listing(names, _manifests(place))
@@ -168,7 +168,7 @@ def _manifests(place: Storage) -> list[Manifest]:
         try:
             return [_manifest(place, name) for name in sorted(place.names(MANIFESTS)) if name[0] != "."]
         except FileNotFoundError:
-            continue  # a compaction has just removed one, because another one replaces it
+            continue  # a compaction has just removed a manifest because another one replaces it
 
 
 def _listing(names: list[str], manifests: list[Manifest]) -> Listing:
@@ -188,7 +188,7 @@ def _listing(names: list[str], manifests: list[Manifest]) -> Listing:
 
 
 def _small(names: Iterable[str]) -> dict[Kind, list[Segment]]:
-    """Returns the segments of one step each; rollouts count when their rows are there, and their tokens."""
+    """Return the segments of one step each; rollouts count if both their rows and tokens files exist."""
     found: dict[str, dict[str, Segment]] = {"rows": {}, "tokens": {}, "steps": {}}
     for name in names:
         if match := _NAME.fullmatch(name):
@@ -201,7 +201,7 @@ def _small(names: Iterable[str]) -> dict[Kind, list[Segment]]:
 
 @lru_cache(maxsize=4096)
 def _manifest(place: Storage, name: str) -> Manifest:
-    """Reads a manifest, which never changes."""
+    """Read a manifest; it can be cached because manifests never change."""
     content = place.read(f"{MANIFESTS}/{name}")
     try:
         found = json.loads(content)
@@ -214,7 +214,7 @@ def _manifest(place: Storage, name: str) -> Manifest:
 def write_manifest(
     place: Storage, name: str, replaces: dict[Kind, list[str]], outputs: dict[Kind, list[Segment]]
 ) -> None:
-    """Commits ``outputs`` in place of the stems that they replace."""
+    """Commit ``outputs`` in place of the segments with the stems in ``replaces``."""
     content: dict[str, Any] = {"replaces": replaces}
     content |= {kind: [vars(segment) for segment in outputs[kind]] for kind in KINDS}
     with place.writing(f"{MANIFESTS}/{name}") as file:
@@ -222,12 +222,12 @@ def write_manifest(
 
 
 def write_segment(place: Place, step: int, attempt: int, rank: int, rows: pa.Table, tokens: pa.Table) -> None:
-    """Writes one process' rollouts of one step, or adds to them, as long as they have not been compacted.
+    """Write one process's rollouts of one step, or add to them if they have not been compacted.
 
-    The rows file comes last, and its appearing commits the rollouts: tokens without a row do not count.
+    The rows file is written last and commits the rollouts: tokens without a row do not count.
 
     Raises:
-        ValueError: They have been compacted; ``write_rollouts`` adds to any step.
+        ValueError: The step has been compacted; ``write_rollouts`` can add to any step.
     """
     files = storage(place)
     names = {kind: segment_name(kind, step, attempt, rank) for kind in ("rows", "tokens", "rollups")}
@@ -247,7 +247,7 @@ def write_segment(place: Place, step: int, attempt: int, rank: int, rows: pa.Tab
 
 
 def with_places(rows: pa.Table, start: Any, count: Any) -> pa.Table:
-    """Returns the rows with the place of each one's tokens in the tokens file of the same stem."""
+    """Return the rows with the location of each row's tokens in the tokens file with the same stem."""
     rows = rows.drop_columns([column.name for column in PLACE_COLUMNS if column.name in rows.column_names])
     for column, values in zip(PLACE_COLUMNS, (start, count), strict=True):
         rows = rows.append_column(column.name, pa.array(values, column.type))
@@ -260,24 +260,24 @@ def write_parquet(place: Storage, name: str, table: pa.Table) -> None:
 
 
 def layout(schema: pa.Schema, level: int = 3) -> dict[str, Any]:
-    """Returns how Parquet is written: token floats byte by byte, because their noise defeats a dictionary."""
+    """Return options for writing Parquet: floats of tokens are byte-split, because dictionaries do not help noise."""
     if "position" not in schema.names:
         return {"compression": "zstd", "compression_level": level}
     encodings = {field.name: "BYTE_STREAM_SPLIT" for field in schema if pa.types.is_floating(field.type)}
     encodings["position"] = "DELTA_BINARY_PACKED"
     dictionary = [name for name in schema.names if name not in encodings]
-    # Of each row group the bounds of what queries choose by; noise has the same everywhere.
+    # Statistics only for the columns that queries filter by; those of noise are the same in every row group.
     options = {"column_encoding": encodings, "use_dictionary": dictionary, "write_statistics": TOKEN_KEYS}
     return {"compression": "zstd", "compression_level": level, **options}
 
 
 def union(*tables: pa.Table) -> pa.Table:
-    """Returns the lines of all tables; what a table lacks is null."""
+    """Concatenate the rows of all tables; columns that a table lacks are null."""
     return pa.concat_tables(tables, promote_options="permissive")
 
 
 def by_step(place: Storage, segment: Segment, kind: Kind) -> Iterator[tuple[int, pa.Table]]:
-    """Yields the lines of a file step by step, reading one row group at a time."""
+    """Yield the rows of a file step by step, reading one row group at a time."""
     file = place.parquet(segment.name(kind))
     pending: pa.Table | None = None
     for group in range(file.num_row_groups):
@@ -292,7 +292,7 @@ def by_step(place: Storage, segment: Segment, kind: Kind) -> Iterator[tuple[int,
 
 
 def rollups_in(place: Storage, segment: Segment, columns: list[str] | None = None) -> pa.Table:
-    """Returns a segment's roll-ups, all columns or some; those of a record that has none yet are computed."""
+    """Return a segment's roll-ups, all columns or some; they are computed if the record has none."""
     try:
         return place.parquet(segment.name("rollups")).read(columns)
     except FileNotFoundError:

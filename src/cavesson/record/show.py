@@ -1,4 +1,4 @@
-"""Shows a run in the terminal: its steps, its extreme responses, and one rollout token by token."""
+"""Show a run in the terminal: its steps, its extreme responses, or one rollout token by token."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -57,17 +57,17 @@ TOKEN_NUMBERS = {
 
 
 def show(place: Place, console: Console, *, step: int | None = None, sample: int | None = None, limit: int = 5) -> None:
-    """Prints a run, or one of its rollouts; what was not measured is left out.
+    """Print a run, or one of its rollouts; values that were not measured are omitted.
 
     Args:
         place: Run folder, or a URL.
         console: Where to print.
-        step: Only responses of this step.
-        sample: This rollout of ``step``, token by token.
-        limit: Most responses in each list.
+        step: Show only responses of this step.
+        sample: Show this rollout of ``step`` token by token.
+        limit: Maximum number of responses in each list.
 
     Raises:
-        UserError: ``place`` is no run, or the rollout is not in it.
+        UserError: ``place`` is not a run, or the rollout is not in it.
     """
     run = open_run(place)
     if step is not None:
@@ -95,7 +95,7 @@ def _check_step(run: Run, step: int) -> None:
 
 
 def headline(place: Place) -> str | None:
-    """Returns what changed in a run, such as ``held-out perplexity 256 → 1.31 (fell)``, if it was measured."""
+    """Return the main result of a run, such as ``held-out perplexity 256 → 1.31 (fell)``; None if not measured."""
     table = open_run(place).steps()
     name = next((name for name in HEADLINES if name in table.column_names), None)
     if name is None:
@@ -120,7 +120,7 @@ def _show_header(run: Run, console: Console) -> None:
 
 
 def _changed(change: Mapping[str, Any]) -> str:
-    """Which settings a resumed run went on with, and from which step."""
+    """Describe which settings changed when a run was resumed, and from which step on."""
     settings = ", ".join(f"{name} {was} → {now}" for name, (was, now) in change["settings"].items())
     return f"from step {change['start_step']} on: {settings}"
 
@@ -155,7 +155,7 @@ def _show_metrics(run: Run, console: Console) -> None:
 
 
 def _some(steps: np.ndarray[Any, np.dtype[Any]]) -> list[int]:
-    """At most MOST_STEPS of the steps, evenly spread, the first and the last among them."""
+    """Return at most MOST_STEPS of the steps, evenly spaced, including the first and the last."""
     chosen: list[int] = steps[np.unique(np.linspace(0, len(steps) - 1, MOST_STEPS).round().astype(int))].tolist()
     return chosen
 
@@ -207,7 +207,7 @@ def _show_rollout(run: Run, console: Console, step: int, sample: int) -> None:
 
 
 def show_answer(columns: Sequence[str], rows: Sequence[Sequence[Any]], console: Console) -> None:
-    """Prints lines and columns; where the columns have no room beside each other, each line as a block of its own."""
+    """Print a table; if the columns do not fit side by side, print each row as a separate block."""
     cells = [[shown(f"{v:.7g}" if isinstance(v, float) else v) for v in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(map(shown, columns), *cells, strict=True)]
     if sum(min(width, NARROW) + 3 for width in widths) + 1 > console.width:
@@ -235,12 +235,12 @@ def _facts(facts: Mapping[str, Any]) -> Table:
 
 
 def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns a table of the columns in which any line has a value; only texts are cut to fit."""
+    """Return a table of the columns in which any row has a value; only text columns wrap."""
     table = Table(title=title, title_justify="left")
     names = [name for name in lines[0] if any(line[name] is not None for line in lines)]
     for name in names:
         side: Literal["left", "right"] = "left" if name in (*TEXTS, "token", "split") else "right"
-        # Numbers keep their width: what a narrow terminal lacks is taken from the columns that may wrap.
+        # Numbers keep their width: on a narrow terminal, only the columns that may wrap shrink.
         table.add_column(name, justify=side, no_wrap=name not in TEXTS, overflow="fold")
     for line in lines:
         table.add_row(*(shown(line[name]) for name in names))
@@ -248,7 +248,7 @@ def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def shown(value: Any, newline: str = "↵") -> Text:
-    """Returns text that is printed as it is: no markup, no control characters."""
+    """Return text that is printed literally, without markup or control characters."""
     if value is None:
         return Text()
     if isinstance(value, dict):
@@ -260,7 +260,7 @@ def shown(value: Any, newline: str = "↵") -> Text:
 
 
 def _shorten(text: str, longest: int = 300) -> str:
-    """The beginning of a long text; the whole one is shown with its rollout."""
+    """Return the beginning of a long text; the view of the rollout shows the whole text."""
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 

@@ -1,4 +1,4 @@
-"""What one rollout's tokens say about it, computed once, by who writes the record."""
+"""Statistics of each rollout's tokens, computed once, when the record is written."""
 
 import math
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ _NUMBERS = ("logprob", "ref_logprob", "sampler_logprob", "value", "return", "ent
 
 
 def rollout_statistics(index: Array, count: int, tokens: Mapping[str, Array]) -> dict[str, pa.Array]:
-    """Returns the columns ``STATISTICS`` of ``count`` rollouts, those whose token columns are there.
+    """Return the columns ``STATISTICS`` of ``count`` rollouts for which the token columns exist.
 
     Args:
         index: [N] which rollout, 0 to ``count`` − 1, each response token belongs to; no padding. The tokens of a
-            rollout stand together, in the order of their positions.
+            rollout are contiguous, ordered by position.
         count: Number of rollouts.
         tokens: [N] columns, of which ``token_id``, ``logprob``, ``ref_logprob``, ``sampler_logprob``, ``value``,
             ``return`` and ``entropy`` are read.
 
     Returns:
-        [count] arrays; a mean over nothing is null. k1 and k3 after Schulman, "Approximating KL Divergence",
+        [count] arrays; a mean over no tokens is null. k1 and k3 follow Schulman, "Approximating KL Divergence",
         http://joschu.net/blog/kl-approx.html, with samples from the policy.
     """
     wide = {name: np.asarray(tokens[name], np.float64) for name in _NUMBERS if name in tokens}
@@ -55,7 +55,7 @@ def _largest(index: Array, count: int, values: Array) -> Array:
 
 
 def _ngram_statistics(index: Array, count: int, ids: Array) -> dict[str, pa.Array]:
-    """Returns ``distinct_2`` and ``repetition``; n-grams never reach over the end of a rollout."""
+    """Return ``distinct_2`` and ``repetition``; n-grams never span two rollouts."""
     index = np.asarray(index, np.int64)
     ids = ids.astype(np.int64) - min(int(ids.min(initial=0)), 0)
     whole = _within(index, 2)
@@ -64,7 +64,7 @@ def _ngram_statistics(index: Array, count: int, ids: Array) -> dict[str, pa.Arra
     distinct_2, has_pairs = _share(owner, new, count)
     pairs = np.zeros(len(whole), np.int64)
     pairs[np.flatnonzero(whole)[order]] = np.cumsum(new)
-    # Four tokens are two pairs, the second one two tokens after the first.
+    # Four tokens are two pairs; the second pair starts two tokens after the first.
     whole = _within(index, 4)
     owner = index[:-3][whole]
     ordered = np.sort(_combined(owner, pairs[:-2][whole], pairs[2:][whole]))
@@ -76,12 +76,12 @@ def _ngram_statistics(index: Array, count: int, ids: Array) -> dict[str, pa.Arra
 
 
 def _within(index: Array, n: int) -> Array:
-    """Returns whether the ``n`` tokens from each one on belong to one rollout, for those that have so many after."""
+    """Return, for each index that starts ``n`` tokens, whether all of them belong to the same rollout."""
     return np.asarray(index[: max(len(index) - n + 1, 0)] == index[n - 1 :])
 
 
 def _combined(owner: Array, first: Array, second: Array) -> Array:
-    """Returns one number for each rollout and two numbers, all from 0; it ascends with the rollout."""
+    """Combine a rollout index and two non-negative numbers into one number that ascends with the rollout."""
     sizes = [int(column.max(initial=0)) + 1 for column in (owner, first, second)]
     if math.prod(sizes) < 2**63:
         return np.asarray((owner * sizes[1] + first) * sizes[2] + second)
@@ -90,12 +90,12 @@ def _combined(owner: Array, first: Array, second: Array) -> Array:
 
 
 def _sorted(numbers: Array) -> tuple[Array, Array]:
-    """Returns the order that sorts numbers from 0, and which are the first of their kind in it."""
+    """Return the order that sorts non-negative numbers, and which sorted numbers are the first of equal ones."""
     bits = len(numbers).bit_length()
     if int(numbers.max(initial=0)) >= 2 ** (63 - bits):
         order = np.argsort(numbers)
         return order, _first_ones(numbers[order])
-    # Where its place fits beside each number, one sort of both takes a third of the time.
+    # If the index fits into the same integer as the number, sorting both at once takes a third of the time.
     both = np.sort(numbers << bits | np.arange(len(numbers)))
     return both & (1 << bits) - 1, _first_ones(both >> bits)
 
@@ -105,11 +105,11 @@ def _first_ones(ordered: Array) -> Array:
 
 
 def _share(owner: Array, new: Array, count: int) -> tuple[Array, Array]:
-    """Returns [count] different combinations divided by all of a rollout, and [count] whether it has any.
+    """Return [count] the share of distinct combinations of each rollout, and [count] whether it has any.
 
     Args:
         owner: [N] which rollout each combination belongs to.
-        new: [N] of the sorted combinations, which are the first of their kind.
+        new: [N] which of the sorted combinations are the first of equal ones.
         count: Number of rollouts.
     """
     total = np.bincount(owner, minlength=count)

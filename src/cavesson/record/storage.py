@@ -1,4 +1,4 @@
-"""Where a run's files are: a folder on this machine, or a place that fsspec reaches, such as s3://bucket/run."""
+"""Storage of a run's files: a local folder, or a location that fsspec can access, such as s3://bucket/run."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ SETTLED = 2 * 10**9
 
 
 class Storage(Protocol):
-    """The files of one run by their names below it, such as ``record/rows-00000012-0000-0000.parquet``."""
+    """The files of one run, addressed by names relative to it, such as ``record/rows-00000012-0000-0000.parquet``."""
 
     root: str
 
@@ -29,44 +29,44 @@ class Storage(Protocol):
 
     @property
     def filesystem(self) -> Any:
-        """The fsspec file system that DuckDB needs to read here; None on this machine."""
+        """The fsspec file system that DuckDB needs to read the files; None for a local folder."""
 
     def names(self, folder: str) -> list[str]:
-        """Names of what is in a folder, in no order; a folder that is not there is empty."""
+        """Return the names in a folder, unordered; a folder that does not exist counts as empty."""
 
     def exists(self, name: str) -> bool: ...
 
     def size(self, name: str) -> int:
-        """Bytes; FileNotFoundError if there is no such file."""
+        """Return the size in bytes; raise FileNotFoundError if the file does not exist."""
 
     def modified(self, name: str) -> float:
-        """When a file was written, in seconds since 1970."""
+        """Return when a file was last modified, in seconds since 1970."""
 
     def state(self, folders: Sequence[str]) -> tuple[int, ...] | None:
-        """Returns what is another as soon as a name is added to, removed from or replaced in a folder.
+        """Return a value that changes whenever a name is added to, removed from or replaced in one of the folders.
 
-        None if that cannot be told, as while it has just happened.
+        None if changes cannot be detected reliably, as right after one happened.
         """
 
     def path(self, name: str) -> str:
-        """Where DuckDB and other readers find the file."""
+        """Return the path or URL at which DuckDB and other readers find the file."""
 
     def read(self, name: str) -> bytes: ...
 
     def parquet(self, name: str, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-        """Opens a file; its ``metadata``, if they are known, need not be read again."""
+        """Open a Parquet file; pass its ``metadata`` if known, so that it is not read again."""
 
     def writing(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """Opens a file that readers see once the block has ended, and never if it fails."""
+        """Open a file that becomes visible to readers when the block ends, and never if the block fails."""
 
     def create(self, name: str, content: bytes) -> bool:
-        """Writes a file that is not there yet; returns False, and writes nothing, if it is."""
+        """Write a new file; return False, without writing, if it already exists."""
 
     def delete(self, name: str) -> None:
-        """Removes a file; one that is not there is no mistake."""
+        """Remove a file; a file that does not exist is not an error."""
 
     def lock_file(self) -> Path:
-        """Returns the file of this machine that the processes of this machine lock when they write here."""
+        """Return the local file that processes on this machine lock while they write this run."""
 
 
 Place = Path | str | Storage
@@ -74,10 +74,10 @@ Place = Path | str | Storage
 
 
 def storage(place: Place) -> Storage:
-    """Returns the storage of a run; one that is a storage already is returned as it is.
+    """Return the storage of a run; a storage object is returned unchanged.
 
     Raises:
-        UserError: The URL's protocol is unknown, or what reads it is not installed.
+        UserError: The URL's protocol is unknown, or the package that reads it is not installed.
     """
     if isinstance(place, str) and "://" in place:
         return Remote(place)
@@ -86,7 +86,7 @@ def storage(place: Place) -> Storage:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Says which file it is that is broken."""
+    """Name the file in the error if it is broken."""
     try:
         yield
     except pa.ArrowInvalid as error:
@@ -94,7 +94,7 @@ def _naming(path: str) -> Iterator[None]:
 
 
 class Folder:
-    """A folder on this machine."""
+    """A local folder."""
 
     filesystem = None
 
@@ -122,7 +122,7 @@ class Folder:
             times = tuple((self._folder / folder).stat().st_mtime_ns for folder in folders)
         except FileNotFoundError:
             return None
-        # Two changes in quick succession may have the same time.
+        # Two changes in quick succession may have the same timestamp.
         return times if time.time_ns() - max(times) > SETTLED else None
 
     def path(self, name: str) -> str:
@@ -155,13 +155,13 @@ class Folder:
 
 
 class Remote:
-    """A place that fsspec reaches; an object is there whole once it is uploaded."""
+    """A location accessed through fsspec; an object appears only once its upload is complete."""
 
     def __init__(self, url: str) -> None:
         try:
             import fsspec
 
-            # What another process wrote must be seen, so nothing about it may be remembered.
+            # Files that another process wrote must be visible, so directory listings must not be cached.
             self.filesystem, base = fsspec.core.url_to_fs(url.rstrip("/"), use_listings_cache=False)
         except ImportError as error:
             hint = "; try pip install 'cavesson[s3]'" if url.startswith("s3:") else ""
@@ -203,7 +203,7 @@ class Remote:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[IO[bytes]]:
-        # Uploaded only when it is whole, so that an error or a kill on the way leaves nothing.
+        # Uploaded only when complete, so that an error or a kill leaves nothing behind.
         with tempfile.NamedTemporaryFile() as file:
             yield file
             file.flush()

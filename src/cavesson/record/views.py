@@ -1,4 +1,4 @@
-"""The record as views of a DuckDB connection."""
+"""Expose the record as views of a DuckDB connection."""
 
 import glob
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ _COLUMNS: dict[Kind, Sequence[Column]] = {
 
 
 def connect(run: "Run", found: Snapshot, query: str, **config: str) -> duckdb.DuckDBPyConnection:
-    """Returns a connection with those views that the query can mean.
+    """Return a connection with the views that the query may use.
 
     Args:
-        run: Whose record.
-        found: What of it.
-        query: A view opens every file to learn its columns, so only those are made that are named here.
+        run: Run whose record is read.
+        found: Snapshot of the run to read.
+        query: Only views whose names occur here are created, because a view opens every file to read its columns.
         config: DuckDB's settings.
 
     Raises:
@@ -54,8 +54,9 @@ def connect(run: "Run", found: Snapshot, query: str, **config: str) -> duckdb.Du
 
 
 def _growing(files: Storage, found: Snapshot, wanted: Sequence[Kind]) -> dict[Kind, list[pa.Table]]:
-    """Returns what is in the files that may be replaced: DuckDB opens a file once to learn its columns, and once more
-    whenever it reads it, and would find another one.
+    """Return the content of the files that may still be replaced.
+
+    DuckDB opens a file once to read its columns and again for every query, and might find a different file then.
     """
     segments = growing(found.rows) if {"rows", "tokens"} & set(wanted) else ()
     rows = [(segment, lines_of_steps(files, segment, "rows", None, None)) for segment in segments]
@@ -70,7 +71,7 @@ def _growing(files: Storage, found: Snapshot, wanted: Sequence[Kind]) -> dict[Ki
 def _create_view(
     connection: duckdb.DuckDBPyConnection, run: "Run", kind: Kind, segments: list[Segment], grown: list[pa.Table]
 ) -> None:
-    """Creates a view with every declared column, whether or not a file has it."""
+    """Create a view with every declared column, whether or not any file has it."""
     parts = [f"{kind}_declared"]
     connection.register(parts[0], arrow_schema(_COLUMNS[kind]).empty_table())
     open_ones = growing(segments)
@@ -80,7 +81,7 @@ def _create_view(
     for number, (some, stop) in enumerate([(whole, None), *(([segment], segment.stop) for segment in cut)]):
         if some:
             name = f"{kind}_recorded_{number}"
-            # DuckDB reads names as patterns.
+            # DuckDB interprets names as glob patterns.
             paths = [glob.escape(run.storage.path(segment.name(kind))) for segment in some]
             connection.read_parquet(paths, union_by_name=True).create_view(name)
             parts.append(name if stop is None else f"{name} WHERE step < {stop}")

@@ -1,4 +1,4 @@
-"""Whether something can be written at a path, found out before the work whose result goes there."""
+"""Check that a path is writable before starting the work whose result is written there."""
 
 import os
 from pathlib import Path
@@ -8,10 +8,10 @@ from cavesson.errors import UserError
 
 
 def check_writable(path: Path) -> None:
-    """Makes sure that a file or folder can be made at a path; what is tried for that is gone afterwards.
+    """Check that a file or folder can be created at a path, by trying; nothing created for the test remains.
 
     Raises:
-        UserError: The path lies below a file or a link to nothing, is too long, or nothing can be written there.
+        UserError: The path lies below a file or a broken link, is too long, or is not writable.
     """
     path = path.absolute()
     there = next(place for place in (path, *path.parents) if os.path.lexists(place))
@@ -21,7 +21,7 @@ def check_writable(path: Path) -> None:
         raise UserError(f"{path} cannot be written: {there} is a file")
     folder = there if there.is_dir() else there.parent
     try:
-        # Permission bits say nothing to root and nothing of the file system: trying does.
+        # Permission bits do not restrict root and do not describe the file system, so try it.
         with TemporaryDirectory(dir=folder, prefix=".writable-") as tried:
             (Path(tried) / path.relative_to(folder)).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -29,14 +29,14 @@ def check_writable(path: Path) -> None:
 
 
 def check_new(path: Path, way_out: str = "choose another --out") -> None:
-    """As ``check_writable``, and raises UserError too if there is something at the path already."""
+    """Like ``check_writable``, but also raise UserError if the path exists."""
     check_writable(path)
     if path.exists():
         raise UserError(f"{path} exists already; {way_out}")
 
 
 def check_file(path: Path) -> None:
-    """As ``check_writable``, and raises UserError too if the path is a folder's."""
+    """Like ``check_writable``, but also raise UserError if the path is a folder."""
     check_writable(path)
     if path.is_dir():
         raise UserError(f"{path} cannot be written: it is a folder")

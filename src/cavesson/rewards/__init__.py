@@ -1,4 +1,4 @@
-"""Rewards. A new one is a function in a file of its own and a line in this table."""
+"""Rewards. To add one, write a function in a separate file and add a line to the table below."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,17 +38,17 @@ class Reward:
 
 @dataclass(frozen=True)
 class Scored:
-    """Rewards of B responses: every part by name, and the weighted sum `[B]`."""
+    """Rewards of B responses: all parts by name, and the weighted sum `[B]`."""
 
     parts: dict[str, list[float]]
     total: list[float]
 
 
 def build_rewards(settings: Sequence[RewardSettings], device: torch.device) -> tuple[Reward, ...]:
-    """Make the rewards of a recipe.
+    """Build the rewards of a recipe.
 
     Raises:
-        UserError: one cannot be made, or two have the same name.
+        UserError: a reward cannot be built, or two have the same name.
     """
     names = [one.label for one in settings]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -57,13 +57,13 @@ def build_rewards(settings: Sequence[RewardSettings], device: torch.device) -> t
 
 
 def rehearse(rewards: Sequence[Reward], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
-    """Call every reward once, on an empty and a short response to the first two prompts of the data.
+    """Call every reward once, with an empty and a short response to the first two prompts of the data.
 
-    A mistake in a reward is thus found before a model is loaded and anything is written.
+    This detects errors in rewards before a model is loaded and before anything is written.
 
     Raises:
-        UserError: a reward takes other arguments, asks for a column that the data has not, raises something, or does
-            not return a number per response.
+        UserError: a reward takes other arguments, needs a column that the data does not have, raises an exception, or
+            does not return one number per response.
     """
     responses = ["", "Yes."][: len(prompts)]
     rows = {name: list(values[: len(responses)]) for name, values in columns.items()}
@@ -73,7 +73,11 @@ def rehearse(rewards: Sequence[Reward], prompts: Sequence[str], columns: Mapping
 def score(
     rewards: Sequence[Reward], prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Any]
 ) -> Scored:
-    """Call every reward; the sum counts each part times the weight of its reward."""
+    """Call every reward and add up all parts, each multiplied by the weight of its reward.
+
+    Raises:
+        UserError: two rewards return parts with the same name, or a reward fails.
+    """
     parts: dict[str, list[float]] = {}
     total = [0.0] * len(responses)
     for reward in rewards:

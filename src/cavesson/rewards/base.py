@@ -1,4 +1,4 @@
-"""What a reward is: any function of prompts and responses, and the parts it may return."""
+"""Calling rewards: any function of prompts and responses that returns numbers, or named parts of them."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,20 +21,20 @@ _PROMPTS, _RESPONSES = {"prompt", "prompts"}, {"response", "responses", "complet
 def call_reward(
     function: RewardFunction, name: str, prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Any]
 ) -> dict[str, list[float]]:
-    """Call a reward with copies of everything, so that it can change nothing, and check what it returns.
+    """Call a reward with copies of its arguments, so that it cannot change them, and check what it returns.
 
     Args:
-        function: the reward; without a `**` parameter it gets only the columns that it names.
-        name: what it is called.
+        function: the reward; without a `**` parameter, it gets only the columns that it names.
+        name: the name of the reward.
         prompts: [B]
         responses: [B]
         columns: [B] each
 
     Returns:
-        its parts by name; a reward that returns plain numbers has one part of its own name.
+        The parts by name; a reward that returns plain numbers has one part, with the name of the reward.
 
     Raises:
-        UserCodeError: it takes other arguments, raises something, or returns not one finite number per response.
+        UserCodeError: it takes other arguments, raises an exception, or does not return one finite number per response.
     """
     given = _given(function, name, columns)
     with told(f"copying the data's columns for the reward {name}"):
@@ -49,7 +49,7 @@ def call_reward(
 
 
 def _parts(name: str, result: Any, expected: int) -> dict[str, list[float]]:
-    """What a reward returned, checked, by the names of its parts."""
+    """Check what a reward returned, and return the numbers by the names of their parts."""
     if result is None:
         raise UserCodeError(f"the reward {name} returned None; it must return one number per response")
     parts = result if isinstance(result, dict) else {"": result}
@@ -60,10 +60,14 @@ def _parts(name: str, result: Any, expected: int) -> dict[str, list[float]]:
 
 
 def _given(function: RewardFunction, name: str, columns: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The columns that a reward takes."""
+    """Return the columns that a reward takes.
+
+    Raises:
+        UserCodeError: it cannot be called with prompts, responses and these columns.
+    """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # as of some functions written in C
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return columns
     parameters = signature.parameters.values()
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
@@ -80,7 +84,10 @@ def _given(function: RewardFunction, name: str, columns: Mapping[str, Any]) -> M
 
 
 def _problems(signature: inspect.Signature, columns: Mapping[str, Any]) -> Iterator[str]:
-    """Why a function cannot be called as a reward, or would take one thing for another, as other trainers' do."""
+    """Yield reasons why a function cannot be called as a reward, or would get an argument in the wrong place.
+
+    Rewards written for other trainers may have another order of arguments.
+    """
     positional = [n for n, p in signature.parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for place, parameter in enumerate(positional):
         if (parameter in _PROMPTS and place != 0) or (parameter in _RESPONSES and place != 1):
@@ -108,7 +115,10 @@ def _numbers(label: str, values: Any, expected: int) -> list[float]:
 
 
 def _plain(value: Any) -> Any:
-    """Python's own numbers of a NumPy scalar or array or a tensor; dates, which NumPy makes integers of, stay."""
+    """Convert NumPy scalars, NumPy arrays and tensors to Python numbers.
+
+    Dates are left unchanged, because NumPy would convert them to integers.
+    """
     is_date = getattr(getattr(value, "dtype", None), "kind", None) in ("M", "m")
     return value.tolist() if hasattr(value, "tolist") and not is_date else value
 
@@ -119,9 +129,9 @@ def _number(value: Any, returned: str) -> float:
         raise UserCodeError(f"{returned.format(_short(value))}; it must return numbers")
     try:
         number = float(plain)
-    except OverflowError:  # of an int that no float holds
+    except OverflowError:  # an int that is too large for a float
         number = float("inf")
-    if not abs(number) <= _LARGEST:  # NaN neither
+    if not abs(number) <= _LARGEST:  # this form rejects NaN too
         raise UserCodeError(f"{returned.format(_short(plain))}; it must return finite numbers up to {_LARGEST:.3g}")
     return number
 
@@ -131,7 +141,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _short(value: Any) -> str:
-    """The beginning of a value; Python refuses to write very long integers."""
+    """Return a value as text, shortened; Python refuses to convert very long integers to text."""
     if isinstance(value, int) and value.bit_length() > 300:
         return "an integer of more than 90 digits"
     text = str(value) if isinstance(value, Real) else repr(value)

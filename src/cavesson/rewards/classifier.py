@@ -1,4 +1,4 @@
-"""A Hugging Face sequence classifier as reward: a reward model, or any classifier's logit or probability."""
+"""A Hugging Face sequence classifier as a reward: a reward model, or a logit or probability of any classifier."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -19,13 +19,15 @@ class ClassifierReward:
 
     Args:
         path: local folder or Hub name.
-        label: name or index of the output that is the reward; a reward model has one output and needs none.
-        score: its "logit" or its "probability" (softmax over the outputs).
-        batch_size: texts scored at the same time.
+        label: name or index of the output that is the reward; not needed if there is only one output, as in a reward
+            model.
+        score: "logit" or "probability" (softmax over the outputs).
+        batch_size: number of texts scored at the same time.
         dtype: "float32" or "bfloat16".
         device: where to compute.
-        special_tokens: how special tokens in a prompt are read that is a plain `str`, as "text" or as "control" tokens.
-            What a run's chat template wrote says itself which of them are control tokens; in a response all are text.
+        special_tokens: whether special tokens in a prompt that is a plain `str` are read as "text" or as "control"
+            tokens. Prompts written by a run's chat template carry this information themselves; in responses, special
+            tokens are always text.
     """
 
     def __init__(
@@ -71,9 +73,10 @@ class ClassifierReward:
         return scores
 
     def _whole(self, ids: list[int]) -> list[int]:
-        """The tokens of a text with what the tokenizer writes around it, as when the model learned.
+        """Return the tokens of a text with the tokenizer's start and end tokens, as in training.
 
-        A chat template may have written the start tokens, or the model may have learned from texts without them.
+        Start tokens are not added if a chat template has written them already, or if the model was trained without
+        them.
         """
         begun = ids if self.around.begins(ids) or not self.adds_start else [*self.around.start, *ids]
         return [*begun, *self.around.end]
@@ -85,7 +88,11 @@ class ClassifierReward:
 
 
 def _output(path: str, label: int | str | None, names: Mapping[int, str]) -> int:
-    """The index of the output that is the reward."""
+    """Return the index of the output that is the reward.
+
+    Raises:
+        UserError: the label does not identify exactly one output.
+    """
     if label is None and len(names) == 1:
         return 0
     found = [index for index, name in names.items() if label == name or (type(label) is int and label == index)]

@@ -1,4 +1,4 @@
-"""Where responses are cut, and which are discarded. A new rule is an entry in one of these two tables."""
+"""Cutting and discarding responses. To add a rule, add an entry to one of the two tables below."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
@@ -39,7 +39,7 @@ class CleaningSettings(Settings):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """The texts of `cut`, for the sampler to end responses at."""
+        """The stop texts of `cut`, at which the sampler ends responses."""
         return tuple(text for name in self.cut for text in CUTS[name])
 
     @field_validator("cut", "discard", mode="before")
@@ -63,11 +63,12 @@ class CleaningSettings(Settings):
 def discard(
     settings: CleaningSettings, responses: Sequence[str], rewards: Sequence[float]
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Put `discard_reward` in the place of a discarded response's reward.
+    """Replace the rewards of discarded responses by `discard_reward`.
 
     Returns:
-        the rewards `[B]`; and for each rule of the settings a part of the reward, 1 where it discards the response and
-        0 elsewhere, so that the record shows which rule did it and what the response would have scored.
+        The rewards `[B]`, and for each rule of the settings a part of the reward that is 1 for responses discarded by
+        the rule and 0 for all others. With these parts, the record shows which rule discarded a response, and the
+        other parts show what it would have scored.
     """
     parts = {DISCARD_PART + name: [float(DISCARDS[name](text)) for text in responses] for name in settings.discard}
     kept = list(rewards)
@@ -78,5 +79,5 @@ def discard(
 
 
 def is_discarded(parts: Mapping[str, float]) -> bool:
-    """Whether the parts of a response's reward say that a rule discarded it."""
+    """Return whether a rule discarded the response with these reward parts."""
     return any(value for name, value in parts.items() if name.startswith(DISCARD_PART))

@@ -1,4 +1,4 @@
-"""Whether a response ends in the right answer: a reward that can be checked, for GSM8K and tasks like it."""
+"""Whether a response ends in the right answer: a verifiable reward for GSM8K and similar tasks."""
 
 import re
 from collections.abc import Sequence
@@ -47,23 +47,23 @@ class _Answer(NamedTuple):
 def exact_match(
     prompts: Sequence[str], responses: Sequence[str], ground_truth: Sequence[Any] | None = None, **_: Any
 ) -> list[float]:
-    r"""1 where the final answer of a response is that of `ground_truth`, else 0.
+    r"""Return 1 for each response with the same final answer as `ground_truth`, and 0 for all others.
 
-    The final answer of a text is what its last `\boxed{…}` holds, else the rest of the line after its last `####` (as
-    in GSM8K, arXiv:2110.14168), else the whole text. A box that is never closed holds no answer.
+    The final answer of a text is the content of its last `\boxed{…}`, else the rest of the line after its last `####`
+    (as in GSM8K, arXiv:2110.14168), else the whole text. A box that is never closed has no answer.
 
-    If the truth is a number, the response's is compared with it as a number: the only one in its box (behind the last
-    equals sign), elsewhere the last one. 1,200 = 1{,}200 = 1200.0 = 1.2e3 = `1.2 \times 10^3`, 1/2 = 0.5 =
-    `\frac{1}{2}` and 1 1/2 = `1\frac{1}{2}` = 1.5. Currency and percent signs (25% = 25), degrees, words and a final
-    full stop beside a number do not count. `\boxed{2x}`, `\boxed{\sqrt{2}}` and `\boxed{10-8}` are not 2: nothing is
-    calculated.
+    If the ground truth is a number, it is compared with a number of the response: the only one in its box (after the
+    last equals sign), or without a box, the last one. 1,200 = 1{,}200 = 1200.0 = 1.2e3 = `1.2 \times 10^3`,
+    1/2 = 0.5 = `\frac{1}{2}` and 1 1/2 = `1\frac{1}{2}` = 1.5. Currency and percent signs (25% = 25), degrees, words
+    and a final full stop next to a number are ignored. `\boxed{2x}`, `\boxed{\sqrt{2}}` and `\boxed{10-8}` do not equal
+    2: nothing is calculated.
 
-    Other answers are compared as texts, without regard to case, Markdown's stars, a final full stop, dollar signs and
-    white space, except white space between two words or numbers. `\text{…}` is its content; `\dfrac` is `\frac`, and
-    `\frac{x+1}{2}` is `(x+1)/2`.
+    Other answers are compared as texts, ignoring case, Markdown's asterisks, a final full stop, dollar signs and white
+    space, except white space between two words or numbers. `\text{…}` is replaced by its content, `\dfrac` is the same
+    as `\frac`, and `\frac{x+1}{2}` is the same as `(x+1)/2`.
 
     Raises:
-        UserError: there is no column `ground_truth`, or a row of it is empty or has an unclosed box.
+        UserError: there is no column `ground_truth`, or one of its rows is empty or has an unclosed box.
     """
     if ground_truth is None:
         raise UserError("the reward exact_match needs a column ground_truth with the right answer of every prompt")
@@ -76,7 +76,7 @@ def exact_match(
 
 
 def matches(response: str, truth: str) -> bool:
-    """Whether both have the same final answer."""
+    """Return whether both texts have the same final answer."""
     answer, expected = _final(response), _final(truth)
     if answer is None or expected is None:
         return False
@@ -88,7 +88,11 @@ def matches(response: str, truth: str) -> bool:
 
 
 def _final(text: str) -> _Answer | None:
-    """The content of the last box, else what follows the last ####, else all; None if the last box is not closed."""
+    """Return the content of the last box, else the rest of the line after the last ####, else the whole text.
+
+    Returns:
+        The answer, or None if the last box is not closed.
+    """
     boxes = list(_BOX.finditer(text))
     if boxes:
         inside = _closed(text[boxes[-1].end() :])
@@ -99,7 +103,7 @@ def _final(text: str) -> _Answer | None:
 
 
 def _closed(text: str) -> str | None:
-    """What stands before the brace that closes one more than `text` opens."""
+    """Return the text before the first closing brace without an opening brace in `text`, or None if there is none."""
     depth = 1
     for brace in _BRACE.finditer(text):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -109,7 +113,10 @@ def _closed(text: str) -> str | None:
 
 
 def _as_number(text: str) -> Fraction | None:
-    """The number a text is, or None where it is something else; units in LaTeX's text commands may stand by it."""
+    """Return the number that a text consists of, or None if it is not a number.
+
+    Units in LaTeX's text commands may stand next to the number.
+    """
     for cleaned in (_plain(_WORDS.sub("", text)), _plain(text)):
         found = _NUMBER.findall(cleaned)
         if len(found) == 1 and not re.search(f"[^{_SIGNS}]", _NUMBER.sub("", cleaned)):
@@ -118,9 +125,12 @@ def _as_number(text: str) -> Fraction | None:
 
 
 def _boxed_number(text: str) -> Fraction | None:
-    """The number in a box, or None where it holds several or an expression; a letter glued to a number is a factor."""
+    """Return the number in a box, or None if the box does not hold exactly one number or holds an expression.
+
+    A letter directly before a number, or a single letter directly after it, is a factor and makes an expression.
+    """
     cleaned = re.split(r"=|≈|\\approx", _plain(text))[-1]
-    cleaned = re.sub(r"(?<=[a-z])/(?=[a-z])", "", cleaned)  # of km/h
+    cleaned = re.sub(r"(?<=[a-z])/(?=[a-z])", "", cleaned)  # a unit such as km/h
     found = _NUMBER.findall(cleaned)
     if len(found) != 1 or re.search(r"[A-Za-z]\d|\d[A-Za-z](?![A-Za-z])", _NUMBER.sub("0", cleaned)):
         return None
@@ -134,7 +144,7 @@ def _last_number(text: str) -> Fraction | None:
 
 
 def _value(number: str) -> Fraction | None:
-    if len(number) > 100:  # a model that repeats a digit without end; Python refuses to read such numbers
+    if len(number) > 100:  # models may repeat a digit endlessly, and Python refuses to parse such numbers
         return None
     *whole, fraction = number.lower().replace(",", "").split()
     above, _, below = fraction.partition("/")
@@ -148,7 +158,7 @@ def _value(number: str) -> Fraction | None:
 
 
 def _plain(text: str) -> str:
-    """Without what LaTeX, Markdown and typography add to an answer."""
+    """Remove the LaTeX, Markdown and typographic markup of an answer."""
     for pattern, plain in _SPELLINGS:
         text = re.sub(pattern, plain, text)
     text = _WORDS.sub(r" \1 ", text)
@@ -158,7 +168,10 @@ def _plain(text: str) -> str:
 
 
 def _slashed(fraction: re.Match[str]) -> str:
-    """`a/b`, in brackets where it must be; behind a whole number it is the rest of a mixed one."""
+    """Return a LaTeX fraction as `a/b`, with parentheses where needed.
+
+    After a digit, a space is put before it, so that the two are read as a mixed number.
+    """
     before = fraction.string[: fraction.start()]
     above, below = (
         part if re.fullmatch(r"\d+(?:\.\d+)?|[a-zA-Z]", part) else f"({part})"

@@ -1,4 +1,4 @@
-"""A user's own reward, named by file or module."""
+"""Loading a user's reward function from a file or module."""
 
 import importlib
 import importlib.util
@@ -10,10 +10,10 @@ from cavesson.rewards.base import RewardFunction
 
 
 def load_function(name: str) -> RewardFunction:
-    """Load "file.py:function" or "module:function".
+    """Load a reward given as "file.py:function" or "module:function".
 
     Raises:
-        UserError: the file, the module or the function is not there, or running the file raises something.
+        UserError: the file, module or function does not exist, or importing it raises an exception.
     """
     place, colon, attribute = name.rpartition(":")
     if not colon:
@@ -26,12 +26,12 @@ def load_function(name: str) -> RewardFunction:
 
 
 def _from_file(file: Path) -> object:
-    name = f"cavesson_reward_{file.stem}"  # a file called random.py must not become everybody's `random`
+    name = f"cavesson_reward_{file.stem}"  # a file called random.py must not shadow the module `random`
     spec = importlib.util.spec_from_file_location(name, file)
     if not file.is_file() or spec is None or spec.loader is None:
         raise UserError(f"reward {file}: there is no such file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # so that what the file defines can be pickled and found by name
+    sys.modules[name] = module  # so that objects defined in the file can be pickled and found by name
     with told(f"the reward's file {file.name}"):
         spec.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""A reward computed by a server: one POST request per batch of responses, several of them at the same time."""
+"""A reward computed by a server: one POST request per batch of responses, with several requests at the same time."""
 
 import asyncio
 import json
@@ -53,13 +53,13 @@ class HttpSettings(Settings):
 
 
 class HttpReward:
-    """Posts `{"prompts": […], "responses": […], "columns": {…}}` and reads `{"rewards": […]}`, or named parts of it.
+    """Posts `{"prompts": […], "responses": […], "columns": {…}}` and reads `{"rewards": […]}`, plain or in named parts.
 
     Args:
-        options: as in `HttpSettings`.
+        options: the settings of `HttpSettings`.
 
     Raises:
-        UserError: an option is wrong, or an environment variable that it names is not set.
+        UserError: an option is wrong, or an environment variable named in `headers_env` is not set.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -77,7 +77,7 @@ class HttpReward:
             self._request(prompts[rows], responses[rows], {name: values[rows] for name, values in columns.items()})
             for rows in batches
         ]
-        # A thread of its own: the caller may run in an event loop already, as notebooks do.
+        # The requests need a separate thread, because the caller may already run in an event loop, as in notebooks.
         with start_blocking_portal() as portal:
             answers = portal.call(self._ask_all, requests, [len(responses[rows]) for rows in batches])
         return self._joined(answers)
@@ -102,7 +102,7 @@ class HttpReward:
             return await asyncio.gather(*(ask(*each) for each in zip(requests, counts, strict=True)))
 
     async def _answer(self, client: httpx.AsyncClient, request: bytes) -> bytes:
-        """The body of the answer, asked for again where that may help."""
+        """Return the body of the response, retrying after failures that may be temporary."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_TryAgainError),
             stop=stop_after_attempt(self.settings.attempts),
@@ -179,7 +179,7 @@ class _Answer(BaseModel):
 
 
 class _TryAgainError(Exception):
-    """A request failed for a reason that may pass; the server may say after how many seconds."""
+    """A request failed for a reason that may be temporary; `after` is the server's requested delay in seconds."""
 
     def __init__(self, said: str, after: float | None = None) -> None:
         super().__init__(said)
@@ -193,7 +193,10 @@ def _wait(state: RetryCallState) -> float:
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    """Seconds until the time that the header Retry-After names, as a number or a date (RFC 9110, section 10.2.3)."""
+    """Return the delay in seconds given by the header Retry-After, a number or a date (RFC 9110, section 10.2.3).
+
+    The delay is limited to `_LONGEST_WAIT`. Without a valid header, return None.
+    """
     said = response.headers.get("Retry-After", "").strip()
     if said.isdecimal():
         return min(float(said), _LONGEST_WAIT)

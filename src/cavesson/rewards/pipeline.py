@@ -1,4 +1,4 @@
-"""A `transformers` pipeline as reward, the way TRL's and LMFlow's examples score text."""
+"""A `transformers` pipeline as a reward, as in the examples of TRL and LMFlow."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,10 @@ class PipelineReward:
 
     Args:
         path: local folder or Hub name of the model.
-        task: "sentiment-analysis" or "text-classification", which are two names of one task.
+        task: "sentiment-analysis" or "text-classification", two names for the same task.
         label: the label whose score is the reward, for example "POSITIVE".
         apply: "sigmoid", "softmax" or "none" (raw logits), as the pipeline's `function_to_apply`.
-        batch_size: texts scored at the same time.
+        batch_size: number of texts scored at the same time.
         device: where to compute.
     """
 

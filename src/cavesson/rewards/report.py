@@ -1,4 +1,4 @@
-"""The report on a reward model: figures and extreme cases as files, a page to read, and a table in the terminal."""
+"""The report on a reward model: statistics and extreme cases as files, a Markdown page, and a table in the terminal."""
 
 import json
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ MOST_CHARACTERS = 600
 
 
 def write(scored: Scored, tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, Any]:
-    """Write `reward_model.json`, `.md` and `.png` and `extreme_cases.jsonl` into the run's folder.
+    """Write `reward_model.json`, `.md` and `.png` and `extreme_cases.jsonl` to the run's folder.
 
     Returns:
-        the figures, as `summarise` has them.
+        The statistics that `summarise` computes.
     """
     from cavesson.rewards.report_chart import draw  # matplotlib takes a second to import
 
@@ -35,7 +35,7 @@ def write(scored: Scored, tokenizer: PreTrainedTokenizerBase, folder: Path) -> d
 
 
 def show(summary: dict[str, Any], folder: Path, console: Console) -> None:
-    """Print the figures."""
+    """Print the statistics."""
     table = Table("held-out pairs", "share right", "95 % interval", "pairs", title="The reward model")
     for row in _shares(summary):
         table.add_row(*row)
@@ -48,7 +48,7 @@ def show(summary: dict[str, Any], folder: Path, console: Console) -> None:
 
 
 def page(summary: dict[str, Any], cases: list[dict[str, Any]]) -> str:
-    """All of it in Markdown."""
+    """Return the report in Markdown."""
     lines = [f"# The reward model on {summary['pairs']} held-out pairs", ""]
     lines += [line for warning in warnings(summary) for line in (f"**Careful:** {warning}.", "")]
     lines += ["| held-out pairs | share right | 95 % interval | pairs |", "|---|---|---|---|"]
@@ -104,7 +104,7 @@ def _case(case: dict[str, Any]) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """An indented block, which no text can break out of."""
+    """Return the text as an indented block; no content can end such a block."""
     return indent(text, "    ", lambda line: True) + "\n"
 
 

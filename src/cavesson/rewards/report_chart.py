@@ -1,4 +1,4 @@
-"""The picture of a reward model: calibration, accuracy by difference of length, and how the rewards are spread."""
+"""Charts of a reward model: calibration, accuracy by difference in length, and the distribution of the rewards."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ _CHOSEN, _REJECTED, _GUIDE = "#1a73e8", "#9aa0a6", "#5f6368"
 
 
 def draw(scored: Scored, summary: dict[str, Any], file: Path) -> None:
-    """Write a PNG."""
+    """Write the charts to a PNG file."""
     figure, (calibration, length, spread) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     calibration.plot(CALIBRATION, CALIBRATION, color=_GUIDE, linestyle=":", label="as sure as it is right")
     _shares(calibration, "confidence", summary["calibration"])
@@ -39,7 +39,7 @@ def draw(scored: Scored, summary: dict[str, Any], file: Path) -> None:
 
 
 def _shares(axes: Any, x: str, shares: list[dict[str, Any]]) -> None:
-    """Shares with their intervals."""
+    """Plot shares with their confidence intervals."""
     means = np.array([share["mean"] for share in shares])
     reach = [means - [share["low"] for share in shares], [share["high"] for share in shares] - means]
     axes.errorbar([share[x] for share in shares], means, yerr=np.abs(reach), color=_CHOSEN, marker="o", capsize=3)

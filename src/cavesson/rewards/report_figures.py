@@ -1,7 +1,7 @@
-"""What a reward model is worth, in figures: how often it is right on held-out pairs, when, and where it is most wrong.
+"""Statistics of a reward model on held-out pairs: how often it is right, in which cases, and where it is most wrong.
 
-A pair whose two rewards are equal counts as half right, since whoever must choose between equals is right half of the
-time. A model that gives every response the same reward is then as good as a coin, and so it is.
+A pair with equal rewards counts as half right, because a random choice between the two is right half of the time. A
+model that gives every response the same reward thus has an accuracy of 0.5, like a random choice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,18 +46,18 @@ class Scored:
 
     @property
     def right(self) -> Numbers:
-        """1 where the chosen response's reward is higher, ½ where both are equal."""
+        """1 if the chosen response has the higher reward, ½ if both are equal, else 0."""
         return _half_for_ties(self.difference)
 
     @property
     def longer_by(self) -> Numbers:
-        """How many learned tokens the chosen response has more than the rejected one."""
+        """The number of learned tokens of the chosen response minus that of the rejected one."""
         return np.array([sum(pair.chosen.learn) - sum(pair.rejected.learn) for pair in self.pairs], dtype=float)
 
 
 @torch.no_grad()
 def score(model: nn.Module, examples: Examples[PairTokens], processes: Processes, at_once: int) -> Scored:
-    """Rewards of all held-out pairs by a `RewardModel`; every process scores its share."""
+    """Score all held-out pairs with a `RewardModel`; every process scores its share."""
     pairs = examples.held_out
     device = next(model.parameters()).device
     order = sorted(processes.share(len(pairs)), key=lambda i: size_of(pairs[i]))
@@ -71,7 +71,7 @@ def score(model: nn.Module, examples: Examples[PairTokens], processes: Processes
 
 
 def summarise(scored: Scored) -> dict[str, Any]:
-    """Every figure of the report, as plain values; None is what these pairs cannot say."""
+    """Return all statistics of the report as plain values; None if the pairs do not determine a statistic."""
     right, longer, difference = scored.right, scored.longer_by, scored.difference
     confidence = 1 / (1 + np.exp(-np.abs(difference)))
     margins = np.array([pair.margin or 0.0 for pair in scored.pairs])
@@ -98,7 +98,7 @@ def summarise(scored: Scored) -> dict[str, Any]:
 
 
 def warnings(summary: dict[str, Any]) -> list[str]:
-    """What a user should be told about this reward model, in words."""
+    """Return warnings about this reward model, in words."""
     return [
         *_about_accuracy(summary),
         *_about_length(summary),
@@ -108,7 +108,7 @@ def warnings(summary: dict[str, Any]) -> list[str]:
 
 
 def extreme_cases(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """The pairs that are worth reading: most wrong, most surely right, and the highest and lowest rewards."""
+    """Return the pairs worth reading: the most wrong, the most surely right, and the highest and lowest rewards."""
     difference = scored.difference
     everywhere = np.ones(len(difference), dtype=bool)
     lists = {
@@ -135,7 +135,7 @@ def _share(right: Numbers) -> dict[str, Any] | None:
 
 
 def _by_length_difference(longer: Numbers, right: Numbers) -> Iterator[dict[str, Any]]:
-    """How often the model is right in each group; equal differences stay together."""
+    """Yield the accuracy in each group of pairs; equal differences are in the same group."""
     inner = np.unique(np.quantile(longer, np.linspace(0, 1, LENGTH_GROUPS + 1)[1:-1]))
     group = np.searchsorted(inner, longer)
     for number in np.unique(group).tolist():
@@ -145,7 +145,7 @@ def _by_length_difference(longer: Numbers, right: Numbers) -> Iterator[dict[str,
 
 
 def _calibration(confidence: Numbers, right: Numbers) -> Iterator[dict[str, Any]]:
-    """How often the model is right where it gives its choice this probability: a line for each bin that has a pair."""
+    """Yield the accuracy in each bin of confidence that has pairs."""
     for low, high in pairwise(CALIBRATION):
         inside = (confidence >= low) & ((confidence < high) | (high == CALIBRATION[-1]))
         if inside.any():
@@ -154,7 +154,7 @@ def _calibration(confidence: Numbers, right: Numbers) -> Iterator[dict[str, Any]
 
 
 def _rank_correlation(x: Numbers, y: Numbers) -> float | None:
-    """Spearman's ρ, ties sharing their mean rank; None where nothing varies."""
+    """Return Spearman's ρ, with the mean rank for ties, or None if all values of one variable are equal."""
     first, second = _ranks(x), _ranks(y)
     if first.std() == 0 or second.std() == 0:
         return None
@@ -225,5 +225,5 @@ def _case(scored: Scored, row: int, tokenizer: PreTrainedTokenizerBase) -> dict[
 
 
 def _response(tokens: Tokens, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text that was rewarded, without end token."""
+    """Return the text that was rewarded, without special tokens."""
     return str(tokenizer.decode(list(tokens.ids[tokens.learn.index(True) :]), skip_special_tokens=True))

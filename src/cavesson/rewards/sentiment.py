@@ -8,7 +8,7 @@ from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 
 def sentiment(prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
-    """Sentiment of the responses alone; an empty response is neutral."""
+    """Return the sentiment of each response, without its prompt; an empty response is neutral."""
     return [float(_analyzer().polarity_scores(response)["compound"]) for response in responses]
 
 

@@ -1,4 +1,4 @@
-"""Which rewards, with which weights, and what is done to their sum."""
+"""Settings of rewards, their weights, and the shaping of their sum."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class RewardSettings(Settings):
 
     @property
     def label(self) -> str:
-        """What it is called in the record."""
+        """The name of the reward in the record."""
         return self.name or self.use.rpartition(":")[2]
 
     @field_validator("options")

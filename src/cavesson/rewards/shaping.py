@@ -1,4 +1,4 @@
-"""From the summed reward to the number that training uses."""
+"""From the summed reward to the shaped reward that training uses."""
 
 import math
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from cavesson.rewards.settings import ShapingSettings
 
 
 class RunningMoments:
-    """Mean and standard deviation of everything seen so far (Chan, Golub & LeVeque 1979), as TRL's RunningMoments."""
+    """Mean and standard deviation of all values so far (Chan, Golub & LeVeque 1979), like TRL's RunningMoments."""
 
     def __init__(self, count: int = 0, mean: float = 0.0, squares: float = 0.0) -> None:
         self.count, self.mean, self.squares = count, mean, squares
 
     @property
     def std(self) -> float:
-        """With Bessel's correction; 1 as long as nothing varies, so that dividing by it changes nothing."""
+        """The standard deviation with Bessel's correction; 1 if all values are equal, to allow division by it."""
         variance = self.squares / (self.count - 1) if self.count > 1 else 0.0
         return math.sqrt(variance) if variance > 0 else 1.0
 
@@ -45,7 +45,7 @@ class Shaping:
 
         Args:
             totals: weighted sums, `[B]`.
-            query_scores: the same rewards' sums for empty responses, `[B]`; needed with `subtract_query`.
+            query_scores: weighted sums of the same rewards for empty responses, `[B]`; needed with `subtract_query`.
             ended: whether each response ended by itself (end token or stop text), `[B]`.
         """
         shaped = list(totals)

@@ -1,7 +1,8 @@
-"""Decoding with a cache: a prompt is read once, then one token at a time.
+"""Decoding with a key-value cache: one pass over the prompt, then one token at a time.
 
-A preallocated cache is the fast one. Not every architecture computes the same with it, and some tell padding or the end
-of a sliding window apart in a full pass only: so decoding is compared with a full forward pass before it is used.
+A preallocated cache is faster, but some architectures compute different results with it, and some handle padding or the
+end of a sliding window correctly only in a full pass. So decoding is compared with a full forward pass before it is
+used.
 """
 
 from collections.abc import Generator
@@ -29,13 +30,13 @@ _COMPARED = 3
 
 
 def decode(model: nn.Module, ids: Tensor, mask: Tensor, cache: Any) -> Generator[Tensor, Tensor, None]:
-    """Yield the logits `[B, V]` of each next token; the chosen token `[B]` is sent back.
+    """Yield the logits `[B, V]` of each next token, and receive the chosen token `[B]` through `send`.
 
     Args:
         model: a causal language model.
         ids: prompts `[B, S]`, padded on the left.
         mask: 0 on the padding.
-        cache: an empty cache; None = what the model makes by itself.
+        cache: an empty cache; None = the model creates one.
     """
     inner, head = trunk(model), output_head(model).float()
     position = positions(mask)
@@ -59,12 +60,12 @@ def decode(model: nn.Module, ids: Tensor, mask: Tensor, cache: Any) -> Generator
 
 
 def new_cache(model: nn.Module, kind: CacheKind, size: int) -> StaticCache | None:
-    """An empty cache for sequences of `size` tokens; None where the model makes it."""
+    """Return an empty cache for sequences of `size` tokens, or None if the model creates the cache."""
     return StaticCache(config=causal(model).config, max_cache_len=size) if kind == "static" else None
 
 
 class FullPasses(NamedTuple):
-    """What a model says of a few rows, each read alone and as a whole: without padding and without a cache."""
+    """A model's logits on a few rows, each computed in a separate forward pass without padding or cache."""
 
     prompts: list[list[int]]
     answers: Tensor
@@ -75,14 +76,15 @@ class FullPasses(NamedTuple):
 
 @torch.no_grad()
 def full_passes(model: nn.Module, size: int) -> FullPasses:
-    """Read a few rows that decoding and scoring are compared with. No random number is drawn.
+    """Compute logits of a few rows, to compare decoding and scoring with. No random numbers are drawn.
 
-    The rows are of different lengths, one of them twice, so that padding and shared prompts are compared too; where
-    attention reaches back less far than the sequences are long, one row is longer than that.
+    The rows have different lengths, and one prompt occurs twice, so that padding and shared prompts are compared too.
+    If the model has a limited attention window shorter than `size`, the longest prompt fills it, as far as `size`
+    allows.
 
     Args:
         model: a causal language model in evaluation mode.
-        size: tokens of the longest sequence, prompt and response together.
+        size: number of tokens of the longest sequence, prompt and response together.
     """
     prompts, answers = _rows(causal(model).config, size)
     head, rows = output_head(model).float(), []
@@ -96,10 +98,12 @@ def full_passes(model: nn.Module, size: int) -> FullPasses:
 
 @torch.no_grad()
 def choose_cache(model: nn.Module, size: int, expected: FullPasses) -> CacheKind:
-    """Find the cache of so many tokens with which decoding agrees with full forward passes.
+    """Return the kind of cache, for `size` tokens, with which decoding agrees with full forward passes.
+
+    The preallocated cache is preferred.
 
     Raises:
-        UserError: no cache agrees.
+        UserError: decoding agrees with neither kind.
     """
     kinds: tuple[CacheKind, ...] = ("static", "growing")
     with without_rounding(model):
@@ -115,10 +119,10 @@ def choose_cache(model: nn.Module, size: int, expected: FullPasses) -> CacheKind
 
 @torch.no_grad()
 def check_scoring(policy: Policy, expected: FullPasses) -> None:
-    """Compare the scores of padded rows with full forward passes of each row alone.
+    """Compare the log-probabilities of padded rows with those of a full forward pass of each row alone.
 
     Raises:
-        UserError: they differ.
+        UserError: they differ by more than the tolerance.
     """
     prompts, answers, logits = expected
     batch = padded_prompts(prompts, 0).with_columns(response_ids=answers, mask=torch.ones(answers.shape))
@@ -137,10 +141,10 @@ def check_scoring(policy: Policy, expected: FullPasses) -> None:
 
 @torch.no_grad()
 def check_generate(model: Any) -> None:
-    """Compare what transformers' own `generate` computes of a few tokens with a full forward pass.
+    """Compare the logits that transformers' own `generate` computes for a few tokens with a full forward pass.
 
     Raises:
-        UserError: they differ.
+        UserError: they differ by more than the tolerance, or the model cannot generate.
     """
     kind = causal(model).config.model_type
     ids = probe_ids(model, 4)[None]
@@ -157,14 +161,14 @@ def check_generate(model: Any) -> None:
 
 
 def reach(config: PretrainedConfig, size: int) -> int | None:
-    """The furthest that any attention of limited reach goes back, among those shorter than `size` tokens."""
+    """Return the largest limited attention window below `size` tokens, or None if there is none."""
     text = config.get_text_config()
     found = (getattr(text, name, None) for name in _WINDOWS)
     return max((window for window in found if isinstance(window, int) and 0 < window < size), default=None)
 
 
 def _rows(config: PretrainedConfig, size: int) -> tuple[list[list[int]], Tensor]:
-    """Prompts of different lengths, and the tokens `[3, 3]` that follow them."""
+    """Return prompts of different lengths, and the tokens `[3, 3]` that follow them."""
     longest = max(1, min(max(4, reach(config, size) or 0), size - _COMPARED))
     tokens = min(config.get_text_config().vocab_size, 1000)
     long = [(5 * n + 2) % tokens for n in range(longest)]
@@ -172,7 +176,7 @@ def _rows(config: PretrainedConfig, size: int) -> tuple[list[list[int]], Tensor]
 
 
 def _disagreement(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> str | None:
-    """What is wrong with decoding with this cache; None if nothing is."""
+    """Return what is wrong with decoding with this cache, or None if it agrees with the full forward pass."""
     device = causal(model).device
     batch, answers = padded_prompts(expected.prompts, 0), expected.answers.to(device)
     ids, mask = batch["prompt_ids"].to(device), batch["prompt_mask"].to(device)

@@ -1,4 +1,4 @@
-"""From logits to a sampled token: scaling, filters and the draw itself. Pure functions of tensors."""
+"""From logits to a sampled token: scaling, filters and the draw. Pure functions of tensors."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,10 @@ from cavesson.sampling.settings import SamplingSettings
 
 
 def sampling_logprobs(logits: Tensor, settings: SamplingSettings, banned: Tensor | None) -> Tensor:
-    """Log-probabilities `[B, V]` of the distribution that is sampled from.
+    """Return the log-probabilities `[B, V]` of the distribution to sample from.
 
     Args:
-        logits: the model's, `[B, V]`, float32.
+        logits: of the model, `[B, V]`, float32.
         settings: temperature, top-k, top-p.
         banned: token ids that may not be sampled at this position (before the minimum length), or None.
     """
@@ -26,10 +26,10 @@ def sampling_logprobs(logits: Tensor, settings: SamplingSettings, banned: Tensor
 
 
 def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
-    """The token at which the cumulated probability passes the uniform number: `[B, V]`, `[B]` -> `[B]`.
+    """Return the tokens at which the cumulative probability passes the uniform number: `[B, V]`, `[B]` -> `[B]`.
 
-    One number per row instead of one per row and token, and each row depends on nothing but its own number. The sum
-    runs in float64, where the rarest of 100,000 tokens is not rounded away.
+    This needs one random number per row instead of one per row and token, and the draw of a row depends only on its own
+    number. The cumulative sum is in float64, so that rounding does not remove the rarest of 100,000 tokens.
     """
     cumulated = logprobs.exp().cumsum(-1, dtype=torch.float64)
     thresholds = uniforms[:, None] * cumulated[:, -1:]
@@ -37,7 +37,7 @@ def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Keep the likeliest tokens up to and including the one that reaches `top_p` (arXiv:1904.09751)."""
+    """Keep the most likely tokens up to and including the one that reaches `top_p` (arXiv:1904.09751)."""
     ordered, order = logits.sort(dim=-1, descending=True)
     probabilities = ordered.softmax(-1)
     outside = probabilities.cumsum(-1) - probabilities >= top_p

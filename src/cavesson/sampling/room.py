@@ -1,4 +1,4 @@
-"""Whether prompts and responses fit: into the model's positions, and into memory."""
+"""Checks that prompts and responses fit into the model's context and into memory."""
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,14 @@ BYTES_PER_TOKEN = 100
 
 
 def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest: int) -> None:
-    """Predict what sampling will need, before anything is allocated.
+    """Check that sampling will fit into the model's context and into memory, before anything is allocated.
 
     Args:
         model: a causal language model.
-        responses: of a step.
+        responses: number of responses in a step.
         rows: how many of them are sampled at the same time.
-        prompt: tokens of the longest prompt.
-        longest: most tokens of a response.
+        prompt: number of tokens of the longest prompt.
+        longest: maximum number of tokens of a response.
 
     Raises:
         UserError: the model has too few positions, or there is too little memory.
@@ -46,7 +46,7 @@ def check_room(model: nn.Module, responses: int, rows: int, prompt: int, longest
 
 
 def position_limit(config: PretrainedConfig) -> int | None:
-    """The most tokens of a sequence that the model was made for; None if it has no such limit."""
+    """Return the maximum number of tokens in a sequence that the model supports, or None if it has no such limit."""
     text = config.get_text_config()
     most = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or 0
     rope = getattr(text, "rope_parameters", None) or {}
@@ -57,7 +57,13 @@ def position_limit(config: PretrainedConfig) -> int | None:
 
 @torch.no_grad()
 def cache_bytes(model: nn.Module, rows: int, size: int) -> int:
-    """Bytes of the keys and values of `rows` sequences of `size` tokens, from those of a sequence of two."""
+    """Return the bytes of the keys and values of `rows` sequences of `size` tokens, extrapolated from a probe.
+
+    The probe is one sequence of two tokens.
+
+    Raises:
+        UserError: the model cannot read a prompt with a cache.
+    """
     ids = probe_ids(model, 2)[None]
     try:
         cache = getattr(trunk(model)(input_ids=ids, use_cache=True), "past_key_values", None)
@@ -67,7 +73,7 @@ def cache_bytes(model: nn.Module, rows: int, size: int) -> int:
         raise UserError(f"{kind} cannot be sampled from: a prompt with a cache raises {reason}") from error
     total = 0
     for layer in getattr(cache, "layers", ()):
-        # Layers without attention have neither, or empty ones.
+        # Layers without attention have no keys and values, or empty ones.
         kept = (getattr(layer, "keys", None), getattr(layer, "values", None))
         tensors = [x for x in kept if isinstance(x, Tensor) and x.ndim == 4]
         tokens = min(size, getattr(layer, "sliding_window", None) or size)

@@ -1,4 +1,4 @@
-"""Sampling with a Hugging Face model: a cache of keys and values, and one draw per row and token."""
+"""Sampling with a Hugging Face model: a key-value cache, and one draw per row and token."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -37,11 +37,11 @@ class Sampler:
     """Samples responses from a policy.
 
     Args:
-        policy: whose model samples; adapters are active.
+        policy: the policy that samples, with its adapters active.
         tokenizer: its tokenizer.
         settings: how to sample.
-        seed: with step and row it determines every draw.
-        is_scored: whether the policy also scores what is sampled, in padded rows.
+        seed: determines every draw, together with step and row.
+        is_scored: whether the policy also scores the sampled responses, in padded rows.
     """
 
     def __init__(
@@ -59,14 +59,18 @@ class Sampler:
         self.is_scored = is_scored
         self.stop = StopTexts(tokenizer, settings.stop)
         self._cache: CacheKind = "static"
-        self._rows = self._size = 0  # what it was prepared for
+        self._rows = self._size = 0  # the largest sizes prepared for
         self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), device=causal(policy.model).device)
 
     def prepare(self, rows: int, prompt: int) -> None:
-        """Make sure that so many responses to prompts of so many tokens fit, and are sampled and scored correctly.
+        """Check that responses to prompts fit, and that they are sampled and scored correctly.
+
+        Args:
+            rows: number of responses.
+            prompt: number of tokens of the longest prompt.
 
         Raises:
-            UserError: they do not fit, or no cache or not the scores agree with the model's full forward pass.
+            UserError: they do not fit, or decoding or scoring disagrees with the model's full forward pass.
         """
         longest = self.settings.longest
         size = prompt + longest
@@ -82,13 +86,13 @@ class Sampler:
 
     @torch.no_grad()
     def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
-        """One response to each prompt.
+        """Sample one response to each prompt.
 
         Args:
             prompts: columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left.
             step: the training step.
-            rows: where these prompts stand in the step's global batch; the same row always gets the same draws.
-            temperature: in the place of that of the settings.
+            rows: positions of these prompts in the step's global batch; the same row always gets the same draws.
+            temperature: overrides the temperature of the settings.
         """
         self.prepare(len(rows), prompts["prompt_ids"].shape[1])
         self.policy.eval()
@@ -139,7 +143,7 @@ class Sampler:
 
 
 class _Growing:
-    """Responses while they are being sampled: which tokens, and which rows have ended why."""
+    """Responses that are being sampled: their tokens so far, and the finish reasons of rows that have ended."""
 
     def __init__(self, size: int, limits: NDArray[np.int64], eos: Sequence[int], stop: StopTexts) -> None:
         self.ids: list[list[int]] = [[] for _ in range(size)]
@@ -175,7 +179,7 @@ class _Growing:
 
 
 def eos_token_ids(policy: Policy, tokenizer: PreTrainedTokenizerBase, settings: SamplingSettings) -> list[int]:
-    """The tokens that end a response: the user's, else those of the generation config and the tokenizer."""
+    """Return the end tokens: those of the settings if set, else those of the generation config and the tokenizer."""
     if settings.eos_token_ids:
         return list(settings.eos_token_ids)
     config = causal(policy.model).generation_config

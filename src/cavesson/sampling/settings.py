@@ -1,4 +1,4 @@
-"""How responses are sampled. The defaults are pure: what is sampled from is exactly what is scored."""
+"""Settings of sampling. With the defaults, the distribution that is sampled from is exactly the one that is scored."""
 
 from typing import Self
 
@@ -31,7 +31,7 @@ class SamplingSettings(Settings):
 
     @property
     def filters(self) -> list[str]:
-        """The settings that make what is sampled from differ from what is scored."""
+        """The settings that make the sampled distribution differ from the scored one."""
         off = {"top_k": 0, "top_p": 1.0, "min_new_tokens": 0}
         return [f"{name} {getattr(self, name)}" for name, value in off.items() if getattr(self, name) != value]
 

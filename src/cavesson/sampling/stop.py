@@ -1,4 +1,4 @@
-"""Where a response ends when a text such as "###Human" ends it."""
+"""Ending a response at a stop text such as "###Human"."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from transformers import PreTrainedTokenizerBase
 
 
 class StopTexts:
-    """Finds stop texts in growing responses and says at which token to cut.
+    """Finds stop texts in growing responses and determines at which token to cut.
 
     Args:
-        tokenizer: turns ids into text; special tokens are not part of it.
-        stop: the texts; empty means nothing ever stops.
+        tokenizer: decodes ids to text, from which special tokens are omitted.
+        stop: the stop texts; if empty, no response is ever cut.
 
     Raises:
         UserError: a stop text is a special token.
@@ -19,16 +19,16 @@ class StopTexts:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         special = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        # Special tokens are no part of the text: they are found by their ids.
+        # Special tokens are not part of the decoded text, so they are found by their ids.
         self.special = {special[text] for text in stop if text in special}
         self.stop = tuple(text for text in stop if text not in special)
-        # A stop text of n bytes is spread over at most n tokens; a few more give a split character its other half.
+        # A stop text of n bytes spans at most n tokens; a few more complete a character that is split between tokens.
         self._tail = max((len(text.encode()) for text in self.stop), default=0) + 4
 
     def cut(self, ids: Sequence[int]) -> int | None:
-        """The number of tokens that lie wholly before the earliest stop text, or None if there is none.
+        """Return the number of tokens that lie entirely before the earliest stop text, or None if there is none.
 
-        To be called after every new token: a stop text further back than its own length is not looked for.
+        Call this after every new token: a stop text that does not reach into the most recent tokens is not found.
         """
         if ids and ids[-1] in self.special:
             return len(ids) - 1
@@ -36,7 +36,7 @@ class StopTexts:
             return None
         start = self._find(ids)
         assert start is not None
-        # Decoded prefixes only grow, so the last prefix that ends before the stop text is found from the end.
+        # Decoded prefixes only grow, so searching from the end finds the longest prefix that ends before the stop text.
         return next(n for n in range(len(ids), -1, -1) if len(self._decode(ids[:n])) <= start)
 
     def _find(self, ids: Sequence[int]) -> int | None:

@@ -1,1 +1,1 @@
-"""What can be said and done about responses as texts, without any model."""
+"""Functions for texts that need no model: statistics, counting, quoting and safe display."""

@@ -1,4 +1,4 @@
-"""How many of something there are, in words."""
+"""Counts with singular and plural nouns."""
 
 
 def counted(count: int, noun: str) -> str:

@@ -1,6 +1,6 @@
-"""Texts in quotes, for what reads them again."""
+"""Quoting of texts for SQL and CSV."""
 
 
 def quoted(text: str) -> str:
-    """Put a text in double quotes, and double those inside it: so are names in SQL and cells of CSV written."""
+    """Put a text in double quotes and double the quotes inside it, as for names in SQL and cells of CSV."""
     return '"' + text.replace('"', '""') + '"'

@@ -1,4 +1,4 @@
-"""Values in tables that spreadsheets open."""
+"""Values of CSV cells that spreadsheets open."""
 
 import json
 from typing import Any
@@ -8,11 +8,11 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def cell(value: Any, quote_formulas: bool) -> Any:
-    """Return a value for a cell of CSV: lists and maps become JSON, what is neither these nor a text stays as it is.
+    """Return a value for a CSV cell: lists and dicts become JSON; other values, except some texts, stay unchanged.
 
     Args:
-        value: Of any kind.
-        quote_formulas: Put a ``'`` in front of a text that a spreadsheet would take for a formula.
+        value: the value of the cell.
+        quote_formulas: whether to put a ``'`` in front of a text that a spreadsheet would read as a formula.
     """
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Text that others wrote, safe to print: characters that would act or hide are shown as signs."""
+"""Safe display of untrusted text: control and invisible characters are shown as signs."""
 
 BIDI = {
     0x061C: "ALM", 0x200E: "LRM", 0x200F: "RLM", 0x202A: "LRE", 0x202B: "RLE", 0x202C: "PDF", 0x202D: "LRO",
@@ -19,16 +19,16 @@ _ESCAPES = {code: f"\\u{code:04x}" for code in (0x7F, *BIDI, *HIDDEN)}
 def visible(text: str) -> str:
     """Show control characters, direction marks and lone surrogates as signs such as ``␛`` or ``⟨RLO⟩``.
 
-    Line breaks and tabs stay, as do letters of every script and the joiners that emoji and Persian are written with.
+    Line breaks and tabs stay, as do letters of every script and the joiners used in emoji and Persian.
     """
     return text.translate(_SIGNS)
 
 
 def visible_line(text: str) -> str:
-    """Show text in one line: as ``visible``, with ``↵`` for a line break and ``␉`` for a tab."""
+    """Show text on one line: like ``visible``, with ``↵`` for a line break and ``␉`` for a tab."""
     return text.translate(SIGNS)
 
 
 def safe_json(text: str) -> str:
-    """Escape what ``json.dumps(ensure_ascii=False)`` leaves raw although it acts on a terminal."""
+    """Escape characters that ``json.dumps(ensure_ascii=False)`` leaves raw although they affect a terminal."""
     return text.translate(_ESCAPES)

@@ -1,1 +1,1 @@
-"""What is done with trained models: score, compare, evaluate, chat."""
+"""Using trained models: generate, score, compare, evaluate, chat."""

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: what `cavesson generate MODEL --chat` does."""
+"""A conversation with a model in the terminal: `cavesson generate MODEL --chat`."""
 
 import sys
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class TalkSettings(UseSettings):
 def chat(model: str, settings: TalkSettings) -> None:
     """Answer the lines of standard input until it ends, or until /quit or Ctrl-C.
 
-    Tokens are printed as they come. `/reset` forgets what was said.
+    Tokens are printed as they are sampled. `/reset` forgets the conversation.
 
     Raises:
         UserError: there is no model, or no chat template.
@@ -68,15 +68,15 @@ class Talk:
         self.chat = Chat(tokenizer, read_template(settings.template), settings.system)
         self.encoder = Encoder(self.chat)
         self.turns: list[Turn] = []
-        self.chat.render(self.chat.opened([Turn("user", "")]), answer=True)  # a missing template is said before waiting
+        self.chat.render(self.chat.opened([Turn("user", "")]), answer=True)  # reports a missing template early
         check_generate(policy.model)
 
     def reset(self) -> None:
-        """Forget what was said."""
+        """Forget the conversation."""
         self.turns = []
 
     def answer(self, line: str) -> None:
-        """Print the model's answer while it is sampled; what was said before is remembered."""
+        """Print the model's answer while it is sampled, and add the turn and the answer to the conversation."""
         turns = [*self.turns, Turn("user", line)]
         (prompt,) = self.encoder.prompts([Asked("the conversation", tuple(turns))])
         ids = torch.tensor([prompt.ids], device=self.policy.device)
@@ -86,7 +86,7 @@ class Talk:
         if limit is not None and length + self.settings.sampling.max_new_tokens > limit:
             print(f"(this conversation no longer fits into the model's {limit} tokens; /reset starts a new one)")
             return
-        # Every turn has its own numbers, so that answers depend on nothing but the seed and what was said.
+        # Every turn has its own random numbers, so that answers depend only on the seed and the conversation.
         torch.manual_seed(int(generator(self.settings.seed, Purpose.GLOBAL, step=len(turns)).integers(2**32)))
         whole = model.generate(
             ids,
@@ -99,7 +99,7 @@ class Talk:
         self.turns = [*turns, Turn("assistant", str(answer))]
 
     def _generation(self) -> GenerationConfig:
-        """The settings in the library's names; nothing is taken from the model's own defaults."""
+        """Convert the settings to transformers' names; the model's own defaults are not used."""
         sampling = self.settings.sampling
         filters = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         return GenerationConfig(
@@ -115,14 +115,14 @@ class Talk:
 
 
 class _Streamer(TextStreamer):
-    """Prints text as it comes; to a terminal with signs for what would command it."""
+    """Prints text as it is sampled; on a terminal, with control characters made visible."""
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         super().on_finalized_text(visible(text) if sys.stdout.isatty() else text, stream_end)
 
 
 def _lines() -> Iterator[str]:
-    """The lines that are typed or piped in, without blanks around them."""
+    """Yield the lines that are typed or piped in, without surrounding white space."""
     if not sys.stdin.isatty():
         yield from (line.strip() for line in sys.stdin)
         return

@@ -1,4 +1,4 @@
-"""Several models on the same prompts with the same random numbers: what `cavesson compare` does."""
+"""Comparison of models on the same prompts with the same random numbers: `cavesson compare`."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the models said."""
+    """The result of a comparison."""
 
     columns: list[Column]
     prompts: int
@@ -89,12 +89,12 @@ class Comparison:
 
     @property
     def names(self) -> list[str]:
-        """What the columns are called where people read them."""
+        """Short display names of the columns."""
         return short_names([column.name for column in self.columns])
 
 
 def short_names(models: Sequence[str]) -> list[str]:
-    """The fewest last parts of the models' paths that tell them apart; the `model` inside a run goes without saying."""
+    """Return the shortest path endings that distinguish the models, without the `model` folder inside a run."""
     paths = [PurePath(model.removesuffix("/model")).parts for model in models]
     for count in range(1, max(map(len, paths)) + 1):
         names = [str(PurePath(*path[-count:])) for path in paths]
@@ -106,10 +106,10 @@ def short_names(models: Sequence[str]) -> list[str]:
 def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
     """Sample responses of every model and compare them with those of the first.
 
-    Models are loaded one after the other, and the rewards after all of them, so that there is one in memory at a time.
+    Models are loaded one after the other, and the rewards last, so that only one model is in memory at a time.
 
     Raises:
-        UserError: there is no model or no prompt, or the folder to write exists.
+        UserError: a model does not exist, there is no prompt, or the folder to write exists.
     """
     if settings.out is not None:
         check_new(settings.out)
@@ -160,7 +160,7 @@ def write(comparison: Comparison, out: Path) -> None:
     page = environment.get_template("comparison.html").render(
         comparison=comparison,
         script=Markup(script),
-        script_hash=b64encode(sha256(script.encode()).digest()).decode(),  # browsers run this script and no other
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),  # browsers run only this script
         rows=rows(comparison),
         sides=list(zip(*(column.responses for column in comparison.columns), strict=True)),
     )
@@ -170,7 +170,7 @@ def write(comparison: Comparison, out: Path) -> None:
 
 
 def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    """The lines of the table as texts; what nobody measured is missing."""
+    """Return the rows of the table as text; rewards that were not measured are omitted."""
     columns = comparison.columns
     lines = [(name, [shown(column.rewards[name]) for column in columns]) for name in columns[0].rewards]
     if columns[0].rewards:
@@ -194,7 +194,7 @@ def _start(model: str, settings: CompareSettings) -> StartSettings:
 
 
 def _common(sets: Sequence[PromptSet]) -> list[list[int]]:
-    """For each model the indices of the prompts that no model drops."""
+    """Return, for each model, the indices of the prompts that no model drops."""
     kept = [sorted(set(range(len(prompts) + len(prompts.dropped))) - set(prompts.dropped)) for prompts in sets]
     common = set.intersection(*map(set, kept))
     return [[index for index, row in enumerate(rows) if row in common] for rows in kept]

@@ -1,4 +1,4 @@
-"""Figures of one model on held-out data: what `cavesson evaluate` does."""
+"""Evaluation of a model on held-out data: `cavesson evaluate`."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ class EvaluateSettings(ResponseSettings, ScorerSettings):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures of one model; what was not asked for is None or empty."""
+    """The evaluation of one model; parts that were not requested are None or empty."""
 
     model: str
     text: Likelihood | None
@@ -67,7 +67,7 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
     """Measure the perplexity of a text, the rewards of sampled responses, or both.
 
     Raises:
-        UserError: there is no model, no data or no reward, or the file to write exists.
+        UserError: the model, the data or the reward does not exist, or the file to write exists.
     """
     if settings.out is not None:
         check_new(settings.out)

@@ -1,4 +1,4 @@
-"""Responses of a model to prompts, without training: what `cavesson generate` does."""
+"""Responses of a model to prompts, without training: `cavesson generate`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +87,11 @@ class Response(NamedTuple):
 
 
 def load_policy(model: str, settings: UseSettings) -> tuple[Policy, PreTrainedTokenizerBase]:
-    """Load a trained model, ready to sample and to score; raises UserError where there is none."""
+    """Load a trained model for sampling and scoring.
+
+    Raises:
+        UserError: there is no such model.
+    """
     loaded, tokenizer = load_trained(model, settings.gguf_file, settings.dtype)
     return Policy(loaded).to(Processes(settings.device).device), tokenizer
 
@@ -104,10 +108,10 @@ def responses(
     Args:
         policy: the model.
         tokenizer: its tokenizer.
-        prompts: tokenized by it.
+        prompts: prompts tokenized with this tokenizer.
         settings: how to sample.
-        indices: of the prompts to answer; all when None. Response number n draws the same random numbers whatever the
-            model and whichever prompts these are.
+        indices: indices of the prompts to answer; None means all. Response number n uses the same random numbers for
+            every model and any selection of prompts.
     """
     chosen = range(len(prompts)) if indices is None else indices
     total = len(chosen) * settings.samples
@@ -151,7 +155,7 @@ def write(rows: Iterator[dict[str, Any]], out: Path) -> int:
     """Write rows as JSON lines, one JSON list or Parquet, and return their number.
 
     Raises:
-        UserError: the file exists, or its name says none of these.
+        UserError: the file exists, or its suffix is none of these.
     """
     check_new(out)
     if out.suffix not in FORMATS:
@@ -178,7 +182,7 @@ def _write_lines(rows: Iterator[dict[str, Any]], out: Path) -> int:
 
 
 def _as_trained(model: str, data: PromptSettings) -> PromptSettings:
-    """The settings, with conversations made of texts in the way of the run that trained the model, if it did."""
+    """Return the data settings, with plain texts turned into conversations if the run that trained the model did so."""
     place = expanded(model)
     folder = next((one for one in (place, place.parent) if (one / "run.json").exists()), None)
     if folder is None or (folder is place.parent and place.name != "model"):
@@ -191,7 +195,7 @@ def _as_trained(model: str, data: PromptSettings) -> PromptSettings:
 
 
 def _has_conversations(trained: Mapping[str, Any]) -> bool:
-    """Whether the first row that a run was trained on is a conversation; if its data is gone, it is taken for text."""
+    """Return whether a run's first training row is a conversation; False if its data no longer exists."""
     try:
         settings = AnyDataSettings.model_validate({**trained, "max_rows": 1, "validation": 0.0})
         row = load(settings, recognised(ViewSettings(data=settings)).kind).train[0]

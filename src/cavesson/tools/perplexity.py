@@ -1,4 +1,4 @@
-"""How well a model predicts a text."""
+"""Perplexity of a model on a text."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class TextSettings(ChatSettings):
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How well a model predicts a text."""
+    """The likelihood of a text under a model."""
 
     documents: int
     tokens: int
@@ -48,7 +48,7 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class Document:
-    """Token ids, and which of them count; the first, which nothing comes before, never does."""
+    """Token ids, and which of them count; the first never counts, because no token precedes it."""
 
     ids: Sequence[int]
     counts: Sequence[bool]
@@ -56,7 +56,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a document: what is read, what is predicted, and which of that counts."""
+    """A part of a document: the tokens that are read, those that are predicted, and which of these count."""
 
     context: Sequence[int]
     targets: Sequence[int]
@@ -64,7 +64,7 @@ class Window:
 
 
 def read_documents(settings: TextSettings, chat: Chat) -> list[Document]:
-    """The rows as tokens. Of plain text every token counts; of prompts with responses what training learns."""
+    """Read and tokenize the rows. In plain text every token counts; in prompts with responses, the learned tokens."""
     rows = load(settings, Demonstration).train
     encoder = Encoder(chat)
     plain = [row.prompt == "" for row in rows]
@@ -76,11 +76,11 @@ def read_documents(settings: TextSettings, chat: Chat) -> list[Document]:
 
 
 def windows(document: Document, context: int, stride: int) -> list[Window]:
-    """Stretches of at most `context` tokens, each beginning `stride` tokens after the one before it.
+    """Split a document into windows of at most `context` tokens, each starting `stride` tokens after the previous one.
 
-    Every token but the first is predicted once: by the first window that reaches it, from what that window holds
-    before it. With one window this is the likelihood itself; with several, the approximation of
-    huggingface.co/docs/transformers/perplexity.
+    Every token except the first is predicted once: in the first window that contains it, from the tokens before it in
+    that window. With one window, this gives the exact likelihood; with several, the approximation of
+    huggingface.co/docs/transformers/perplexity. Windows without tokens that count are omitted.
     """
     cut = []
     done = 1
@@ -97,10 +97,10 @@ def windows(document: Document, context: int, stride: int) -> list[Window]:
 def measure(
     policy: Policy, documents: Sequence[Document], settings: TextSettings, batch_size: int, pad: int
 ) -> Likelihood:
-    """The mean of −log p over all tokens that count, of all documents together.
+    """Measure the mean of −log p over all tokens that count, in all documents together.
 
     Raises:
-        UserError: the windows do not fit the model or each other, or no token counts.
+        UserError: the context is too long for the model, the stride is not smaller than it, or no token counts.
     """
     limit = getattr(causal(policy.model).config.get_text_config(), "max_position_embeddings", _LONGEST_WINDOW)
     context = settings.context or min(_LONGEST_WINDOW, limit)
@@ -122,7 +122,7 @@ def measure(
 
 @torch.no_grad()
 def _log_likelihood(policy: Policy, part: Sequence[Window], pad: int) -> float:
-    """Sum of log p over the tokens of some windows that count."""
+    """Return the sum of log p over the tokens that count in some windows."""
     batch = padded_prompts([window.context for window in part], pad).with_columns(
         response_ids=_padded([torch.tensor(window.targets) for window in part], pad),
         mask=_padded([torch.ones(len(window.targets)) for window in part], 0),

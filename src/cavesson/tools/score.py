@@ -1,4 +1,4 @@
-"""Rewards of responses in a file: what `cavesson score` does."""
+"""Rewards of the responses in a file: `cavesson score`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from cavesson.text.counting import counted
 from cavesson.tools.generate import write
 from cavesson.tools.scorers import ScorerSettings, estimate, parts_of, score_by_length, shown
 
-# Names of what is written, and of what a reward gets its texts as.
+# Names of output columns, and of the arguments with which rewards get prompts and responses.
 _TAKEN = ("reward", "reward_parts", "prompts", "responses")
 
 
@@ -42,7 +42,7 @@ class ScoreSettings(ScorerSettings):
 
 
 class Summary(NamedTuple):
-    """What the scores are on the whole."""
+    """Mean scores over all responses."""
 
     prompts: int
     responses: int
@@ -63,7 +63,7 @@ class _Said(NamedTuple):
 
 
 def score(path: str, settings: ScoreSettings) -> Summary:
-    """Score every response of a file and write what came out.
+    """Score every response in a file and, with `out`, write the scores.
 
     Args:
         path: a file (.jsonl, .json, .csv, .parquet) or Hub data set whose rows have a prompt and a response, or a
@@ -71,7 +71,7 @@ def score(path: str, settings: ScoreSettings) -> Summary:
         settings: the rewards; they get the other columns by name.
 
     Raises:
-        UserError: no such file, rows without prompt and response, or no reward.
+        UserError: the file does not exist, a row has no prompt or response, or no reward is given.
     """
     if settings.out is not None:
         check_new(settings.out)
@@ -91,7 +91,7 @@ def score(path: str, settings: ScoreSettings) -> Summary:
 
 
 def _reading(settings: ScoreSettings) -> ScoreSettings:
-    """The settings in which reward models read special tokens as these say, unless their own options do."""
+    """Return the settings with `special_tokens` passed on to reward models that do not set it in their options."""
     reading = {"special_tokens": settings.special_tokens}
     rewards = [
         one.model_copy(update={"options": reading | one.options}) if one.use == "classifier" else one
@@ -113,13 +113,13 @@ def _responses(path: str, settings: ScoreSettings) -> Iterator[_Said]:
 
 
 def _columns(said: Sequence[_Said], mapping: Mapping[str, str]) -> dict[str, list[Any]]:
-    """What rewards get beside prompt and response."""
+    """Return the columns that rewards get in addition to prompt and response."""
     names = {name: name for name in dict.fromkeys(name for one in said for name in one.values)}
     return {ours: [one.values.get(theirs) for one in said] for ours, theirs in {**names, **mapping}.items()}
 
 
 def _names(row: Row, columns: Mapping[str, str]) -> tuple[str, str]:
-    """What this row calls its prompt and its response."""
+    """Return the names of the prompt and response columns of this row."""
     wanted = columns.get("prompt", "prompt"), columns.get("response", "response")
     lmflow = columns.get("prompt", "input"), columns.get("response", "output")
     for prompt, response in (wanted, lmflow):

@@ -1,4 +1,4 @@
-"""What responses are scored by, and how sure a mean score is."""
+"""Scoring of responses by rewards, and confidence intervals of mean scores."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,10 +31,10 @@ class ScorerSettings(Settings):
 
 
 def check_scorers(settings: ScorerSettings, device: str | None, prompts: PromptSet) -> None:
-    """Make the rewards and call them on the first prompts, before any response is sampled.
+    """Build the rewards and call them on the first prompts, before any response is sampled.
 
     Raises:
-        UserError: one of them cannot be made or called.
+        UserError: one of them cannot be built or called.
     """
     rehearse(_build(settings, device), prompts.texts, prompts.columns)
 
@@ -46,10 +46,10 @@ def score_by_length(
     responses: Sequence[str],
     columns: Mapping[str, Sequence[Any]],
 ) -> Scored:
-    """Score responses, the longest first and texts of like length together, so that models read little padding.
+    """Score responses, sorted from long to short, so that reward models read little padding.
 
     Raises:
-        UserError: there is no reward, or one of them cannot be made.
+        UserError: there is no reward, or one of them cannot be built.
     """
     order = sorted(range(len(responses)), key=lambda row: -len(prompts[row]) - len(responses[row]))
     scored = score(
@@ -64,16 +64,16 @@ def score_by_length(
 
 
 def parts_of(scored: Scored) -> dict[str, list[float]]:
-    """The weighted sum under the name `reward`, and beside it every part, unless the sum is the only one."""
+    """Return the weighted sum as `reward` together with every part, or just the part if it equals the sum."""
     several = len(scored.parts) > 1 or list(scored.parts.values()) != [scored.total]
     return {"reward": scored.total} | scored.parts if several else dict(scored.parts)
 
 
 def estimate(values: Sequence[float], groups: Sequence[int]) -> Interval:
-    """The mean and its 95 % interval, with the prompts as what is independent.
+    """Estimate the mean and its 95 % interval, treating prompts as independent.
 
-    With one response per prompt, values that are all 0 or 1 are a share and get Wilson's interval, which stays within
-    0 and 1; everything else gets a normal one over the means of the prompts.
+    With one response per prompt, values that are all 0 or 1 form a proportion and get Wilson's interval, which stays
+    within 0 and 1. Everything else gets a normal interval over the means of the prompts.
     """
     if set(values) <= {0.0, 1.0} and len(set(groups)) == len(groups):
         return share_interval(float(sum(values)), len(values))
@@ -81,7 +81,7 @@ def estimate(values: Sequence[float], groups: Sequence[int]) -> Interval:
 
 
 def shown(interval: Interval) -> str:
-    """An interval as text."""
+    """Format an interval as text."""
     return f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 

@@ -1,4 +1,4 @@
-"""Shows a row of a recipe's data token by token, as the recipe's command would read it."""
+"""Display of a row of a recipe's data token by token, as the recipe's command would read it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,11 +36,11 @@ def show_recipe(recipe: Path, flags: Sequence[str], console: Console) -> None:
 
     Args:
         recipe: a TOML file for any algorithm.
-        flags: `--row`, `--kind`, and settings that are laid over the recipe.
+        flags: `--row`, `--kind`, and settings that override those of the recipe.
         console: where to print.
 
     Raises:
-        UserError: no command takes the recipe, its data or tokenizer cannot be read, or there is no such row.
+        UserError: no command accepts the recipe, its data or tokenizer cannot be read, or there is no such row.
     """
     settings = load(RecipeRowSettings, recipe, flags)
     runs = _runs(settings.model_extra or {}, str(recipe))
@@ -56,14 +56,14 @@ def show_recipe(recipe: Path, flags: Sequence[str], console: Console) -> None:
 
 
 def _runs(values: Mapping[str, Any], source: str) -> dict[str, ExampleRun | RolloutRun]:
-    """The settings of a run, by every command that takes these values."""
+    """Return the settings of a run for every command that accepts these values."""
     runs, mistakes = {}, {}
     for command, entry in ALGORITHMS.items():
         try:
             runs[command] = check(entry.settings, values, source)
         except UserError as mistake:
             mistakes[command] = mistake
-    if not runs:  # what is wrong with it, said by the command that knows most of its settings
+    if not runs:  # report the error of the command that knows most of the settings
         raise mistakes[max(ALGORITHMS, key=lambda name: len(values.keys() & ALGORITHMS[name].settings.model_fields))]
     return runs
 

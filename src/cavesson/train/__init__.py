@@ -1,1 +1,1 @@
-"""The training loop and what it stands on."""
+"""The training loops and their parts."""

@@ -1,4 +1,4 @@
-"""From settings to a trainer that is ready for its first step."""
+"""Building a trainer, ready for its first step, from settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from cavesson.train.update import Learner
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a caller from Python may give as objects instead of naming it in the settings."""
+    """Objects that a Python caller can pass instead of naming them in the settings."""
 
     model: PreTrainedModel | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -45,7 +45,7 @@ class Inputs:
 
 
 def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processes) -> Trainer:
-    """Read the data, load the models and give everything its place.
+    """Read the data, load the models and build the trainer.
 
     Raises:
         UserError: something in the settings or the data is wrong.
@@ -64,7 +64,11 @@ def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processe
 
 
 def check_place(name: str, start: StartSettings) -> None:
-    """Look whether the model that a group of settings names is there; raises UserError where it is not."""
+    """Check that the model named by a group of settings is available.
+
+    Raises:
+        UserError: it is not available.
+    """
     try:
         check_start(start)
     except UserError as error:
@@ -72,8 +76,8 @@ def check_place(name: str, start: StartSettings) -> None:
 
 
 def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Processes) -> RolloutTrainer:
-    """A trainer of an algorithm that learns from its own responses."""
-    # The user's mistakes are found before the first weight is loaded, as far as that is possible.
+    """Build the trainer of an algorithm that learns from its own responses."""
+    # As far as possible, the user's errors are detected before any weights are loaded.
     rewards = _rewards(settings, inputs, processes.device)
     tokenizer = inputs.tokenizer or settings.load_tokenizer()
     tokenizer = _ready(tokenizer, settings.model.path, settings.data)
@@ -103,8 +107,8 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
 
 
 def _policy(settings: RolloutRun, inputs: Inputs, processes: Processes) -> Policy:
-    """The policy as it starts, with the critic and the reference of the settings, the same in every process."""
-    _seed_initial_weights(settings.seed)  # adapters start at random
+    """Build the initial policy, with the critic and reference of the settings, equal in every process."""
+    _seed_initial_weights(settings.seed)  # adapters are initialised at random
     model = inputs.model or load_start(settings.model, settings.model.quantization)
     policy = build_policy(
         prepare(model),
@@ -119,7 +123,7 @@ def _policy(settings: RolloutRun, inputs: Inputs, processes: Processes) -> Polic
 
 
 def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Processes) -> ExampleTrainer:
-    """A trainer of an algorithm that learns from given examples."""
+    """Build the trainer of an algorithm that learns from given examples."""
     wrong = {"prompts", "rewards"} & set(inputs.given)
     if wrong:
         raise UserError(f"this algorithm learns from the examples in data.path; it takes no {min(wrong)}=")
@@ -129,7 +133,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     steps = settings.steps_over(examples.train.size)
     if steps is None:
         raise UserError("data.stream: nobody knows how many rows there are; set steps")
-    _seed_initial_weights(settings.seed)  # adapters and new heads start at random
+    _seed_initial_weights(settings.seed)  # adapters and new heads are initialised at random
     model = inputs.model or settings.load_model(tokenizer)
     role = settings.role(build_learner(prepare(model), settings.model)).to(processes.device)
     processes.share_weights(role)
@@ -150,7 +154,7 @@ def _seed_initial_weights(seed: int) -> None:
 
 
 def _ready(tokenizer: PreTrainedTokenizerBase, name: str, data: ChatSettings) -> PreTrainedTokenizerBase:
-    """A tokenizer that can pad, with the chat template of the settings, which is thus saved with the model."""
+    """Return a tokenizer that can pad, with the chat template of the settings, which is saved with the model."""
     if data.template is not None:
         tokenizer.chat_template = read_template(data.template)
     return with_pad_token(tokenizer, name)

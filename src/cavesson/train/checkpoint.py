@@ -1,4 +1,4 @@
-"""What a killed run continues from: complete or absent, in safetensors and JSON only, and checked when it is read."""
+"""Checkpoints, from which a run resumes: written atomically as safetensors and JSON, and verified when read."""
 
 import json
 import os
@@ -18,14 +18,14 @@ from cavesson.errors import NoRoomError, UserError, first_line, no_room
 
 _NAME = "step-{:08d}"
 _INSIDE = "-update-{:08d}"  # sorts after the checkpoint before the step and before the one after it
-_REPLACED = "-replaced"  # sorts after the checkpoint that replaces it, which removes what is later than itself
+_REPLACED = "-replaced"  # sorts after the checkpoint that replaces it, which removes all later ones
 _CHECKSUMS = "checksums.json"
 _PIECE = 16 << 20
 """Bytes of a file that are in memory while its checksum is computed."""
 
 
 class _DamagedError(Exception):
-    """A checkpoint is not what was written."""
+    """The files of a checkpoint differ from what was written."""
 
 
 class Checkpoint(NamedTuple):
@@ -48,17 +48,21 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write a checkpoint under `folder`/checkpoints and remove all but the newest `keep`.
+    """Write a checkpoint to `folder`/checkpoints and remove all but the newest `keep`.
 
-    It is written under a temporary name and renamed when it is on disk, so a kill leaves the one before. One that has
-    the same name already, as where a reward fails right after a checkpoint was due, is kept until then as well. Later
-    ones, which the run has gone back from because they were damaged, are removed too.
+    The checkpoint is written under a temporary name and renamed when it is on disk, so that the previous one remains if
+    the process is killed. An existing checkpoint with the same name is also kept until then; this occurs if a reward
+    fails right after a checkpoint was due. Later checkpoints, which were damaged so that the run resumed from an
+    earlier one, are removed too.
+
+    Raises:
+        NoRoomError: there is no room for the checkpoint.
     """
     place = folder / "checkpoints"
     final = place / checkpoint.name
     temporary = place / f".{final.name}.{os.getpid()}"
     try:
-        for left_over in place.glob(".step-*"):  # of a killed process
+        for left_over in place.glob(".step-*"):  # left over by a killed process
             shutil.rmtree(left_over)
         temporary.mkdir(parents=True)
         save_file(_plain(checkpoint.weights), temporary / "weights.safetensors")
@@ -86,10 +90,13 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
 
 
 def _rename(temporary: Path, final: Path) -> None:
-    """Give a checkpoint its name; one that has it gets another, by which it still counts if a kill comes in between."""
+    """Rename a checkpoint to its final name.
+
+    An existing one with that name is renamed first; it can still be read if the process is killed in between.
+    """
     if final.exists():
         replaced = final.with_name(f"{final.name}{_REPLACED}")
-        if replaced.exists():  # a kill came after the one that has the name now was complete
+        if replaced.exists():  # an earlier process was killed after the current `final` was complete
             _remove(replaced)
         final.rename(replaced)
     temporary.rename(final)
@@ -97,18 +104,18 @@ def _rename(temporary: Path, final: Path) -> None:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint; it is hidden first, so that what a kill leaves of it is not taken for a damaged one."""
+    """Remove a checkpoint, hiding it first, so that its remains after a kill are not mistaken for a damaged one."""
     hidden = checkpoint.with_name(f".{checkpoint.name}")
     checkpoint.rename(hidden)
     shutil.rmtree(hidden)
 
 
 def latest(folder: Path, say: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
-    """The newest intact checkpoint of a run, or None if it has no checkpoint.
+    """Return the newest intact checkpoint of a run, or None if it has no checkpoint.
 
     Args:
         folder: of the run.
-        say: is told, in a line, of damaged checkpoints that are passed over.
+        say: called with one line about damaged checkpoints that are skipped.
 
     Raises:
         UserError: there are checkpoints, and all of them are damaged.
@@ -148,7 +155,11 @@ def _read(place: Path) -> Checkpoint:
 
 
 def _verify(place: Path) -> None:
-    """Compare the files with the checksums that were written beside them."""
+    """Compare the files with their saved checksums.
+
+    Raises:
+        _DamagedError: a file is missing or differs.
+    """
     if not (place / _CHECKSUMS).exists():
         raise _DamagedError(f"{_CHECKSUMS} is missing")
     for name, checksum in json.loads((place / _CHECKSUMS).read_bytes()).items():
@@ -159,7 +170,7 @@ def _verify(place: Path) -> None:
 
 
 def _checksum(path: Path) -> str:
-    """XXH3 of a file, 128 bits: it finds any damage by accident, at the speed of memory."""
+    """Return the 128-bit XXH3 hash of a file, which detects accidental damage at memory speed."""
     digest = xxhash.xxh3_128()
     piece = memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
@@ -178,8 +189,8 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _sync(path: Path) -> None:
     if sys.platform == "win32" and path.is_dir():
-        return  # Windows opens no folders, and keeps its own log of names
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows writes out only what may be written
+        return  # Windows cannot open folders, and journals their changes itself
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows syncs only writable files
     try:
         os.fsync(handle)
     finally:

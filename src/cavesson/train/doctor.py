@@ -1,4 +1,4 @@
-"""The doctor beside the training: what it finds is said, or ends the run."""
+"""The doctor during training: it reports findings or stops the run."""
 
 import sys
 from collections.abc import Sequence
@@ -20,12 +20,13 @@ MOST_LINES = 2
 
 @dataclass
 class Attendance:
-    """Has the doctor look at a run while it trains.
+    """Applies the doctor's rules to a run while it trains.
 
     Args:
-        settings: What happens at a finding.
-        folder: Of the run.
-        told: Rules whose findings were told, also before the run was resumed: each is told once, and stops it once.
+        settings: determine what happens at a finding.
+        folder: of the run.
+        told: rules whose findings have been reported, including before the run was resumed. The finding of each rule is
+            reported once, and stops the run at most once.
     """
 
     settings: DoctorSettings
@@ -36,7 +37,7 @@ class Attendance:
         self.watch = _watch(self.settings, self.folder)
 
     def reason_to_stop(self, step: int) -> str | None:
-        """Returns what must end the run before `step`, if anything; other findings are printed."""
+        """Return the findings that must stop the run before `step`, or None; print other new findings."""
         if not self.watch.tend(str(step)):
             return None
         new = [finding for finding in _found(self.watch, self.settings) if self._names(finding) - self.told]
@@ -49,12 +50,12 @@ class Attendance:
         return "\n".join(_described(finding, self.settings.stopping(finding)) for finding in grave) or None
 
     def _names(self, finding: Finding) -> set[str]:
-        """What is told with a finding: its own rule, and those of consequences that are to end the run."""
+        """Return the rules that are reported with a finding: its own, and those of consequences that stop the run."""
         return {finding.id, *self.settings.stopping(finding)}
 
 
 def verdict(settings: DoctorSettings, folder: Path) -> list[str]:
-    """Looks at a run that has ended and returns the lines that say what was found."""
+    """Examine a run that has ended, and return lines that report the findings."""
     watch = _watch(settings, folder)
     if not watch.look("end"):
         return [f"doctor   could not look at the record; {command_line('doctor', folder)} says why"]
@@ -68,7 +69,7 @@ def verdict(settings: DoctorSettings, folder: Path) -> list[str]:
 def _watch(settings: DoctorSettings, folder: Path) -> Watch:
     place = index_folder(open_run(folder))
     place.mkdir(parents=True, exist_ok=True)
-    # A first look takes about a second, and comes when that is no larger share of the time than later ones.
+    # The first examination takes about a second; it is delayed until that is within the same share of the run time.
     return Watch(str(folder), findings_file(place), settings.share, after=1 / settings.share)
 
 

@@ -9,7 +9,7 @@ EVALUATION_STEP = 2**32
 def evaluate(collector: Collector, samples_per_prompt: int) -> Rows:
     """Sample responses to every prompt of the collector and reward them.
 
-    The same call on a changed policy meets the same prompts in the same order with the same random numbers.
+    Repeated calls use the same prompts in the same order with the same random numbers, even if the policy has changed.
     """
     indices = [i for i in range(len(collector.prompts)) for _ in range(samples_per_prompt)]
     _, rows = collector.sample(indices, EVALUATION_STEP, range(len(indices)))

@@ -1,4 +1,4 @@
-"""The log of a run: `log.txt` in its folder, with what was printed, warnings and tracebacks, attempt after attempt."""
+"""The log of a run: `log.txt` in its folder, with the printed output, warnings and tracebacks of all attempts."""
 
 import logging
 import shlex
@@ -17,19 +17,19 @@ from cavesson.record.storage import storage
 NAME = "log.txt"
 LOGGER = logging.getLogger("cavesson")
 """Whatever is said to the user about a run is said to this logger as well."""
-# Loggers of libraries that pass nothing on to the root.
+# Loggers of libraries that do not propagate to the root logger.
 _APART = ("transformers", "datasets")
 
 
 @contextmanager
 def logging_to(folder: Path, rank: int) -> Iterator[None]:
-    """Write what happens inside the block to the log of the run in `folder`, which is there.
+    """Write messages from inside the block to the log of the run in `folder`, which must exist.
 
-    Everything else about logging stays as it is: warnings are shown as before, and so are other libraries' messages.
+    Otherwise logging is unchanged: warnings and messages of other libraries are shown as before.
 
     Args:
         folder: of the run.
-        rank: of this process; all but 0 write errors only.
+        rank: of this process; processes other than 0 log only errors.
     """
     handler = logging.FileHandler(folder / NAME, encoding="utf-8", errors="backslashreplace")
     handler.setLevel(logging.ERROR if rank else logging.INFO)
@@ -53,13 +53,16 @@ def logging_to(folder: Path, rank: int) -> Iterator[None]:
 
 @contextmanager
 def _listening(handler: logging.Handler) -> Iterator[None]:
-    """Add a handler to all loggers; without others, messages to the root still reach stderr as they do without any."""
+    """Add a handler to all loggers inside the block.
+
+    If the root logger has no other handlers, messages still reach stderr, as they do without any handler.
+    """
     root = logging.getLogger()
     bare = not root.handlers and logging.lastResort is not None
     loggers = [root, LOGGER, *map(logging.getLogger, _APART)]
     level, propagate = LOGGER.level, LOGGER.propagate
     LOGGER.setLevel(logging.INFO)
-    LOGGER.propagate = False  # what it says was printed already
+    LOGGER.propagate = False  # its messages have already been printed
     for logger in loggers:
         logger.addHandler(handler)
     if bare and logging.lastResort is not None:
@@ -78,7 +81,7 @@ def _listening(handler: logging.Handler) -> Iterator[None]:
 
 @contextmanager
 def _warnings_too() -> Iterator[None]:
-    """Log Python's warnings beside showing them."""
+    """Log Python's warnings in addition to showing them."""
     show = warnings.showwarning
 
     def shown(

@@ -1,4 +1,4 @@
-"""What every training loop has in common: steps, checkpoints, and the way back to one."""
+"""The common part of all training loops: steps, checkpoints, and resuming from a checkpoint."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ Report = Callable[[int, dict[str, float]], None]
 
 @dataclass
 class Trainer(ABC):
-    """Everything one run consists of, and its state between two steps."""
+    """All parts of one run, and its state between two steps."""
 
     settings: RolloutRun | ExampleRun
     learner: Learner
@@ -46,45 +46,45 @@ class Trainer(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Everything beside weights and optimiser that the next step depends on, as plain values."""
+        """Return the state that the next step depends on, besides weights and optimiser, as plain values."""
 
     @abstractmethod
     def load_state(self, checkpoint: Checkpoint) -> None:
-        """Take the state back from a checkpoint."""
+        """Restore the state from a checkpoint."""
 
     @abstractmethod
     def prepare(self, folder: Path) -> None:
-        """Compute what every step needs, before the next one; the run's folder is there."""
+        """Compute what all steps need, before the next step; the run's folder exists."""
 
     @abstractmethod
     def finish(self, folder: Path) -> dict[str, float]:
-        """Save the model in `folder`/model and return what is measured of it."""
+        """Save the model to `folder`/model and return the metrics of its evaluation."""
 
     @property
     @abstractmethod
     def model(self) -> PreTrainedModel | Any:
-        """What is saved at the end: a Hugging Face model, wrapped by PEFT if it has adapters."""
+        """The model that is saved at the end: a Hugging Face model, wrapped by PEFT if it has adapters."""
 
     def describe(self) -> dict[str, Any]:
-        """Facts about the data and the model for run.json."""
+        """Return facts about the data and the model for run.json."""
         return {}
 
     def reason_to_stop(self) -> str | None:
-        """Why no further step is done, between two steps; the same on all processes."""
+        """Return why the run must stop before the next step, or None; the same on all processes."""
         return None
 
     def notes(self) -> list[str]:
-        """What a user should know before the first step."""
+        """Return notes for the user, shown before the first step."""
         return []
 
     def run(self, folder: Path, report: Report) -> dict[str, float]:
-        """Do the remaining steps, with a checkpoint every now and then and at the end, and save the model.
+        """Do the remaining steps, with checkpoints at intervals and at the end, and save the model.
 
         Returns:
-            what is measured of the trained model.
+            The metrics of the trained model.
 
         Raises:
-            StoppedError: there was a reason to stop, or a signal; the checkpoint is written.
+            StoppedError: there was a reason to stop, or a signal; the checkpoint has been written.
         """
         self.prepare(folder)
         checkpoint: CheckpointSettings = self.settings.checkpoint
@@ -106,11 +106,16 @@ class Trainer(ABC):
         return final
 
     def signal(self) -> int:
-        """The signal that asked any of the processes for the end; 0 = none did. All processes must call this."""
+        """Return the signal that asked any process to stop, or 0 if there was none. All processes must call this."""
         return int(self.learner.processes.combine({"signal": float(self.signals.asked)}, max)["signal"])
 
     def _stop(self, reason: str | None, signal: int) -> None:
-        """End the run between two steps if something asks for it; the checkpoint is written."""
+        """Stop the run between two steps if there is a signal or a reason; the checkpoint has been written.
+
+        Raises:
+            SignalledError: there is a signal.
+            StoppedError: there is a reason to stop.
+        """
         place = f"{self.next_step} of {self.steps} steps"
         if signal:
             raise SignalledError(f"interrupted after {place}; the checkpoint is complete", signal)
@@ -124,9 +129,9 @@ class Trainer(ABC):
             self.trackers.log(step, metrics)
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor] | None = None, **inside: Any) -> None:
-        """Write a checkpoint of the state between two steps, or `inside` one, with the tensors that it works on."""
+        """Write a checkpoint of the state between two steps, or `inside` a step, with the tensors that it uses."""
         if self.recorder is not None:
-            self.recorder.flush()  # a checkpoint never knows of a step that the record does not have
+            self.recorder.flush()  # a checkpoint must never include a step that is not in the record
         if self.learner.processes.is_main:
             weights: dict[str, Tensor] = dict(self.learner.optimizer.parameters)
             checkpoint = Checkpoint(
@@ -137,7 +142,7 @@ class Trainer(ABC):
 
     @torch.no_grad()
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint."""
+        """Restore weights, optimiser and state from a checkpoint."""
         optimizer = self.learner.optimizer
         for name, parameter in optimizer.parameters.items():
             parameter.copy_(checkpoint.weights[name])

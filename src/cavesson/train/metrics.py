@@ -1,4 +1,4 @@
-"""One step's statistics of its rollouts; every one is explained in docs/algorithms/ppo.md."""
+"""Statistics of one step's rollouts; all of them are explained in docs/algorithms/ppo.md."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ class Clock:
         self.seconds[f"time/{stage}"] = self.seconds.get(f"time/{stage}", 0.0) + perf_counter() - start
 
     def metrics(self, tokens: float) -> dict[str, float]:
-        """Seconds per stage and of the whole step, and how many tokens it did in a second."""
+        """Return the seconds per stage and of the whole step, and the tokens per second."""
         total = perf_counter() - self._start
         return {**self.seconds, "time/total": total, "tokens_per_second": tokens / total}
 
@@ -36,7 +36,7 @@ class Clock:
 def rollout_metrics(
     batch: Batch, rows: Mapping[str, Sequence[Any]], kl_coef: float, penalty: str | None
 ) -> dict[str, float]:
-    """Rewards, KL, entropy, lengths and values of one step's rollouts, before any update."""
+    """Return metrics of rewards, KL, entropy, lengths and values of one step's rollouts, before any update."""
     mask = batch["mask"]
     spreads = {
         "reward/": torch.tensor(rows["reward"]),
@@ -67,7 +67,7 @@ def rollout_metrics(
 
 
 def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What takes both the rollouts and the update to say."""
+    """Return metrics that need both the rollouts and the update."""
     found = {}
     if "value/error" in metrics and metrics["return/rollout_var"]:
         found["value/explained_variance"] = 1 - metrics["value/error"] / metrics["return/rollout_var"]

@@ -1,4 +1,4 @@
-"""The loop of algorithms that learn from examples which others made."""
+"""The training loop of algorithms that learn from given examples."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from cavesson.types import Batch
 
 @dataclass
 class ExampleTrainer(Trainer):
-    """Take a batch of examples, do an optimiser step; measure the held-out ones every now and then."""
+    """Does one optimiser step per batch of examples, and evaluates the held-out ones at intervals."""
 
     settings: ExampleRun
     examples: Examples[Any]
@@ -36,7 +36,7 @@ class ExampleTrainer(Trainer):
         self.examples = self.settings.prepare(self.examples, learner.model, learner.processes, folder, self.next_step)
 
     def step(self, step: int) -> Metrics:
-        """One optimiser step; what is measured on held-out examples is measured before it."""
+        """Do one optimiser step, after an evaluation on the held-out examples if one is due."""
         clock, settings = Clock(), self.settings
         every = settings.evaluation.every
         evaluation = {}
@@ -58,7 +58,7 @@ class ExampleTrainer(Trainer):
         return seen | _perplexity(seen, "") | evaluation | progress | clock.metrics(tokens)
 
     def finish(self, folder: Path) -> Metrics:
-        """Measure the held-out examples once more and save the model."""
+        """Evaluate the held-out examples once more, write the run's report, and save the model."""
         metrics = self.evaluate()
         learner = self.learner
         self.settings.report(learner.model, self.tokenizer, self.examples, learner.processes, folder)
@@ -67,7 +67,7 @@ class ExampleTrainer(Trainer):
         return metrics
 
     def evaluate(self) -> Metrics:
-        """The algorithm's metrics on the held-out examples, averaged as the loss is."""
+        """Return the algorithm's metrics on the held-out examples, averaged like the loss."""
         held_out, processes = self.examples.held_out, self.learner.processes
         share = processes.share(len(held_out))
         sums: Metrics = {}
@@ -83,7 +83,7 @@ class ExampleTrainer(Trainer):
         return seen | _perplexity(seen, "eval/")
 
     def state(self) -> dict[str, Any]:
-        return {}  # which examples come next is a function of the step
+        return {}  # the step alone determines which examples come next
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         pass
@@ -102,6 +102,6 @@ class ExampleTrainer(Trainer):
 
 
 def _perplexity(metrics: Metrics, prefix: str) -> Metrics:
-    """Exp of the mean loss per token, of algorithms whose loss is that."""
+    """Return exp of the mean loss per token, for algorithms that report it as `loss/nll`."""
     name = f"{prefix}loss/nll"
     return {f"{prefix}perplexity": math.exp(min(metrics[name], 700.0))} if name in metrics else {}

@@ -1,4 +1,4 @@
-"""The loop of algorithms that learn from responses they sample, in the order in which the data flows."""
+"""The training loop of algorithms that learn from sampled responses, in the order of the data flow."""
 
 import random
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ TOKEN_COLUMNS = (
 
 @dataclass
 class Round:
-    """The rollouts of one step, credited, and how far training on them has come."""
+    """The credited rollouts of one step, and the progress of training on them."""
 
     batch: Batch
     rows: Rows
@@ -49,7 +49,7 @@ class Round:
 
 @dataclass
 class RolloutTrainer(Trainer):
-    """Sample, reward, score, credit, record, update."""
+    """Samples, rewards, scores and credits responses, records them, and updates the policy."""
 
     settings: RolloutRun
     algorithm: RolloutAlgorithm
@@ -74,7 +74,7 @@ class RolloutTrainer(Trainer):
         return self.policy.model
 
     def step(self, step: int) -> Metrics:
-        """Sample, reward, score, credit, record, update."""
+        """Sample, reward, score, credit, record and update."""
         clock = Clock()
         round_ = self.unfinished or self._collected(step, clock)
         self.unfinished = None
@@ -142,19 +142,19 @@ class RolloutTrainer(Trainer):
         return notes
 
     def _collected(self, step: int, clock: Clock) -> Round:
-        """Rollouts; where a reward fails, the steps before this one are kept in a checkpoint."""
+        """Collect the rollouts of a step; if a reward fails, save the steps before this one in a checkpoint."""
         used = self.prompts_used
         try:
             return self._collect(step, clock)
         except UserCodeError:
             self.prompts_used = used
-            # Other processes may not have failed and would be waited for in vain.
+            # Other processes may not have failed, and waiting for them in `save` would never end.
             if step and self.learner.processes.count == 1:
                 self.save(self.folder)
             raise
 
     def _collect(self, step: int, clock: Clock) -> Round:
-        """Rollouts until enough of them can be learned from, or no more may be sampled."""
+        """Sample until there are enough rollouts to learn from, or the limit is reached; score and credit them."""
         _seed_everything(self.settings.seed, step, self.learner.processes.rank)
         batches, rows = [], []
         for sampled in range(self.algorithm.most_batches):
@@ -173,11 +173,11 @@ class RolloutTrainer(Trainer):
             batch, all_rows = self._shape(batch.with_columns(learned=learned), all_rows)
             batch = self.algorithm.credit(batch, self.kl_coef)
         metrics = rollout_metrics(batch, all_rows, self.kl_coef, self.settings.penalty) | self.algorithm.metrics(batch)
-        # The graph is that of the rows that were to be learned; an algorithm may have chosen fewer since.
+        # The graph covers the rows chosen before scoring; `credit` may have reduced them, which makes it unusable.
         return Round(batch, all_rows, metrics, [], first if torch.equal(batch["learned"], learned) else None)
 
     def _informative(self, rows: list[Rows]) -> Tensor:
-        """The first responses that can be learned from, at most a batch of them: `[B]` bool."""
+        """Return the first responses that can be learned from, up to one batch: `[B]` bool."""
         rewards, group = (torch.tensor([v for part in rows for v in part[name]]) for name in ("reward", "group_id"))
         informative = self.algorithm.informative(rewards, group)
         return informative & (informative.cumsum(0) <= self.settings.batch_size)
@@ -195,17 +195,17 @@ class RolloutTrainer(Trainer):
         return processes.gather(batch, rows | {"group_id": groups})
 
     def _score(self, step: int, batch: Batch, learned: Tensor) -> tuple[Batch, Scores | None]:
-        """Score all rollouts, in the very micro-batches in which the first epoch learns from them.
+        """Score all rollouts, in the same micro-batches as in the first epoch of the update.
 
-        Matrix products of another size round differently, in bfloat16 by a hundredth of a nat per token: a ratio would
-        differ from 1 before anything was learned.
+        Matrix products of other sizes round differently, in bfloat16 by a hundredth of a nat per token. Ratios would
+        then differ from 1 before the first update.
         """
         processes, update = self.learner.processes, self.settings.update
         rows, rest = learned.nonzero().squeeze(1), (~learned).nonzero().squeeze(1)
         passes = [rows[mini] for mini in mini_batches(len(rows), update, self._place(step), 0)]
         batches = [*passes, *rest.split(self.settings.batch_size)]
         parts = [some[part] for some in batches for part in micro_batches(len(some), update, processes)]
-        # Where the update's only forward pass is this one, its graph is kept for it.
+        # If the update needs only this forward pass, keep its graph for the update.
         is_only_pass = update.epochs == len(passes) == len(micro_batches(len(rows), update, processes)) == 1
         return score_rollouts(self.policy, batch, self.settings.penalty, parts, processes, is_only_pass)
 
@@ -246,7 +246,7 @@ class RolloutTrainer(Trainer):
             signal = self.signal()
             if len(done) < total and (signal or (every and len(done) % every == 0)):
                 inside = {"rows": round_.rows, "metrics": round_.metrics, "updates": done}
-                # An algorithm may give one tensor two names, which a file of tensors does not allow.
+                # An algorithm may use one tensor under two names, which safetensors does not allow.
                 tensors = {name: column.clone() for name, column in round_.batch.columns.items()}
                 self.save(self.folder, tensors, **inside)
             if signal and len(done) < total:
@@ -270,7 +270,7 @@ class RolloutTrainer(Trainer):
 
 
 def _seed_everything(seed: int, step: int, rank: int) -> None:
-    """Seed the global generators that a user's reward may draw from, so that a resumed run draws the same."""
+    """Seed the global generators, which a user's reward may use, so that a resumed run draws the same numbers."""
     number = int(generator(seed, Purpose.GLOBAL, step, rank).integers(2**32))
     random.seed(number)
     np.random.seed(number)

@@ -1,4 +1,4 @@
-"""AdamW in float32 whatever the weights are in, with a state that fits into a safetensors file."""
+"""AdamW in float32 for weights of any dtype, with a state that can be saved as safetensors."""
 
 import math
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from cavesson.algorithms.settings import OptimizerSettings
 class Optimizer:
     """AdamW over the trainable parameters of a module.
 
-    Parameters in bfloat16 are stepped through a float32 copy: a learning rate of 1e-5 is far below the spacing of
-    bfloat16 numbers, and updates would be rounded away. For the same reason their gradients are kept in float32: of a
-    sum of many micro-batches bfloat16 would lose a percent.
+    Parameters in bfloat16 are updated through a float32 copy: updates with a learning rate of 1e-5 are far below the
+    spacing of bfloat16 numbers and would be lost to rounding. For the same reason, their gradients are kept in float32:
+    in bfloat16, the sum over many micro-batches would lose a percent.
     """
 
     def __init__(self, module: nn.Module, settings: OptimizerSettings) -> None:
@@ -25,7 +25,7 @@ class Optimizer:
             for name, p in self.parameters.items()
         }
         for parameter in self.parameters.values():
-            parameter.grad_dtype = torch.float32  # autograd casts what it adds
+            parameter.grad_dtype = torch.float32  # autograd casts the gradients that it adds
         self._adam = torch.optim.AdamW(
             self.masters.values(),
             lr=settings.learning_rate,
@@ -40,7 +40,7 @@ class Optimizer:
             parameter.grad = None
 
     def grad_norm(self, limit: float | None) -> Tensor:
-        """The norm of all gradients together; they are scaled down to `limit` if it is over."""
+        """Return the norm of all gradients together, and scale them down to `limit` if it is larger."""
         return nn.utils.clip_grad_norm_(self.parameters.values(), math.inf if limit is None else limit)
 
     @torch.no_grad()
@@ -56,7 +56,7 @@ class Optimizer:
                 parameter.copy_(self.masters[name])
 
     def state(self) -> dict[str, Tensor]:
-        """Averages, step counts and float32 copies by parameter name."""
+        """Return averages, step counts and float32 copies, by parameter name."""
         tensors = {f"master.{n}": m.detach() for n, m in self.masters.items() if m is not self.parameters[n]}
         for name, master in self.masters.items():
             for key, value in self._adam.state[master].items():
@@ -75,7 +75,10 @@ class Optimizer:
 
 
 def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
-    """The learning rate of training step `step` of `steps`: a function of the step alone, so nothing to save."""
+    """Return the learning rate of training step `step` of `steps`.
+
+    It depends only on the step, so a checkpoint need not save it.
+    """
     if step < settings.warmup_steps:
         return settings.learning_rate * (step + 1) / settings.warmup_steps
     progress = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)

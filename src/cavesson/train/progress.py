@@ -1,4 +1,4 @@
-"""What a user sees while a run trains."""
+"""The progress display of a run."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -30,13 +30,13 @@ _SHOWN = (
 
 
 class Progress:
-    """Two live lines in a terminal; elsewhere a line per step, so that a log file stays readable.
+    """Two live lines in a terminal, or one line per step elsewhere, so that log files stay readable.
 
     Args:
-        steps: of the whole run.
-        done: steps that were done before.
-        notes: said once, before the first step.
-        quiet: show nothing.
+        steps: number of steps of the whole run.
+        done: number of steps done before.
+        notes: printed once, before the first step.
+        quiet: print nothing.
     """
 
     def __init__(self, steps: int, done: int, notes: Sequence[str], quiet: bool) -> None:
@@ -53,7 +53,7 @@ class Progress:
         self._task = self._bar.add_task("", total=steps, completed=done)
         self._numbers = Text(no_wrap=True, overflow="ellipsis")
         self._steps = steps
-        # The numbers have a line of their own: beside the bar they would be too wide for 80 columns.
+        # The numbers get a separate line, because next to the bar they would not fit into 80 columns.
         self._live = (
             Live(Group(self._bar, self._numbers), console=self._console)
             if self._console.is_terminal and not quiet
@@ -73,7 +73,7 @@ class Progress:
             self._live.stop()
 
     def finish(self, metrics: dict[str, float], notes: Sequence[str]) -> None:
-        """Say what was noted since the first step, and show what was measured of the trained model."""
+        """Print notes that have come up since the first step, and the metrics of the trained model."""
         self._say(notes)
         shown = "  ".join(f"{visible(name)} {value:.4g}" for name, value in metrics.items())
         if shown:
@@ -81,12 +81,12 @@ class Progress:
             self._console.print(f"held out: {shown}", highlight=False, markup=False, soft_wrap=True)
 
     def report(self, step: int, metrics: dict[str, float]) -> None:
-        """Show the numbers of a finished step."""
+        """Show the metrics of a finished step."""
         numbers = "  ".join(f"{label} {form.format(metrics[name])}" for label, name, form in _SHOWN if name in metrics)
         self._bar.update(self._task, completed=step + 1)
         self._numbers.plain = numbers
         left = metrics["time/total"] * (self._steps - step - 1)
-        # Steps are called as in the record, from 0; how many are done is another number.
+        # Steps are numbered from 0, as in the record, so the number of steps done is one higher.
         line = f"step {step}  {numbers}  {step + 1} of {self._steps} done  left {left:.0f} s"
         LOGGER.info(line)
         if self._live is None:

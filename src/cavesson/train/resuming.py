@@ -1,4 +1,4 @@
-"""Going on with a run: which settings may be others than before, and what is recorded of that."""
+"""Resuming a run: which settings may change, and how changes are recorded."""
 
 import copy
 import json
@@ -30,10 +30,10 @@ MAY_CHANGE = (*LENGTH, "checkpoint", "doctor", "trackers", "project")
 
 
 def recorded(folder: Path) -> dict[str, Any]:
-    """What run.json says.
+    """Return the contents of run.json.
 
     Raises:
-        UserError: the run in the folder was not trained here.
+        UserError: the run in the folder was not trained by Cavesson.
     """
     info = open_run(folder).info
     if not is_trained_here(info):
@@ -42,11 +42,11 @@ def recorded(folder: Path) -> dict[str, Any]:
 
 
 def settings_of(folder: Path, algorithm: str, flags: Sequence[str]) -> RolloutRun | ExampleRun:
-    """The settings that a run goes on with: those recorded, with the flags laid over them.
+    """Return the settings with which a run resumes: the recorded settings, overridden by the flags.
 
     Raises:
-        UserError: there is no run in the folder, another algorithm trained it, a flag is wrong, or the run was started
-            from Python with objects that only Python has.
+        UserError: there is no run in the folder, its algorithm differs, a flag is wrong, or the run was started from
+            Python with objects that were passed as arguments.
     """
     if is_free(folder):
         way = command_line(algorithm, "RECIPE.toml", "--resume", folder)
@@ -68,10 +68,10 @@ def settings_of(folder: Path, algorithm: str, flags: Sequence[str]) -> RolloutRu
 
 
 def changes(settings: RolloutRun | ExampleRun) -> Changes:
-    """How the settings differ from those that the run in their folder has had so far.
+    """Return the differences between the settings and those recorded so far for the run in their folder.
 
     Raises:
-        UserError: one differs that must stay; the message names it.
+        UserError: a setting differs that must not change; the message names it.
     """
     folder, info = settings.run, recorded(settings.run)
     _check_algorithm(info, folder, name_of(settings))
@@ -88,7 +88,7 @@ def changes(settings: RolloutRun | ExampleRun) -> Changes:
 
 
 def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> None:
-    """Write into run.json what the run goes on with, and what that was before."""
+    """Write the new settings to run.json, together with the previous values of those that changed."""
     info = recorded(settings.run)
     attempt = 1 + max((number for number, _ in attempts(storage(settings.run))), default=-1)
     entry = {"attempt": attempt, "start_step": start_step, "settings": changed}
@@ -97,7 +97,7 @@ def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, start_st
 
 
 def notes_on(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> list[str]:
-    """What a user should know of the changes."""
+    """Return notes for the user on the changes."""
     notes = [f"changed: {name} {json.dumps(was)} → {json.dumps(now)}" for name, (was, now) in changed.items()]
     if isinstance(settings, RolloutRun) and settings.sampling_temperature(0) != settings.sampling_temperature(
         steps - 1
@@ -119,7 +119,7 @@ def _check_algorithm(info: dict[str, Any], folder: Path, algorithm: str) -> None
 
 
 def _flat(settings: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting but the folder by its dotted name, as JSON holds it."""
+    """Yield every setting except the folder, by its dotted name, with its value as in JSON."""
     for name, value in settings:
         if isinstance(value, BaseModel):
             yield from _flat(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""The first half of a step: sample responses, score them by the rewards, the policy and the reference."""
+"""The first half of a step: sample responses, and score them with the rewards, the policy and the reference."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +23,9 @@ Rows = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class Collector:
-    """Makes rollouts of prompts.
+    """Makes rollouts from prompts.
 
-    `rows` is what there is one of per response and no tensor: texts, names, lists.
+    `rows` holds the data with one value per response that are not tensors: texts, names and lists.
     """
 
     prompts: PromptSet
@@ -37,9 +37,9 @@ class Collector:
     def sample(
         self, indices: Sequence[int], step: int, rows: range, temperature: float | None = None
     ) -> tuple[Batch, Rows]:
-        """Sample one response to each of these prompts, which stand at `rows` of the step's global batch.
+        """Sample one response to each of the prompts with these indices.
 
-        `temperature` takes the place of the sampler's own.
+        `rows` are their positions in the step's global batch. `temperature` overrides that of the sampler.
         """
         batch = self.prompts.batch(indices, int(self.tokenizer.pad_token_id))
         responses = self.sampler.sample(batch, step, rows, temperature)
@@ -58,7 +58,7 @@ class Collector:
         }
 
     def reward(self, rows: Rows, subtract_query: bool) -> Rows:
-        """Add `reward`, `reward_parts`, `discarded` and, if asked for, `query_reward`."""
+        """Add `reward`, `reward_parts`, `discarded` and, with `subtract_query`, `query_reward`."""
         columns = self._columns(rows["group"])
         scored = score(self.rewards, rows["prompt"], rows["response"], columns)
         total, discards = discard(self.cleaning, rows["response"], scored.total)
@@ -71,7 +71,10 @@ class Collector:
         return rows
 
     def text(self, prompt: Sequence[int], response: Sequence[int]) -> str:
-        """The response as it follows its prompt: decoded alone, some tokenizers would eat its leading space."""
+        """Return the text of a response, decoded together with its prompt.
+
+        If a response is decoded alone, some tokenizers remove its leading space.
+        """
         before, whole = self._decode(prompt), self._decode([*prompt, *response])
         return whole[len(before) :] if whole.startswith(before) else self._decode(response)
 
@@ -94,17 +97,22 @@ def score_rollouts(
     processes: Processes,
     keep_graph: bool = False,
 ) -> tuple[Batch, Scores | None]:
-    """Add `logprob` and `entropy`, with a critic `value`, with a reference `ref_logprob` and, if an estimator is named,
-    `kl_penalty`, each `[B, T]`.
+    """Add the scores of policy, critic and reference to the rollouts.
+
+    The columns are `logprob` and `entropy`; with a critic, `value`; with a reference, `ref_logprob`; and with a
+    reference and an estimator, `kl_penalty`. Each is `[B, T]`.
 
     Args:
         policy: with its reference.
         batch: the rollouts of all processes.
-        estimator: of the penalty.
-        parts: the rows that this process scores at a time; those of all processes are all rows.
-        processes: that score the rest.
-        keep_graph: return the policy's scores of the first part with their graph, for a step whose only forward pass
-            this is.
+        estimator: of the KL penalty, or None for no penalty.
+        parts: the rows that this process scores, in micro-batches; all processes together score all rows.
+        processes: the processes that score the rest.
+        keep_graph: return the policy's scores of the first part with their graph, for a step that needs no other
+            forward pass.
+
+    Returns:
+        The rollouts with the new columns, and the scores with their graph, or None without `keep_graph`.
     """
     scored, first = [], None
     for number, rows in enumerate(parts):
@@ -139,7 +147,7 @@ def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str 
 
 
 def joined(batches: Sequence[Batch], rows: Sequence[Rows]) -> tuple[Batch, Rows]:
-    """Several batches with their rows as one; every column is padded to the longest."""
+    """Join several batches and their rows; every column is padded to its longest part."""
     if len(batches) == 1:
         return batches[0], rows[0]
     columns = {name: stacked([batch[name] for batch in batches], name) for name in batches[0].columns}

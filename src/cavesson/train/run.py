@@ -1,4 +1,4 @@
-"""A run from its first step, or from where it was left, to a finished model."""
+"""A run from its first step, or the step at which it resumes, to the finished model."""
 
 import hashlib
 import platform
@@ -69,26 +69,26 @@ class Result:
         return f"Result({str(self.folder)!r}, {counted(len(self.metrics), 'step')})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML that a notebook shows."""
         facts = {"steps": len(self.metrics), "model": self.folder / "model"}
         facts |= {name: f"{value:.4g}" for name, value in self.final.items()}
         return page(f"Result of {self.folder}", facts, curves_of(self.metrics))
 
 
 class Training:
-    """A run that is built and can be started; between the two its parts can be looked at.
+    """A run that has been built and can be started; its parts can be examined before the start.
 
     Args:
-        settings: of the run; everything below may also be named in them.
-        model: a causal language model object, changed in place, with its `tokenizer`.
+        settings: of the run; they can also name everything below.
+        model: a causal language model object, changed in place; needs `tokenizer`.
         tokenizer: of the model.
-        prompts: texts, or columns by name of which one is called `prompt` and the others go to the rewards.
+        prompts: texts, or columns by name, where one is called `prompt` and the others are passed to the rewards.
         rewards: a function `(prompts, responses, **columns)`, or several `Reward`s.
-        resume: continue the run in `settings.run` from its newest intact checkpoint, or from its beginning if it has
-            none or nothing was begun there; its length and what changes no number may be set anew.
+        resume: resume the run in `settings.run` from its newest intact checkpoint, or from its first step if it has no
+            checkpoint or does not exist yet. Its length may change, and so may settings that do not affect the results.
 
     Raises:
-        UserError: something in the settings or the data is wrong, or another process writes the run.
+        UserError: something in the settings or the data is wrong, or another process is writing the run.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class Training:
         """whether the folder is this process' own, and not one that another has made meanwhile"""
         self._remarks: list[str] = []
         self.processes = Processes(settings.model.device)
-        # What is continued is this process' from here on: between now and the start nobody may go on with it.
+        # Lock a resumed run from here on, so that no other process can resume it before this one starts.
         self._lock = Lock(settings.run) if self._begun and self.processes.is_main else None
         try:
             if self._lock is not None:
-                self._lock.keep_alive()  # if it is killed while it loads a model, another machine can tell
+                self._lock.keep_alive()  # other machines can detect if this process is killed while it loads a model
             self._build()
         except BaseException:
             self._release()
@@ -148,7 +148,7 @@ class Training:
         return f"Training({name_of(self.settings)}, {str(self.settings.run)!r}, {done})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the settings that are not the defaults."""
+        """Return the HTML that a notebook shows, with the settings that differ from the defaults."""
         defaults = {name: default for name, _, default, _ in describe(type(self.settings))}
         now = {name: value for name, _, value, _ in describe(type(self.settings), values=self.settings)}
         changed = {name: value for name, value in now.items() if defaults.get(name) != value}
@@ -157,7 +157,7 @@ class Training:
 
     @property
     def collector(self) -> Collector:
-        """What samples and rewards responses, of an algorithm that does."""
+        """The object that samples and rewards responses; only for algorithms that do so."""
         assert isinstance(self.trainer, RolloutTrainer)
         return self.trainer.collector
 
@@ -168,9 +168,9 @@ class Training:
             report: called after every step; None shows a live table.
 
         Raises:
-            UserError: the numbers stopped being finite, a reward went wrong, or the disk is full.
-            StoppedError: the doctor, Ctrl-C or SIGTERM ended the run; the checkpoint is complete. A note on it, and on
-                other errors after which the run can be continued, says how.
+            UserError: a number is not finite, a reward failed, or the disk is full.
+            StoppedError: the doctor, Ctrl-C or SIGTERM stopped the run; the checkpoint is complete. If the run can be
+                continued after this or another error, a note on the error says how.
         """
         self.processes.wait()
         try:
@@ -187,7 +187,7 @@ class Training:
             self._release()
 
     def _add_way_on(self, error: BaseException) -> None:
-        """Note on an error after which the run can be continued how that is done."""
+        """Add a note to an error that says how to continue the run, if that is possible."""
         ends = isinstance(error, StoppedError | UserCodeError | NoRoomError | KeyboardInterrupt | TerminatedError)
         way = continuation(self.settings.run) if ends or no_room(error) else None
         if way is None:
@@ -198,10 +198,10 @@ class Training:
         error.add_note(f"continue with: {way}")
 
     def _remove_unbegun(self, error: BaseException) -> None:
-        """Remove the folder of a run that failed in its first step: it would be in the way of the corrected command.
+        """Remove the folder of a run that failed in its first step, because the corrected command needs that folder.
 
-        What can be continued is kept, and a record that shows where numbers stopped being finite; and so is what
-        another process has begun there meanwhile.
+        The folder is kept if the run can be continued, if its record shows where a number was not finite, or if another
+        process has started a run there in the meantime.
         """
         folder = self.settings.run
         mine = self._made and self._lock is not None and self._lock.is_held
@@ -229,7 +229,7 @@ class Training:
         return Result(folder, metrics, final, trainer.learner.model, trainer.tokenizer)
 
     def _show(self, console: Console) -> None:
-        """Print what a finished run has to say beside its metrics, and what the doctor found in it."""
+        """Print the results of a finished run other than its metrics, and the doctor's findings."""
         settings = self.settings
         settings.show(settings.run, console)
         if isinstance(settings, RolloutRun) and settings.doctor.looks:
@@ -245,12 +245,12 @@ class Training:
         return notes
 
     def _open_folder(self) -> None:
-        """Take the folder and write what describes the run; run.json comes first, and whoever has it can go on."""
+        """Lock the folder and write the description of the run; run.json comes first, since resuming needs only it."""
         folder, settings, trainer = self.settings.run, self.settings, self.trainer
         if not self._begun:
             self._lock = Lock(folder)
             self._lock.keep_alive()
-            _check_free(folder)  # who had it before may just have left
+            _check_free(folder)  # another process may have begun a run there just before
             self._made = True
             write_run(folder, _describe(settings, self._inputs, trainer))
         elif self._changes:
@@ -269,16 +269,16 @@ def train(settings: RolloutRun | ExampleRun, *, report: Report | None = None, **
 
 
 def resume(folder: Path, algorithm: str, flags: Sequence[str] = ()) -> Result:
-    """Continue a run from its own folder.
+    """Resume a run from its folder.
 
     Args:
         folder: of the run.
         algorithm: its name in the table of algorithms.
-        flags: settings that are to be others from here on, such as `--steps 200`.
+        flags: settings to change from here on, such as `--steps 200`.
 
     Raises:
-        UserError: there is no run in the folder, another algorithm trained it, a setting may not change, or it was
-            started from Python with objects that only Python has.
+        UserError: there is no run in the folder, its algorithm differs, a setting must not change, or it was started
+            from Python with objects that were passed as arguments.
     """
     return train(settings_of(folder, algorithm, flags), resume=True)
 
@@ -296,7 +296,7 @@ def _collect(metrics: list[dict[str, float]], report: Report, step: int, seen: d
 
 
 def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
-    """What run.json holds."""
+    """Return the contents of run.json."""
     tokenizer = trainer.tokenizer
     return {
         "cavesson": version("cavesson"),
@@ -324,7 +324,7 @@ def _check_same_model(folder: Path, trainer: Trainer) -> None:
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """A hash of names, shapes and the first thousand numbers of every weight: enough to tell models apart."""
+    """Return a hash of the names, shapes and first thousand values of all weights, enough to distinguish models."""
     parts = [(n, tuple(p.shape), p.detach().flatten()[:1000].float().tolist()) for n, p in model.named_parameters()]
     return _hash(parts)
 

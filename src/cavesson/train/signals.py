@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run trains: the first asks for a checkpoint, the second ends at once."""
+"""Ctrl-C and SIGTERM during training: the first asks for a checkpoint and the end, the second ends the run at once."""
 
 import signal
 import sys
@@ -17,11 +17,11 @@ TWICE = 1.0
 
 
 class Signals:
-    """Takes note of Ctrl-C and SIGTERM inside its block, instead of breaking off; a context manager.
+    """Context manager that handles Ctrl-C and SIGTERM so that a run can save a checkpoint before it ends.
 
     Args:
-        quiet: say nothing, as on all processes but the main one.
-        alone: whether no launcher passes signals on as well.
+        quiet: print nothing, as on all processes except the main one.
+        alone: whether there is no launcher that forwards signals too.
     """
 
     def __init__(self, quiet: bool = False, alone: bool = True) -> None:
@@ -45,7 +45,7 @@ class Signals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """In this block the first signal is only noted, because there will be a better moment to end."""
+        """Only store the first signal inside this block; the run ends at the next safe point."""
         self._deferring = True
         try:
             yield
@@ -56,7 +56,7 @@ class Signals:
         if self._deferring and not self.asked:
             self.asked, self._since = number, time.monotonic()
             if not self._quiet:
-                # Whatever is being printed just now must be able to end before this is.
+                # Print in a thread, because the signal may have interrupted another print, which must finish first.
                 Thread(target=_say, args=(number,), daemon=True).start()
             return
         sent_twice = number == signal.SIGTERM or not self._alone

@@ -1,4 +1,4 @@
-"""From credited data to new weights. The only place that divides: by the weight of the whole mini-batch."""
+"""From credited data to new weights. Only this module normalises losses: by the weight of the whole mini-batch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Metrics = dict[str, float]
 
 
 class Place(NamedTuple):
-    """Where in the run an update happens."""
+    """The position of an update in the run."""
 
     seed: int
     step: int
@@ -31,9 +31,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Learner:
-    """What learns, by which algorithm, together with whom.
+    """The model that learns, with its optimiser, algorithm and processes.
 
-    `model` says of a batch what the algorithm's `loss` reads; it is changed in place.
+    Given a batch, `model` computes what the algorithm's `loss` reads; it is changed in place.
     """
 
     model: nn.Module
@@ -63,13 +63,13 @@ def update(
         batch: the credited rollouts of all processes.
         settings: epochs, mini-batches and guards.
         place: seed, step and learning rate.
-        first: scores of this process' share under the present weights, with their graph. Given where the step is a
-            single pass over a single micro-batch: scoring has then done the forward pass already.
-        done: metrics of the mini-batches that were done before a kill.
+        first: scores of this process's share under the current weights, with their graph. Given if the step is a single
+            pass over a single micro-batch, for which scoring has already done the forward pass.
+        done: metrics of the mini-batches that were done before the run was interrupted.
         after: called after every mini-batch with the metrics so far.
 
     Returns:
-        the metrics of every mini-batch, in order.
+        The metrics of every mini-batch, in order.
     """
     metrics = list(done)
     if done and done[-1]["optim/stopped"]:
@@ -92,11 +92,11 @@ def optimize(
     first: Any = None,
     judge: Callable[[Metrics], str] = lambda _: "step",
 ) -> Metrics:
-    """One optimiser step on one mini-batch of all processes, unless `judge` says "skip" or "stop" of its metrics."""
+    """Do one optimiser step on a mini-batch of all processes, unless `judge` returns "skip" or "stop" for it."""
     optimizer, processes = learner.optimizer, learner.processes
     optimizer.zero_grad()
     seen = _accumulate(learner, mini, settings, place, first)
-    # Nothing but empty responses: there is no gradient to follow.
+    # A weight of 0 means that there is nothing to learn, for example if all responses are empty.
     verdict = judge(seen) if seen["optim/weight"] else "skip"
     if verdict == "step":
         processes.sum_gradients(learner.model)
@@ -110,9 +110,9 @@ def optimize(
 
 @torch.no_grad()
 def measure(learner: Learner, batch: Batch, micro_batch_size: int) -> tuple[Metrics, float]:
-    """The weighted sums of an algorithm's metrics over data that is not learned from, and the weight.
+    """Return the weighted sums of an algorithm's metrics over data that is not learned from, and the total weight.
 
-    They are of this process alone; `batch` is its share.
+    Both cover only this process; `batch` is its share.
     """
     sums: Metrics = {}
     weight = 0.0
@@ -126,15 +126,15 @@ def measure(learner: Learner, batch: Batch, micro_batch_size: int) -> tuple[Metr
 
 
 def averaged(metrics: list[Metrics]) -> Metrics:
-    """One step's metrics: maxima over its mini-batches where the name says so, means otherwise."""
+    """Return one step's metrics: maxima over its mini-batches for names that end in "_max", else means."""
     names = dict.fromkeys(name for seen in metrics for name in seen)
     values = {name: [seen[name] for seen in metrics if name in seen] for name in names}
     return {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in values.items()}
 
 
 def mini_batches(size: int, settings: UpdateSettings, place: Place, epoch: int) -> list[Tensor]:
-    """The rows of each optimiser step of one pass over a step's `size` rollouts."""
-    if settings.mini_batches == 1:  # order would change nothing but rounding
+    """Return the rows of each optimiser step in one pass over a step's `size` rollouts."""
+    if settings.mini_batches == 1:  # the order would only affect rounding
         return [torch.arange(size)]
     order = generator(place.seed, Purpose.MINI_BATCHES, place.step, epoch).permutation(size)
     # An algorithm may learn from fewer rows than there are mini-batches.
@@ -142,14 +142,14 @@ def mini_batches(size: int, settings: UpdateSettings, place: Place, epoch: int) 
 
 
 def micro_batches(size: int, settings: OptimizeSettings, processes: Processes) -> Sequence[Tensor]:
-    """What this process computes at a time, of a mini-batch of `size` rows."""
+    """Return the micro-batches of this process, as rows of a mini-batch of `size` rows."""
     mine = torch.tensor(processes.share(size), dtype=torch.long)
     return mine.split(settings.micro_batch_size or len(mine)) if len(mine) else ()
 
 
 def _accumulate(learner: Learner, mini: Batch, settings: OptimizeSettings, place: Place, first: Any) -> Metrics:
     algorithm, processes = learner.algorithm, learner.processes
-    # Fixed before the first micro-batch, over all processes: neither can change a gradient by its own count.
+    # Computed before the first micro-batch, over all processes, so that how rows are split cannot affect the gradient.
     total, weight = float(algorithm.total(mini)), float(algorithm.weights(mini).sum())
     means: Metrics = {}
     maxima: Metrics = {}

@@ -1,1 +1,1 @@
-"""A diagnosis as text, JSON and a page."""
+"""A diagnosis as terminal output, JSON or an HTML page."""

@@ -1,4 +1,4 @@
-"""A curve as SVG: the number, its healthy range, and, of a curve along the steps, since when it is out of it."""
+"""A curve as SVG, with its healthy range and, for a curve over the steps, the step at which the problem began."""
 
 import math
 from html import escape
@@ -16,7 +16,7 @@ NEARLY = 1e-4
 
 
 def drawn(reading: Reading, language: Language) -> str:
-    """Returns a picture of a reading's curve; empty if it has none, or one of fewer than two points."""
+    """Return an SVG of a reading's curve; empty if there is no curve or it has fewer than two points."""
     curve = reading.curve
     if curve is None:
         return ""
@@ -28,14 +28,14 @@ def drawn(reading: Reading, language: Language) -> str:
 
 
 def chart(curve: Curve, since: int | None, label: str, along: str, *, share: bool) -> str:
-    """Returns a picture of a curve; empty if it has fewer than two points.
+    """Return an SVG of a curve; empty if it has fewer than two points.
 
     Args:
-        curve: What to draw.
-        since: Where the trouble begins.
-        label: What is said there.
-        along: What the curve lies along, as the reader calls it.
-        share: Whether the numbers are shares, written in per cent.
+        curve: The curve to draw.
+        since: The step at which the problem begins; None if it is not shown.
+        label: The label at this step.
+        along: The label of the x axis.
+        share: Whether the values are shares, shown in per cent.
     """
     points = averaged(curve.points, MOST_POINTS)
     if len(points) < 2:
@@ -72,12 +72,12 @@ def _tick(value: float, share: bool) -> str:
 
 
 def _band(top: float, bottom: float) -> str:
-    height = max(bottom - top, 2.0)  # where one value alone is healthy, it is a line
+    height = max(bottom - top, 2.0)  # a minimum height, so that a healthy range of a single value is visible as a line
     return f'<rect class="healthy" x="{LEFT}" width="{WIDTH - LEFT - RIGHT}" y="{top:.1f}" height="{height:.1f}"/>'
 
 
 def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Returns round numbers at equal distances, at least two, from at or below ``low`` to at or above ``high``."""
+    """Return at least two round, evenly spaced numbers that span the range from ``low`` to ``high``."""
     size = max(abs(low), abs(high))
     spread = high - low if high - low > NEARLY * size else size
     if spread < TINY:

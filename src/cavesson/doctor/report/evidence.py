@@ -1,4 +1,4 @@
-"""Rollouts that show a finding, token by token, coloured by what its rule looks at."""
+"""Rollouts that show a finding, token by token, coloured by the quantity that the rule examines."""
 
 from html import escape
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ SHADES = 8
 
 
 class Measure(NamedTuple):
-    """What the tokens are coloured by."""
+    """The quantity by which tokens are coloured."""
 
     name: str
     columns: tuple[str, ...]
@@ -44,7 +44,7 @@ MEASURES = (
 
 
 def coloured_by(rule: Rule, tokens: pa.Table) -> tuple[Measure, Array]:
-    """Returns what a rule looks at, and its values."""
+    """Return the quantity that a rule examines, and its values."""
     needs = {one.removeprefix("tokens.") for need in rule.needs for one in need.split("|")}
     for measure in MEASURES[:-1]:
         values = _values(tokens, measure)
@@ -54,12 +54,12 @@ def coloured_by(rule: Rule, tokens: pa.Table) -> tuple[Measure, Array]:
 
 
 def evidence(run: Run, rule: Rule, places: tuple[Evidence, ...], language: Language, board: str | None = None) -> str:
-    """Returns the first places as HTML, each with its address on the board, and a link where the board's is known."""
+    """Return the first places as HTML, with their addresses on the board, which are links if the board's is given."""
     return "".join(_place(run, rule, place, language, board) for place in places[:MOST_PLACES])
 
 
 def plain_text(text: str) -> str:
-    """Returns recorded text as HTML shows it: signs that one cannot see become visible."""
+    """Return recorded text as HTML, with invisible characters made visible."""
     return escape(visible(text))
 
 
@@ -85,7 +85,7 @@ def _place(run: Run, rule: Rule, place: Evidence, language: Language, board: str
 
 
 def _prompt(run: Run, rule: Rule, row: dict[str, Any]) -> str:
-    """Returns the end of the prompt, or its first tokens where a rule looks at these."""
+    """Return the end of the prompt, or its first tokens if the rule examines these."""
     texts = run.token_texts((row["prompt_ids"] or [])[:PROMPT_TOKENS]) if "rows.prompt_ids" in rule.needs else []
     if any(texts):
         return "".join(f"<b>{plain_text(text)}</b> " for text in texts) + "… "
@@ -98,7 +98,7 @@ def _or_nan(value: float | None) -> float:
 
 
 def _tokens(run: Run, tokens: pa.Table, values: Array, place: Evidence) -> tuple[str, str]:
-    """Returns tokens around a place, coloured, and what the colours mean; nothing where only the text is known."""
+    """Return the coloured tokens around a place, and a legend; both are empty if only the text is known."""
     low = max(0, (place.start or 0) - BEFORE)
     shown = tokens.slice(low, BEFORE + BEHIND)
     texts = _texts(run, shown)
@@ -125,7 +125,7 @@ def _texts(run: Run, tokens: pa.Table) -> list[str]:
 
 def _values(tokens: pa.Table, measure: Measure) -> Array:
     first, *others = (numbers(tokens[name]) for name in measure.columns)
-    with np.errstate(invalid="ignore"):  # ∞ − ∞
+    with np.errstate(invalid="ignore"):  # ∞ − ∞ is invalid
         return first - others[0] if others else first
 
 

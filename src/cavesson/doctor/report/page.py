@@ -1,4 +1,4 @@
-"""A diagnosis as one file for a browser: charts and coloured tokens, no script, nothing from anywhere else."""
+"""A diagnosis as a single HTML file with charts and coloured tokens, without scripts or external resources."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ from cavesson.doctor.words import Language, number
 
 
 def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | None = None) -> str:
-    """Returns the page; evidence is linked into the board where its address is given."""
+    """Return the page; evidence links to the board if its address is given."""
     say = language.phrase
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -44,7 +44,7 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
 
 
 def _style() -> str:
-    """Returns the style sheet, with a colour for every shade of a token."""
+    """Return the style sheet, with a colour for every shade of a token."""
     shades = [
         f".{sign}{i} {{ background: color-mix(in srgb, var(--{colour}) {round(62 * i / SHADES)}%, transparent); }}"
         for sign, colour in (("p", "positive"), ("n", "negative"))

@@ -11,7 +11,7 @@ from cavesson.doctor.words import Language
 
 
 def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, Any]:
-    """Returns ``findings``, ``healthy`` and ``skipped`` of a run, ready for JSON."""
+    """Return ``findings``, ``healthy`` and ``skipped`` of a run, ready for JSON."""
     steps = data.rows.steps
     return {
         "run": data.run.folder,
@@ -25,7 +25,7 @@ def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, 
 
 
 def plain_finding(finding: Finding, language: Language) -> dict[str, Any]:
-    """Returns one finding."""
+    """Return one finding as plain data."""
     rule, reading = finding.rule, finding.reading
     texts = language.said(rule, reading)
     return {
@@ -50,7 +50,7 @@ def _healthy(rule: Rule, reading: Reading, language: Language) -> dict[str, Any]
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity."""
+    """Return the value, or None if it is not finite, as JSON has no NaN or infinity."""
     return value if math.isfinite(value) else None
 
 
@@ -59,7 +59,7 @@ def _place(place: Evidence) -> dict[str, Any]:
 
 
 def view(place: Evidence) -> str:
-    """Returns the address of a place on the board, relative to the board's own."""
+    """Return the address of a place on the board, relative to the address of the board."""
     if place.sample is None:
         return f"step?step={place.step}"
     token = "" if place.start is None else f"&token={place.start}"

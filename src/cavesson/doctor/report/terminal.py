@@ -1,4 +1,4 @@
-"""A diagnosis in the terminal."""
+"""A diagnosis as terminal output."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 
 
 def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Language) -> None:
-    """Prints the causes with what they explain, then what is healthy, then what was skipped."""
+    """Print the causes with their consequences, then the healthy rules, then the skipped ones."""
     say = language.phrase
     steps = data.rows.steps
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
@@ -47,7 +47,7 @@ def _show_names(console: Console, title: str, why: str, names: list[str]) -> Non
 
 
 def _together(skipped: list[Skipped]) -> Skipped:
-    """Returns rules that were skipped for one kind of reason as if they were one that lacks all that they lack."""
+    """Merge rules that were skipped for the same reason into one that lists everything they lack."""
     lines = [{name: number(w) if isinstance(w, float) else w for name, w in one.words.items()} for one in skipped]
     parts = {name: dict.fromkeys(part for line in lines for part in str(line[name]).split(", ")) for name in lines[0]}
     return replace(skipped[0], words={name: ", ".join(several) for name, several in parts.items()})

@@ -1,4 +1,4 @@
-"""All rules, in the order in which causes go before their consequences."""
+"""All rules, ordered so that causes come before their consequences."""
 
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import (

@@ -1,4 +1,4 @@
-"""What follows from a trouble that many rules have in common: what they find is folded under its cause."""
+"""Consequences that many rules have in common; findings of these rules are folded under their cause."""
 
 CRITIC = ("value-not-fitting", "value-constant", "value-loss-spike")
 """A critic learns what it is given: wrong rewards show in its numbers too."""

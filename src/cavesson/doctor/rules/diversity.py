@@ -1,4 +1,4 @@
-"""Entropy and variety of the responses."""
+"""Rules on the entropy and the diversity of the responses."""
 
 import zlib
 from itertools import pairwise
@@ -18,7 +18,7 @@ BUDGET = 4000
 
 
 def entropy(data: RunData) -> Series:
-    """Returns the mean entropy per token by step; −log π of the sampled tokens where entropy was not recorded."""
+    """Return the mean entropy per token by step, or −log π of the sampled tokens if entropy was not recorded."""
     if data.has("rows.entropy"):
         return data.rows.mean("entropy")
     if data.has("steps.policy/entropy"):
@@ -28,7 +28,7 @@ def entropy(data: RunData) -> Series:
 
 
 def distinct(rows: Rows) -> Series:
-    """Returns by step the share of different pairs of words over a fixed number of words."""
+    """Return by step the share of distinct word pairs over a fixed number of words."""
     steps, values = [], []
     responses = rows.texts("response")
     edges = np.append(np.searchsorted(rows.step, rows.steps), len(rows))
@@ -168,7 +168,7 @@ def template_collapse(data: RunData) -> Reading | None:
 
 
 def _left_of(rows: Rows, start: float, stretches: int = 8) -> Series:
-    """Returns for stretches of steps how much likeness within a prompt is left, as a share of what was at the start."""
+    """Return by segment of steps the similarity within prompts minus that between prompts, relative to ``start``."""
     several = np.array_split(rows.steps, min(stretches, len(rows.steps)))
     parts = [rows.where(np.isin(rows.step, steps)) for steps in several]
     found = [(int(part.steps[0]), _belonging(part)) for part in parts]
@@ -182,7 +182,7 @@ def _third(rows: Rows, which: int) -> Array:
 
 
 def _belonging(rows: Rows, pairs: int = 400) -> tuple[float, float] | None:
-    """Returns how alike two responses are: to the same prompt, and to different prompts (Jaccard index of words)."""
+    """Return the mean Jaccard index of the words of two responses: to the same prompt, and to different prompts."""
     prompts = rows.texts("prompt")
     words = [set((text or "").lower().split()) for text in rows.texts("response")]
     asked: dict[str | None, list[int]] = {}
@@ -240,7 +240,7 @@ def repetition_loops(data: RunData) -> Reading | None:
 
 
 def _compressed(rows: Rows) -> Array:
-    """Returns [n] how much of a long response zlib can leave out; NaN for a short one."""
+    """Return [n] the share of a long response that compression with zlib saves; NaN for a short one."""
     texts = [(text or "").encode("utf-8", "surrogatepass") for text in rows.texts("response")]
     return np.array([max(0.0, 1 - 2 * len(zlib.compress(t)) / len(t)) if len(t) >= 200 else np.nan for t in texts])
 

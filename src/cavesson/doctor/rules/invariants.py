@@ -1,4 +1,4 @@
-"""What must hold exactly, whatever the run: the first things to look at."""
+"""Rules on identities that must hold exactly in every run; they are the first to check."""
 
 from itertools import combinations
 
@@ -20,7 +20,7 @@ IMPROBABLE = 12.0
 
 
 def tolerance(data: RunData) -> float:
-    """Returns how far log-probabilities of the same weights may lie apart."""
+    """Return how much log-probabilities under the same weights can differ."""
     return EXACT.get(str(data.setting("config.model.dtype")), ROUNDED)
 
 
@@ -44,7 +44,7 @@ def ratio_not_one(data: RunData) -> Reading | None:
     if not len(points):
         return None
     worst = float(points.value.max())
-    if limit == ROUNDED:  # over many tokens rounding has a tail: the mean tells it from two different computations
+    if limit == ROUNDED:  # rounding errors have a tail over many tokens, so use the root mean square
         squares = data.metric("policy/first_approx_kl")
         points, limit = (
             (Series(squares.step, np.sqrt(2 * squares.value)), limit) if len(squares) else (points, ROUNDED_MOST)
@@ -79,9 +79,9 @@ def kl_at_start(data: RunData) -> Reading | None:
     first = int(sample.rows.steps[0])
     version = sample.rows["policy_version"][sample.rows.step == first]
     if first > 1 or np.any(version > 0):
-        return None  # the record begins later than the training
+        return None  # the record starts later than the training
     if data.setting("config.reference.path") is not None:
-        return None  # the reference is meant to be another model
+        return None  # the reference is a different model by design
     mine = (sample.step == first) & sample.trained & np.isfinite(sample["log_ratio"])
     if not mine.any():
         return None
@@ -114,7 +114,7 @@ def kl_at_start(data: RunData) -> Reading | None:
 def reference_is_policy(data: RunData) -> Reading | None:
     moved = data.metric("policy/approx_kl")
     if not len(moved) or not np.any(moved.value > 1e-9):
-        return None  # nothing says that the policy moved
+        return None  # there is no evidence that the policy changed
     sample = data.sample
     later = sample.trained & (sample.step >= sample.rows.steps[0] + 5) & np.isfinite(sample["log_ratio"])
     if not later.any():
@@ -151,7 +151,7 @@ def reference_replaced(data: RunData) -> Reading | None:
     before, after = points.value[:-1], points.value[1:]
     drop = np.where(before > 0.02, 1 - after / np.maximum(before, 0.02), 0.0)
     falls = np.flatnonzero(drop > 0.8)
-    # A policy may stumble back once; that it is its reference to the last digit is no chance.
+    # A policy can return close to its reference once, but an exact return is not a coincidence.
     sick = len(falls) >= 2 or bool(np.any(after[falls] < 1e-5))
     steps = points.step[falls + 1]
     words: Words = {"drop": Share(drop.max(initial=0.0)), "times": float(len(falls))}
@@ -187,7 +187,7 @@ def double_start(data: RunData) -> Reading | None:
     known = data.setting("tokenizer.bos")
     twice = {ids for ids in different if ids[0] == ids[1] and (known is None or ids[0] == known)}
     share = len(twice) / len(different)
-    # Where nobody says which token begins a text, prompts that all begin alike may begin with a doubled word.
+    # If the start token is not known and all prompts begin alike, they may begin with a repeated word.
     follow = {next((one for one in ids if one != ids[0]), None) for ids in different}
     sick = share > 0.95 and (known is not None or len(follow) > 1)
     token = float(next(iter(different))[0])
@@ -218,7 +218,7 @@ def double_start(data: RunData) -> Reading | None:
 def trained_behind_end(data: RunData) -> Reading | None:
     sample = data.sample
     ends = np.isin(sample["token_id"], np.array(data.setting("eos_token_ids"), np.float64))
-    # Ends before a token, in its own response: all up to it, less all up to the response's beginning.
+    # End tokens before each token in its own response: the running count minus that at the start of the response.
     before: Array = np.cumsum(ends) - ends
     start = np.searchsorted(sample.line, np.arange(len(sample.rows)))
     behind = (before - before[np.minimum(start, len(sample) - 1)][sample.line]) > 0
@@ -248,7 +248,7 @@ def trained_behind_end(data: RunData) -> Reading | None:
 )
 def same_seed(data: RunData) -> Reading | None:
     sample = data.sample
-    # What counts is how improbable the sampler found it: one that writes garbage may find that garbage certain.
+    # The sampler's probability counts, as a policy that generates garbage may consider that garbage certain.
     surprise = -sample.total(sample["sampler_logprob" if sample.has("sampler_logprob") else "logprob"])
     prompts, responses = sample.rows.texts("prompt"), sample.rows.texts("response")
     asked: dict[tuple[int, str | None], list[int]] = {}

@@ -1,4 +1,4 @@
-"""The KL to the reference: its sign, its size, and where it comes from."""
+"""Rules on the KL to the reference: its sign, its size, and its origin."""
 
 import numpy as np
 
@@ -15,12 +15,12 @@ PERSISTENT = 5
 
 
 def objective(data: RunData) -> Series:
-    """Returns the mean of Σ(log π − log π_ref) per response by step: recomputed where that can be, else as logged."""
+    """Return the mean of Σ(log π − log π_ref) per response by step, recomputed if possible, else as logged."""
     return data.rows.mean("k1") if data.has("rows.k1") else data.metric("kl/objective")
 
 
 def _noise(data: RunData, points: Series) -> Array:
-    """Returns the standard error of each step's mean; from the neighbours' differences where only means are known."""
+    """Return the standard error of each step's mean; estimated from neighbouring steps if only means are known."""
     errors = data.rows.by_step(data.rows["k1"], standard_error)
     if len(errors):
         return np.asarray(np.interp(points.step, *errors))
@@ -108,13 +108,13 @@ def kl_explosion(data: RunData) -> Reading | None:
     if data.has("rows.length"):
         length = data.rows.mean("length")
         per_token = points.value / np.maximum(np.interp(points.step, length.step, length.value), 1)
-    # Long responses may spend more than ten nats; short ones may not leave the reference on every token.
+    # Long responses can have more than ten nats in total, but short ones must not differ much on every token.
     pays = _pays(data)
     most = 30.0 if pays else 10.0
     limit = np.where(np.isfinite(per_token), (points.value > most) & (per_token > most / 40), points.value > most)
     bad = limit | (np.nan_to_num(per_token) > most * 3 / 40)
     first = since(smoothed(points), bad, 3)
-    # While it pays, an excursion from which the policy came back is none, nor is one that nothing was to hold.
+    # While the reward is high, a rise from which the KL has returned does not count, nor any rise without a penalty.
     sick = first is not None and not (pays and (not bad[-3:].any() or _free(data)))
     worst = points.step[np.argsort(-points.value)][:3]
     return Reading(
@@ -128,12 +128,12 @@ def kl_explosion(data: RunData) -> Reading | None:
 
 
 def _free(data: RunData) -> bool:
-    """Returns whether the run has no penalty."""
+    """Return whether the run has no KL penalty."""
     return data.has("rows.kl_coef") and not np.any(data.rows["kl_coef"] > 0)
 
 
 def _pays(data: RunData) -> bool:
-    """Returns whether the reward is still about the best it ever was, well above its start."""
+    """Return whether the reward is still near its maximum and well above its start."""
     if not data.has("rows.reward"):
         return False
     reward = smoothed(data.rows.mean("reward"))
@@ -188,12 +188,12 @@ def penalty_mis_scaled(data: RunData) -> Reading | None:
     spread = rows.by_step(rows["reward"], lambda values: float(np.std(values)))
     if len(spread) < 5 or spread.first() < 1e-6 or not np.any(rows["kl_coef"] > 0):
         return None
-    # GRPO divides rewards by their spread, unless it is told not to.
+    # GRPO divides rewards by their standard deviation unless configured otherwise.
     scaled = data.algorithm == "grpo" and data.setting("config.grpo.scale") != "none"
     unit = 1.0 if scaled else spread.first()
     price, kl = rows.mean("kl_coef"), rows.mean("k1")
     spent, kl = together(rows.by_step(np.abs(rows["kl_coef"] * rows["k1"]) / unit), kl)
-    # An exponent of reward / β is the best that a policy can reach: at one standard deviation, hardly anything.
+    # The optimal policy is proportional to π_ref · exp(reward / β), close to π_ref if β is a standard deviation.
     drowned = price.last(0.3) / unit > 1
     loose = spent.last(0.3) < 0.01 and kl.last() > 5 and trend(kl).p < 0.01
     points = Series(price.step, price.value / unit) if drowned else spent
@@ -280,7 +280,7 @@ def kl_in_few_tokens(data: RunData) -> Reading | None:
 
 
 def _use(data: RunData) -> tuple[str, str] | None:
-    """Returns where β·KL goes and by which estimator, as the settings say."""
+    """Return where β·KL is applied and by which estimator, according to the settings."""
     settings = {
         "ppo": ("reward", data.setting("config.kl.estimator")),
         "rloo": ("reward", data.setting("config.rloo.kl_estimator")),
@@ -293,10 +293,10 @@ def _use(data: RunData) -> tuple[str, str] | None:
 
 
 def _weight(place: str, estimator: str, log_ratio: Array) -> Array:
-    """Returns what ∇ log π is multiplied by; for the gradient of KL(π ‖ π_ref) that is Δ itself."""
+    """Return the factor of ∇ log π; for the gradient of KL(π ‖ π_ref) the factor is Δ itself."""
     if place == "loss":
         return {"k1": np.ones_like(log_ratio), "k2": log_ratio, "k3": -np.expm1(-log_ratio)}[estimator]
-    # The exact KL of a token's distribution is the same whichever token was drawn: it rewards none above another.
+    # The exact KL does not depend on which token was drawn, so it does not favour any token over another.
     return estimates(log_ratio).get(estimator, np.zeros_like(log_ratio))
 
 
@@ -343,7 +343,7 @@ def estimator_misplaced(data: RunData) -> Reading | None:
 def unknown_estimate(data: RunData) -> Reading | None:
     sample, logged = data.sample, data.metric("kl/objective")
     if len(sample.rows) < len(data.rows):
-        return None  # the tokens of some rollouts do not add up to the mean over all
+        return None  # the mean over a sample of the rollouts need not equal the logged mean over all of them
     found: list[tuple[float, str]] = []
     for name, values in estimates(sample["log_ratio"]).items():
         per_response = sample.total(np.where(sample.trained, values, 0.0))

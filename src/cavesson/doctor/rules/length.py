@@ -1,4 +1,4 @@
-"""How responses end, and how long they are."""
+"""Rules on how responses end, and on their length."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from cavesson.doctor.series import Series, earliest, since, smoothed, trend
 
 
 def _cut(data: RunData) -> Series:
-    """Returns by step the share of responses that were cut at the length limit."""
+    """Return by step the share of responses that were cut at the length limit."""
     rows = data.rows
     if data.has("rows.finish_reason"):
         return rows.by_step(rows.says("finish_reason", "length").astype(float))
@@ -36,7 +36,7 @@ def truncated(data: RunData) -> Reading | None:
     if len(points) < 5:
         return None
     before = points.first()
-    # Where all are cut from the start, that is how the run was meant; growth is the trouble.
+    # If most responses are cut from the start, that is by design; only growth is a problem.
     smooth, high = smoothed(points), max(0.5, before + 0.25)
     first = None if _longer_pays(data) else since(smooth, smooth.value > high, 4)
     return Reading(
@@ -50,7 +50,7 @@ def truncated(data: RunData) -> Reading | None:
 
 
 def _longer_pays(data: RunData) -> bool:
-    """Returns whether cut responses earn more than others to the same prompt: then they are not cut too soon."""
+    """Return whether truncated responses earn more than others to the same prompt, so that the limit is not too low."""
     if not (data.has("rows.finish_reason") and data.has("rows.reward")):
         return False
     cut, reward = data.rows.says("finish_reason", "length"), within(data.rows, data.rows["reward"])

@@ -1,4 +1,4 @@
-"""Sampler and trainer disagree, or the sampler is behind: engines, kernels, weights that were not synchronised."""
+"""Rules on disagreement between sampler and trainer, due to engines, kernels or weights that were not synchronised."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ INVESTIGATE = 1.03
 
 
 def _gap(sample: Sample) -> Array:
-    """Returns [N] |log-probability of the trainer − of the sampler|, NaN where not known or not trained."""
+    """Return [N] |log-probability of the trainer − of the sampler|, NaN for unknown and untrained tokens."""
     return np.where(sample.trained, np.abs(sample["sampler_gap"]), np.nan)
 
 
@@ -114,7 +114,7 @@ def sampler_stale(data: RunData) -> Reading | None:
 
 
 def _distance_to_reference(sample: Sample) -> float | None:
-    """Returns how far the sampler is from the reference, as a share of how far the policy is, late in the run."""
+    """Return the distance of the sampler from the reference, relative to that of the policy, late in the run."""
     late = sample.trained & (sample.step > np.median(sample.rows.steps))
     mine = late & np.isfinite(sample["log_ratio"]) & np.isfinite(sample["sampler_gap"])
     if mine.sum() < 50:
@@ -140,7 +140,7 @@ def _distance_to_reference(sample: Sample) -> float | None:
 )  # fmt: skip
 def garbled(data: RunData) -> Reading | None:
     sample = data.sample
-    # A policy that ran away writes what its reference finds garbage; a broken sampler writes what neither expects.
+    # Text of a diverged policy is improbable only to the reference; text of a broken sampler is improbable to both.
     scores = [sample["ref_logprob"], *([sample["logprob"]] if sample.has("logprob") else [])]
     points, *others = together(*(sample.mean_by_step(-score) for score in scores))
     if len(points) < 4:
@@ -160,7 +160,7 @@ def garbled(data: RunData) -> Reading | None:
 
 
 def _rise(values: Array) -> Array:
-    """Returns [S - 1] how far each value and the one after it lie above those before: one strange batch is no break."""
+    """Return [S - 1] how far each value and the next one exceed the previous ones; one unusual batch is not enough."""
     before = np.array([np.median(values[max(0, i - 5) : i]) for i in range(1, len(values))])
     return np.asarray(np.minimum(values[1:], np.append(values[2:], np.inf)) - before)
 
@@ -240,7 +240,7 @@ def too_off_policy(data: RunData) -> Reading | None:
     if np.isnan(age).all():
         return None
     points = data.rows.by_step(age, lambda values: float(np.quantile(values, 0.9)))
-    # It grows from the first steps on, long before it is too much.
+    # The age grows from the first steps on, long before it exceeds the limit.
     first = since(points, points.value > 1, 3) if since(points, points.value > 8, 3) is not None else None
     return Reading(
         points.last(),
@@ -281,7 +281,7 @@ def precision_noise(data: RunData) -> Reading | None:
 
 
 def _correlation(sample: Sample) -> Series:
-    """Returns by step the correlation of the probabilities that sampler and trainer give the tokens."""
+    """Return by step the correlation between the token probabilities of sampler and trainer."""
     known = sample.trained & np.isfinite(sample["sampler_gap"])
     steps, start = np.unique(sample.step[known], return_index=True)
     both = (np.split(np.exp(sample[name][known]), start[1:]) for name in ("logprob", "sampler_logprob"))
@@ -316,7 +316,7 @@ def retokenised(data: RunData) -> Reading | None:
     if not looked:
         return None
     share = len(found) / looked
-    # Where hardly a response agrees throughout, sampler and trainer are two policies: other tokens are not the cause.
+    # If hardly any response agrees throughout, the two policies differ, and tokenisation is not the cause.
     sick = share > 0.01 and len(found) >= 3 and agree > 0.5 * looked
     rows = np.array(found, np.int64)
     return Reading(

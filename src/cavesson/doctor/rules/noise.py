@@ -1,4 +1,4 @@
-"""A reward that has nothing to do with the response."""
+"""The rule on rewards that are unrelated to the response."""
 
 from collections import Counter
 
@@ -52,16 +52,16 @@ def reward_is_noise(data: RunData) -> Reading | None:
 
 
 def _trimmed(reward: Array) -> Array:
-    """Returns rewards without the excess of outliers, each of which would decide a variance by itself."""
+    """Return the rewards with outliers clipped, as a single outlier could dominate a variance."""
     low, high = np.nanquantile(reward, [0.02, 0.98])
     return np.asarray(np.clip(reward, low, high))
 
 
 def _left_among_equals(rows: Rows) -> tuple[float, Array]:
-    """Returns the variance among equal responses to a prompt as a share of all, and those that differ the most.
+    """Return the share of variance that is left among equal responses to a prompt, and those that differ the most.
 
-    All is what the responses beside them have: siblings, whose prompt is as hard and whose step as late; where too few
-    of them are equal, those to the same prompt at any time; and last those to any prompt.
+    The share is relative to the variance of comparable responses: siblings, whose prompt and step are the same. If too
+    few siblings are equal, the responses to the same prompt at any step are compared, and finally all responses.
     """
     prompts, responses = (_numbered(rows.texts(name)) for name in ("prompt", "response"))
     nothing: tuple[float, Array] = float("nan"), np.arange(0)
@@ -71,7 +71,7 @@ def _left_among_equals(rows: Rows) -> tuple[float, Array]:
 
 
 def _left_beside(reward: Array, among: Array, keys: Array) -> tuple[float, Array]:
-    """As ``_left_among_equals``, of the rollouts [n] beside which there are others; equal are those of equal keys."""
+    """Do the same as ``_left_among_equals`` within the groups ``among`` [n]; rollouts with equal ``keys`` are equal."""
     equal = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
     different = np.bincount(among[np.unique(equal, return_index=True)[1]], minlength=int(among.max(initial=-1)) + 1)
     there = np.flatnonzero(np.isfinite(reward) & (different[among] > 1))
@@ -85,7 +85,7 @@ def _left_beside(reward: Array, among: Array, keys: Array) -> tuple[float, Array
     if whole < 1e-10:
         return float("nan"), there[:0]
     most = equal[np.argmax(np.abs(values - _mean_of(equal, values)))]
-    # Responses that are repeated may differ more than the others do: then all of the variance is left.
+    # Repeated responses can vary more than the others; the share is then 1.
     return min(1.0, float(inside / whole)), there[equal == most]
 
 
@@ -95,14 +95,14 @@ def _numbered(texts: list[str | None]) -> Array:
 
 
 def _mean_of(key: Array, values: Array) -> Array:
-    """Returns [n] the mean of the values with the same key."""
+    """Return [n] the mean of the values with the same key."""
     return np.asarray((np.bincount(key, values) / np.maximum(np.bincount(key), 1))[key])
 
 
 def _left_by_words(rows: Rows, reward: Array) -> float:
-    """Returns the share of the variance that a linear fit on length and words leaves, on rollouts it was not fitted to.
+    """Return the share of variance that a linear fit on length and words leaves, on rollouts that were not fitted.
 
-    Of the first half of the steps, in which responses still differ.
+    Only the first half of the steps is used, in which responses still differ.
     """
     first = np.flatnonzero((rows.step <= np.median(rows.steps)) & np.isfinite(reward))
     first = first[np.linspace(0, len(first) - 1, min(len(first), MOST_ROLLOUTS)).astype(int)]
@@ -119,7 +119,7 @@ def _left_by_words(rows: Rows, reward: Array) -> float:
         ridge = has[part].T @ has[part] + 5 * np.eye(has.shape[1])
         fitted = np.linalg.solve(ridge, has[part].T @ (goal[part] - goal[part].mean()))
         left += float(np.sum((goal[~part] - goal[part].mean() - has[~part] @ fitted) ** 2))
-    # On rollouts that it has not seen, a fit that found nothing is even worse than the mean.
+    # On rollouts that were not fitted, a fit without any relation is worse than the mean, so the share is limited to 1.
     return min(1.0, left / float(np.sum((goal - goal.mean()) ** 2)))
 
 

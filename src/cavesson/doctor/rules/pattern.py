@@ -1,4 +1,4 @@
-"""A pattern that spreads because the reward likes it: `#`, an emoticon, a phrase."""
+"""The rule on a pattern that spreads because the reward favours it, such as `#`, an emoticon or a phrase."""
 
 import re
 from collections import Counter
@@ -27,7 +27,7 @@ each of which explains some hundredths."""
 
 
 class Pattern(NamedTuple):
-    """A word, sign or pair of them, and how it spreads."""
+    """A word, a sign or a pair of them, and how it spreads."""
 
     text: str
     before: float
@@ -42,13 +42,13 @@ class Pattern(NamedTuple):
 
 
 def pieces(text: str | None) -> set[str]:
-    """Returns the words, signs and pairs of neighbours of a text, in lower case."""
+    """Return the words, the signs and the pairs of adjacent ones in a text, in lower case."""
     words = [word if word[0].isalnum() or word[0] == "_" else word[:3] for word in PIECES.findall((text or "").lower())]
     return {*words, *(f"{one} {two}" for one, two in pairwise(words))}
 
 
 def spreading(rows: Rows) -> list[Pattern]:
-    """Returns the patterns that grew, those that the reward likes most first."""
+    """Return the patterns that became more frequent, sorted by how much of the reward they explain."""
     found = [pieces(text) for text in rows.texts("response")]
     early, late = _early(rows), _late(rows)
     if early.sum() < LEAST_ROLLOUTS / 2 or late.sum() < LEAST_ROLLOUTS / 2:

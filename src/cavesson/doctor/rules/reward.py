@@ -1,4 +1,4 @@
-"""The reward: what it measures, and what is made of it."""
+"""Rules on the reward: what it measures, and how the policy exploits it."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def query_dominated(data: RunData) -> Reading | None:
     rows, reward = data.rows, data.rows["reward"]
     prompt = rows["group"]
     there = np.isfinite(reward) & np.isfinite(prompt)
-    # The policy changes: rewards are compared with the mean of their step.
+    # As the policy changes over time, rewards are measured relative to the mean of their step.
     value = reward - np.interp(rows.step, *rows.mean("reward"))
     _, key, count = np.unique(prompt[there], return_inverse=True, return_counts=True)
     repeated = count[key] >= 2
@@ -38,7 +38,7 @@ def query_dominated(data: RunData) -> Reading | None:
     share = max(0.0, 1 - inside / float(np.var(value[there][repeated])))
     order = np.argsort(mean)
     chance = float(np.sqrt(inside / np.median(count)))
-    # Of the prompt that earns the least and of the one that earns the most: what the answers have to do with it.
+    # Show a response to the prompt with the lowest mean reward, and two to the one with the highest.
     shown = np.flatnonzero(there)[[*np.flatnonzero(key == order[0])[:1], *np.flatnonzero(key == order[-1])[:2]]]
     return Reading(
         Share(share),
@@ -173,7 +173,7 @@ def length_exploited(data: RunData) -> Reading | None:
 
     points = rows.mean("length")
     before, after = points.first(), points.last()
-    # What drives the growth shows while they grow: at the length limit all are equally long.
+    # The relation shows only while lengths grow: at the limit, all responses have the same length.
     grown = smoothed(points).value > before + 0.9 * (after - before)
     there &= rows.step <= (points.step[int(np.argmax(grown))] if grown.any() else rows.steps[-1])
     if there.sum() < 100 or np.std(length[there]) == 0 or np.std(reward[there]) == 0:
@@ -264,7 +264,7 @@ def one_part_dominates(data: RunData) -> Reading | None:
 
 
 def _explained_by_step(rows: Rows, part: Array, reward: Array) -> Series:
-    """Returns by step the squared correlation of two columns [n] of mean 0."""
+    """Return by step the squared correlation of two columns [n] of mean 0."""
     products = (rows.by_step(product, np.sum) for product in (part * reward, part**2, reward**2))
     both, one, other = together(*products)
     return series(both.step, both.value**2 / (one.value * other.value))
@@ -352,7 +352,7 @@ def reward_falls(data: RunData) -> Reading | None:
     points = rows.mean("reward")
     spread = float(np.nanmedian(rows.by_step(rows["reward"], lambda values: float(np.std(values))).value))
     fallen = points.first() - 0.4 * max(spread, 1e-9)
-    # It may fall at once and stay there: what counts is that it is still down at the end.
+    # The reward can fall at once and stay low; it must still be low at the end.
     first = since(smoothed(points), smoothed(points).value < fallen, max(5, len(points) // 4))
     sick = first is not None and points.last() < fallen
     return Reading(

@@ -1,4 +1,4 @@
-"""Responses that were not drawn from the distribution that scores them: what makes KL estimates negative."""
+"""Rules on responses that were not drawn from the distribution that scores them, which makes KL estimates negative."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ ROUNDED = 0.15
 
 
 class Shift(NamedTuple):
-    """How the sampler's log-probabilities lie beside those of the trainer."""
+    """How the sampler's log-probabilities differ from those of the trainer."""
 
     above: float
     """Share of the tokens to which the sampler gives clearly more: what a filter left out is shared among the rest."""
@@ -28,15 +28,15 @@ class Shift(NamedTuple):
 
 
 def alike(data: RunData) -> float:
-    """Returns how far sampler and trainer may lie apart on a token by rounding alone, in nats."""
+    """Return how much sampler and trainer can differ on a token due to rounding alone, in nats."""
     return ALIKE.get(str(data.setting("config.model.dtype")), ROUNDED)
 
 
 def shift(data: RunData, sample: Sample) -> Shift | None:
-    """Compares sampler and trainer over all trained tokens; None where the sampler's own numbers are not known.
+    """Compare sampler and trainer over all trained tokens; None if the sampler's log-probabilities are not known.
 
-    Settings of the sampler show from the first step on: if both agree there, the sampler's weights are old, and what
-    they do to the numbers is no matter of settings.
+    Sampler settings have an effect from the first step. If sampler and trainer agree there, later differences are due
+    to stale sampler weights, and the result is zero.
     """
     known = sample.trained & np.isfinite(sample["sampler_gap"])
     if known.sum() < 100:
@@ -50,14 +50,14 @@ def shift(data: RunData, sample: Sample) -> Shift | None:
 
 
 def surprise_gap(sample: Sample) -> tuple[float, float] | None:
-    """Returns mean and standard error of surprise − entropy, in nats per token; None where entropy is not known.
+    """Return the mean and standard error of surprise − entropy, in nats per token; None if entropy is not known.
 
-    Tokens drawn from the distribution that is scored are on average as surprising as its entropy says.
+    If tokens are drawn from the distribution that is scored, their mean surprise equals the mean entropy.
     """
     there = sample.trained & np.isfinite(sample["logprob"]) & np.isfinite(sample["entropy"])
     gap = np.where(there, -sample["logprob"] - sample["entropy"], 0.0)
     count = np.bincount(sample.line[there], minlength=len(sample.rows))
-    # A response of one token counts as much as one of a hundred: each is weighted by its tokens.
+    # Responses are weighted by their number of tokens.
     known = count > 0
     if known.sum() < 16:
         return None
@@ -85,7 +85,7 @@ def filtered_sampling(data: RunData) -> Reading | None:
     sample, found = data.sample, shift(data, data.sample)
     gap = surprise_gap(sample)
     if found is not None and found.above > 0.02:
-        # A filter shares what it removes among the rest: no token loses. A temperature takes from some.
+        # A filter raises the probability of all remaining tokens, whereas a temperature lowers that of some.
         sick = found.below < 0.05 and banned_until(data) is None
         seen = -found.size
     elif gap is not None:
@@ -115,9 +115,9 @@ def filtered_sampling(data: RunData) -> Reading | None:
 
 
 def fitted_temperature(sample: Sample) -> tuple[float, float] | None:
-    """Returns T of sampler = trainer / T + what belongs to the context, and how much that is worth (a correlation).
+    """Return T of sampler = trainer / T + context-dependent term, and the correlation that supports the fit.
 
-    It is fitted to tokens of little probability: for those, the sum over the vocabulary hardly depends on the token.
+    Only improbable tokens are used: for these, the sum over the vocabulary hardly depends on the token.
     """
     mine = sample.trained & np.isfinite(sample["sampler_gap"]) & (sample["logprob"] < -2)
     if mine.sum() < 50:
@@ -149,7 +149,7 @@ def temperature_missing(data: RunData) -> Reading | None:
     if found is None or fitted is None or gap is None:
         return None
     temperature, worth = fitted
-    # Other weights shift tokens whatever their probability; surprise and entropy must disagree in the same direction.
+    # Different weights shift tokens regardless of probability; surprise − entropy must have the matching sign as well.
     agrees = (gap[0] < -3 * gap[1]) if temperature < 1 else (gap[0] > 3 * gap[1])
     off = abs(temperature - 1) > 0.02 and 1 / 3 < temperature < 3 and worth > 0.3
     sick = off and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees)
@@ -170,7 +170,7 @@ def temperature_missing(data: RunData) -> Reading | None:
 
 
 def banned_until(data: RunData) -> int | None:
-    """Returns the position up to which an end token was forbidden, as the numbers say; None if it was not."""
+    """Return the position before which end tokens seem to be forbidden; None if they are not."""
     sample = data.sample
     mine = sample.trained & np.isfinite(sample["sampler_gap"])
     if mine.sum() < 100:
@@ -180,7 +180,7 @@ def banned_until(data: RunData) -> int | None:
     raised = np.bincount(position[gap > alike(data)], minlength=last + 1)
     count = np.bincount(position, minlength=last + 1)
     for at in range(1, last):
-        # Where an end could come, the sampler gives more to all other tokens up to the ban's end, and none after it.
+        # The sampler raises other tokens at positions before the end of the ban, and none after it.
         share = raised[:at].sum() / max(1, count[:at].sum())
         expected = share * count[at:].sum()
         if share > 0.03 and expected > 30 and raised[at:].sum() < 0.1 * expected:
@@ -214,7 +214,7 @@ def end_forbidden(data: RunData) -> Reading | None:
     pile = float(counts[least]) / max(float(near.mean()) if len(near) else 0.0, 0.5)
     until = banned_until(data)
     asked = data.setting("config.sampling.min_new_tokens")
-    # Texts of a fixed form pile up at a length too: that decides only where the settings do not deny a minimum.
+    # Texts of a fixed form also share a length, so this criterion counts only if the settings do not exclude a minimum.
     piled = least >= 3 and longest > least + 3 and pile > 3 and counts[least] >= 8
     sick = (until is not None and until >= 2) or (piled and asked != 0)
     words: Words = {
@@ -251,7 +251,7 @@ def end_forbidden(data: RunData) -> Reading | None:
 def padding_counted(data: RunData) -> Reading | None:
     sample = data.sample
     if len(sample.rows) < len(data.rows) or sample.trained.all():
-        return None  # only part of each step is here, or nothing that the mask leaves out was recorded
+        return None  # only a sample of the rollouts is available, or no masked tokens were recorded
     values = np.nan_to_num(sample["log_ratio"])
     own = np.bincount(sample.line, np.where(sample.trained, values, 0.0), len(sample.rows))
     everything = np.bincount(sample.line, values, len(sample.rows))

@@ -1,4 +1,4 @@
-"""What surrounds the training: errors, prompts, time."""
+"""Rules on what surrounds the training: failures, prompts, and time."""
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def rollouts_fail(data: RunData) -> Reading | None:
     empty = np.array([not (text or "").strip() for text in rows.texts("response")])
     if rows.has("finish_reason"):
         reasons = [(reason or "").lower() for reason in rows.texts("finish_reason")]
-        # A policy that ends at once, by its own end token, has not failed: it says nothing.
+        # A response that consists only of the policy's own end token is not a failure.
         empty &= ~(np.isin(reasons, list(ENDED)) & (rows["length"] <= 1))
         empty |= np.isin(reasons, list(ABORTED))
     points = rows.by_step(empty.astype(float))
@@ -92,12 +92,12 @@ def prompts_exhausted(data: RunData) -> Reading | None:
 )
 def stalls(data: RunData) -> Reading | None:
     points = data.metric("time/total") if data.has("steps.time/total") else data.metric("time/step")
-    later = points.where(points.step > points.step[0])  # the first step also warms up
+    later = points.where(points.step > points.step[0])  # the first step includes warm-up
     if len(later) < 9:
         return None
     over = later.value / np.median(later.value)
     worst = int(np.argmax(over))
-    # A tenth of a second more on a step of a tenth of a second is the machine's own noise.
+    # Short steps vary due to noise of the machine alone.
     sick = bool(over[worst] > 6 and later.value[worst] > 5)
     step = int(later.step[worst])
     words: Words = {"seconds": float(later.value[worst]), "phase": _slowest_phase(data, step)}

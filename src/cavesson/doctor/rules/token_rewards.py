@@ -1,4 +1,4 @@
-"""What must hold exactly of token rewards: penalty and score, and where they stand."""
+"""Rules on identities of token rewards: the penalty, the score, and their positions."""
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def penalty_wrong(data: RunData) -> Reading | None:
 
 
 def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
-    """Returns least-squares slopes of random parts of the points; their median does not mind a few foreign points."""
+    """Return least-squares slopes of random parts of the points; their median is robust against a few outliers."""
     order = np.random.default_rng(0).permutation(len(x))
     found = []
     for part in np.array_split(order, min(parts, max(1, len(x) // 20))):
@@ -68,9 +68,9 @@ def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
 def reward_position(data: RunData) -> Reading | None:
     sample = data.sample
     if data.setting("config.ppo.whiten_rewards"):
-        return None  # every token then carries a share of the mean
+        return None  # whitening changes all token rewards
     rest, score = _without_penalty(data, sample), _score(sample)[sample.line]
-    # A score near 0 cannot be found again: the recorder keeps eleven bits of a token reward.
+    # A score near 0 cannot be located, because a token reward is recorded with eleven bits of precision.
     clear = np.isfinite(rest) & (np.abs(score) > 0.05)
     off = np.abs(rest - score) / np.maximum(np.abs(score), 1e-9)
     lacking = np.unique(sample.line[clear & sample.last & (off > 0.5)])

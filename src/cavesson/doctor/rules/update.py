@@ -1,4 +1,4 @@
-"""The update: ratios, clipping, gradients, advantages."""
+"""Rules on the update: ratios, clipping, gradients and advantages."""
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def ratio_blow_up(data: RunData) -> Reading | None:
 def clip_fraction_high(data: RunData) -> Reading | None:
     points = data.metric("policy/clip_fraction")
     if len(points) and not 0 <= points.value.min() <= points.value.max() <= 1:
-        return None  # somebody's own measure of clipping, such as per cent
+        return None  # another definition of the clip fraction, such as per cent
     whole_sequences = data.setting("config.grpo.ratio") == "sequence"
     limit = 0.9 if whole_sequences else 0.25
     first = since(smoothed(points), smoothed(points).value > limit, 5)
@@ -161,15 +161,15 @@ def advantage_scale(data: RunData) -> Reading | None:
         return None
     sample = data.sample
     if len(sample.rows) < len(data.rows):
-        return None  # whitened over whole steps, of which the sample is a part
+        return None  # whitening uses whole steps, but the sample has only some of their rollouts
     there = sample.trained & np.isfinite(sample["advantage"])
     steps, where = np.unique(sample.step[there], return_inverse=True)
     count = np.bincount(where)
     mean = np.bincount(where, sample["advantage"][there]) / count
     sd = np.sqrt(np.maximum(np.bincount(where, sample["advantage"][there] ** 2) / count - mean**2, 0))
-    flat = sd < 1e-3  # a step in which nothing differs has no scale
+    flat = sd < 1e-3  # in a step without variation, the scale is undefined
     bad = ((np.abs(mean) > 0.1) | (sd > 2) | (sd < 0.5)) & ~flat
-    # Whitening is done or not done: what spoils some steps only is something else.
+    # Missing whitening affects most steps; a problem in only a few steps has another cause.
     first = since(Series(steps, sd), bad, 3) if np.mean(bad) > 0.5 else None
     words: Words = {"mean": float(np.median(mean))}
     evidence = data.step_evidence([first])

@@ -1,4 +1,4 @@
-"""The critic."""
+"""Rules on the critic."""
 
 import numpy as np
 
@@ -15,9 +15,9 @@ WARM_UP = 0.3
 
 
 def returns(data: RunData, sample: Sample) -> Array:
-    """Returns [N] what the value should have been: the discounted sum of the token rewards from here on.
+    """Return [N] the actual returns: the discounted sum of the token rewards from each token on.
 
-    The recorded return is the critic's target, which leans on its own estimates where λ < 1.
+    The recorded return is the critic's target, which depends on the critic's own estimates if λ < 1.
     """
     gamma = float(data.setting("config.ppo.gamma", 1.0))
     rewards = np.where(sample.trained, sample["token_reward"], 0.0)
@@ -39,7 +39,7 @@ def _warm(points: Series) -> Series:
 
 
 def explained(data: RunData) -> Series:
-    """Returns by step 1 − Var(G − V)/Var(G) over the trained tokens, where the returns G vary."""
+    """Return by step 1 − Var(G − V)/Var(G) over the trained tokens, for steps in which the returns G vary."""
     sample = data.sample
     goal, value = returns(data, sample), np.where(sample.trained, sample["value"], np.nan)
     all_of, left = sample.variance_by_step(goal), sample.variance_by_step(goal - value)
@@ -71,7 +71,7 @@ def value_not_fitting(data: RunData) -> Reading | None:
 
 
 def _learns_something_else(data: RunData) -> bool:
-    """Returns whether what the critic is trained towards, however smoothed, has little to do with the returns."""
+    """Return whether the critic's training target hardly correlates with the actual returns."""
     sample = data.sample
     goal, target = returns(data, sample), sample["return"]
     known = np.isfinite(goal) & np.isfinite(target)
@@ -104,7 +104,7 @@ def value_start(data: RunData) -> Reading | None:
     if known.sum() < 20 or goal[known].std() < 1e-6:
         return None
     away = float((value - goal)[known].mean() / goal[known].std())
-    # A head of zeros is as far from the returns as their mean is from zero: that is not the head's fault.
+    # A head that outputs zero is off by the mean of the returns, which is not a fault of the head.
     random_head = float(value[known].std() / goal[known].std()) > 0.5 or abs(value[known].mean()) > goal[known].std()
     sick = abs(away) > 1 and random_head
     distance = sample.mean_by_step((sample["value"] - returns(data, sample)) / goal[known].std())
@@ -132,7 +132,7 @@ def value_constant(data: RunData) -> Reading | None:
     points = _warm(sample.variance_by_step(goal))
     if len(points) < 6:
         return None
-    # Over all these steps: a critic that is slow follows the mean of the returns at least.
+    # All these steps together: even a critic that learns slowly follows the mean of the returns.
     late = (sample.step >= points.step[0]) & sample.trained & np.isfinite(goal) & np.isfinite(value)
     if not late.any() or goal[late].std() < 1e-4:
         return None
