@@ -54,5 +54,5 @@ def test_the_worked_example_is_in_the_style_of_the_house(blocks: list[str], tmp_
     page = tmp_path / "reinforce.py"
     page.write_text(blocks[0], encoding="utf-8")
     command = [sys.executable, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml"), str(page)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
