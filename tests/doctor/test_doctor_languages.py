@@ -6,6 +6,8 @@ import math
 import re
 import tomllib
 from functools import reduce
+from importlib import import_module
+from pkgutil import iter_modules
 from string import Formatter
 from types import ModuleType
 from typing import Any, get_args, get_origin
@@ -18,43 +20,14 @@ from pydantic import TypeAdapter
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.ppo import PPORun
 from cavesson.config import Settings
-from cavesson.doctor import diagnosis
+from cavesson.doctor import diagnosis, rules
 from cavesson.doctor.finding import Phrase, Reading, Severity, Share
 from cavesson.doctor.report import evidence, page, terminal
 from cavesson.doctor.rule import Rule
-from cavesson.doctor.rules import (
-    RULES,
-    diversity,
-    invariants,
-    kl,
-    length,
-    mismatch,
-    noise,
-    pattern,
-    reward,
-    sampling,
-    system,
-    token_rewards,
-    update,
-    value,
-)
+from cavesson.doctor.rules import RULES, kl, mismatch
 from cavesson.doctor.words import LANGUAGES, language, number
 
-MODULES = (
-    diversity,
-    invariants,
-    kl,
-    length,
-    mismatch,
-    noise,
-    pattern,
-    reward,
-    sampling,
-    system,
-    token_rewards,
-    update,
-    value,
-)
+MODULES = [import_module(f"{rules.__name__}.{found.name}") for found in iter_modules(rules.__path__)]
 TRANSLATED = [name for name in LANGUAGES if name != "en"]
 TEXTS = ("title", "cause", "healthy", "fix")
 BY_NAME = [pytest.param(rule, id=rule.name) for rule in RULES]
