@@ -1,16 +1,19 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer, git and make.
+# `make demo`, `make test` and `make test-all` need nothing but Python 3.11 or newer, git and make.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check bench bench-board clean
+.PHONY: demo test test-all check bench bench-board clean
 
 demo: $(INSTALLED)
 	$(BIN)/cavesson demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --hypothesis-profile quick
+
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks examples recipes hatch_build.py

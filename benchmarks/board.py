@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 WORDS = ["sta", "tion", "#", "ver", "音", "ăn", "сто", "con de", "pro ex", "ment", "inging", "🙂", "xyzzy", "бле"]
-FILTERS = ["reward > 2", "length < 150 and reward > 1", 'finish_reason == "length"', "gap > 0 and k1 < 3"]
-COLUMNS = ["reward", "k1", "length", "entropy", "repetition", "gap", "part/helpful", "ref_reward"]
+FILTERS = ["reward > 2", "length < 150 and reward > 1", 'finish_reason == "length"', "gap > 0 and kl_k1 < 3"]
+COLUMNS = ["reward", "kl_k1", "length", "entropy", "repetition", "gap", "part/helpful", "ref_reward"]
 
 
 class Server:
@@ -107,7 +107,7 @@ def interactions(summary: dict[str, Any]) -> list[Interaction]:
         Interaction("histogram of a step", 100, "histogram", lambda c: {"steps": step(c), "column": c.choice(COLUMNS)}),
         Interaction("histogram of the run", 100, "histogram", lambda c: {"column": c.choice(COLUMNS)}),
         Interaction("ridge", 100, "ridge", lambda c: {"column": c.choice(COLUMNS)}),
-        Interaction("heat map", 100, "heat", lambda c: {"column": c.choice(["logprob", "log_ratio", "entropy"])}),
+        Interaction("heat map", 100, "heat", lambda c: {"column": c.choice(["logprob", "kl_k1", "entropy"])}),
         Interaction("sort", 100, "rows", lambda c: {"sort": sort(c)}),
         Interaction("scroll", 100, "rows", lambda c: {"sort": sort(c), "offset": c.randrange(total), "limit": 40}),
         Interaction("filter", 100, "rows", lambda c: {"filter": c.choice(FILTERS), "sort": sort(c)}),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 STATIC = Path(__file__).parents[1] / "src/cavesson/board/static"
-COLUMNS = ["reward", "k1", "length", "entropy", "repetition", "gap", "log_ratio_max", "value_error", "part/helpful"]
+COLUMNS = ["reward", "kl_k1", "length", "entropy", "repetition", "gap", "log_ratio_max", "value_error", "part/helpful"]
 WORDS = ["sta", "tion", "#", "ver", "音", "ăn", "сто", "ment", "inging", "🙂", "xyzzy", "бле", "的", "pro", "ous"]
 PHRASES = ["con de", "pro ex", "ing al", "er. ", "!!", "了。", "núi biển", "ly fo ca"]
 EXPRESSIONS = ["#{2,3}$", "(ing){2}", "[0-9]+", "sta[a-z]+ver", "[!?]$", "núi.*biển"]
@@ -72,7 +72,7 @@ def lines(browser: "Browser", base: str, plan: Plan, times: int) -> Iterator[Lin
     yield Line("read a rollout", 100, do(look.reads, times))
     yield Line("open its tokens", 100, do(look.opens, times), "shown")
     yield Line("next rollout's tokens", 100, do(look.nexts, plan.steps - 1, times), "shown")
-    yield Line("metric of the tokens", 100, do(look.metrics, f"/responses?sort=-k1&{look.OPENABLE}", times))
+    yield Line("metric of the tokens", 100, do(look.metrics, f"/responses?sort=-kl_k1&{look.OPENABLE}", times))
     yield Line("search a word", 300, do(look.searches, WORDS, times), "shown")
     yield Line("search a phrase", 300, do(look.searches, PHRASES, times), "shown")
     yield Line("search an expression", 300, do(look.searches, EXPRESSIONS, times, "?regex=1"), "shown")

@@ -283,7 +283,7 @@ def moved_from(row: str) -> str:
 
 def reads(looker: Looker, times: int) -> Iterator[Reaction]:
     """Clicks on rows anywhere in the table, which opens their texts beside it."""
-    looker.open("/responses?sort=-k1&at=0.0")
+    looker.open("/responses?sort=-kl_k1&at=0.0")
     for _ in range(times):
         jump(looker)
         before = looker.page.inner_text(".detail h2")
@@ -295,7 +295,7 @@ def reads(looker: Looker, times: int) -> Iterator[Reaction]:
 def opens(looker: Looker, times: int) -> Iterator[Reaction]:
     """Opens the tokens of rows anywhere in the table with the enter key."""
     for _ in range(times):
-        looker.open(f"/responses?sort=-k1&{OPENABLE}")
+        looker.open(f"/responses?sort=-kl_k1&{OPENABLE}")
         jump(looker)
         looker.page.locator(ROW).nth(looker.chance.randint(3, 15)).locator(".td").nth(1).click()
         looker.page.wait_for_selector(".detail .body")

@@ -1,10 +1,10 @@
-"""Writes docs/diagnosis: a page for each of the doctor's rules, and an index by symptom.
+"""Write docs/diagnosis: a page for each of the doctor's rules, and an index by symptom.
 
     python -m benchmarks.diagnosis                      the pages, from the rules and docs/diagnosis/prose.toml
     python -m benchmarks.diagnosis --runs runs/faults   the pictures first, from the runs of benchmarks/faults
 
-A picture is the curve that a rule draws of a run in which its fault was planted. What the page says of that run is kept
-in docs/diagnosis/pictures.json, so that the pages can be written where the runs are not.
+A picture is the curve of a rule for a run in which its fault was planted. The numbers of that run are stored in
+docs/diagnosis/pictures.json, so that the pages can be written without the runs.
 """
 
 import argparse
@@ -24,25 +24,25 @@ from cavesson.doctor.finding import Reading
 from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES
-from cavesson.doctor.words import language, number
+from cavesson.doctor.words import language, limits_of, number
 
 FOLDER = Path(__file__).parents[1] / "docs" / "diagnosis"
 STYLE = """text{fill:#6b737b;font:11px sans-serif}.end{text-anchor:end}.middle{text-anchor:middle}
 .healthy{fill:#7fbf9b;opacity:.25}.grid{stroke:#8884}.curve{fill:none;stroke:#17857b;stroke-width:1.8}
 path.onset{stroke:#c8473a;stroke-dasharray:4 3}text.onset{fill:#c8473a}"""
 LARGEST = 15_000
-"""Bytes of a picture."""
+"""Maximum bytes of a picture."""
 PLAIN = {
     "kl-explosion": "penalty-flipped",
     "update-kl-large": "too-many-epochs",
     "clip-fraction-high": "too-many-epochs",
     "reward-exhausted": "penalty-missing",
 }
-"""Faults that show a finding more plainly than others that cause it."""
+"""Finding → the fault that shows it most clearly."""
 
 
 def pages(pictures: dict[str, Any]) -> dict[str, str]:
-    """Returns the text of every page by its name."""
+    """Return the text of every page by its name."""
     prose = _prose()
     written = {f"{rule.name}.md": page(rule, prose["rules"][rule.name], pictures.get(rule.name)) for rule in RULES}
     return written | {"README.md": index(prose)}
@@ -53,25 +53,26 @@ def _prose() -> dict[str, Any]:
 
 
 def page(rule: Rule, prose: dict[str, Any], picture: dict[str, Any] | None) -> str:
-    """Returns one page."""
-    texts, words = rule.texts, picture["words"] if picture else {}
+    """Return one page."""
+    texts, limits = rule.texts, limits_of(rule)
+    words = limits | (picture["words"] if picture else {})
     above = [other.name for other in RULES if rule.name in other.explains]
     where = f"only in {', '.join(rule.algorithms)}" if rule.algorithms else "in every algorithm"
-    least = f"{rule.least_steps} steps" if rule.least_steps > 1 else "one step"
+    least = f"{rule.min_steps} steps" if rule.min_steps > 1 else "one step"
     needs = ", ".join(" or ".join(f"`{one}`" for one in need.split("|")) for need in rule.needs)
     parts = [
         f"# {texts.title}",
-        f"`{rule.name}`, number {rule.row}, {rule.severity}. Also known as: {'; '.join(prose['known_as'])}.",
-        prose["sees"],
-        _picture(rule, picture) if picture else f"*There is no picture: {prose['unseen']}*",
+        f"`{rule.name}`, number {rule.number}, {rule.severity}. Also known as: {'; '.join(prose['known_as'])}.",
+        prose["sees"].format_map(limits),
+        _picture(rule, picture) if picture else f"*No picture: {prose['unseen']}*",
         f"**Cause:** {_filled(texts.cause, words)}",
-        f"**What to change:** {_filled(texts.fix, words)}.",
-        f"**Healthy:** {texts.healthy} (source: {_cited(rule.source)}).",
+        f"**Fix:** {_filled(texts.fix, words)}.",
+        f"**Healthy:** {language('en').healthy(rule)} (source: {_cited(rule.source)}).",
         f"**Measured:** {where}, over at least {least}, from {needs}.",
-        *([f"**It explains:** {', '.join(f'`{name}`' for name in rule.explains)}."] if rule.explains else []),
-        *([f"**It may itself follow from:** {', '.join(f'`{name}`' for name in above)}."] if above else []),
-        f"**What it is not:** {prose['unlike']}",
-        *([f"**What a record does not say:** {undecided()[rule.row]}."] if rule.row in undecided() else []),
+        *([f"**Explains:** {', '.join(f'`{name}`' for name in rule.explains)}."] if rule.explains else []),
+        *([f"**May follow from:** {', '.join(f'`{name}`' for name in above)}."] if above else []),
+        f"**Not to be confused with:** {prose['unlike'].format_map(limits)}",
+        *([f"**Not visible in a record:** {undecided()[rule.number]}."] if rule.number in undecided() else []),
         "[All findings](README.md) · [The doctor](../doctor.md)",
     ]
     return _linked("\n\n".join(parts), rule.name) + "\n"
@@ -79,22 +80,22 @@ def page(rule: Rule, prose: dict[str, Any], picture: dict[str, Any] | None) -> s
 
 @cache
 def undecided() -> dict[int, str]:
-    """Returns what docs/doctor.md says that a record cannot decide, by the number of the rule."""
+    """Return what a record cannot show according to docs/doctor.md, by the number of the rule."""
     lines = re.findall(r"^\| (\d+) [^|]*\|[^|]*\| ([^|]*) \|$", (FOLDER.parent / "doctor.md").read_text("utf-8"), re.M)
-    return {int(row): why for row, why in lines}
+    return {int(number): why for number, why in lines}
 
 
 def _picture(rule: Rule, picture: dict[str, Any]) -> str:
     planted = f"`{picture['fault']}` planted in {picture['algorithm'].upper()}, severity {picture['level']} of 3"
     since = f", from step {picture['since']} on" if "since" in picture else ""
-    seen = f"{rule.texts.healthy.partition(':')[0]}: {picture['words']['seen']}"
+    seen = f"{language('en').healthy(rule).partition(':')[0]}: {picture['words']['seen']}"
     parts = [picture.get("curve"), f"a run with {planted}{since}", seen]
-    said = "*" + " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part) + "*"
-    return f"![{rule.texts.title}](pictures/{rule.name}.svg)\n\n{said}" if picture["drawn"] else said
+    caption = "*" + " ".join(f"{part[0].upper()}{part[1:]}." for part in parts if part) + "*"
+    return f"![{rule.texts.title}](pictures/{rule.name}.svg)\n\n{caption}" if picture["drawn"] else caption
 
 
 def _filled(text: str, words: dict[str, str]) -> str:
-    """Returns a rule's text with the numbers of a run, or with dots."""
+    """Return a rule's text with the numbers of a run, or with dots."""
     return text.format_map(defaultdict(lambda: "…", words))
 
 
@@ -108,12 +109,13 @@ def _linked(text: str, own: str) -> str:
 
 
 def index(prose: dict[str, Any]) -> str:
-    """Returns the page that leads to the others."""
+    """Return the page that links to the others."""
     parts = [
-        "# What goes wrong in RLHF, by what one sees",
-        "Every finding of [`cavesson doctor`](../doctor.md) has a page: how it looks, what it comes from, what to "
-        "change, and what resembles it. The pictures are of small runs in which a fault was planted "
-        "([benchmarks/faults](../../benchmarks/faults)): the green band is healthy, the red line is where it began.",
+        "# What goes wrong in RLHF, by symptom",
+        "Every finding of [`cavesson doctor`](../doctor.md) has a page: its symptoms, its cause, the fix, and similar "
+        "findings. The pictures show small runs in which a fault was planted "
+        "([benchmarks/faults](../../benchmarks/faults)): the green band is healthy, the red line marks the first step "
+        "of the problem.",
     ]
     for symptom, title in prose["symptoms"].items():
         lines = [
@@ -126,9 +128,9 @@ def index(prose: dict[str, Any]) -> str:
 
 
 def draw(runs: Path) -> dict[str, Any]:
-    """Draws a picture of every rule that a run with one planted fault shows, and returns what the pages say of it.
+    """Draw a picture of every rule that a run with one planted fault shows, and return the numbers of that run.
 
-    Of rules whose prose says why there is no picture none is drawn.
+    Rules whose prose gives a reason for having no picture are left out.
     """
     (FOLDER / "pictures").mkdir(exist_ok=True)
     shown: dict[str, tuple[tuple[Any, ...], Case, Reading]] = {}
@@ -148,9 +150,9 @@ def draw(runs: Path) -> dict[str, Any]:
 
 
 def _worth(finding: Finding, case: Case) -> tuple[Any, ...] | None:
-    """Returns how well a run shows a finding, best first: of its own fault, of one that it follows from, of another.
+    """Return how well a run shows a finding, best first: its own fault, one that it follows from, or another.
 
-    What another fault brings about beside much else is no example: None.
+    A mere consequence of another fault is not an example: None.
     """
     from benchmarks.faults.planted import FAULTS
 
@@ -163,7 +165,7 @@ def _worth(finding: Finding, case: Case) -> tuple[Any, ...] | None:
 
 
 def _drawn(rule: Rule, reading: Reading) -> bool:
-    """Writes the picture of a reading, if it has a curve that fits into the size of a picture."""
+    """Write the picture of a reading, if it has a curve and is not too large."""
     picture = drawn(reading, language("en"))
     picture = picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     picture = picture.replace(">", f"><style>{STYLE}</style>", 1)
@@ -182,7 +184,7 @@ def _described(case: Case, reading: Reading, is_drawn: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Writes the pages, and the pictures where runs are given."""
+    """Write the pages, and the pictures if runs are given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="folder of the runs that benchmarks/faults made")
     given = parser.parse_args()

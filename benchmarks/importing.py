@@ -60,14 +60,14 @@ def stages(source: Path, run: Path) -> None:
     """Print the processor milliseconds per MB of each stage in one process, the least over the parts of a file."""
     import orjson
 
-    from cavesson.importers.batch import Batch
+    from cavesson.importers.batch import RolloutBuffer
     from cavesson.importers.importing import AT_ONCE
     from cavesson.importers.processes import prepare
     from cavesson.importers.reading import File
     from cavesson.importers.rl_logging_board import FORMAT
 
     prepare()
-    batch = Batch(run, FORMAT)
+    batch = RolloutBuffer(run, FORMAT)
     found: dict[str, list[float]] = {"parse_json": [], "read": [], "write": []}
     for part, again in zip(File(source).parts(AT_ONCE), File(source).parts(AT_ONCE), strict=True):
         lines = [record.content for record in part.read(last=True)]

@@ -14,8 +14,7 @@ import work
 
 from cavesson import PPORun, Recorder, Training
 from cavesson.config import load
-from cavesson.demo.openings import TRAINING
-from cavesson.demo.run import RECIPE
+from cavesson.demo.run import RECIPE, TRAINING
 
 
 class TimedRecorder(Recorder):

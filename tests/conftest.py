@@ -4,10 +4,13 @@ import os
 import random
 import shutil
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, and what is not there is not waited for
+os.environ["MKL_NUM_THREADS"] = "1"  # PyTorch's threads, here and in every process a test starts: tests share the cores
 
 import jaxtyping
 import numpy as np
@@ -21,15 +24,25 @@ if TYPE_CHECKING:
 
 jaxtyping.install_import_hook("cavesson.ops", "beartype.beartype")
 
-# Several test processes share the cores.
-torch.set_num_threads(1)
-
-# For the same reason how long an example took says nothing about the code: by default 200 ms fail a test.
+# The duration of an example depends on what else is running: by default 200 ms fail a test.
 settings.register_profile("busy", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("busy"), max_examples=10)
 settings.load_profile("busy")
 
 # Where tests are started in the background Ctrl-C is ignored, and would be by every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `sampled(n)`, all cases but n are slow; which ones is drawn by the test's name."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if mark := item.get_closest_marker("sampled"):
+            cases[item.nodeid.split("[")[0], mark.args[0]].append(item)
+    for (name, count), found in cases.items():
+        for item in random.Random(name).sample(found, max(0, len(found) - count)):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +53,11 @@ def seeds() -> None:
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """What a test calls in this process leaves the handlers of Ctrl-C and SIGTERM as they were."""
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+def process() -> Iterator[None]:
+    """A test leaves the handlers of Ctrl-C and SIGTERM and the working directory as they were."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], Path.cwd()
     yield
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert ([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)], Path.cwd()) == before
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from benchmarks.faults.planted import FAULTS
 from benchmarks.faults.results import LOOKS, Result
 
 REMARKS = Path(__file__).with_name("remarks.md")
-"""What the numbers do not say, in words."""
+"""Remarks on the numbers."""
 SHARES = ("named first", "among three", "named", "precision")
 
 
@@ -97,16 +97,15 @@ def setting(results: list[Result], all_runs: int) -> str:
 Written by `python -m benchmarks.faults.evaluate FOLDER` from {len(results)} of the {all_runs} runs that
 `python -m benchmarks.faults.generate FOLDER` trains.
 
-Each run is a real training of a language model of one layer (the other size has three, the third two wide ones) on a
-small world of sentences, 32 steps of 32 responses, by PPO, GRPO or RLOO; a few train SmolLM2-135M-Instruct. One of
+Each run is a real training of a language model with one layer (the other size has three, the third two wide ones) on a
+small world of sentences: 32 steps of 32 responses, by PPO, GRPO or RLOO; a few train SmolLM2-135M-Instruct. One of
 {len(FAULTS)} faults is planted in the code or the setting where it would occur, at three severities; or the run is one
-of the healthy kinds that look as if something were wrong: resumed runs, no penalty, growing lengths, small batches,
-held-out rows, another language, high learning rates that work. Thresholds and rules were chosen on
-seeds {CALIBRATION_SEEDS[0]} to {CALIBRATION_SEEDS[-1]}, the *calibration*; *held out* are the other seeds, which nobody
-had looked at. The *other size* was looked at while rules were mended, the *third size* and *SmolLM2* were not. "Named"
-means: as a cause, not folded under another finding. Which causes name a fault rightly stands beside each fault in
-[benchmarks/faults/planted](../benchmarks/faults/planted). Precision is over everything that is said of faulty and
-healthy runs, so that a consequence that was not folded counts as wrong."""
+of the healthy kinds that look faulty: resumed runs, no penalty, growing lengths, small batches, held-out rows, another
+language, high learning rates that work. Thresholds and rules were chosen on seeds {CALIBRATION_SEEDS[0]} to
+{CALIBRATION_SEEDS[-1]} (*calibration*); the other seeds are *held out*. The *other size* was used while rules were
+fixed; the *third size* and *SmolLM2* were not. "Named" means reported as a cause, not folded under another finding. The
+accepted causes of each fault are listed in [benchmarks/faults/planted](../benchmarks/faults/planted). Precision covers
+all findings in faulty and healthy runs, so that a consequence that was not folded counts as wrong."""
 
 
 def timing(held_out: list[Result]) -> str:
@@ -114,14 +113,14 @@ def timing(held_out: list[Result]) -> str:
     late = scores.delays(held_out, {name: fault.onset for name, fault in FAULTS.items()})
     caught, fell = scores.in_time(held_out)
     rows = [
-        ["steps from a fault's beginning to its being named, median", f"{statistics.median(late) if late else 0:.0f}"],
+        ["steps from the start of a fault until it is named, median", f"{statistics.median(late) if late else 0:.0f}"],
         ["runs in which the true reward fell by 10 %", str(fell)],
         ["of these, caught before it fell", f"{per_cent(caught / fell if fell else float('nan'))} ({caught})"],
     ]
     return f"""{table(["how soon, held out", ""], rows)}
 
-A run is looked at after {", ".join(map(str, LOOKS))} steps. The true reward is what is really wanted, which the run
-itself does not see; it fell when it lost a tenth of what a healthy run gains, and its noise."""
+The doctor examines a run after {", ".join(map(str, LOOKS))} steps. The true reward measures the actual goal and is not
+visible to the run; it counts as fallen if it lost a tenth of what a healthy run gains, plus its noise."""
 
 
 def imports(found: Figures) -> str:
@@ -133,16 +132,16 @@ def imports(found: Figures) -> str:
         for one in results
         if (extra := _news(one, own[one.case]))
     ]
-    return f"""What other trainers would have left of held-out runs (one per fault, every healthy one, seed
-{CALIBRATION_SEEDS.stop}), written as they write it and imported with `cavesson import`:
-RL Logging Board's lines with log-probabilities, reference, values and token rewards;
-verl's `rollout_data_dir`; the Parquet files of TRL's `log_completions`, which its GRPO and RLOO write, so that there is
-no PPO among them. Neither settings nor metrics come along, and of verl and TRL no tokens. *Can be seen* are the faults
-of which a rule could be applied all the same. OpenRLHF logs one response per step, too little for any of this.
+    return f"""Held-out runs (one per fault, every healthy one, seed {CALIBRATION_SEEDS.stop}), written in the formats
+of other trainers and imported with `cavesson import`: RL Logging Board's lines with log-probabilities, reference,
+values and token rewards; verl's `rollout_data_dir`; the Parquet files of TRL's `log_completions`, which only its GRPO
+and RLOO write, so there are no PPO runs among them. The files contain neither settings nor metrics, and those of verl
+and TRL no tokens. *Can be seen* counts the faults for which a rule could still be applied. OpenRLHF logs only one
+response per step, which is too little.
 
 {overview(found.imports, own)}
 
-What is wrongly said of an import and not of the run itself:
+Wrong findings in an import that the run itself does not have:
 
 {table(["run", "named"], news) if news else "Nothing."}"""
 
@@ -156,7 +155,7 @@ def _news(one: Result, own: Result) -> list[str]:
 def others(found: Figures) -> str:
     """Returns what the other tools say."""
     if found.no_peers:
-        return f"rldoctor and rlprobe were not asked: {found.no_peers}."
+        return f"rldoctor and rlprobe were not run: {found.no_peers}."
     own = {one.case: one for one, _ in found.peers}
     rows = {"this doctor": list(own.values())}
     rows["this doctor, scalars only"] = [one for one in found.scalars if one.case in own]
@@ -168,7 +167,7 @@ def others(found: Figures) -> str:
 
 {overview(rows, own)}
 
-What they say of healthy runs: {"; ".join(_alarms(name, found) for name in peers.MEANS)}. Checks that rldoctor skipped,
+Alarms in healthy runs: {"; ".join(_alarms(name, found) for name in peers.MEANS)}. Checks that rldoctor skipped,
 of {len(own)} runs: {_counted(check for _, said in found.peers for check in said["rldoctor"].skipped)}.
 
 {table(["says", "means"], meanings)}"""
@@ -192,7 +191,7 @@ def document(found: Figures, all_runs: int) -> str:
         if name != "calibration"
     }
     both, two = scores.both_named(found.results)
-    missed = [f"## What was not right, {name}\n\n{misses(parts[name])}" for name in parts if name != "calibration"]
+    missed = [f"## Wrong or missed, {name}\n\n{misses(parts[name])}" for name in parts if name != "calibration"]
     blocks = [
         setting(found.results, all_runs),
         overview(parts | blind),

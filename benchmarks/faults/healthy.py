@@ -5,8 +5,8 @@ from typing import Any
 
 from benchmarks.faults import chinese, world
 from benchmarks.faults.setup import LEARNING_RATE, Setup
-from cavesson.train.evaluate import evaluate
 from cavesson.train.online import RolloutTrainer
+from cavesson.train.rollouts import evaluate
 from cavesson.train.run import Training
 
 Plain = Callable[[Setup], None]
@@ -81,11 +81,17 @@ def _evaluate(training: Training, step: int) -> None:
     trainer = training.trainer
     assert isinstance(trainer, RolloutTrainer) and trainer.recorder is not None
     if step % 8 == 0:
-        rows = evaluate(training.collector, samples_per_prompt=1)
-        count = len(rows["response"])
-        kept = {name: list(rows[name]) for name in ("group", "prompt", "response", "finish_reason", "reward")}
-        behind = trainer.settings.batch_size
-        kept |= {"sample": list(range(behind, behind + count)), "split": ["eval"] * count}
+        rollouts = evaluate(training.collector, samples_per_prompt=1)
+        count, behind = len(rollouts), trainer.batch_size
+        kept: dict[str, Any] = {
+            "group": rollouts.prompt_index,
+            "prompt": rollouts.prompt,
+            "response": rollouts.response,
+            "finish_reason": rollouts.finish_reason,
+            "reward": rollouts["reward"].tolist(),
+            "sample": list(range(behind, behind + count)),
+            "split": ["eval"] * count,
+        }
         trainer.recorder.rollouts(step, kept)
 
 

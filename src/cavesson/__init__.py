@@ -23,9 +23,9 @@ if TYPE_CHECKING:
         UpdateSettings,
     )
     from cavesson.algorithms.sft import SFT, SFTRun
+    from cavesson.data.examples import PairSettings, TextSettings
     from cavesson.data.prompts import PromptSettings
     from cavesson.data.settings import SourceSettings
-    from cavesson.data.tokens import PairSettings, TextSettings
     from cavesson.doctor.settings import DoctorSettings
     from cavesson.errors import UserError
     from cavesson.models.settings import (
@@ -72,7 +72,7 @@ _TRAINING = {
     "cavesson.algorithms.sft": "SFT SFTRun",
     "cavesson.data.prompts": "PromptSettings",
     "cavesson.data.settings": "SourceSettings",
-    "cavesson.data.tokens": "PairSettings TextSettings",
+    "cavesson.data.examples": "PairSettings TextSettings",
     "cavesson.models.settings": (
         "FrozenSettings LoraSettings ModelSettings NewModelSettings ReferenceSettings ValueSettings"
     ),

@@ -1,11 +1,16 @@
-"""Command lines that the user can paste into the shell, printed as the next thing to do."""
+"""Command lines that the user can paste into the shell, printed as the next thing to do, such as to continue a run."""
 
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from cavesson.record import open as open_run
+from cavesson.registry import ALGORITHMS
 
 
 def command_line(*words: str | Path, processes: int = 1) -> str:
@@ -18,6 +23,27 @@ def command_line(*words: str | Path, processes: int = 1) -> str:
     torchrun = [*program("torchrun", "torch.distributed.run"), "--standalone", "--nproc-per-node", str(processes)]
     parts = [*(program() if processes == 1 else [*torchrun, "-m", "--", "cavesson"]), *map(str, words)]
     return shlex.join(parts) if os.name == "posix" else subprocess.list2cmdline(parts)
+
+
+def is_trained_here(info: Mapping[str, Any]) -> bool:
+    """Return whether a run with this run.json was trained by an algorithm of Cavesson, not by another trainer."""
+    return "config" in info and "trainer" not in info and info.get("algorithm") in ALGORITHMS
+
+
+def continuation(folder: Path) -> str | None:
+    """Return the command that continues the run in a folder, or the Python call if there is no such command.
+
+    Returns:
+        None if the folder has no run, or one of another trainer.
+    """
+    if not (folder / "run.json").exists():
+        return None
+    info = open_run(folder).info
+    if not is_trained_here(info):
+        return None
+    if info["inputs"]:
+        return "Training(..., resume=True) in Python"
+    return command_line(info["algorithm"], "--resume", folder, processes=info["processes"])
 
 
 def program(name: str = "cavesson", module: str = "cavesson") -> list[str]:

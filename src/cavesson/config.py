@@ -2,16 +2,22 @@
 
 import difflib
 import tomllib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from cavesson.config_paths import in_folder
-from cavesson.config_types import type_name
 from cavesson.errors import UserError
+
+_WORDS: dict[Any, str] = {
+    str: "text", int: "integer", float: "number", bool: "true|false", Path: "path", NoneType: "none", Any: "any value"
+}  # fmt: skip
+"""Types of settings in plain words, for help pages."""
 
 
 class SettingsError(UserError, ValueError):
@@ -54,12 +60,12 @@ class Settings(BaseModel):
             why: when it has no effect; the end of the message.
 
         Raises:
-            ValueError: the setting differs from its default.
+            SettingsError: the setting differs from its default.
         """
         *groups, last = name.split(".")
         owner = reduce(getattr, groups, self)
         if getattr(owner, last) != type(owner).model_fields[last].default:
-            raise ValueError(f"{name} has no effect {why}")
+            raise SettingsError(f"{name} has no effect {why}")
 
 
 S = TypeVar("S", bound=Settings)
@@ -71,21 +77,64 @@ def load(kind: type[S], recipe: Path | None, flags: Sequence[str]) -> S:
     Args:
         kind: the class of settings.
         recipe: a TOML file; None means only defaults and flags.
-        flags: `--a.b value` or `--a.b=value`; values are parsed as TOML, or taken as text if that fails.
+        flags: `--a.b value` or `--a.b=value`; values are parsed as TOML, or taken as text if that fails. `--a.b` alone
+            sets a true|false setting.
 
     Raises:
         UserError: the file is missing or not valid TOML, a key is unknown (the message names the closest match), or a
             value is out of range.
     """
-    values = overlaid(in_folder(_read(recipe), recipe.parent) if recipe else {}, flags)
+    values = overlaid(kind, in_folder(_read(recipe), recipe.parent) if recipe else {}, flags)
     return check(kind, values, str(recipe) if recipe else "the flags")
 
 
-def overlaid(values: dict[str, Any], flags: Sequence[str]) -> dict[str, Any]:
-    """Apply flags to plain values, in place, and return the values."""
-    for key, value in _parse_flags(flags):
-        _set(values, key, value)
+def overlaid(kind: type[Settings], values: dict[str, Any], flags: Sequence[str]) -> dict[str, Any]:
+    """Apply flags to the plain values of a class of settings, in place, and return the values."""
+    words, given = separate(kind, flags)
+    if words:
+        raise UserError(f"unexpected argument {words[0]!r}; settings are given as --name.field value")
+    for name, text in given:
+        _set(values, name, _parse_value(text))
     return values
+
+
+def separate(kind: Any, arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Separate positional arguments from flags.
+
+    A flag without "=" takes the next argument as its value. That of a true|false setting takes only "true" or "false",
+    and means true without them.
+
+    Args:
+        kind: the class of settings that the flags belong to, or a union of several.
+        arguments: positional arguments and flags, in any order.
+
+    Returns:
+        The positional arguments, and the flags as (dotted name, value).
+
+    Raises:
+        UserError: the class has no such setting, or a flag has no value.
+    """
+    words: list[str] = []
+    flags: list[tuple[str, str]] = []
+    rest = deque(arguments)
+    while rest:
+        argument = rest.popleft()
+        if not argument.startswith("--") or argument == "--":
+            words.append(argument)
+            continue
+        flag, equals, text = argument.partition("=")
+        name = flag[2:].replace("-", "_")
+        types = list(_types(kind, name.split(".")))
+        if not types and isinstance(kind, type):
+            raise UserError(f"the flags: unknown setting {name!r}{_nearest(kind, name)}")
+        if not equals and bool in types:
+            text = rest.popleft() if rest and rest[0] in ("true", "false") else "true"
+        elif not equals:
+            if not rest:
+                raise UserError(f"{flag} needs a value")
+            text = rest.popleft()
+        flags.append((name, text))
+    return words, flags
 
 
 def check(kind: type[S], values: Mapping[str, Any], source: str) -> S:
@@ -125,7 +174,7 @@ def describe(
             yield from describe(type(value), f"{prefix}{name}.", value)
             continue
         default = "required" if values is None and field.is_required() else _show(value)
-        yield f"{prefix}{name}", type_name(field.annotation), default, field.description or ""
+        yield f"{prefix}{name}", _type_name(field.annotation), default, field.description or ""
         group = _group(field.annotation)
         if group is not None:
             yield from describe(group, f"{prefix}{name}.")
@@ -153,18 +202,20 @@ def _read(recipe: Path) -> dict[str, Any]:
         raise UserError(f"{recipe} is not valid TOML: {error}") from None
 
 
-def _parse_flags(flags: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    rest = iter(flags)
-    for flag in rest:
-        if not flag.startswith("--") or len(flag) == 2:
-            raise UserError(f"{flag!r} is not understood; settings are given as --name.field value")
-        key, equals, text = flag[2:].partition("=")
-        if not equals:
-            try:
-                text = next(rest)
-            except StopIteration:
-                raise UserError(f"--{key} needs a value") from None
-        yield key.replace("-", "_"), _parse_value(text)
+def _types(kind: Any, names: Sequence[str]) -> Iterator[Any]:
+    """Yield the types that a nested setting may have: none if it is unknown, `Any` where every name is allowed."""
+    if not names:
+        yield kind
+        return
+    for part in (kind, *get_args(kind)):
+        if get_origin(part) is dict:
+            yield from _types(get_args(part)[1], names[1:])
+        elif isinstance(part, type) and issubclass(part, BaseModel):
+            field = part.model_fields.get(names[0])
+            if field is not None:
+                yield from _types(field.annotation, names[1:])
+            elif part.model_config.get("extra") == "allow":
+                yield Any
 
 
 def _parse_value(text: str) -> Any:
@@ -199,15 +250,8 @@ def _explain(kind: type[BaseModel], error: Any, source: str) -> str:
 
 def _group_of_list(kind: type[BaseModel], place: Sequence[int | str]) -> type[BaseModel] | None:
     """Return the class of the list items of a setting, or None if it is not a list of groups."""
-    for name in place[:-1]:
-        found = kind.model_fields.get(str(name))
-        group = None if found is None else _group(found.annotation)
-        if group is None:
-            return None
-        kind = group
-    field = kind.model_fields.get(str(place[-1]))
-    items = get_args(field.annotation) if field is not None else ()
-    return next((item for item in items if isinstance(item, type) and issubclass(item, BaseModel)), None)
+    found = next(_types(kind, [str(part) for part in place]), None)
+    return _group(found) if get_origin(found) is tuple else None
 
 
 def _written_out(where: str, group: type[BaseModel], given: Any) -> str:
@@ -232,6 +276,29 @@ def _field_help(kind: type[BaseModel], where: str) -> str:
 def _group(annotation: Any) -> type[BaseModel] | None:
     candidates = [annotation, *get_args(annotation)]
     return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _type_name(annotation: Any) -> str:
+    """Return a type in plain words: `a|b` for choices, `list of text`, `number or none`."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_name(arguments[0])
+    if origin is Literal:
+        return "|".join(map(str, arguments))
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_type_name, arguments)))
+    if origin is tuple:
+        return _tuple_name(arguments)
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return "table"
+    return _WORDS[annotation]
+
+
+def _tuple_name(items: tuple[Any, ...]) -> str:
+    if items[-1] is not ...:
+        return f"[{', '.join(map(_type_name, items))}]"
+    name = _type_name(items[0])
+    return f"list of {'tables' if name == 'table' else name}"
 
 
 def _show(default: Any) -> str:

@@ -96,7 +96,7 @@ def of_the_system(error: BaseException) -> str | None:
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def user_code(what: str) -> Iterator[None]:
     """Convert any exception of a user's function, including `sys.exit`, to a UserCodeError with its location.
 
     Args:

@@ -16,7 +16,7 @@ SHOWN = (
 MOST = 6
 """Curves."""
 WIDTH, HEIGHT, EDGE = 220, 56, 3
-MOST_POINTS = 400
+MAX_POINTS = 400
 
 Curve = tuple[Sequence[float], Sequence[float | None]]
 """Steps and values; None where nothing was measured."""
@@ -58,7 +58,7 @@ def _curve(name: str, steps: Sequence[float], values: Sequence[float | None]) ->
         return ""
     first, last = points[0][1], points[-1][1]
     label = f"{name}: {_number(first)} → {_number(last)}"
-    thinned = [*points[:: math.ceil(len(points) / MOST_POINTS)], points[-1]]
+    thinned = [*points[:: math.ceil(len(points) / MAX_POINTS)], points[-1]]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in _scaled(thinned))
     return (
         f'<figure style="display:inline-block;margin:6px 18px 0 0"><figcaption>{_text(label)}</figcaption>'

@@ -8,7 +8,7 @@ from accelerate import PartialState
 from torch import Tensor, nn
 
 from cavesson.errors import UserError
-from cavesson.types import Batch, stacked
+from cavesson.types import Rollouts
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class Processes:
         try:
             chosen = torch.device(device) if device else None
         except RuntimeError:
-            raise UserError(f"model.device {device!r} is no device; write cpu, cuda or cuda:1") from None
+            raise UserError(f"model.device {device!r} is not a device; use cpu, cuda or cuda:1") from None
         if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"model.device {device!r}: this machine has no usable GPU; use cpu")
         # By default, accelerate would choose an Apple GPU, which lacks the float64 needed to draw tokens.
@@ -50,13 +50,9 @@ class Processes:
         dist.all_gather_object(everything, value)
         return everything
 
-    def gather(self, batch: Batch, rows: dict[str, list[Any]]) -> tuple[Batch, dict[str, list[Any]]]:
-        """Gather the batches and rows of all processes, joined in rank order, on every process (on CPU)."""
-        if self.count == 1:
-            return batch, rows
-        everything = self.of_all((dict(batch.columns), rows))
-        columns = {name: stacked([part[0][name] for part in everything], name) for name in batch.columns}
-        return Batch(columns), {name: [x for part in everything for x in part[1][name]] for name in rows}
+    def gather(self, rollouts: Rollouts) -> Rollouts:
+        """Gather the rollouts of all processes, joined in rank order, on every process (on CPU)."""
+        return Rollouts.joined(self.of_all(rollouts))
 
     def sum_gradients(self, module: nn.Module) -> None:
         """Sum the gradients over all processes, in place and in float32."""

@@ -1,6 +1,9 @@
 """The algorithms by name. A new algorithm is a module in `algorithms/` and a line in this table."""
 
+from functools import reduce
 from importlib import import_module
+from operator import or_
+from types import GenericAlias
 from typing import Any, NamedTuple
 
 
@@ -27,6 +30,12 @@ ALGORITHMS = {
     "rloo": Entry("cavesson.algorithms.rloo", "RLOORun", "Reinforcement learning with a leave-one-out baseline."),
     "raft": Entry("cavesson.algorithms.raft", "RAFTRun", "Fine-tune on the best of the model's own responses."),
 }
+
+
+def any_recipe() -> Any:
+    """Return the type of what a recipe may hold: the settings of any algorithm, or stages that have such settings."""
+    settings = reduce(or_, (entry.settings for entry in ALGORITHMS.values()))
+    return settings | GenericAlias(dict, (str, settings))
 
 
 def name_of(settings: object) -> str:

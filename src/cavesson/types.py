@@ -4,8 +4,9 @@ Legend for all shapes: P prompts, G samples per prompt, B sequences (P × G), S 
 V vocabulary size, H hidden size, N flattened tokens.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,6 +66,52 @@ class Batch:
         lengths = self[f"{side}length"] if f"{side}length" in self else self["mask"].sum(1)
         width = int(lengths.max())
         return column[:, : max(1, width)]
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Responses to prompts, one row each: texts and names in lists, numbers in `batch`.
+
+    Generation makes the first fields and columns; every later stage of a training step adds its own.
+    """
+
+    prompt: list[str]
+    prompt_index: list[int]
+    """index of the prompt among those kept of the data set"""
+    sample: list[int]
+    """index in the step's global batch"""
+    response: list[str]
+    finish_reason: list[str]
+    """eos, stop or length"""
+    batch: Batch
+    """token ids, masks, rewards, log-probabilities, advantages"""
+    ground_truth: list[str] = field(default_factory=list)
+    """the answers of the data set; empty if it has none"""
+    reward_parts: list[dict[str, float]] = field(default_factory=list)
+    """score of each reward by its name; empty until they are rewarded"""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.batch[name]
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def with_columns(self, **new: Tensor) -> "Rollouts":
+        return replace(self, batch=self.batch.with_columns(**new))
+
+    @property
+    def lists(self) -> dict[str, list[Any]]:
+        """The fields other than `batch`, by name."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "batch"}
+
+    @staticmethod
+    def joined(parts: Sequence["Rollouts"]) -> "Rollouts":
+        """Join parts, row after row; every column is padded to its longest part."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = {name: stacked([part[name] for part in parts], name) for name in parts[0].batch.columns}
+        lists = {name: [value for part in parts for value in part.lists[name]] for name in parts[0].lists}
+        return Rollouts(batch=Batch(columns), **lists)
 
 
 def stacked(columns: list[Tensor], name: str) -> Tensor:

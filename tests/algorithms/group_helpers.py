@@ -35,7 +35,7 @@ def uneven(dtype: torch.dtype = torch.float32, **changes: Any) -> Batch:
         "sampler_logprob": logprob + 0.5 * numbers(8, LIMIT),
         "ref_logprob": logprob + 0.5 * numbers(8, LIMIT),
         "shaped_reward": numbers(8),
-        "group": torch.tensor(GROUP),
+        "group_in_step": torch.tensor(GROUP),
         "kl_coef": torch.full((8,), 0.3, dtype=dtype),
         "ended": torch.tensor([1.0, 1, 0, 1, 0, 1, 1, 1], dtype=dtype),
     }

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import cavesson
 from cavesson.algorithms.dpo import DPO
 from cavesson.errors import UserError
-from cavesson.models.sequences import PairLogprobs
+from cavesson.models.sequences import PairScores
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.models.trained import load_trained
 from cavesson.ops.preferences import bradley_terry
@@ -30,8 +30,8 @@ def batch(chosen: list[float], rejected: list[float], lengths: tuple[int, int] =
     return Batch(columns)
 
 
-def scores(chosen: list[float], rejected: list[float]) -> PairLogprobs:
-    return PairLogprobs(torch.tensor(chosen), torch.tensor(rejected))
+def scores(chosen: list[float], rejected: list[float]) -> PairScores:
+    return PairScores(torch.tensor(chosen), torch.tensor(rejected))
 
 
 # Two pairs: Δ = (−3 + 4) − (−6 + 5) = 2 and (−1 + 1) − (−2 + 5) = −3
@@ -200,7 +200,7 @@ def test_a_reference_of_another_vocabulary_is_refused(tmp_path: Path, adapters):
     wide = tiny_model(hidden=32)
     wide.resize_token_embeddings(300)
     wide.save_pretrained(other)
-    with pytest.raises(UserError, match=f"the reference {other} has another vocabulary than the policy tiny"):
+    with pytest.raises(UserError, match=f"the reference {other} has a different vocabulary from the policy tiny"):
         finish("dpo", tmp_path, pairs(8), steps=1, reference__path=other, model__lora=adapters)
 
 
@@ -244,6 +244,7 @@ def test_every_metric_is_explained_and_every_explained_one_is_there(tmp_path: Pa
     assert set(result.metrics[0]) | set(result.final) == explained("dpo.md")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "computed again"])
 @pytest.mark.parametrize("adapters", [None, {"rank": 4, "alpha": 8}], ids=["full", "lora"])

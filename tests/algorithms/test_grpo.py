@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "algorithms" / "grpo.md"
 def credited(rewards: list[float], group: list[int], kl_coef: float = 0.0, **changes: Any) -> Tensor:
     """Advantages `[B]` of responses of one token."""
     ones = torch.ones(len(rewards), 1)
-    columns = {"shaped_reward": torch.tensor(rewards), "group": torch.tensor(group), "mask": ones}
+    columns = {"shaped_reward": torch.tensor(rewards), "group_in_step": torch.tensor(group), "mask": ones}
     return grpo(**changes).credit(Batch(columns), kl_coef)["advantage"][:, 0]
 
 
@@ -90,7 +90,7 @@ def test_kl_in_the_reward_by_hand():
             "logprob": torch.tensor([[-1.0, -2.0], [-1.0, -1.0]]),
             "ref_logprob": torch.tensor([[-1.5, -1.75], [-2.0, -1.0]]),
             "shaped_reward": torch.tensor([3.0, 4.0]),
-            "group": torch.tensor([0, 0]),
+            "group_in_step": torch.tensor([0, 0]),
         }
     )
     algorithm = grpo(kl_in="reward", kl_estimator="k1", scale="none")
@@ -120,7 +120,7 @@ def test_only_groups_that_vary_are_informative():
     rewards, group = torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
     assert grpo(resample=2).informative(rewards, group).tolist() == [False, False, True, True]
     assert grpo().informative(rewards, group).all()
-    assert (grpo().most_batches, grpo(resample=2).most_batches) == (1, 3)
+    assert (grpo().max_batches, grpo(resample=2).max_batches) == (1, 3)
 
 
 def test_defaults_hold_beside_other_settings_of_their_group():
@@ -144,8 +144,8 @@ def test_the_longest_response_is_that_of_sampling_unless_said():
         (["--samples_per_prompt", "1", "--grpo.baseline", "batch"], "nothing to compare"),
         (["--grpo.overlong", "penalty"], "overlong_buffer"),
         (["--grpo.overlong_buffer", "4"], "overlong_buffer"),
-        (["--grpo.overlong", "penalty", "--grpo.overlong_buffer", "33"], "longer than a response, 32"),
-        (["--grpo.longest", "16"], "under the length limit 32"),
+        (["--grpo.overlong", "penalty", "--grpo.overlong_buffer", "33"], "more than the longest response, 32"),
+        (["--grpo.longest", "16"], "less than the sampling length limit 32"),
     ],
 )
 def test_mistakes_are_named(flags, words):
@@ -156,7 +156,7 @@ def test_mistakes_are_named(flags, words):
 def test_reinforce_plus_plus_needs_no_groups():
     flags = ["--samples_per_prompt", "1", "--grpo.baseline", "batch", "--grpo.scale", "batch"]
     run = load(GRPORun, None, [*flags, "--grpo.kl_in", "reward", "--grpo.kl_estimator", "k1", "--kl.coef", "0.01"])
-    batch = run.algorithm.credit(uneven(mask=torch.ones(8, LIMIT), group=torch.arange(8)), 0.01)
+    batch = run.algorithm.credit(uneven(mask=torch.ones(8, LIMIT), group_in_step=torch.arange(8)), 0.01)
     spent = 0.01 * k1(batch["logprob"], batch["ref_logprob"]).sum(1)
     signal = batch["shaped_reward"] - spent
     expected = (signal - signal.mean()) / (signal.std() + 1e-4)
@@ -175,5 +175,5 @@ def test_no_scale_can_be_said_in_a_flag_and_in_a_recipe():
 
 
 def test_groups_of_one_have_no_spread_to_measure():
-    batch = grpo(baseline="batch", scale="batch").credit(uneven(group=torch.arange(8)), 0.0)
+    batch = grpo(baseline="batch", scale="batch").credit(uneven(group_in_step=torch.arange(8)), 0.0)
     assert grpo().metrics(batch).keys() == {"reward/signal"}

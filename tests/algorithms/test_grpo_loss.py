@@ -183,7 +183,9 @@ def test_metrics_of_the_update_by_hand():
 
 def test_metrics_of_the_step_by_hand():
     rewards, group = torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 2]), torch.tensor([5, 5, 5, 5, 9, 9, 3, 3])
-    batch = uneven(shaped_reward=rewards, group=group, logprob=torch.zeros(8, LIMIT), ref_logprob=-torch.ones(8, LIMIT))
+    batch = uneven(
+        shaped_reward=rewards, group_in_step=group, logprob=torch.zeros(8, LIMIT), ref_logprob=-torch.ones(8, LIMIT)
+    )
     batch = batch.with_columns(sampler_logprob=torch.tensor([-1.0, 0, 0.5, 0]).expand(8, LIMIT))
     algorithm = grpo(kl_in="reward", kl_estimator="k1", importance=2.0)
     found = algorithm.metrics(algorithm.credit(batch, 0.5))

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 import cavesson
-from cavesson.algorithms.raft import RAFT, RAFTRun, print_rounds, rounds, write_training_set
+from cavesson.algorithms.raft import RAFT, RAFTRun, print_rounds, write_training_set
 from cavesson.config import check
 from cavesson.errors import UserError
 from cavesson.models.policy import Policy
@@ -22,7 +22,7 @@ from cavesson.models.tiny import tiny_model
 from cavesson.ops.masked import weighted_mean
 from cavesson.rewards.lowercase import lowercase
 from cavesson.train.run import Result, train
-from cavesson.types import Batch
+from cavesson.types import Batch, Rollouts
 
 
 def rollouts(
@@ -36,7 +36,7 @@ def rollouts(
         "mask": mask,
         "reward": reward,
         "shaped_reward": reward,
-        "group": torch.tensor(group or [0] * len(rewards)),
+        "group_in_step": torch.tensor(group or [0] * len(rewards)),
         "discarded": torch.zeros(len(rewards), dtype=torch.bool),
     }
     return Batch({**given, **columns})
@@ -202,7 +202,7 @@ def test_scoring_stays_at_one_whatever_is_sampled():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"batch_size": 10, "raft": {"k": 4}}, "batch_size 10 is no multiple of raft.k 4"),
+        ({"batch_size": 10, "raft": {"k": 4}}, "batch_size 10 is not a multiple of raft.k 4"),
         ({"samples_per_prompt": 2, "raft": {"selection": "local", "k": 4}}, "set samples_per_prompt and raft.k"),
         ({"batch_size": 8, "raft": {"k": 4}, "update": {"mini_batches": 3}}, "the 2 responses that are kept"),
         ({"update": {"target_policy_kl": 0.1}}, "update.target_policy_kl has no effect in RAFT"),
@@ -217,10 +217,16 @@ def test_local_with_as_many_samples_as_k_is_fine():
     assert settings(samples_per_prompt=8, raft={"selection": "local"}).raft.k == 8
 
 
+def generated(batch, **texts):
+    count = range(len(batch))
+    return Rollouts(prompt_index=[*count], sample=[*count], finish_reason=["eos" for _ in count], batch=batch, **texts)
+
+
 def test_the_training_set_is_lmflows_text2text(tmp_path):
-    rows = {"prompt": ["Wie?", "Why?", "Who?"], "response": [" Só.\n", " No", "\u2028"], "reward": [3.0, 1.0, 2.0]}
+    selected = Batch({"selected": torch.tensor([1.0, 0.0, 1.0])})
+    texts = {"prompt": ["Wie?", "Why?", "Who?"], "response": [" Só.\n", " No", "\u2028"]}
     path = tmp_path / "training_sets" / "step-00000004.json"
-    write_training_set(path, rows, [1.0, 0.0, 1.0])
+    write_training_set(path, generated(selected, **texts))
     read = json.loads(path.read_text(encoding="utf-8"))
     instances = [{"input": "Wie?", "output": " Só.\n"}, {"input": "Who?", "output": "\u2028"}]
     assert read == {"type": "text2text", "instances": instances}
@@ -229,8 +235,8 @@ def test_the_training_set_is_lmflows_text2text(tmp_path):
 
 def test_a_step_leaves_its_training_set(tmp_path):
     raft = RAFT(k=2)
-    rows = {"prompt": ["a", "b"], "response": ["x", "y"]}
-    raft.leave(tmp_path, 12, rows, raft.credit(rollouts([0.0, 1.0]), 0.0))
+    credited = raft.credit(rollouts([0.0, 1.0]), 0.0)
+    raft.write(tmp_path, 12, generated(credited, prompt=["a", "b"], response=["x", "y"]))
     [path] = (tmp_path / "training_sets").iterdir()
     assert path.name == "step-00000012.json"
     assert json.loads(path.read_text(encoding="utf-8"))["instances"] == [{"input": "b", "output": "y"}]
@@ -242,17 +248,16 @@ RECORDED = [
 ]
 
 
-def test_the_gain_is_counted_from_the_first_step():
-    assert list(rounds(RECORDED)) == [(0, 1.0, 0.0, 2.5, 0.4, 0.0), (1, 1.75, 0.75, None, 0.3, None)]
-
-
-def test_the_gain_is_printed_beside_that_of_selecting_only():
+def test_the_gain_is_counted_from_the_first_step_and_printed_beside_that_of_selecting_only():
     console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
     print_rounds(console, RECORDED)
     text = console.export_text()
-    assert "+0.750" in text
-    assert "Selecting among the untouched model's responses gives +2.500, a gain of +1.500." in text
-    assert "–" in text
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    assert rows == [
+        ["0", "+1.000", "+0.000", "2.500", "0.400", "0.000"],
+        ["1", "+1.750", "+0.750", "–", "0.300", "–"],
+    ]
+    assert "Selecting among the starting model's responses gives +2.500, a gain of +1.500." in text
 
 
 def finished(folder: Path, **changes: Any) -> Result:

@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from cavesson.algorithms.reward_model import BradleyTerry
-from cavesson.models.sequences import PairRewards
+from cavesson.models.sequences import PairScores
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.rewards.classifier import ClassifierReward
 from cavesson.types import Batch
@@ -26,7 +26,7 @@ def softplus(x: float) -> float:
 def scored(rows: list[tuple[float, float]], margins: list[float] | None = None, **changes: Any) -> dict[str, float]:
     """The averaged metrics of pairs of rewards."""
     batch = Batch({"margin": torch.tensor(margins or [0.0] * len(rows))})
-    loss, means = loss_of(BradleyTerry(**changes), PairRewards(*torch.tensor(rows, dtype=torch.float32).T), batch)
+    loss, means = loss_of(BradleyTerry(**changes), PairScores(*torch.tensor(rows, dtype=torch.float32).T), batch)
     assert loss == pytest.approx(means["loss/total"])
     return means
 

@@ -60,6 +60,7 @@ def trained(folder: Path, template: str | None, written: str) -> tuple[Path, lis
     return folder / "run", expected, list(load_prompts(data, tokenizer).texts)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("template", "written"), product(TEMPLATES, WRITTEN))
 def test_a_reward_is_that_of_the_tokens_that_were_learned(template: str, written: str, tmp_path: Path) -> None:
     run, expected, prompts = trained(tmp_path, TEMPLATES[template], WRITTEN[written])
@@ -84,5 +85,5 @@ def test_a_file_is_scored_as_the_model_learned(tmp_path: Path) -> None:
 
 def test_a_pipeline_that_would_add_a_start_token_is_refused(tmp_path: Path) -> None:
     run, _, _ = trained(tmp_path, TEMPLATES["no BOS"], WRITTEN["BOS"])
-    with pytest.raises(UserError, match=r'learned from texts without the start token.*use = "classifier"'):
+    with pytest.raises(UserError, match=r'trained on texts without the start token.*use = "classifier"'):
         PipelineReward(str(run), label="LABEL_0")

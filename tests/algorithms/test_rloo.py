@@ -15,7 +15,7 @@ from cavesson.types import Batch
 
 def credited(rewards: list[float], group: list[int], **changes: Any) -> list[float]:
     """Advantages `[B]` of responses of one token."""
-    columns = {"shaped_reward": torch.tensor(rewards), "group": torch.tensor(group)}
+    columns = {"shaped_reward": torch.tensor(rewards), "group_in_step": torch.tensor(group)}
     batch = Batch({**columns, "mask": torch.ones(len(rewards), 1)})
     return RLOO(**changes).credit(batch, 0.0)["advantage"][:, 0].tolist()
 
@@ -135,6 +135,6 @@ def test_metrics_of_the_step():
 
 def test_settings():
     assert (RLOORun().samples_per_prompt, RLOORun().update.epochs, RLOORun().kl.coef) == (4, 1, 0.05)
-    assert RLOORun.model_validate({"rloo": {"resample": 2}}).algorithm.most_batches == 3
+    assert RLOORun.model_validate({"rloo": {"resample": 2}}).algorithm.max_batches == 3
     with pytest.raises(UserError, match="no other response"):
         load(RLOORun, None, ["--samples_per_prompt", "1"])

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from align_helpers import RECIPE, write
 
-from cavesson.align.comparison import ComparisonSettings
 from cavesson.align.recipe import read_recipe
-from cavesson.align.stages import Stage
+from cavesson.align.stages import ComparisonSettings, Stage
 from cavesson.config import check
 from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
@@ -113,8 +112,8 @@ def test_references_are_found_in_lists_of_tables(tmp_path: Path) -> None:
         ("[sfft]", ["[sfft]", "no command 'sfft'", "sft, reward-model"]),
         ('[a]\ncommand = "teach"', ["[a]", "no command 'teach'"]),
         ("[reward-model]", ["[reward-model]", "reward_model"]),
-        ('[sft]\nrun = "x"', ["[sft]", "run is runs/align/sft"]),
-        ('[compare]\nout = "x"', ["[compare]", "out is runs/align/compare"]),
+        ('[sft]\nrun = "x"', ["[sft]", "run is always runs/align/sft"]),
+        ('[compare]\nout = "x"', ["[compare]", "out is always runs/align/compare"]),
         ("[sft]\n[ppo]\nkl.coeff = 1", ["[ppo]", "unknown setting 'kl.coeff'", "did you mean 'kl.coef'"]),
         ("[sft]\n[ppo]\nkl.coef = -1", ["[ppo]", "kl.coef", "greater than or equal to 0"]),
         ('[ppo]\nmodel.path = "{sft}"\n[sft]', ["[ppo] model path", "{sft}", "it is the first"]),

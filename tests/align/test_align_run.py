@@ -48,6 +48,7 @@ def reason(*flags: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_stage_does_what_its_command_does(here: Path, whole: Path) -> None:
     """Each stage alone, with the settings that its folder says it had."""
     for name, start in (("sft", "tiny"), ("ppo", str(whole / "sft" / "model"))):
@@ -57,6 +58,7 @@ def test_a_stage_does_what_its_command_does(here: Path, whole: Path) -> None:
         assert same(here / name, whole / name)
 
 
+@pytest.mark.slow
 def test_a_stage_starts_from_the_model_it_refers_to(whole: Path) -> None:
     comparison = json.loads((whole / "compare" / "comparison.json").read_text())
     assert [column["name"] for column in comparison["columns"]] == [
@@ -70,6 +72,7 @@ def test_a_stage_starts_from_the_model_it_refers_to(whole: Path) -> None:
     assert len(moved) == len(weights(whole / "sft"))
 
 
+@pytest.mark.slow
 def test_done_stages_are_skipped_and_nothing_is_touched(
     here: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,9 +82,10 @@ def test_done_stages_are_skipped_and_nothing_is_touched(
     align(Path("recipe.toml"))
     assert content(here / "runs") == before
     printed = capsys.readouterr().out
-    assert printed.count("was done before") == 3 and "to do" not in printed and "step 0 " not in printed
+    assert printed.count("already done") == 3 and "to do" not in printed and "step 0 " not in printed
 
 
+@pytest.mark.slow
 def test_the_plan_comes_before_and_the_results_after(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     align(Path("recipe.toml"))
     plan, *work, results = capsys.readouterr().out.split("┏")
@@ -109,6 +113,7 @@ def test_after_a_kill_it_goes_on_where_it_was(here: Path, whole: Path, call: int
     assert first == second
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -133,17 +138,20 @@ def test_mistakes_of_every_stage_are_found_before_the_first_one_runs(
     assert not (here / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_stage_keeps_the_settings_it_was_begun_with(here: Path) -> None:
     align(Path("recipe.toml"))
     for flags, words in (
         (["--ppo.steps", "9"], ["stage ppo: ", "runs/road/ppo", "steps = 4", "9"]),
         (["--sft.optimizer.learning_rate", "0.5"], ["stage sft: ", "optimizer.learning_rate = 0.001", "0.5"]),
+        (["--sft.model.lora.rank", "4"], ["stage sft: ", "model.lora.rank = None", "4"]),
         (["--compare.samples", "2"], ["stage compare: ", "runs/road/compare", "samples = 1", "2"]),
     ):
         message = reason(*flags)
         assert [word for word in words if word not in message] == []
 
 
+@pytest.mark.slow
 def test_a_stage_whose_start_is_gone_is_not_taken_for_done(here: Path) -> None:
     align(Path("recipe.toml"), ["--sft.steps", "1", "--ppo.steps", "1"])
     os.rename("runs/road/sft", "old")
@@ -163,6 +171,7 @@ def test_a_mistake_inside_a_stage_is_said_with_its_name(here: Path) -> None:
     assert (here / "runs" / "road" / "sft" / "model").exists()
 
 
+@pytest.mark.slow
 def test_adapters_become_part_of_the_model_that_the_next_stage_trains(here: Path) -> None:
     write(here, RECIPE.replace("[sft]\n", "[sft]\nmodel.lora = { rank = 4 }\n"))
     align(Path("recipe.toml"), ["--ppo.steps", "1", "--ppo.checkpoint.every", "0"])

@@ -48,6 +48,7 @@ def odd(tmp_path_factory):
         yield board
 
 
+@pytest.mark.slow
 def test_a_run_without_rollouts_says_so(browser, odd):
     with opened(browser, f"{odd.address}/overview?run={LOSSES}") as page:
         page.locator(".plot canvas").first.wait_for()
@@ -76,15 +77,18 @@ MISSING = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", MISSING)
 def test_what_is_not_there_is_not_replaced_by_something_else(browser, odd, path):
-    with opened(browser, f"{odd.address}/{path}") as page:
+    # The console names the request for the curves of a run that is not there.
+    with opened(browser, f"{odd.address}/{path}", forgiven="404" if "run=9" in path else "\n") as page:
         expect(page.locator("main")).to_have_text(MISSING[path])
         if "step=" in path:
             expect(page.locator(".timeline output")).to_contain_text("Reward –")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("width", [390, 900, 1440])
 def test_a_rollout_can_be_closed_in_every_window(browser, odd, width):
     with opened(browser, f"{odd.address}/responses?run={TALE}&at=1.3") as page:
@@ -116,6 +120,7 @@ def inside(page: Page, place: str) -> bool:
     return page.locator(place).evaluate("(box) => box.scrollWidth <= box.clientWidth")
 
 
+@pytest.mark.slow
 def test_long_names_stay_where_they_belong(browser, odd):
     with opened(browser, f"{odd.address}/responses?run={LARGE}&at=1.0") as page:
         page.locator(".detail .body").wait_for()

@@ -1,6 +1,5 @@
 """Hostile records, ten million rows, and a response of 32,000 tokens."""
 
-import json
 import time
 from urllib.parse import parse_qs, urlsplit
 
@@ -62,6 +61,7 @@ def hostile(tmp_path_factory):
         yield board
 
 
+@pytest.mark.slow
 def test_a_hostile_record_is_shown_and_does_nothing(browser, hostile, tmp_path):
     with opened(browser, f"{hostile.address}/responses?sort=sample&steps=1-1") as page:
         page.locator('.tr[aria-rowindex="5"] .td').first.wait_for()
@@ -84,6 +84,7 @@ def test_a_hostile_record_is_shown_and_does_nothing(browser, hostile, tmp_path):
         assert page.evaluate("document.title").startswith("a <b>run & more")
 
 
+@pytest.mark.slow
 def test_a_hostile_view_stays_harmless_as_a_file(browser, hostile, tmp_path):
     for view in ("responses?at=1.0", "tokens?step=1&sample=2", "patterns"):
         with opened(browser, f"{hostile.address}/{view}") as page:
@@ -108,16 +109,6 @@ def many_rows(address: str) -> dict:
     row |= {"hit": None, "starred": False, "note": None, "reward": 1.0, "step": 1}
     found = [row | {"row": i, "sample": i} for i in range(offset, min(offset + limit, MANY))]
     return {"total": MANY, "at_most": False, "most": MANY, "stopped": None, "offset": offset, "rows": found}
-
-
-def several(route, request) -> None:
-    """Answers several requests in one, those for rows as if there were ten million."""
-    asked = json.loads(parse_qs(urlsplit(request.url).query)["of"][0])
-    answers = route.fetch().json()
-    for one, answer in zip(asked, answers, strict=True):
-        if "/rows?" in one:
-            answer["answer"] = many_rows(one)
-    route.fulfill(json=answers)
 
 
 def drag_bar(page: Page, share: float) -> None:
@@ -148,7 +139,6 @@ def test_ten_million_rows_scroll_to_anywhere(browser, board_told):
     # The rollout under the mouse is asked for in advance, and is none of this run.
     with opened(browser, f"{board_told.address}/patterns", forgiven="404") as page:
         page.route("**/api/runs/0/rows?*", lambda route, request: route.fulfill(json=many_rows(request.url)))
-        page.route("**/api/answers?*", several)
         go(page, "/responses?columns=step,sample,response")
         expect(page.locator(".bar output")).to_have_text("10,000,000 rollouts")
         table = page.locator(".table")
@@ -192,6 +182,7 @@ def long(tmp_path_factory):
         yield board
 
 
+@pytest.mark.slow
 def test_a_response_of_32_000_tokens_opens_and_scrolls(browser, long):
     with opened(browser, f"{long.address}/tokens?step=2&sample=0") as page:
         page.locator(".tok").first.wait_for()

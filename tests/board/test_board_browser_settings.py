@@ -49,6 +49,7 @@ def test_the_settings_of_a_run_are_read_searched_and_linked_to(browser, board):
         expect(page.locator(".empty")).to_have_text("No setting matches.")
 
 
+@pytest.mark.slow
 def test_compare_shows_what_differs_first(browser, board):
     with opened(browser, f"{board.address}/compare?sides=0,1") as page:
         lines = page.locator(".differing tbody tr")
@@ -63,6 +64,7 @@ def test_compare_shows_what_differs_first(browser, board):
         expect(page).to_have_url(re.compile(r"/settings\?run=1"))
 
 
+@pytest.mark.slow
 def test_runs_with_different_rewards_are_not_ranked(browser, board):
     same = board.json("api/compare?runs=0,1")
     assert same["rewards_differ"] == [] and same["wins"][1][0] == same["total"] > 0, (
@@ -136,6 +138,7 @@ def hostile(tmp_path_factory):
         yield board
 
 
+@pytest.mark.slow
 def test_no_name_of_a_record_acts_on_the_page(browser, hostile):
     views = ("overview", "step", "responses", "patterns", "compare", "settings", "responses?at=2.1", "overview?all=1")
     with opened(browser, f"{hostile.address}/overview") as page:

@@ -30,6 +30,7 @@ with Recorder(sys.argv[2], attempt=0) as recorder:
 """
 
 
+@pytest.mark.slow
 def test_a_run_in_training_grows_on_the_page(browser, tmp_path):
     folder = record_run(tmp_path / "live", steps=2)
     command = [sys.executable, "-c", WRITER, str(Path(__file__).parent), str(folder)]
@@ -75,7 +76,7 @@ def follow_in_the_table(page: Page, writer: subprocess.Popen) -> None:
 DEEP = {
     "overview?step=4&smooth=0.6&zero=1&x=2-8&band=spread": ".plot canvas",
     "step?run=1&step=5&column=length": ".card canvas",
-    "responses?run=1&sort=-k1&filter=reward+%3E+1&q=garden&steps=1-8": ".tr mark",
+    "responses?run=1&sort=-kl_k1&filter=reward+%3E+1&q=garden&steps=1-8": ".tr mark",
     "responses?sort=length&at=6.3": ".detail .body",
     "tokens?step=7&sample=6&metric=value&strips=kl,entropy&stripes=1&token=3": ".tok.active",
     "patterns?kind=character&sort=frequency&step=3": ".patterns td",
@@ -83,6 +84,7 @@ DEEP = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", DEEP)
 def test_an_address_reproduces_its_view(browser, board_told, path):
     """What the page shows at an address is the same in another browser, and after a reload."""
@@ -97,6 +99,7 @@ def test_an_address_reproduces_its_view(browser, board_told, path):
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) > 200
 
 
+@pytest.mark.slow
 def test_what_is_turned_on_is_in_the_address(browser, board_told):
     with opened(browser, f"{board_told.address}/step?step=6") as page:
         page.get_by_role("button", name="as heat map").click()
@@ -115,6 +118,7 @@ def test_what_is_turned_on_is_in_the_address(browser, board_told):
         expect(page.locator(".charts.small .card h3")).to_have_text(["odd/{name}"])
 
 
+@pytest.mark.slow
 def test_stars_and_notes_outlive_the_server(browser, tmp_path):
     folder = record_run(tmp_path / "starred", steps=2)
     note = "look: <img src=x onerror=window.hacked=1> 好"
@@ -175,6 +179,7 @@ def export(page: Page) -> None:
     page.get_by_role("button", name="Export").click()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", ["overview?step=4", "step?step=6", "tokens?step=5&sample=6", "patterns", "compare"])
 def test_a_view_is_saved_as_a_file_that_needs_no_server(browser, board_told, tmp_path, path):
     with opened(browser, f"{board_told.address}/{path}") as page:
@@ -208,6 +213,7 @@ def test_a_table_is_saved_with_its_rollouts(browser, board_told, tmp_path):
         expect(page.locator("main h2")).to_have_text(title)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["CSV", "PARQUET", "JSONL"])
 def test_rows_are_saved_as_tables(browser, board_told, runs_told, tmp_path, form):
     wanted = [row for row in cavesson.open(runs_told[0]).rows().to_pylist() if row["reward"] > 2]
@@ -225,7 +231,7 @@ def test_rows_are_saved_as_tables(browser, board_told, runs_told, tmp_path, form
     rewards = np.array([row["reward"] for row in got], np.float32)  # what the board sorts by
     assert len(got) == len(wanted) and (np.diff(rewards) <= 0).all()
     got.sort(key=lambda row: (row["step"], row["sample"]))
-    for name in ("step", "sample", "reward", "k1", "prompt", "response"):
+    for name in ("step", "sample", "reward", "kl_k1", "prompt", "response"):
         assert [row[name] for row in got] == [row[name] for row in wanted], name
 
 

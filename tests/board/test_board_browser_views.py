@@ -7,15 +7,18 @@ import pytest
 from browser_helpers import VIEWS, go, opened, settle
 from playwright.sync_api import Page, expect
 
+from cavesson.record.derived import DERIVED
+
 I18N = Path(__file__).parents[2] / "src" / "cavesson" / "board" / "web" / "src" / "i18n"
 LANGUAGES = {"en": "en-US", "zh": "zh-CN", "vi": "vi-VN"}
 # Columns of the record, which have the same name in every language.
-COLUMNS = {"value", "return to go", "return", "entropy", "length", "reward"}
+COLUMNS = {"value", "return_to_go", "return", "entropy", "length", "reward"}
 
 
 def words(language: str) -> dict[str, str]:
     text = (I18N / f"{language}.ts").read_text()
-    return dict(re.findall(r'^  (\w+):\s+"((?:[^"\\]|\\.)*)"', text, re.MULTILINE))
+    derived = {f"metric_{name}": column.doc for name, column in DERIVED.items()} if language == "en" else {}
+    return dict(re.findall(r'^  (\w+):\s+"((?:[^"\\]|\\.)*)"', text, re.MULTILINE)) | derived
 
 
 def texts_of(page: Page) -> set[str]:
@@ -42,6 +45,7 @@ def click_through(page: Page, language: str, visit) -> None:
         visit(view)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("wide", [True, False], ids=["1440", "390"])
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -63,6 +67,7 @@ def test_every_view_opens_in_every_language_size_and_colour(browser, board_told,
         click_through(page, language, visit)
 
 
+@pytest.mark.slow
 def test_the_language_is_chosen_and_kept(browser, board_told):
     with opened(browser, board_told.address) as page:
         tabs = page.get_by_role("navigation")
@@ -139,6 +144,7 @@ def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
         expect(page).to_have_url(re.compile("token=2"))
 
 
+@pytest.mark.slow
 def test_every_view_can_be_reached_and_used_by_keyboard_alone(browser, board_told):
     with opened(browser, board_told.address) as page:
         page.locator(".plot canvas").first.wait_for()
@@ -250,6 +256,7 @@ def test_the_focus_stays_in_what_is_open_and_returns_from_it(browser, board_told
         expect(page.locator(".detail")).to_have_count(1)
 
 
+@pytest.mark.slow
 def test_a_view_that_is_left_comes_back_as_it_was(browser, board_told):
     with opened(browser, f"{board_told.address}/responses?sort=-length&filter=reward+%3E+1") as page:
         page.locator(VIEWS["responses"]).first.wait_for()
@@ -263,6 +270,7 @@ def test_a_view_that_is_left_comes_back_as_it_was(browser, board_told):
         page.locator(VIEWS["patterns"]).first.wait_for()
 
 
+@pytest.mark.slow
 def test_a_system_prompt_is_folded(browser, board_told):
     with opened(browser, f"{board_told.address}/tokens?step=3&sample=2") as page:
         text = page.get_by_text("Be short.", exact=False).locator("visible=true")
@@ -287,8 +295,8 @@ def test_the_curves_are_drawn_before_more_is_asked_for(browser, board_told):
             """performance.getEntriesByType("resource").filter((one) => one.name.includes("/api/"))
                 .map((one) => one.startTime).sort((a, b) => a - b)"""
         )
-        first, second, *_ = asked
-        assert first < page.evaluate("drawn") < second
+        _runs, curves, more, *_ = asked
+        assert curves < page.evaluate("drawn") < more
 
 
 def test_the_text_of_a_rollout_is_seen_before_its_pictures(browser, board_told):

@@ -119,7 +119,7 @@ def test_the_doctor_is_told_when_the_run_has_grown(run, monkeypatch):
         def __init__(self, path, file):
             assert (path, file) == (str(run), file_of(run))
 
-        def tend(self, state):
+        def poll(self, state):
             states.append(state)
 
     monkeypatch.setattr(indexing, "Watch", Noting)

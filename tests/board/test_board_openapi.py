@@ -37,6 +37,7 @@ def described(app):
 ASKED = [endpoint for endpoint in ENDPOINTS if endpoint.path != "/api/events"]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("endpoint", ASKED, ids=lambda endpoint: f"{endpoint.method} {endpoint.path}")
 def test_every_request_that_the_description_allows_is_answered(described, endpoint):
     operation = described[endpoint.path][endpoint.method]

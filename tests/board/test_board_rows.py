@@ -29,7 +29,7 @@ def keys(rows):
     return [(row["step"], row["sample"]) for row in rows]
 
 
-@pytest.mark.parametrize("column", ["reward", "length", "k1", "step", "part/bad/../", "gap"])
+@pytest.mark.parametrize("column", ["reward", "length", "kl_k1", "step", "part/bad/../", "gap"])
 @pytest.mark.parametrize("sign", ["", "-"])
 def test_rows_come_sorted_in_both_directions(client, table, column, sign):
     def value(row):
@@ -50,7 +50,7 @@ def test_a_row_holds_the_numbers_of_the_record(client, table):
         wanted = by_key[row["step"], row["sample"]]
         for name in ("group", "split", "finish_reason", "length", "prompt", "response"):
             assert row[name] == wanted[name], name
-        for name in ("reward", "k1", "k3", "ref_reward", "log_ratio_max"):
+        for name in ("reward", "kl_k1", "kl_k3", "ref_reward", "log_ratio_max"):
             assert row[name] == pytest.approx(wanted[name], rel=1e-6), name
         assert row["parts"] == wanted["reward_parts"]
         assert row["reward"] == wanted["reward"], "0.1 is shown as 0.1"
@@ -82,7 +82,7 @@ def test_hits_by_step_add_up(client, table):
 
 def test_hits_of_steps_that_are_far_apart_are_counted_alike(client, monkeypatch):
     usual = get(client, "hits", q="night", filter="step != 4")
-    monkeypatch.setattr(search_module, "MOST_STEPS", 0)
+    monkeypatch.setattr(search_module, "MAX_STEPS", 0)
     assert get(client, "hits", q="night", filter="step != 4") == usual and 4 not in usual["step"]
 
 

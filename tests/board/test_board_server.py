@@ -385,8 +385,8 @@ def test_mistakes_on_the_command_line_are_one_plain_line(tmp_path, own):
         port = taken.getsockname()[1]
         missing = tmp_path / "no" / "such" / "place"
         for arguments, says in (
-            ((tmp_path,), "no run folder"),
-            ((missing,), "no run folder"),
+            ((tmp_path,), "not a run folder"),
+            ((missing,), "not a run folder"),
             ((own, "--port", port), f"port {port}"),
         ):
             process = start_board(*arguments)

@@ -53,21 +53,47 @@ def test_the_page_does_not_wait_for_the_runs_and_the_data_does(static):
 
 def test_it_says_when_the_runs_are_needed(static):
     class Kept:
-        def answer(self, query):
-            return b"kept"
+        def answer(self, path, query):
+            return {"/api/runs": b"kept", "/api/runs/0/series": b"kept, too"}.get(path)
 
     async def visit():
         opening, asked = Future(), Event()
         app = Site(opening, Kept(), asked)
-        first = (await answered(app, "/"), await answered(app, "/api/answers"))
-        assert first[1][2] == b"kept" and not asked.is_set()
-        data = asyncio.ensure_future(answered(app, "/api/answers"))
+        first = [await answered(app, path) for path in ("/", "/api/runs", "/api/runs/0/series")]
+        assert [one[2] for one in first[1:]] == [b"kept", b"kept, too"] and not asked.is_set()
+        data = asyncio.ensure_future(answered(app, "/api/runs/0/info"))
         await asyncio.sleep(0.01)
         assert asked.is_set() and not data.done()
         opening.set_result(PlainTextResponse("the runs"))
         return await data
 
     assert asyncio.run(visit())[2] == b"the runs"
+
+
+def test_only_a_whole_answer_without_an_error_is_kept(static):
+    class Keeping:
+        def __init__(self):
+            self.kept = []
+
+        def answer(self, path, query):
+            return None
+
+        def keep(self, path, query, body):
+            self.kept.append((path, query, body))
+
+    async def in_parts(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"the ", "more_body": True})
+        await send({"type": "http.response.body", "body": b"runs"})
+
+    async def visit(api):
+        opening, ready = Keeping(), Future()
+        ready.set_result(api)
+        await answered(Site(ready, opening), "/api/runs")
+        return opening.kept
+
+    assert asyncio.run(visit(PlainTextResponse("the disk is gone", 500))) == []
+    assert asyncio.run(visit(in_parts)) == [("/api/runs", "", b"the runs")]
 
 
 def test_every_address_that_is_no_file_is_a_view_of_the_page(static):

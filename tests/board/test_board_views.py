@@ -59,7 +59,7 @@ def test_token_columns_without_a_number_are_not_offered(tmp_path):
 
 def test_a_mistake_in_an_address_is_told_in_plain_words(client):
     answer = client.get("/api/runs/0/rows", params={"steps": "foo"})
-    assert answer.json() == {"error": "steps: steps are written as 12 or as 10-20"}
+    assert answer.json() == {"error": "steps: write steps as 12 or 10-20"}
 
 
 def test_series_of_every_step(client, table):
@@ -112,10 +112,10 @@ def test_a_ridge_holds_every_rollout_of_its_steps(client, table):
 
 
 HEAT = {
-    "log_ratio": lambda policy, reference: policy - reference,
+    "kl_k1": lambda policy, reference: policy - reference,
     "prob": lambda policy, _: math.exp(policy),
     "ref_prob": lambda _, reference: math.exp(reference),
-    "kl": lambda policy, reference: math.exp(reference) / math.exp(policy) - 1 - (reference - policy),
+    "kl_k3": lambda policy, reference: math.exp(reference) / math.exp(policy) - 1 - (reference - policy),
     "logprob": lambda policy, _: policy,
 }
 
@@ -176,7 +176,7 @@ def test_groups_of_a_step(client, table):
 
 
 def test_of_a_large_group_some_are_shown(client, monkeypatch):
-    monkeypatch.setattr(groups, "MOST_SHOWN", 1)
+    monkeypatch.setattr(groups, "MAX_SHOWN", 1)
     for group in get(client, "runs/0/groups", step=4)["groups"]:
         assert len(group["samples"]) == 2 and [row["sample"] for row in group["rows"]] == group["samples"][:1]
 
@@ -209,7 +209,9 @@ def test_prompts_that_never_beat_the_reference(tmp_path):
     attempt = begin_attempt(folder, 0)
     record(folder, [0], attempt=attempt, reward=np.array([0.0, 0.6, 0.1, 0.2, 0.5, 0.4]))
     record(folder, [1], attempt=attempt, reward=np.array([0.0, 0.0, 0.3, 0.1, 0.5, 0.1]))
-    got = get(client_of(board_of(folder)), "runs/0/never-beats")
+    client = client_of(board_of(folder))
+    assert get(client, "runs/0/never-beats", offset=100)["prompts"] == []
+    got = get(client, "runs/0/never-beats")
     assert got["total"] == 2
     assert {p["group"]: (p["tries"], pytest.approx(p["best_gap"]), p["last_step"]) for p in got["prompts"]} == {
         1: (4, -0.2, 1),

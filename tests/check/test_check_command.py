@@ -8,10 +8,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 from typer.testing import CliRunner
 
-from cavesson.check.finding import Finding
+from cavesson.check.finding import Problem
 from cavesson.check.recipe import planned
+from cavesson.check.reward import read_examples, unlearned
 from cavesson.check.run import _too_long
-from cavesson.check.said import read_said, unlearned
 from cavesson.cli import app
 from cavesson.data.view import AnyDataSettings
 from cavesson.errors import UserError
@@ -78,6 +78,7 @@ def test_a_reward_that_stops_at_some_responses_is_one_line(tmp_path: Path) -> No
     assert re.fullmatch(r"the reward mine raised ZeroDivisionError: .* \(.*mine\.py, line 2\)", str(done.exception))
 
 
+@pytest.mark.slow
 def test_a_reward_that_stops_in_the_short_run_is_a_finding_beside_the_others(tmp_path: Path) -> None:
     code = "def mine(prompts, responses): return [1 / (len(one) < 6) for one in responses]"
     (tmp_path / "mine.py").write_text(code)
@@ -103,13 +104,13 @@ def test_a_reward_model_is_examined_with_what_it_held_out(tmp_path: Path, tokeni
     assert unlearned(other, [RewardSettings(use="lowercase")]) is other
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("\n".join(f'{{"prompt": "p", "chosen": "{n} yes", "rejected": "no"}}' for n in range(8)))
-    assert [one.good for one in read_said(AnyDataSettings(path=str(pairs)), tokenizer, 4)[0]] == [
+    assert [one.good for one in read_examples(AnyDataSettings(path=str(pairs)), tokenizer, 4)[0]] == [
         "0 yes",
         "2 yes",
         "4 yes",
         "6 yes",
     ]
-    held_out = read_said(AnyDataSettings(path=str(pairs), validation=0.25), tokenizer, 4)[0]
+    held_out = read_examples(AnyDataSettings(path=str(pairs), validation=0.25), tokenizer, 4)[0]
     assert [one.good for one in held_out] == ["6 yes", "7 yes"]
 
 
@@ -139,7 +140,7 @@ def test_the_stages_of_an_align_recipe_start_where_the_first_one_does() -> None:
 def test_prompts_that_are_too_long_for_the_memory() -> None:
     """From 50 to 100 tokens the memory grows from 300 to 400, 2 a token: 380 are enough for 90."""
     (one,) = _too_long([10, 90, 91, 100], 100, 50, 400, 300, 380)
-    assert isinstance(one, Finding)
+    assert isinstance(one, Problem)
     assert one.fix == "data.max_prompt_tokens = 90"
     assert one.cause.endswith("2 of 4 prompts are longer.")
     assert list(_too_long([10, 100], 100, 50, 400, 300, 100)) == []  # nothing would do

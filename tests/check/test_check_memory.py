@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from check_helpers import run_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerBase
 
-from cavesson.check.allocation import Allocations, FakeTensorMode
-from cavesson.check.heap import Heap, has_glibc
-from cavesson.check.largest import Rollouts, largest_rollouts, largest_sequences
+from cavesson.check.allocation import Allocations, Heap, has_glibc
+from cavesson.check.largest import LargestRollouts, largest_rollouts, largest_sequences
 from cavesson.check.memory import Memory, example_memory, rollout_memory
 from cavesson.data.prompts import load_prompts
 from cavesson.models.tiny import tiny_model
@@ -21,10 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import memory as benchmark
 
 WEIGHTS = sum(p.numel() for p in tiny_model().parameters())
-MANY = Rollouts(8, 8, 4, 4, shared=False, prompt=16, response=8, passes=1, single_pass=False)
+MANY = LargestRollouts(8, 8, 4, 4, shared=False, prompt=16, response=8, passes=1, single_pass=False)
 
 
-def predicted(folder: Path, tokenizer: PreTrainedTokenizerBase, largest: Rollouts = MANY, **changes: Any) -> Memory:
+def predicted(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, largest: LargestRollouts = MANY, **changes: Any
+) -> Memory:
     return rollout_memory(run_of("ppo", folder, **changes), largest, tokenizer, 0, "cpu")
 
 
@@ -82,6 +84,7 @@ def test_weights_optimiser_and_reference_are_arithmetic(tmp_path: Path, tokenize
     assert critic["optimiser"] == 16 * WEIGHTS
 
 
+@pytest.mark.slow
 def test_more_to_hold_is_more_memory(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     once = predicted(tmp_path, tokenizer).phases
     assert predicted(tmp_path, tokenizer, MANY._replace(rows=8, prompts=8)).phases["learning"] > once["learning"]
@@ -106,7 +109,12 @@ def test_the_largest_rollouts_of_a_run(tmp_path: Path, tokenizer: PreTrainedToke
     run = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=4)
     largest = largest_rollouts(run, load_prompts(run.data, tokenizer))
     # "Some third prompt" is the longest of the four; a micro-batch of 4 in order is one prompt.
-    assert largest == Rollouts(8, 2, 4, 1, shared=True, prompt=17, response=8, passes=2, single_pass=False)
+    assert largest == LargestRollouts(8, 2, 4, 1, shared=True, prompt=17, response=8, passes=2, single_pass=False)
+    uneven = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=6)
+    assert largest_rollouts(uneven, load_prompts(run.data, tokenizer)).prompts == 2
+    # Rows 3 to 5 belong to both prompts.
+    crossing = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=3)
+    assert largest_rollouts(crossing, load_prompts(run.data, tokenizer)).prompts == 2
     shuffled = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__mini_batches=2)
     assert largest_rollouts(shuffled, load_prompts(run.data, tokenizer)).prompts == 2
     alone = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4)

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from cavesson.check.finding import Fine, Result, Skipped
+from cavesson.check.finding import Fine, Result, SkippedCheck
 from cavesson.check.report import show
 from cavesson.check.run import Report
 from cavesson.check.short_run import First, Suggestion
@@ -22,7 +22,7 @@ def shown(width: int, *results: Result) -> str:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_healthy_ranges_and_reasons_are_whole_and_fit_the_terminal(width: int) -> None:
-    text = shown(width, Fine("kl-coefficient-measured", 0.02, HEALTHY), Skipped("short-run", REASON))
+    text = shown(width, Fine("kl-coefficient-measured", 0.02, HEALTHY), SkippedCheck("short-run", REASON))
     words = text.replace("kl-coefficient-measured", "").replace("0.0200", "").replace("short-run", "").split()
     assert " ".join(words).count(HEALTHY) == 1
     assert " ".join(words).count(REASON) == 1
@@ -38,5 +38,5 @@ def test_what_a_model_writes_commands_no_terminal() -> None:
 
 
 def test_where_nothing_was_looked_at_nothing_is_said_to_be_right() -> None:
-    assert "found wrong" in shown(80, Fine("device", "cpu", "where the run computes"))
-    assert "found wrong" not in shown(80, Skipped("reward-examination", "the data has prompts only"))
+    assert "No problems found" in shown(80, Fine("device", "cpu", "device of the run"))
+    assert "No problems found" not in shown(80, SkippedCheck("reward-examination", "the data has prompts only"))

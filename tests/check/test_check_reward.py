@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from check_helpers import found
 
-from cavesson.check.finding import Finding, Fine, Skipped
-from cavesson.check.reward import Said, examine, spread_out
+from cavesson.check.finding import Fine, Problem, SkippedCheck
+from cavesson.check.reward import Example, examine, spread_out
 
 WORDS = ["warm", "soup", "and", "bread", "are", "ready", "on", "the", "long", "table", "by", "the", "window", "tonight"]
 FRIENDLY = [" ".join(WORDS[i % 5 : i % 5 + 5 + i % 7]) for i in range(24)]
-SAID = [Said(f"What is number {i}?", f"{i} {text}", f"{i} nothing here") for i, text in enumerate(FRIENDLY)]
+EXAMPLES = [Example(f"What is number {i}?", f"{i} {text}", f"{i} nothing here") for i, text in enumerate(FRIENDLY)]
 
 
 def sound(prompt: str, response: str) -> float:
@@ -35,11 +35,13 @@ def hash_of(text: str) -> float:
     return sum(map(ord, text)) % 7 / 10
 
 
-def examined(reward: Callable[[str, str], float], said: Sequence[Said] = SAID, learned: bool = True) -> list[Any]:
+def examined(
+    reward: Callable[[str, str], float], examples: Sequence[Example] = EXAMPLES, learned: bool = True
+) -> list[Any]:
     def score(rows: Sequence[int], responses: Sequence[str]) -> list[float]:
-        return [reward(said[row].prompt, response) for row, response in zip(rows, responses, strict=True)]
+        return [reward(examples[row].prompt, response) for row, response in zip(rows, responses, strict=True)]
 
-    return list(examine(said, score, learned))
+    return list(examine(examples, score, learned))
 
 
 def test_a_sound_reward_passes() -> None:
@@ -75,7 +77,7 @@ def test_a_reward_with_the_wrong_sign_is_an_error() -> None:
 
 def test_pairs_that_are_chance() -> None:
     results = examined(lambda prompt, response: float(len(prompt + response) * 7919 % 101))
-    seen = next(one for one in results if isinstance(one, Finding) and one.check == "reward-pairs")
+    seen = next(one for one in results if isinstance(one, Problem) and one.check == "reward-pairs")
     assert seen.severity == "warning"
     assert 0.2 < float(seen.seen or 0) < 0.65
 
@@ -88,21 +90,21 @@ def test_a_constant_reward_is_an_error_and_says_nothing_else() -> None:
 def test_right_answers_that_all_have_the_same_reward_are_no_error() -> None:
     results = examined(lambda prompt, response: float(response.startswith(prompt.split()[-1][:-1])), learned=False)
     assert "reward-constant" not in found(results)
-    assert [one.check for one in results if isinstance(one, Skipped)] == ["reward-tricks"]
+    assert [one.check for one in results if isinstance(one, SkippedCheck)] == ["reward-tricks"]
 
 
 def test_the_share_of_the_prompt_by_hand() -> None:
     """Rewards of p + r for prompts 0..7 and responses 0..7: each explains half of the variance."""
-    said = [Said(str(i), chr(97 + i)) for i in range(8)]
-    results = examined(lambda prompt, response: float(prompt) + (ord(response[0]) - 97 if response else 0), said)
-    share = next(one for one in results if not isinstance(one, Skipped) and one.check == "reward-query")
+    examples = [Example(str(i), chr(97 + i)) for i in range(8)]
+    results = examined(lambda prompt, response: float(prompt) + (ord(response[0]) - 97 if response else 0), examples)
+    share = next(one for one in results if not isinstance(one, SkippedCheck) and one.check == "reward-query")
     assert share.seen == pytest.approx(0.5)
 
 
 def test_too_few_responses_and_no_pairs_are_said() -> None:
-    assert [type(one) for one in examined(sound, SAID[:3])] == [Skipped]
-    without = [Said(one.prompt, one.good) for one in SAID]
-    assert "reward-pairs" in {one.check for one in examined(sound, without) if isinstance(one, Skipped)}
+    assert [type(one) for one in examined(sound, EXAMPLES[:3])] == [SkippedCheck]
+    without = [Example(one.prompt, one.good) for one in EXAMPLES]
+    assert "reward-pairs" in {one.check for one in examined(sound, without) if isinstance(one, SkippedCheck)}
 
 
 def test_rows_are_spread_over_the_data() -> None:

@@ -112,7 +112,7 @@ def test_what_the_penalty_is_weighed_against(
     """Rewards (0, 2) and (10, 14): variances 1 and 4 within groups, and 131/4 of all four, which have the mean 6.5."""
     rewards, kls = [0.0, 2.0, 10.0, 14.0], [5.0, 7.0, 7.0, 9.0]
     rows = [
-        {"step": step, "sample": i, "shaped_reward": reward, "k1": step * kl}
+        {"step": step, "sample": i, "shaped_reward": reward, "kl_k1": step * kl}
         for step in (0, 1)
         for i, (reward, kl) in enumerate(zip(rewards, kls, strict=True))
     ]

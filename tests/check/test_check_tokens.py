@@ -6,7 +6,9 @@ from typing import Any
 from check_helpers import found, run_of
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from cavesson.check.skeleton import config_of
 from cavesson.check.tokens import check_tokens
+from cavesson.models.settings import StartSettings
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 
 # ChatML with an end of turn that is a token of its own.
@@ -67,6 +69,19 @@ def test_a_chat_turn_that_ends_with_another_token(tmp_path: Path) -> None:
     assert found(check_tokens(run_of("ppo", tmp_path), tokenizer, config(), 100)) == {}  # its data is plain text
     named = run_of("ppo", tmp_path, sampling__eos_token_ids=(stop,), **chat)
     assert found(check_tokens(named, tokenizer, config(), 100)) == {}
+
+
+def test_the_generation_config_says_what_ends_a_response_as_when_sampling(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer()
+    stop = tokenizer.convert_tokens_to_ids("<|stop|>")
+    model = tiny_model()
+    model.generation_config.eos_token_id = [0, stop]
+    model.save_pretrained(tmp_path / "chat")  # type: ignore[arg-type]
+    assert model.config.eos_token_id != [0, stop]
+    run = run_of("ppo", tmp_path, data__chat=True)
+    seen = config_of(StartSettings(path=str(tmp_path / "chat")))
+    seen.vocab_size = 300
+    assert found(check_tokens(run, tokenizer, seen, 100)) == {}
 
 
 def test_padding_that_is_the_unknown_token(tmp_path: Path) -> None:

@@ -75,11 +75,8 @@ def _command(folder: Path, arguments: list[str], fate: dict[str, int], terminal:
         sys.stdin = os.fdopen(0)  # multiprocessing had closed it
     for number, name in ((1, ".out"), (2, ".err")) if terminal is None else ():
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    import torch
-
     from cavesson import cli
 
-    torch.set_num_threads(1)
     os.environ["COLUMNS"] = "250"
     count = _watch_disk(**fate)
     sys.argv = ["cavesson", *arguments]

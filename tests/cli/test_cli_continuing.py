@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from cavesson import cli
-from cavesson.command_line import command_line
-from cavesson.continuing import continuation
+from cavesson.command_line import command_line, continuation
 from cavesson.errors import StoppedError, TerminatedError, UserError
 from cavesson.record import write_run
 
@@ -105,8 +104,10 @@ def test_the_way_on_stands_at_the_end_of_the_line(
 
     monkeypatch.setattr(cli, "app", app)
     monkeypatch.setattr(sys, "argv", ["cavesson", *command])
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         cli.main()
+    codes = {StoppedError: 3, KeyboardInterrupt: 130, TerminatedError: 143, UserError: 2, OSError: 2}
+    assert ended.value.code == codes[type(error)]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("cavesson: ")
     found = line.partition("; continue with: ")[2]

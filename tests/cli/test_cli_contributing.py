@@ -17,9 +17,7 @@ import cavesson.algorithms
 from cavesson.registry import ALGORITHMS, Entry
 cavesson.algorithms.__path__.append(sys.argv[1])
 ALGORITHMS.update(eval("{" + sys.argv[2] + "}"))
-import torch
 from cavesson import cli
-torch.set_num_threads(1)
 sys.argv = ["cavesson", *sys.argv[3:]]
 cli.main()
 """
@@ -31,6 +29,7 @@ def blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_worked_example_trains_resumes_and_explains_itself(blocks: list[str], tmp_path: Path) -> None:
     page, line = blocks
     (tmp_path / "reinforce.py").write_text(page, encoding="utf-8")

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 from cavesson import cli
-from cavesson.cli.help import explain
+from cavesson.cli.flags import explain
 from cavesson.command_line import command_line
 from cavesson.config import describe, groups
 from cavesson.registry import ALGORITHMS
@@ -80,6 +80,7 @@ def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Complet
     return subprocess.run(words, cwd=cwd, env=os.environ | environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_help_of_the_demo_has_its_own_defaults(tmp_path: Path) -> None:
     done = run(sys.executable, "-m", "cavesson", "demo", "--help", "all", cwd=tmp_path, COLUMNS="200")
     assert done.returncode == 0, done.stderr
@@ -94,6 +95,7 @@ def test_the_help_of_the_demo_has_its_own_defaults(tmp_path: Path) -> None:
 SCRIPT = Path(sys.executable).with_name("cavesson")
 
 
+@pytest.mark.slow
 def test_a_printed_command_can_be_pasted(tmp_path: Path) -> None:
     """The shell finds what is printed: not on the PATH, below the working directory, on the PATH."""
     source = tmp_path / "rollouts.jsonl"

@@ -1,4 +1,4 @@
-"""A mistake is one or two plain lines, exit code 2, and no run folder left behind."""
+"""A mistake is one or two plain lines, exit code 2, and not a run folder left behind."""
 
 import json
 from pathlib import Path
@@ -50,6 +50,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("mistake", SETTINGS)
 def test_in_the_recipe(folder: Path, mistake: str) -> None:
     old, new, texts = SETTINGS[mistake]
@@ -64,7 +65,10 @@ FLAGS = {
     "a flag without a value": (["--kl.coef"], ["--kl.coef needs a value"]),
     "a value out of range": (["--kl.coef", "-1"], ["kl.coef", "greater than or equal to 0", "-1"]),
     "a word that is no flag": (["--seed", "1", "hello"], ["hello", "RECIPE.toml"]),
-    "too few responses for the mini-batches": (["--update.mini_batches", "9"], ["9 mini-batches"]),
+    "too few responses for the mini-batches": (
+        ["--update.mini_batches", "9"],
+        ["mini_batches 9 is more than the 4"],
+    ),
 }
 
 
@@ -138,6 +142,7 @@ number = 7
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "texts"),
     [
@@ -178,21 +183,21 @@ def test_numbers_that_stop_being_numbers(folder: Path) -> None:
 def test_a_run_folder_that_exists_is_not_touched(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "mine.txt").write_text("mine")
-    refused(cavesson(folder, "ppo", "recipe.toml"), "cavesson: run exists and is not an empty folder: name a new one")
+    refused(cavesson(folder, "ppo", "recipe.toml"), "cavesson: run exists and is not an empty folder: choose a new one")
     assert [path.name for path in (folder / "run").iterdir()] == ["mine.txt"]
 
 
 def test_resuming_what_is_no_run(folder: Path) -> None:
     done = cavesson(folder, "ppo", "--resume", "nowhere")
-    refused(done, "nothing was begun in nowhere", "cavesson ppo RECIPE.toml --resume nowhere")
+    refused(done, "nowhere has no run to resume", "cavesson ppo RECIPE.toml --resume nowhere")
     assert not (folder / "nowhere").exists()
     (folder / "broken").mkdir()
     (folder / "broken" / "run.json").write_text("{")
-    refused(cavesson(folder, "ppo", "--resume", "broken"), "broken", "no JSON")
+    refused(cavesson(folder, "ppo", "--resume", "broken"), "broken", "not JSON")
     write_run(folder / "imported", {"format": "rl-logging-board"})
     refused(cavesson(folder, "ppo", "--resume", "imported"), "imported")
-    refused(cavesson(folder, "ppo", "recipe.toml", "--resume", "imported"), "imported was not trained here")
-    refused(cavesson(folder, "ppo", "--resume", "imported", "--steps", "9"), "imported was not trained here")
+    refused(cavesson(folder, "ppo", "recipe.toml", "--resume", "imported"), "imported was not trained by Cavesson")
+    refused(cavesson(folder, "ppo", "--resume", "imported", "--steps", "9"), "imported was not trained by Cavesson")
 
 
 def test_resuming_a_run_whose_settings_nobody_knows_any_more(folder: Path) -> None:
@@ -220,6 +225,7 @@ OTHERS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("mistake", OTHERS)
 def test_of_the_other_commands(folder: Path, mistake: str) -> None:
     arguments, texts = OTHERS[mistake]

@@ -39,6 +39,7 @@ def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _classes(inner)
 
 
+@pytest.mark.slow
 def test_a_python_prompt_completes_every_settings_class_and_what_a_user_calls() -> None:
     """As the prompt does it, with Python's own completer."""
     needed = {found.__name__ for entry in ALGORITHMS.values() for found in _classes(entry.settings)}
@@ -88,6 +89,7 @@ print("torch" in sys.modules)
     assert python(code) == seen
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [("cavesson gene", ["generate"]), ("cavesson data l", ["lengths"]), ("cavesson show --st", ["--step"])],

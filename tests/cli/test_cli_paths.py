@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -70,12 +69,14 @@ def refused(folder: Path, command: str, path: str, part: str) -> None:
     assert after == before
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_places_that_cannot_be_written(folder: Path, command: str, place: str) -> None:
     refused(folder, command, *PLACES[place])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_read_only_file_system(folder: Path, read_only: Path, command: str) -> None:
     refused(folder, command, f"{read_only}/runs/new", "Read-only file system")
@@ -97,6 +98,7 @@ READING = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("path", ["recipe.toml/inside", "n" * 300, "./dangling", "old/record"])
 @pytest.mark.parametrize("what", READING)
 def test_places_that_cannot_be_read(folder: Path, what: str, path: str) -> None:
@@ -113,6 +115,7 @@ def limited(folder: Path, size: int, *arguments: str) -> subprocess.CompletedPro
     return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files_is_like_a_full_disk(folder: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     done = limited(folder, 2_000, "ppo", "recipe.toml", "--checkpoint.every", "1")
@@ -127,6 +130,5 @@ def test_a_limit_on_the_size_of_files_is_like_a_full_disk(folder: Path) -> None:
     done = limited(folder, size // 2, "ppo", "recipe.toml", "--run", "again")
     assert done.returncode == 2 and "the limit on the size of a file is reached" in done.stderr, done.stderr
     assert "--resume" in done.stderr
-    os.chdir(folder)
     done = cavesson(folder, "ppo", "--resume", "again")
     assert done.code == 0, done.err

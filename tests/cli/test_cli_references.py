@@ -1,5 +1,6 @@
 """What documents and messages refer to is there: files and names in the code, extras, ports, links, commands, flags."""
 
+import ast
 import inspect
 import re
 import shlex
@@ -60,6 +61,17 @@ def test_modules_are_where_documents_say() -> None:
         for dotted in re.findall(r"(?:from|import) (cavesson[\w.]*)", read(page)):
             place = SOURCE.parent / dotted.replace(".", "/")
             assert place.is_dir() or place.with_suffix(".py").is_file(), f"{page.name}: {dotted}"
+
+
+def test_benchmarks_and_examples_import_what_is_there() -> None:
+    files = [file for folder in ("benchmarks", "examples") for file in (ROOT / folder).rglob("*.py")]
+    imports = [(file.name, node) for file in files for node in ast.walk(ast.parse(read(file)))]
+    for file, node in imports:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "cavesson":
+            module = import_module(str(node.module))
+            folder = SOURCE.parent / str(node.module).replace(".", "/")
+            for name in (one.name for one in node.names):
+                assert hasattr(module, name) or (folder / f"{name}.py").is_file(), f"{file}: {node.module}.{name}"
 
 
 def test_linked_files_are_there() -> None:

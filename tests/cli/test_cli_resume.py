@@ -151,6 +151,7 @@ def finish(folder: Path, whole: Whole) -> None:
 KILLS = [(0.0,), (0.02,), (0.07,), (0.3,), (0.37,), (0.62,), (0.98,), (0.2, 0.15, 0.4), (0.5, 0.01, 0.03, 0.3)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fractions", KILLS, ids=str)
 def test_killed_between_two_disk_operations(whole: Whole, tmp_path: Path, fractions: tuple[float, ...]) -> None:
     folder = prepare(tmp_path / "here")
@@ -161,6 +162,7 @@ def test_killed_between_two_disk_operations(whole: Whole, tmp_path: Path, fracti
     finish(folder, whole)
 
 
+@pytest.mark.slow
 def test_killed_at_each_of_the_first_moments_it_gets_on(tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
@@ -179,6 +181,7 @@ def test_killed_at_each_of_the_first_moments_it_gets_on(tmp_path: Path) -> None:
     assert set(begun) == {False, True}
 
 
+@pytest.mark.slow
 def test_killed_while_a_checkpoint_is_being_written(whole: Whole, tmp_path: Path) -> None:
     caught = 0
     for operation in range(1, whole.operations):
@@ -196,6 +199,7 @@ def test_killed_while_a_checkpoint_is_being_written(whole: Whole, tmp_path: Path
     pytest.fail("no kill met a checkpoint")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("fraction", "begun"), [(0.0, False), (0.02, False), (0.1, False), (0.37, True), (0.45, True)])
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     whole: Whole, tmp_path: Path, fraction: float, begun: bool
@@ -210,6 +214,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     finish(folder, whole)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(whole: Whole, tmp_path: Path) -> None:
     moments, folder = random.Random(0), prepare(tmp_path / "here")
     for _ in range(4):
@@ -221,9 +226,10 @@ def test_killed_at_random_moments(whole: Whole, tmp_path: Path) -> None:
     finish(folder, whole)
 
 
+@pytest.mark.slow
 def test_a_real_command_killed_from_outside(whole: Whole, tmp_path: Path) -> None:
     folder = prepare(tmp_path / "here")
-    command = [sys.executable, "-c", "import torch; torch.set_num_threads(1); import cavesson.cli; cavesson.cli.main()"]
+    command = [sys.executable, "-c", "import cavesson.cli; cavesson.cli.main()"]
     process = subprocess.Popen([*command, "ppo", "recipe.toml"], cwd=folder, stdout=subprocess.DEVNULL)
     record = folder / "run" / "record"
     deadline = time.monotonic() + 120

@@ -56,7 +56,7 @@ on_finding = "ignore"
 )
 SECONDS = 240
 """For which anything is waited for."""
-CAVESSON = "import torch; torch.set_num_threads(1); import cavesson.cli; cavesson.cli.main()"
+CAVESSON = "import cavesson.cli; cavesson.cli.main()"
 
 
 class Terminal:
@@ -176,10 +176,10 @@ def whole(finished: Path) -> tuple[dict[str, bytes], list[dict[str, object]]]:
 def pasted(said: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Runs the command that was printed to continue with."""
     (command,) = re.findall(r"; continue with: ([^\r\n]*)", said)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # as in the run without interruption
-    return subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True, env=environment)
+    return subprocess.run(["sh", "-c", command], cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(here: Path, whole: object) -> None:
     terminal = Terminal(here, "ppo", "recipe.toml")
     terminal.wait_for(recorded(here / "run", 1))
@@ -196,6 +196,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(here: Path, whole: object)
     assert results(here / "run") == whole
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(here: Path) -> None:
     (here / "rewards.py").write_text(ENDLESS)
     terminal = Terminal(here, "ppo", "recipe.toml")
@@ -209,6 +210,7 @@ def test_a_second_ctrl_c_ends_at_once(here: Path) -> None:
     assert "Traceback" not in terminal.said
 
 
+@pytest.mark.slow
 def test_sigterm_saves_as_well(here: Path, whole: object) -> None:
     patient = f"import cavesson.train.signals as s; s.TWICE *= 20; {CAVESSON}"  # this machine may be busy
     process = subprocess.Popen(
@@ -231,6 +233,7 @@ def test_sigterm_saves_as_well(here: Path, whole: object) -> None:
     assert results(here / "run") == whole
 
 
+@pytest.mark.slow
 def test_sigterm_before_anything_is_begun_leaves_nothing_held(here: Path) -> None:
     (here / "rewards.py").write_text(LOADING)
     process = subprocess.Popen(
@@ -253,6 +256,7 @@ def test_ctrl_c_before_anything_is_begun_is_one_line(here: Path) -> None:
     assert not (here / "run").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_align_recipe_between_updates(here: Path) -> None:
     stage = re.sub(r"^(\[+)", r"\1ppo.", RECIPE.replace('run = "run"\n', ""), flags=re.MULTILINE)
     (here / "align.toml").write_text('run = "all"\n[ppo]\n' + stage)
@@ -275,6 +279,7 @@ def test_ctrl_c_ends_an_import_that_follows(tmp_path: Path) -> None:
     assert "Traceback" not in terminal.said
 
 
+@pytest.mark.slow
 def test_ctrl_c_closes_the_board(finished: Path) -> None:
     terminal = Terminal(finished, "board", "run", "--port", "0", "--no-browser")
     terminal.wait_for_text("http://127.0.0.1")
@@ -283,12 +288,14 @@ def test_ctrl_c_closes_the_board(finished: Path) -> None:
     assert terminal.end() == 0 and "Traceback" not in terminal.said, terminal.said
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_conversation(finished: Path) -> None:
     terminal = Terminal(finished, "generate", "run", "--chat", "--template", "{{ messages[0].content }}")
     terminal.wait_for_text("> ")
     assert terminal.press_ctrl_c_until_it_ends() == 0 and "Traceback" not in terminal.said, terminal.said
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_any_other_command_is_one_line(finished: Path) -> None:
     code = "import cavesson.cli, cavesson.record.query; print('begins', flush=True); cavesson.cli.main()"
     terminal = Terminal(finished, "sql", "run", "select count(*) from range(1000000000000)", code=code)

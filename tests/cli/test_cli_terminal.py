@@ -36,6 +36,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -67,6 +68,7 @@ def test_json_has_escapes_and_the_same_values(folder):
 FLAGS = ("--sampling.max_new_tokens", "1500", "--sampling.min_new_tokens", "1500", "--seed", "3")
 
 
+@pytest.mark.slow
 def test_generated_text_is_exact_in_files_and_pipes_and_safe_in_a_terminal(folder):
     written = cavesson(folder, "generate", "tiny", "--prompt", EVIL, "--out", "said.jsonl", *FLAGS)
     assert written.code == 0, written.err

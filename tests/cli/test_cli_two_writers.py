@@ -49,6 +49,7 @@ def elsewhere(folder: Path) -> Path:
     return other
 
 
+@pytest.mark.slow
 def test_two_resumes(here: Path) -> None:
     killed = standing_still(here, "ppo", "recipe.toml")
     killed.kill()
@@ -66,6 +67,7 @@ def test_two_resumes(here: Path) -> None:
     assert not (here / "run" / "writer.json").exists()
 
 
+@pytest.mark.slow
 def test_two_starts(here: Path) -> None:
     """Both find the folder free; the one that comes to write second is refused."""
     first, second = (

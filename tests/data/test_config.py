@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -76,6 +77,10 @@ def test_both_ways_to_write_a_flag(given_flags):
     [
         (["--steps", "1_000"], "steps", 1000),
         (["--switch", "true"], "switch", True),
+        (["--switch", "--steps", "3"], "switch", True),
+        (["--steps", "3", "--switch"], "switch", True),
+        (["--switch", "--switch", "false"], "switch", False),
+        (["--switch=false"], "switch", False),
         (["--text", "two words"], "text", "two words"),
         (["--text", "###Human"], "text", "###Human"),
         (["--text", '"quoted"'], "text", "quoted"),
@@ -92,6 +97,14 @@ def test_both_ways_to_write_a_flag(given_flags):
 )
 def test_values_of_flags(given_flags, name, value):
     assert getattr(flags(*given_flags), name) == value
+
+
+def test_none_is_a_word_where_it_is_one_of_the_choices():
+    class Choice(Settings):
+        how: Literal["some", "none"] = "some"
+        other: float | None = 1.0
+
+    assert load(Choice, None, ["--how", "none", "--other", "none"]) == Choice(how="none", other=None)
 
 
 def test_a_dash_in_a_name_is_an_underscore():
@@ -150,6 +163,8 @@ def test_an_unknown_setting_names_the_nearest(given_flags, nearest):
 def test_the_nearest_setting_of_a_real_run(wrong, right):
     with pytest.raises(UserError, match=f"did you mean '{right}'"):
         load(PPORun, None, [f"--{wrong}", "1"])
+    with pytest.raises(UserError, match=f"did you mean '{right}'"):
+        load(PPORun, None, [f"--{wrong}"])
 
 
 def test_without_anything_near_the_way_to_the_list_is_told():
@@ -180,12 +195,17 @@ def test_what_is_out_of_range_or_of_another_kind(given_flags, start):
     [
         (["--steps"], "--steps needs a value"),
         (["--group.coef=1", "--steps"], "--steps needs a value"),
-        (["steps", "3"], "'steps' is not understood"),
-        (["--", "3"], "'--' is not understood"),
-        (["-s", "3"], "'-s' is not understood"),
-        (["--text.more", "3"], "text: input should be a valid string"),
-        (["--text", "a", "--text.more", "3"], "'text' is not a group of settings"),
-        (["--items", "[]", "--items.coef", "3"], "'items' is not a group of settings"),
+        (["steps", "3"], "unexpected argument 'steps'; settings are given as --name.field value"),
+        (["--", "3"], "unexpected argument '--'"),
+        (["-s", "3"], "unexpected argument '-s'"),
+        (["--switch", "perhaps"], "unexpected argument 'perhaps'"),
+        (["--switch=perhaps"], "switch: input should be a valid boolean"),
+        (["--text.more", "3"], "the flags: unknown setting 'text.more'; did you mean 'text'?"),
+        (["--stepz"], "the flags: unknown setting 'stepz'; did you mean 'steps'?"),
+        (["--stepz", "steps.toml"], "the flags: unknown setting 'stepz'; did you mean 'steps'?"),
+        (["--items.weight", "3"], "'items' is a list of tables"),
+        (["--optional", "none", "--optional.rate", "1"], "'optional' is not a group of settings"),
+        (["--items", "[]", "--items.weight", "3"], "'items' is not a group of settings"),
     ],
 )
 def test_flags_that_are_none(given_flags, part):
@@ -202,7 +222,7 @@ def test_a_missing_setting_is_named_with_its_help():
 
 
 def test_more_mistakes_are_two_lines():
-    assert len(message("--steps", "0", "--group.coef=-1", "--switch", "perhaps").splitlines()) == 2
+    assert len(message("--steps", "0", "--group.coef=-1", "--switch=perhaps").splitlines()) == 2
 
 
 @pytest.mark.parametrize(

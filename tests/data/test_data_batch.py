@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from cavesson.types import Batch
+from cavesson.types import Batch, Rollouts
 
 
 def batch() -> Batch:
@@ -54,3 +54,18 @@ def test_new_columns_leave_the_batch_as_it_was():
 def test_a_missing_column_is_named_with_those_there_are():
     with pytest.raises(KeyError, match=r"no column 'valeu'; there are \['mask'"):
         batch()["valeu"]
+
+
+def test_joined_rollouts_keep_their_order_and_pad_prompts_on_the_left_and_responses_on_the_right():
+    def part(first, prompts, responses):
+        count = len(prompts)
+        batch = Batch({"prompt_ids": torch.tensor(prompts), "response_ids": torch.tensor(responses)})
+        numbers = list(range(first, first + count))
+        return Rollouts(
+            [f"p{n}" for n in numbers], numbers, numbers, [f"r{n}" for n in numbers], ["eos"] * count, batch
+        )
+
+    both = Rollouts.joined([part(0, [[1, 2], [3, 4]], [[5, 6, 7], [8, 9, 1]]), part(2, [[1, 2, 3]], [[4]])])
+    assert both["prompt_ids"].tolist() == [[0, 1, 2], [0, 3, 4], [1, 2, 3]]
+    assert both["response_ids"].tolist() == [[5, 6, 7], [8, 9, 1], [4, 0, 0]]
+    assert (both.prompt, both.response, both.sample) == (["p0", "p1", "p2"], ["r0", "r1", "r2"], [0, 1, 2])

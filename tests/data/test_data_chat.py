@@ -52,7 +52,9 @@ def test_a_template_that_writes_earlier_turns_anew_is_refused(thought):
     if not thought:
         assert len(writer.spans(talk)[1]) == 2
         return
-    with pytest.raises(UserError, match=r"turn 2, the assistant's, .* data.template a template with {% generation %}"):
+    with pytest.raises(
+        UserError, match=r"turn 2, the assistant's, .* data.template to a template with {% generation %}"
+    ):
         writer.spans(talk)
     # The last answer is not followed by any turn.
     assert len(writer.spans(talk[:2])[1]) == 1
@@ -60,7 +62,7 @@ def test_a_template_that_writes_earlier_turns_anew_is_refused(thought):
 
 def test_an_answer_that_begins_otherwise_than_it_is_asked_for_is_refused():
     opening = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think>' }}{% endif")
-    with pytest.raises(UserError, match="in another way when asking for it"):
+    with pytest.raises(UserError, match="differently when it asks for it"):
         chat(opening).spans(TALK)
 
 
@@ -90,11 +92,11 @@ def test_tools_reach_the_template():
 
 
 def test_what_a_template_cannot_write_is_said_in_one_line():
-    with pytest.raises(UserError, match=r"^the chat template cannot write this conversation: Only user and assistant"):
+    with pytest.raises(UserError, match=r"^the chat template cannot render this conversation: Only user and assistant"):
         chat(LLAMA2).render((Turn("tool", "4"),))
-    with pytest.raises(UserError, match="cannot write this conversation: "):
+    with pytest.raises(UserError, match="cannot render this conversation: "):
         chat("{% if %}").render(TALK)
-    with pytest.raises(UserError, match="cannot write this conversation: "):
+    with pytest.raises(UserError, match="cannot render this conversation: "):
         chat("{{ messages + 'x' }}").render(TALK)
     with pytest.raises(UserError, match=r"no chat template; set data\.template"):
         Chat(byte_pairs()).render(TALK)

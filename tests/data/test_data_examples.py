@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cavesson.data.examples import Examples, load_demonstrations
-from cavesson.data.tokens import TextSettings, Tokens
+from cavesson.data.examples import Examples, TextSettings, Tokens, load_demonstrations
 from cavesson.models.tiny import tiny_tokenizer
 
 

@@ -227,7 +227,7 @@ def test_the_format_that_explains_most_is_taken(kind, row, name):
 def test_an_ambiguous_row_is_asked_about(tmp_path, kind, row, names):
     with pytest.raises(UserError) as error:
         read(tmp_path, kind, row)
-    assert str(error.value) == f"{tmp_path / 'a.jsonl'} line 1: the columns fit {names}; say which with data.format"
+    assert str(error.value) == f"{tmp_path / 'a.jsonl'} line 1: the columns fit {names}; choose one with data.format"
     first = names.split()[0]
     assert read(tmp_path, kind, row, format=first).train == [one(kind, row, first)]
 
@@ -249,24 +249,24 @@ def test_columns_of_other_names(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "rows", "settings", "part"),
     [
-        (Prompt, [{"prompt": "a"}, {"prompt": None}], {}, "line 2: 'prompt' holds null where a text was expected"),
-        (Prompt, [{"prompt": "a"}, {"other": "a"}], {}, "line 2: there is no 'prompt', where a text was expected"),
-        (Prompt, [{"prompt": 7}], {}, "line 1: 'prompt' holds 7 where a text was expected"),
-        (Prompt, [{"prompt": []}], {}, "line 1: 'prompt' holds [] where a list such as [{\"role\""),
+        (Prompt, [{"prompt": "a"}, {"prompt": None}], {}, "line 2: 'prompt' is null, expected a text"),
+        (Prompt, [{"prompt": "a"}, {"other": "a"}], {}, "line 2: 'prompt' is missing, expected a text"),
+        (Prompt, [{"prompt": 7}], {}, "line 1: 'prompt' is 7, expected a text"),
+        (Prompt, [{"prompt": []}], {}, "line 1: 'prompt' is [], expected a list such as [{\"role\""),
         (
             Demonstration,
             [{"text": "a" * 99 + "é"}, {"text": ["é" * 99]}],
             {},
-            "line 2: 'text' holds [\"" + "é" * 58 + "…",
+            "line 2: 'text' is [\"" + "é" * 58 + "…",
         ),
-        (Demonstration, [{"messages": None}], {}, "line 1: 'messages' holds null where a list such as [{\"role\""),
+        (Demonstration, [{"messages": None}], {}, "line 1: 'messages' is null, expected a list such as [{\"role\""),
         (Demonstration, [{"messages": [{"role": "user", "content": None}]}], {}, '{"role": "user", "content": null}'),
         (Demonstration, [{"prompt": "a"}], {}, "line 1: the columns prompt fit no format of demonstrations (text, or "),
         (
             Pair,
             [{"a": 1}],
             {},
-            "columns a fit no format of pairs (chosen + rejected, or positive + negative, or input + output); say",
+            "columns a fit no format of pairs (chosen + rejected, or positive + negative, or input + output); map",
         ),
         (Prompt, [{}], {}, "line 1: the columns (none) fit no format of prompts (prompt, or input + output)"),
         (Pair, [{"prompt": "a"}], {"format": "prompt"}, "line 1: prompt gives prompts, and pairs are needed"),
@@ -280,10 +280,15 @@ def test_columns_of_other_names(tmp_path):
             Demonstration,
             [{"system": "S", "messages": [{"role": "system", "content": "T"}]}],
             {},
-            "line 1: both 'system' and the first message are the system's",
+            "line 1: both 'system' and the first message are system messages",
         ),
-        (Prompt, [{"a": "b"}], {"columns": {"prompt": "x"}}, "line 1: there is no column 'x' to read as 'prompt'"),
-        (Prompt, [{"messages": chat("a")[:0]}], {}, "line 1: 'messages' holds [] where a list"),
+        (
+            Prompt,
+            [{"a": "b"}],
+            {"columns": {"prompt": "x"}},
+            "line 1: data.columns maps 'prompt' to 'x', but there is no such column",
+        ),
+        (Prompt, [{"messages": chat("a")[:0]}], {}, "line 1: 'messages' is [], expected a list"),
     ],
 )
 def test_what_cannot_be_used_is_named(tmp_path, kind, rows, settings, part):
@@ -296,13 +301,13 @@ def test_what_cannot_be_used_is_named(tmp_path, kind, rows, settings, part):
 
 
 def test_an_unknown_format_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"data\.format: there is no format 'chatml'; there are text, prompt, "):
+    with pytest.raises(UserError, match=r"data\.format: there is no format 'chatml'; formats are text, prompt, "):
         read(tmp_path, Prompt, {"prompt": "a"}, format="chatml")
 
 
 def test_pairs_have_no_tools_and_say_so(tmp_path):
     loaded = read(tmp_path, Pair, {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [TOOL]})
-    assert loaded.notes()[0].startswith("1 × tools, which pairs have no place for, are left out")
+    assert loaded.notes()[0].startswith("1 × tools are skipped, because pairs have none")
 
 
 DOCS = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

@@ -96,7 +96,7 @@ def test_two_turns_in_a_row_stay_and_the_row_is_counted_once(tmp_path):
     assert loaded.train[0].chosen == (assistant("Key:"), assistant("12"))
     assert loaded.train[0].rejected == (assistant("No"), assistant("No!"))
     assert [note.split(" (")[0] for note in loaded.notes()] == [
-        "1 × one speaker has two turns in a row, which some chat templates refuse",
+        "1 × one speaker has two turns in a row, which some chat templates reject",
         "1 × chosen and rejected differ in more than their last turn",
     ]
 

@@ -130,25 +130,25 @@ def test_what_is_dropped_and_skipped_is_counted(tmp_path):
         f"2 × the odd last turn of a conversation is dropped (first: {file} row 1)",
         f"2 × conversations of fewer than 2 messages are skipped (first: {file} row 2)",
         f"1 × conversations that do not begin with the user (after the system) are skipped (first: {file} row 4)",
-        f"1 × tools that are no JSON objects, which chat templates need, are left out (first: {file} row 6)",
+        f"1 × tools that are not JSON objects, which chat templates need, are skipped (first: {file} row 6)",
     ]
 
 
 def test_equal_scores_make_no_pair(tmp_path):
     tie = {"input": "a", "output": [{"score": 1, "text": "b"}, {"score": 1, "text": "c"}]}
-    with pytest.raises(UserError, match="no pairs in it: 1 × scored texts of which none is better than another"):
+    with pytest.raises(UserError, match="no pairs: 1 × scored texts of which none is better than another"):
         read(tmp_path, Pair, "text_to_scored_textlist", tie)
 
 
 @pytest.mark.parametrize(
     ("type_", "instance", "kind", "part"),
     [
-        ("image_text", {"images": ["a.png"], "text": "b"}, Demonstration, "row 1: image_text is data of images"),
+        ("image_text", {"images": ["a.png"], "text": "b"}, Demonstration, "row 1: image_text contains images"),
         ("image_text", {"images": ["a.png"], "text": "b"}, Pair, "row 1: image_text gives demonstrations"),
-        ("float_only", {"value": 1.5}, Prompt, "row 1: float_only is data of numbers"),
+        ("float_only", {"value": 1.5}, Prompt, "row 1: float_only contains numbers"),
         ("text2texts", {}, Prompt, f"LMFlow has no type 'text2texts'; its types are {', '.join(TYPES)}"),
-        ("text2text", {"input": "a"}, Demonstration, "row 1: there is no 'output', where a text was expected"),
-        ("text2text", {"input": None, "output": "b"}, Demonstration, "row 1: 'input' holds null where a text was"),
+        ("text2text", {"input": "a"}, Demonstration, "row 1: 'output' is missing, expected a text"),
+        ("text2text", {"input": None, "output": "b"}, Demonstration, "row 1: 'input' is null, expected a text"),
         (
             "text2text",
             {"input": "a", "output": "b"},
@@ -159,24 +159,29 @@ def test_equal_scores_make_no_pair(tmp_path):
             "text_to_textlist",
             {"input": "a", "output": "b"},
             Prompt,
-            "row 1: 'output' holds \"b\" where a list of texts",
+            "row 1: 'output' is \"b\", expected a list of texts",
         ),
-        ("text_to_textlist", {"input": "a", "output": ["b", 1]}, Prompt, "where a list of texts was expected"),
+        ("text_to_textlist", {"input": "a", "output": ["b", 1]}, Prompt, "expected a list of texts"),
         (
             "text_to_scored_textlist",
             {"input": "a", "output": [{"text": "b"}]},
             Pair,
-            "'output' holds null where a number",
+            "'output' is null, expected a number",
         ),
-        ("conversation", {"messages": [{"role": "user"}]}, Prompt, 'row 1: \'messages\' holds {"role": "user"} where'),
+        ("conversation", {"messages": [{"role": "user"}]}, Prompt, 'row 1: \'messages\' is {"role": "user"}, expected'),
         ("conversation", {"messages": messages("a", "b", roles=("user", "gpt"))}, Prompt, "LMFlow has no role 'gpt'"),
-        ("paired_conversation", {"chosen": [], "rejected": {}}, Pair, "'chosen' holds [] where an object was expected"),
-        ("paired_conversation", {"chosen": {}, "rejected": {}}, Pair, "row 1, 'chosen': there is no 'messages', where"),
+        ("paired_conversation", {"chosen": [], "rejected": {}}, Pair, "'chosen' is [], expected an object"),
+        (
+            "paired_conversation",
+            {"chosen": {}, "rejected": {}},
+            Pair,
+            "row 1, 'chosen': 'messages' is missing, expected",
+        ),
         (
             "paired_text_to_text",
             {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "wide"},
             Pair,
-            "row 1: 'margin' holds \"wide\" where a number was expected",
+            "row 1: 'margin' is \"wide\", expected a number",
         ),
     ],
 )
@@ -189,7 +194,7 @@ def test_what_cannot_be_used_is_named(tmp_path, type_, instance, kind, part):
 
 
 def test_no_instances_are_no_rows(tmp_path):
-    with pytest.raises(UserError, match="there are no prompts in it"):
+    with pytest.raises(UserError, match="contains no prompts"):
         read(tmp_path, Prompt, "text_only")
 
 

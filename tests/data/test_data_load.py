@@ -98,14 +98,14 @@ def test_remarks_are_about_one_pass(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "part"),
     [
-        ("a.jsonl", "", "a.jsonl: there are no prompts in it"),
-        ("a.json", "[]", "a.json: there are no prompts in it"),
-        ("a.txt", "\n \n", "a.txt: there are no prompts in it"),
-        ("a.csv", "prompt\n", "a.csv: there are no prompts in it"),
+        ("a.jsonl", "", "a.jsonl contains no prompts"),
+        ("a.json", "[]", "a.json contains no prompts"),
+        ("a.txt", "\n \n", "a.txt contains no prompts"),
+        ("a.csv", "prompt\n", "a.csv contains no prompts"),
         (
             "a.jsonl",
             '{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]}',
-            "in it: 1 × conversations that do not begin with the user (after the system) are skipped (first: ",
+            "no prompts: 1 × conversations that do not begin with the user (after the system) are skipped (first: ",
         ),
     ],
 )

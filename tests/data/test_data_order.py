@@ -96,9 +96,9 @@ def test_a_stream_reads_forward_and_skips_whole_passes_it_knows():
 
 
 def test_nothing_to_pass_over_is_said():
-    with pytest.raises(UserError, match="no row left"):
+    with pytest.raises(UserError, match="no rows left"):
         InMemory([], 0)
-    with pytest.raises(UserError, match="no row left"):
+    with pytest.raises(UserError, match="no rows left"):
         streamed(0).take(0, 1)
 
 

@@ -79,7 +79,7 @@ def test_a_tokenizer_that_ends_texts_does_not_end_prompts():
 @pytest.mark.parametrize(
     ("name", "content", "part"),
     [
-        ("a.txt", b"\n \n", "there are no prompts in it"),
+        ("a.txt", b"\n \n", "contains no prompts"),
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt": ""}', "row 2 has an empty prompt"),
         ("a.jsonl", b'{"prompt": "a", "responses": 1}', "rename the column 'responses'"),
         ("a.jsonl", b'{"prompt": "aaaa"}', "every prompt is over 3 tokens; raise data.max_prompt_tokens"),
@@ -97,15 +97,15 @@ def test_what_cannot_be_used_is_named(tmp_path, tokenizer, name, content, part):
 
 
 def test_what_was_given_from_python_is_named_too(tokenizer):
-    with pytest.raises(UserError, match="the prompts: row 2: 'prompt' holds 3 where a text"):
+    with pytest.raises(UserError, match="the prompts: row 2: 'prompt' is 3, expected a text"):
         tokenize(["a", 3], tokenizer, 9)
-    with pytest.raises(UserError, match="the prompts: row 1: the text holds half of a surrogate pair"):
+    with pytest.raises(UserError, match="the prompts: row 1: the text contains half of a surrogate pair"):
         tokenize(["\ud83d"], tokenizer, 9)
-    with pytest.raises(UserError, match="the prompts: there is no prompt in it"):
+    with pytest.raises(UserError, match="the prompts: there are no prompts"):
         tokenize([], tokenizer, 9)
     with pytest.raises(UserError, match=r"data\.path is missing"):
         load_prompts(PromptSettings(), tokenizer)
-    with pytest.raises(UserError, match=r"data\.stream: prompts are kept in memory"):
+    with pytest.raises(UserError, match=r"data\.stream has no effect on prompts, which are kept in memory"):
         load_prompts(PromptSettings(path="a.txt", stream=True), tokenizer)
 
 

@@ -74,7 +74,7 @@ def test_any_row_can_be_shown_as_any_kind(tmp_path):
         shown(file, row=4)
     with pytest.raises(UserError, match="fit no format of pairs"):
         shown(file, kind="pairs")
-    with pytest.raises(UserError, match="there is no row in it"):
+    with pytest.raises(UserError, match="contains no rows"):
         shown(written(tmp_path))
 
 
@@ -82,12 +82,12 @@ def test_any_row_can_be_shown_as_any_kind(tmp_path):
     ("row", "options", "warnings"),
     [
         (Demonstration("the", " old"), {}, []),
-        (Demonstration("the", "old"), {}, ["prompt and response meet without white space between them"]),
+        (Demonstration("the", "old"), {}, ["there is no white space between prompt and response"]),
         (Demonstration("", "old"), {}, []),
         (
             Demonstration("the ", "river"),
             {},
-            ["a token is part prompt, part response: it is learned, and a sampler sees another prompt"],
+            ["one token spans prompt and response: it is learned, and sampling sees a different prompt"],
         ),
         (
             Demonstration("the", " old bridge"),
@@ -110,7 +110,7 @@ def test_any_row_can_be_shown_as_any_kind(tmp_path):
         (
             Demonstration("the</s>", " old bridge<|im_end|>"),
             {},
-            ['</s> in the data is read as text; data.special_tokens = "control" makes a control token of it'],
+            ['</s> in the data is read as text; set data.special_tokens = "control" to read it as a control token'],
         ),
         (
             Demonstration("the old bridge is", " it"),

@@ -123,17 +123,17 @@ def test_csv_comes_back_as_it_was_written(pairs):
 @pytest.mark.parametrize(
     ("name", "content", "part"),
     [
-        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b"\n', "a.jsonl line 2: every line is one JSON object, but: Expect"),
-        ("a.jsonl", b'{"a": 1}\n\nhello\n', "a.jsonl line 3: every line"),
-        ("a.jsonl", b'["a"]\n', 'a.jsonl line 1: a row is an object, such as {"prompt": "…"}, and not ["a"]'),
-        ("a.json", b'[{"a": 1}, "b"]', "a.json row 2: a row is an object"),
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b"\n', "a.jsonl line 2: expected one JSON object per line: Expect"),
+        ("a.jsonl", b'{"a": 1}\n\nhello\n', "a.jsonl line 3: expected one JSON object per line"),
+        ("a.jsonl", b'["a"]\n', 'a.jsonl line 1: expected an object, such as {"prompt": "…"}, and not ["a"]'),
+        ("a.json", b'[{"a": 1}, "b"]', "a.json row 2: expected an object"),
         ("a.json", b'[{"a": 1}', "a.json cannot be read as .json: Expecting"),
         ("a.json", b"[" * 100_000, "a.json cannot be read as .json: "),
-        ("a.jsonl", b"[" * 100_000, "a.jsonl line 1: every line"),
-        ("a.jsonl", b'{"a": 1}\n{"b": {"c": ["\\ud83d"]}}', "a.jsonl line 2 holds half of a surrogate pair"),
-        ("a.json", b'[{"a": 1}, {"\\uDC00": 1}]', "a.json row 2 holds half of a surrogate pair"),
-        ("a.jsonl", b'{"prompt": "caf\xe9"}', "a.jsonl is not UTF-8: there is a byte 0xe9"),
-        ("a.txt", b"caf\xe9", "a.txt is not UTF-8: there is a byte 0xe9"),
+        ("a.jsonl", b"[" * 100_000, "a.jsonl line 1: expected one JSON object per line"),
+        ("a.jsonl", b'{"a": 1}\n{"b": {"c": ["\\ud83d"]}}', "a.jsonl line 2 contains half of a surrogate pair"),
+        ("a.json", b'[{"a": 1}, {"\\uDC00": 1}]', "a.json row 2 contains half of a surrogate pair"),
+        ("a.jsonl", b'{"prompt": "caf\xe9"}', "a.jsonl is not UTF-8: it contains the byte 0xe9"),
+        ("a.txt", b"caf\xe9", "a.txt is not UTF-8: it contains the byte 0xe9"),
         ("a.parquet", b"", "a.parquet cannot be read as .parquet"),
         ("a.csv", b"", "a.csv cannot be read as .csv: the first line must name"),
         ("a.csv", b"a,a\n1,2\n", "a.csv cannot be read as .csv: the first line must name"),
@@ -141,7 +141,7 @@ def test_csv_comes_back_as_it_was_written(pairs):
         ("a.csv", b'a\n"b', "a.csv cannot be read as .csv: unexpected end of data"),
         ("a.jsonl.gz", b'{"a": 1}', "a.jsonl.gz cannot be read as .jsonl: Not a gzipped file"),
         ("a.jsonl.gz", CUT, "a.jsonl.gz cannot be read as .jsonl: Compressed file"),
-        ("a.doc", b"", "a.doc: a file of rows ends in .txt, .jsonl"),
+        ("a.doc", b"", "a.doc: the name of a data file must end in .txt, .jsonl"),
     ],
 )
 def test_what_is_broken_is_named(tmp_path, name, content, part):
@@ -163,7 +163,7 @@ def test_what_is_not_there_is_named(tmp_path):
     for name in ("nowhere.jsonl", "nowhere.csv.gz", "folder.jsonl"):
         with pytest.raises(UserError, match="there is no such file"):
             rows(tmp_path / name)
-    with pytest.raises(UserError, match="no file is called that"):
+    with pytest.raises(UserError, match="no file matches"):
         rows(tmp_path / "*.jsonl.gz")
     with pytest.raises(UserError, match=r"data\.path is missing"):
         list(read(SourceSettings()))
@@ -180,7 +180,7 @@ def test_a_folder_is_its_files_in_the_order_of_their_names(tmp_path):
     with pytest.raises(UserError, match=r"has no splits, so there is no 'test'"):
         rows(tmp_path, split="test")
     write(tmp_path / "c.csv", [{"n": 3}])
-    with pytest.raises(UserError, match=r"holds \.csv and \.jsonl files; say which are meant, such as .*\*\.csv"):
+    with pytest.raises(UserError, match=r"contains \.csv and \.jsonl files; choose some of them, such as .*\*\.csv"):
         rows(tmp_path)
 
 

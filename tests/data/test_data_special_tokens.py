@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from cavesson.data.chat import Chat
 from cavesson.data.encode import Asked, Encoder
+from cavesson.data.examples import PairSettings, TextSettings, tokenize_demonstrations, tokenize_pairs
 from cavesson.data.prompts import PromptSettings, load_prompts, tokenize
 from cavesson.data.special_tokens import SpecialTokens, Written
-from cavesson.data.tokens import PairSettings, TextSettings, tokenize_demonstrations, tokenize_pairs
 from cavesson.data.types import Demonstration, Pair, Turn
 
 
@@ -80,6 +80,7 @@ def test_a_plain_text_has_no_special_token_but_what_the_tokenizer_adds_and_comes
     assert tokenizer.decode(ids[len(added) :]) == text
 
 
+@pytest.mark.sampled(2)
 @ALL
 @given(st.lists(HARMLESS, min_size=2, max_size=4))
 def test_what_has_no_special_token_is_tokenized_as_transformers_does(tokenizer, contents):
@@ -124,6 +125,7 @@ def skeleton(turns: int) -> list[str]:
     return ["<|im_start|>", "<|im_end|>"] * turns
 
 
+@pytest.mark.sampled(3)
 @ALL
 @pytest.mark.parametrize("template", [CHATML, MARKED])
 @given(HOSTILE, HOSTILE, HOSTILE)
@@ -242,7 +244,7 @@ def test_a_slow_tokenizer_says_so(tmp_path: Path):
     from cavesson.errors import UserError
 
     tokenizer = ByT5Tokenizer()
-    with pytest.raises(UserError, match=r"the data has </s> in it, which only a fast tokenizer .* reads as text"):
+    with pytest.raises(UserError, match=r"the data contains </s>, which only a fast tokenizer .* reads as text"):
         alone("a</s>", tokenizer)
     assert len(alone("ab", tokenizer)) == 2
 

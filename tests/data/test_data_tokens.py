@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from text_helpers import CHATML, LLAMA2, MARKED, NO_SIGNS, byte_pairs, word_pieces
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.data.tokens import PairSettings, TextSettings, Tokens, tokenize_demonstrations, tokenize_pairs
+from cavesson.data.examples import PairSettings, TextSettings, Tokens, tokenize_demonstrations, tokenize_pairs
 from cavesson.data.types import Demonstration, Pair, Turn
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_tokenizer
@@ -84,7 +84,7 @@ def test_a_token_of_both_is_learned_and_noted():
     assert first == second
     assert learned(second) == [" river</s>"]
     assert result.notes() == [
-        "1 × a token is part prompt, part response: it is learned, and a sampler sees another prompt "
+        "1 × one token spans prompt and response: it is learned, and sampling sees a different prompt "
         "(first: a.jsonl: row 2)"
     ]
 
@@ -204,7 +204,7 @@ def test_a_mistake_names_the_row():
             list(tokenize_demonstrations(rows, BPE, TextSettings(template=LLAMA2)))
     with pytest.raises(UserError, match=r"row 1: this is plain text; data\.system is for conversations"):
         one(Demonstration("a", "b"), system="Be kind.")
-    with pytest.raises(UserError, match="row 1: the text holds half of a surrogate pair"):
+    with pytest.raises(UserError, match="row 1: the text contains half of a surrogate pair"):
         one(Demonstration("a", "\ud83d"))
 
 

@@ -12,11 +12,12 @@ import numpy as np
 
 import cavesson
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Reading
+from cavesson.doctor.finding import Reading, Share
 from cavesson.doctor.rule import Rule
 from cavesson.record import Recorder, begin_attempt, write_run
 
 END = 0
+ROUNDING = 1e-9
 WORDS = [
     "",
     "the",
@@ -102,7 +103,17 @@ def reading(rule: Rule, made: Made, folder: Path) -> Reading:
     assert not missing, f"{rule.name} lacks {missing}"
     found = rule.statistic(data)
     assert found is not None, f"{rule.name} says nothing"
+    check_shares(rule, found)
     return found
+
+
+def check_shares(rule: Rule, found: Reading) -> None:
+    """A share that the doctor reports is never below 0 nor above the whole."""
+    for name, value in {"seen": found.seen, **found.words}.items():
+        if isinstance(value, Share) and np.isfinite(value):
+            assert -ROUNDING <= value <= 1 + ROUNDING, (rule.name, name, value)
+    if rule.texts.healthy.startswith("share"):
+        assert isinstance(found.seen, Share), rule.name
 
 
 def healthy(algorithm: str = "ppo", steps: int = 24, batch: int = 32, siblings: int = 4, seed: int = 0) -> Made:
@@ -166,11 +177,12 @@ def _info(algorithm: str) -> dict[str, Any]:
     config: dict[str, Any] = {
         "model": {"dtype": "float32"},
         "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_new_tokens": 0, "max_new_tokens": LENGTH},
-        "kl": {"coef": 0.05, "estimator": "kl"},
+        "kl": {"coef": 0.05},
     }
     if algorithm == "ppo":
         config["ppo"] = {"gamma": 1.0, "lam": 0.95, "whiten_advantages": True, "whiten_rewards": False}
-    return {"algorithm": algorithm, "config": config, "eos_token_ids": [END]}
+    kl = {"place": "reward", "estimator": "k1"}
+    return {"algorithm": algorithm, "config": config, "eos_token_ids": [END], "kl": kl, "rewards_are_scaled": False}
 
 
 def _metrics(made: Made, steps: int, chance: np.random.Generator) -> dict[str, Array]:

@@ -30,7 +30,7 @@ def explosion(made):
 
 def other_estimator(name):
     def change(made):
-        made.info["config"]["kl"]["estimator"] = name
+        made.info["kl"]["estimator"] = name
 
     return change
 

@@ -21,7 +21,7 @@ def made(name, reading=None, **changes):
 
     statistic.__name__ = name
     texts = {"title": "", "cause": "", "healthy": "", "fix": "", "source": ""}
-    return rule(row=1, needs=[], **texts, **changes)(statistic)
+    return rule(number=1, needs=[], **texts, **changes)(statistic)
 
 
 def sick(name, since=0, **changes):
@@ -44,8 +44,8 @@ def test_what_is_not_sick_is_healthy_and_what_says_nothing_is_skipped(data):
 
 def test_a_rule_is_applied_where_it_belongs_and_there_is_enough(data):
     rules = [
-        sick("enough", least_steps=6),
-        sick("few", least_steps=7),
+        sick("enough", min_steps=6),
+        sick("few", min_steps=7),
         sick("ours", algorithms=["grpo", "ppo"]),
         sick("theirs", algorithms=["grpo", "rloo"]),
     ]

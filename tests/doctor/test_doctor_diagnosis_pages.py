@@ -23,16 +23,16 @@ def test_the_pages_are_those_that_the_rules_make():
     assert len(made) == len(RULES) + 1
 
 
-def test_what_a_record_cannot_decide_is_said_of_rows_that_have_a_rule():
+def test_what_a_record_cannot_show_is_said_of_numbers_that_have_a_rule():
     page = (FOLDER.parent / "doctor.md").read_text("utf-8")
-    section = page.partition("## What a record cannot decide")[2].partition("\n## ")[0]
+    section = page.partition("## What a record cannot show")[2].partition("\n## ")[0]
     assert "Each of the seventy-one known failures has a rule" in section
-    assert sorted(rule.row for rule in RULES) == list(range(1, 72))
+    assert sorted(rule.number for rule in RULES) == list(range(1, 72))
     assert len(undecided()) == sum(line.startswith("|") for line in section.splitlines()) - 2 > 0
     for rule in RULES:
         written = (FOLDER / f"{rule.name}.md").read_text("utf-8")
-        assert ("**What a record does not say:**" in written) == (rule.row in undecided())
-        assert undecided().get(rule.row, "") in written
+        assert ("**Not visible in a record:**" in written) == (rule.number in undecided())
+        assert undecided().get(rule.number, "") in written
 
 
 def test_a_page_has_a_picture_or_says_why_not():
@@ -40,7 +40,7 @@ def test_a_page_has_a_picture_or_says_why_not():
     for rule in RULES:
         written = (FOLDER / f"{rule.name}.md").read_text("utf-8")
         assert written.count(f"](pictures/{rule.name}.svg)") == (rule.name in PICTURES and PICTURES[rule.name]["drawn"])
-        assert ("*There is no picture: " in written) == (rule.name not in PICTURES)
+        assert ("*No picture: " in written) == (rule.name not in PICTURES)
 
 
 def test_every_page_is_reached_from_the_index():

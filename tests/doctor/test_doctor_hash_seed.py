@@ -44,6 +44,7 @@ def words_that_are_equally_frequent():
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "rule"),
     [(patterns_that_decide_equally_much, "pattern-spreading"), (words_that_are_equally_frequent, "reward-is-noise")],

@@ -5,8 +5,10 @@ import inspect
 import math
 import re
 import tomllib
+from dataclasses import replace
 from functools import reduce
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from string import Formatter
 from types import ModuleType
@@ -21,13 +23,14 @@ from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.ppo import PPORun
 from cavesson.config import Settings
 from cavesson.doctor import diagnosis, rules
-from cavesson.doctor.finding import Phrase, Reading, Severity, Share
+from cavesson.doctor.finding import Percent, Phrase, Reading, Severity, Share
 from cavesson.doctor.report import evidence, page, terminal
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES, kl, mismatch
-from cavesson.doctor.words import LANGUAGES, language, number
+from cavesson.doctor.words import LANGUAGES, exact, language, limits_of, number
 
 MODULES = [import_module(f"{rules.__name__}.{found.name}") for found in iter_modules(rules.__path__)]
+PROSE = Path(__file__).parents[2] / "docs" / "diagnosis" / "prose.toml"
 TRANSLATED = [name for name in LANGUAGES if name != "en"]
 TEXTS = ("title", "cause", "healthy", "fix")
 BY_NAME = [pytest.param(rule, id=rule.name) for rule in RULES]
@@ -56,19 +59,72 @@ def test_a_translation_has_all_texts_with_the_placeholders_of_the_english_ones(r
 
 
 @pytest.mark.parametrize("rule", BY_NAME)
-def test_titles_and_healthy_ranges_stand_without_the_numbers_of_a_reading(rule: Rule) -> None:
-    # They are shown of rules that measured nothing wrong, too, and are not filled.
+def test_titles_and_healthy_ranges_need_no_reading(rule: Rule) -> None:
+    # They are shown for healthy rules, too: titles are not filled, healthy ranges only with the limits of the rule.
     for name in LANGUAGES:
         own = language(name).rules.get(rule.name, {})
-        assert placeholders(own.get("title", rule.texts.title) + own.get("healthy", rule.texts.healthy)) == []
+        assert placeholders(own.get("title", rule.texts.title)) == []
+        assert set(placeholders(own.get("healthy", rule.texts.healthy))) <= rule.limits.keys()
+
+
+def texts_of(rule: Rule, name: str) -> dict[str, str]:
+    """Returns the texts of a rule in one language with their placeholders."""
+    return language(name).rules.get(rule.name) or {text: getattr(rule.texts, text) for text in TEXTS}
+
+
+NUMBER = re.compile(r"(?<![\w.=^])−?\d+(?:[.,]\d+)*(?: %)?")
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+@pytest.mark.parametrize("rule", BY_NAME)
+def test_a_limit_is_shown_from_the_rule_and_never_written_out(rule: Rule, name: str) -> None:
+    texts = texts_of(rule, name)
+    together = " ".join(re.sub(r"= [\d.]+", "", text) for text in texts.values())  # settings in a fix are no limits
+    assert set(rule.limits) <= set(placeholders(together))
+    assert set(NUMBER.findall(re.sub(r"{\w+}", "", together))) & set(limits_of(rule).values()) == set()
+
+
+@pytest.mark.parametrize("rule", BY_NAME)
+def test_the_page_of_a_rule_does_not_write_its_limits_out(rule: Rule) -> None:
+    prose = tomllib.loads(PROSE.read_text("utf-8"))["rules"][rule.name]
+    together = prose["sees"] + prose["unlike"]
+    assert set(placeholders(together)) <= rule.limits.keys()
+    assert set(NUMBER.findall(re.sub(r"{\w+}", "", together))) & set(limits_of(rule).values()) <= {"0", "1"}
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_texts_follow_a_limit_that_changes(name: str) -> None:
+    rule = next(rule for rule in RULES if rule.name == "coefficient-runaway")
+    assert " 10" in language(name).healthy(rule)
+    other = replace(rule, limits={"limit": 23.5})
+    assert " 23.5" in language(name).healthy(other) and " 10" not in language(name).healthy(other)
+    assert " 23.5" in language(name).texts(other, Reading(0.5, True)).healthy
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [
+        (10.0, "10"),
+        (5, "5"),
+        (1e-5, "0.00001"),
+        (1.03, "1.03"),
+        (-1.0, "−1"),
+        (0.25, "0.25"),
+        (Share(0.07), "7 %"),
+        (Share(1e-3), "0.1 %"),
+        (Percent(0.5), "50 %"),
+    ],
+)
+def test_limits_are_written_with_all_their_digits(limit: float, text: str) -> None:
+    assert exact(limit) == text
 
 
 @pytest.mark.parametrize("name", TRANSLATED)
 @pytest.mark.parametrize("rule", BY_NAME)
 def test_a_healthy_range_is_the_same_in_all_languages(rule: Rule, name: str) -> None:
     numbers = re.compile(r"\d+(?:[.,]\d+)?(?: %)?")
-    own = language(name).rules[rule.name]["healthy"]
-    assert sorted(numbers.findall(own)) == sorted(numbers.findall(rule.texts.healthy))
+    own, english = (language(one).healthy(rule) for one in (name, "en"))
+    assert sorted(numbers.findall(own)) == sorted(numbers.findall(english))
 
 
 @pytest.mark.parametrize("name", TRANSLATED)
@@ -87,9 +143,9 @@ def test_the_values_that_settings_are_to_have_are_not_translated(rule: Rule, nam
 @pytest.mark.parametrize("name", LANGUAGES)
 @pytest.mark.parametrize("rule", BY_NAME)
 def test_the_words_of_a_reading_fill_the_texts(rule: Rule, name: str) -> None:
-    wanted = set(placeholders(rule.texts.cause + rule.texts.fix)) - {"seen"}
+    wanted = set(placeholders(rule.texts.cause + rule.texts.fix)) - {"seen"} - rule.limits.keys()
     words: dict[str, str | float] = {word: f"<{word}>" for word in wanted}
-    said = language(name).said(rule, Reading(seen=-0.123456, sick=True, words=words))
+    said = language(name).texts(rule, Reading(seen=-0.123456, sick=True, words=words))
     both = said.cause + said.fix
     assert all(f"<{word}>" in both for word in wanted)
     assert ("−0.123" in both) == ("{seen}" in rule.texts.cause + rule.texts.fix)
@@ -100,14 +156,14 @@ def test_the_words_of_a_reading_fill_the_texts(rule: Rule, name: str) -> None:
 def test_words_that_are_phrases_are_translated(name: str) -> None:
     rule = next(rule for rule in RULES if rule.name == "sampler-stale")
     words: dict[str, str | float] = {"when": Phrase("at the first step"), "frozen": ""}
-    said = language(name).said(rule, Reading(0.5, True, words=words))
+    said = language(name).texts(rule, Reading(0.5, True, words=words))
     assert language(name).phrases["at the first step"] in said.cause
     assert "at the first step" not in said.cause
 
 
 def test_words_of_the_user_are_never_translated() -> None:
     rule = next(rule for rule in RULES if rule.name == "one-part-dominates")
-    assert "source" in language("zh").said(rule, Reading(0.5, True, words={"part": "source"})).cause
+    assert "source" in language("zh").texts(rule, Reading(0.5, True, words={"part": "source"})).cause
 
 
 SPEAKING = (diagnosis, evidence, page, terminal)
@@ -160,8 +216,10 @@ def test_every_tenth_of_a_response_is_translated(name: str) -> None:
 
 
 def test_phrases_are_found_in_the_functions_of_rules() -> None:
-    assert {"at some steps", ", and what it samples from is still the reference"} <= phrases_of_the_rules(mismatch)
-    assert {": the penalty drowns the reward", "on 1 % of the tokens"} <= phrases_of_the_rules(kl)
+    assert {"at some steps", ", and the sampler still has the weights of the reference"} <= phrases_of_the_rules(
+        mismatch
+    )
+    assert {": it outweighs the reward", "on 1 % of the tokens"} <= phrases_of_the_rules(kl)
 
 
 def test_all_languages_have_the_same_phrases_and_none_says_it_in_english() -> None:

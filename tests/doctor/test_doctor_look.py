@@ -29,9 +29,9 @@ def test_the_file_says_what_the_diagnosis_says(tmp_path):
     assert any(place.start is not None for cause in diagnosis.causes for place in cause.reading.evidence)
     for name in LANGUAGES:
         words = language(name)
-        titles = {one.rule.name: words.said(one.rule, one.reading).title for one in diagnosis.findings}
+        titles = {one.rule.name: words.texts(one.rule, one.reading).title for one in diagnosis.findings}
         for one, cause in zip(seen.found[name], diagnosis.causes, strict=True):
-            said = words.said(cause.rule, cause.reading)
+            said = words.texts(cause.rule, cause.reading)
             assert (one.id, one.severity) == (cause.rule.name, cause.severity)
             assert (one.title, one.text, one.healthy, one.fix) == (said.title, said.cause, said.healthy, said.fix)
             assert one.seen == number(cause.reading.seen)

@@ -120,11 +120,11 @@ def test_since_when_it_is_bad_beside_a_slow_version(bad, least):
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.5, -2.0, 7.0, np.nan, np.inf])), max_size=30))
 def test_numbers_by_step_beside_a_slow_version(values):
     values.sort(key=lambda pair: pair[0])
-    table = {"step": [step for step, _ in values], "sample": list(range(len(values))), "k1": [v for _, v in values]}
-    rows = Rows(pa.table(table, pa.schema({"step": pa.int32(), "sample": pa.int32(), "k1": pa.float64()})))
+    table = {"step": [step for step, _ in values], "sample": list(range(len(values))), "kl_k1": [v for _, v in values]}
+    rows = Rows(pa.table(table, pa.schema({"step": pa.int32(), "sample": pa.int32(), "kl_k1": pa.float64()})))
     known = {step: [v for s, v in values if s == step and np.isfinite(v)] for step in sorted({s for s, _ in values})}
     slow = {step: some for step, some in known.items() if some}
-    for found, statistic in ((rows.mean("k1"), np.mean), (rows.by_step(rows["k1"], np.max), np.max)):
+    for found, statistic in ((rows.mean("kl_k1"), np.mean), (rows.by_step(rows["kl_k1"], np.max), np.max)):
         assert found.step.tolist() == list(slow)
         assert found.value.tolist() == pytest.approx([statistic(some) for some in slow.values()])
 
@@ -141,7 +141,7 @@ def test_the_steps_that_are_looked_at_lie_over_the_whole_run(count):
 
 
 def test_of_a_large_step_whole_groups_are_looked_at_and_over_the_run_each_part_of_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("cavesson.doctor.sample.MOST_TOKENS", 24 * 8 * 6)
+    monkeypatch.setattr("cavesson.doctor.sample.MAX_TOKENS", 24 * 8 * 6)
     made = healthy(batch=64, siblings=4)
     made.tokens["mask"] = np.arange(made.mask.shape[-1]) < 6 * np.ones((24, 64, 1))
     data = made.data(tmp_path / "run")

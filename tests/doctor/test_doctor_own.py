@@ -61,7 +61,7 @@ def test_a_file_without_a_rule_is_one_line(code, tmp_path):
 
 OWN = """from cavesson.doctor import Reading, rule
 
-@rule(row=0, needs=["rows.response"], title="T", cause="Seen {{seen}}{cause}.", healthy="h", fix="f", source="s")
+@rule(number=0, needs=["rows.response"], title="T", cause="Seen {{seen}}{cause}.", healthy="h", fix="f", source="s")
 def mine(data):
     {body}
 """
@@ -108,9 +108,9 @@ def test_the_words_of_a_rule_are_needed_where_it_finds_something(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ('needs=["response"]', "'response' is none of rows.NAME"),
-        ('needs=["rows.response|reward"]', "'reward' is none of rows.NAME"),
-        ('needs=["rows.response"], severity="fatal"', "'fatal' is none of error, warning, note"),
+        ('needs=["response"]', "'response' is not one of rows.NAME"),
+        ('needs=["rows.response|reward"]', "'reward' is not one of rows.NAME"),
+        ('needs=["rows.response"], severity="fatal"', "'fatal' is not one of error, warning, note"),
     ],
 )
 def test_what_a_rule_needs_and_how_grave_it_is_have_known_names(change, said, tmp_path):
@@ -122,7 +122,10 @@ def test_what_a_rule_needs_and_how_grave_it_is_have_known_names(change, said, tm
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [("nowhere:rule", "loading the rule nowhere:rule raised ModuleNotFoundError"), ("json:loads", "is none")],
+    [
+        ("nowhere:rule", "loading the rule nowhere:rule raised ModuleNotFoundError"),
+        ("json:loads", "json:loads is not a rule"),
+    ],
 )
 def test_a_package_whose_rule_is_none_is_one_line(value, said, monkeypatch):
     entry = EntryPoint("theirs", value, "cavesson.rules")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import cavesson.doctor
-from cavesson.cli.doctor import doctor_app
+from cavesson.cli import app
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.finding import Curve, Evidence, Phrase, Reading
 from cavesson.doctor.report.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, chart, drawn, nice_ticks
@@ -91,7 +91,7 @@ def test_the_same_in_every_language(tmp_path):
     assert [one.named("html")[0][0]["lang"] for one in shown.values()] == list(LANGUAGES)
     said = ["".join(text for (tag, _), text in zip(one.tags, one.texts, strict=True) if tag != "style") for one in
             shown.values()]  # fmt: skip
-    for phrase in ("Healthy", "Not looked at", "since step", "seen", "change", "source", "not recorded"):
+    for phrase in ("Healthy", "Not checked", "since step", "seen", "change", "source", "not recorded"):
         assert [phrase in text for text in said] == [True, False, False], phrase
 
 
@@ -256,7 +256,7 @@ def test_ticks_are_round_and_enclose_what_is_drawn(low, spread):
 def test_the_command_writes_the_page(tmp_path):
     data_of(sick(), tmp_path / "run")
     file = tmp_path / "page.html"
-    done = CliRunner().invoke(doctor_app, [str(tmp_path / "run"), "--html", str(file), "--language", "vi"])
+    done = CliRunner().invoke(app, ["doctor", str(tmp_path / "run"), "--html", str(file), "--language", "vi"])
     assert done.exit_code == 0, done.output
     assert file.read_text(encoding="utf-8").startswith('<!doctype html>\n<html lang="vi">')
 
@@ -265,7 +265,7 @@ def test_evidence_is_linked_into_the_board_where_its_address_is_known(tmp_path):
     data_of(sick(), tmp_path / "run")
     file = tmp_path / "page.html"
     for more, start in ([], None), (["--board", "http://127.0.0.1:6006/"], "http://127.0.0.1:6006/"):
-        done = CliRunner().invoke(doctor_app, [str(tmp_path / "run"), "--html", str(file), *more])
+        done = CliRunner().invoke(app, ["doctor", str(tmp_path / "run"), "--html", str(file), *more])
         assert done.exit_code == 0, done.output
         found = Parsed(file.read_text(encoding="utf-8"))
         views = [text.strip() for _, text in found.named("code")]
@@ -276,12 +276,12 @@ def test_evidence_is_linked_into_the_board_where_its_address_is_known(tmp_path):
 @pytest.mark.parametrize("place", ["run/run.json/page.html", "."])
 def test_a_page_that_cannot_be_written_is_one_line(place, tmp_path):
     data_of(sick(), tmp_path / "run")
-    done = CliRunner().invoke(doctor_app, [str(tmp_path / "run"), "--html", str(tmp_path / place)])
+    done = CliRunner().invoke(app, ["doctor", str(tmp_path / "run"), "--html", str(tmp_path / place)])
     assert isinstance(done.exception, UserError) and "cannot be written" in str(done.exception)
 
 
 def test_a_board_without_a_page_to_link_is_refused(tmp_path):
-    done = CliRunner().invoke(doctor_app, [str(tmp_path), "--board", "http://127.0.0.1:6006/"])
+    done = CliRunner().invoke(app, ["doctor", str(tmp_path), "--board", "http://127.0.0.1:6006/"])
     assert isinstance(done.exception, UserError) and "--html" in str(done.exception)
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import cavesson
-from cavesson.cli.doctor import doctor_app
+from cavesson.cli import app
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.look import look
@@ -86,6 +86,7 @@ STRANGE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", STRANGE)
 def test_there_is_an_answer_to_every_record(name, tmp_path):
@@ -167,12 +168,14 @@ def without(folder, taken, to):
     return [one.rule.name for one in found_in(to).findings]
 
 
+@pytest.mark.slow
 def test_no_rule_fires_because_a_column_is_missing(compacted, tmp_path):
     columns = columns_in(compacted["ppo"])
     found = {one: without(compacted["ppo"], [one], tmp_path / str(number)) for number, one in enumerate(columns)}
     assert len(columns) > 50 and {one: rules for one, rules in found.items() if rules} == {}
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(RUNS)), st.data())
 def test_no_rule_fires_because_columns_are_missing(compacted, tmp_path_factory, algorithm, draw):
@@ -209,6 +212,7 @@ def told(folder):
     return plain(data := RunData(cavesson.open(folder)), diagnose(data, RULES), language("en")) | {"run": ""}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("compacted", [False, True])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_verdicts_depend_on_no_order_of_rows_segments_or_ranks(ranks, compacted, tmp_path):
@@ -227,16 +231,18 @@ def digests(folder):
     return {str(path): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in files}
 
 
+@pytest.mark.slow
 def test_the_doctor_changes_nothing_of_a_record(tmp_path):
     folder = very_sick().write(tmp_path / "run")
     before = digests(folder)
     out = ["--html", str(tmp_path / "page.html")]
     for more in ([], ["--json"], out, [*out, "--language", "zh"]):
-        assert CliRunner().invoke(doctor_app, [str(folder), *more]).exit_code == 0
+        assert CliRunner().invoke(app, ["doctor", str(folder), *more]).exit_code == 0
     look(str(folder), tmp_path / "findings.json", "v")
     assert len(before) > 24 * 4 and digests(folder) == before
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_fool_the_doctor(tmp_path):
     """Every fourth step has held-out rollouts, which are longer, worse and of another policy."""
     made = very_sick()
@@ -258,6 +264,7 @@ def test_evaluation_does_not_fool_the_doctor(tmp_path):
     assert one == other
 
 
+@pytest.mark.slow
 def test_what_an_attempt_left_behind_does_not_fool_the_doctor(tmp_path):
     """The first attempt went wrong from step 10 on; the second began again there and did not."""
     good, bad = a_run(), a_run()

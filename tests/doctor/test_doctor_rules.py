@@ -23,6 +23,7 @@ BY_NAME = {rule.name: rule for rule in RULES}
 SICK = sick_invariants.case | sick_kl.case | sick_update.case | sick_reward.case | sick_response.case
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo"])
 def test_nothing_is_wrong_with_a_healthy_run(algorithm, tmp_path):
     made = healthy(algorithm)
@@ -35,8 +36,8 @@ def test_nothing_is_wrong_with_a_healthy_run(algorithm, tmp_path):
     assert len(found.healthy) > 35
 
 
-def test_every_row_of_the_knowledge_base_has_one_rule():
-    assert sorted(rule.row for rule in RULES) == list(range(1, 72))
+def test_every_number_of_the_knowledge_base_has_one_rule():
+    assert sorted(rule.number for rule in RULES) == list(range(1, 72))
     assert {name for rule in RULES for name in rule.explains} <= set(BY_NAME)
     assert [rule.name for rule in RULES if len(set(rule.explains)) < len(rule.explains)] == []
 
@@ -49,6 +50,7 @@ IMPORTED = {"padding-counted"}
 WITHOUT_PLACE, WITHOUT_CURVE = {"reward-fades"}, {"not-finite", "reward-is-noise"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [rule.name for rule in RULES if rule.name not in IMPORTED])
 def test_fires_on_the_sick_run_alone(name, tmp_path):
     sick, near = SICK[name]
@@ -62,6 +64,18 @@ def test_fires_on_the_sick_run_alone(name, tmp_path):
     assert not reading(rule, neighbour, tmp_path / "near").sick
     assert found.evidence or name in WITHOUT_PLACE
     assert drawn(found, language("en")).startswith("<svg") or name in WITHOUT_CURVE
+    assert not found.words.keys() & rule.limits.keys()  # a limit and a word of one name would hide each other
+    assert name in UNDECIDED or decides(rule, RunData(cavesson.open(tmp_path / "sick")))
+
+
+# Each of these has a second reason to report a problem, which another limit, or none, decides.
+UNDECIDED = {"negative-kl", "end-forbidden", "ratio-blow-up"}
+
+
+def decides(rule, data):
+    """Returns whether a limit of the rule that nothing exceeds makes a sick run healthy."""
+    found = [rule.statistic(data, **{limit: far}) for limit in rule.limits for far in (-1e9, 1e9)]
+    return not rule.limits or any(reading is None or not reading.sick for reading in found)
 
 
 @pytest.mark.parametrize(("counted", "is_sick"), [("all", True), ("own", False)])
@@ -128,6 +142,7 @@ def test_spikes_of_a_small_gradient_are_none(tmp_path):
     assert reading(BY_NAME["gradient-spike"], made, tmp_path / "large").since == 9
 
 
+@pytest.mark.slow
 def test_spikes_in_fewer_than_a_tenth_of_the_steps_since_the_first_are_none(tmp_path):
     spikes = [6, 16, 26, 36]
     for steps, sick in ((46, True), (47, False)):  # 4 of 40 steps and of 41

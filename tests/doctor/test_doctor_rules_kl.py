@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from doctor_helpers import healthy, reading
 
-from cavesson.doctor.rules.kl import kl_explosion
+from cavesson.doctor.rules.kl import estimator_misplaced, kl_explosion, penalty_mis_scaled
 
 AWAY = np.linspace(0, 4, 24)
 """Nats per token between policy and reference, by step."""
@@ -21,6 +21,7 @@ def far(away, rises, penalty=True):
     return made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("away", "rises", "penalty", "sick"),
     [
@@ -44,3 +45,27 @@ def far(away, rises, penalty=True):
 )
 def test_the_kl_explodes_where_it_is_not_meant_to(tmp_path, away, rises, penalty, sick):
     assert reading(kl_explosion, far(away, rises, penalty), tmp_path / "run").sick == sick
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_price_of_a_nat_is_in_units_of_what_the_penalty_meets(scaled, tmp_path):
+    made = healthy()
+    made.info["rewards_are_scaled"] = scaled
+    made.rows["kl_coef"][:] = 1.5
+    made.rows["reward"] = made.rows["reward"] * 100
+    found = reading(penalty_mis_scaled, made, tmp_path / "run")
+    # β = 1.5 outweighs rewards of standard deviation 1, but not rewards that vary by tens.
+    assert found.sick == scaled
+    assert (found.seen == 1.5) == scaled
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("place", "estimator", "sick"),
+    [("reward", "k1", False), ("reward", "k2", True), ("reward", "full", True), ("loss", "k1", True),
+     ("loss", "k2", False), ("loss", "k3", False)],
+)  # fmt: skip
+def test_an_estimator_holds_the_policy_in_one_place_only(place, estimator, sick, tmp_path):
+    made = healthy()
+    made.info["kl"] = {"place": place, "estimator": estimator}
+    assert reading(estimator_misplaced, made, tmp_path / "run").sick == sick

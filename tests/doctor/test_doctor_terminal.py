@@ -47,9 +47,9 @@ def test_where_nothing_could_be_measured_nothing_is_said_to_be_right(tmp_path):
     data = RunData(cavesson.open(tmp_path))
     empty = data, diagnose(data, RULES)
     assert not empty[1].healthy
-    for name, said in ("en", "Nothing could be looked at."), ("zh", "没有可以检查的内容。"):
+    for name, said in ("en", "Nothing could be checked."), ("zh", "没有可以检查的内容。"):
         for text in shown(empty, name), page(*empty, language(name)):
-            assert said in text and language(name).phrase("Nothing was found wrong.") not in text
+            assert said in text and language(name).phrase("No problems found.") not in text
 
 
 def test_what_was_recorded_commands_no_terminal(tmp_path):

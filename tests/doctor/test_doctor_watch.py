@@ -24,7 +24,7 @@ def file(tmp_path):
 
 def ended(watch, state):
     for _ in range(600):
-        if watch.tend(state):
+        if watch.poll(state):
             return True
         time.sleep(0.05)
     return False
@@ -36,18 +36,19 @@ def test_it_looks_once_at_each_state_of_the_record(run, file):
     first = file.stat().st_mtime_ns
     assert read_findings(file).found.keys() == {"en", "zh", "vi"}
     time.sleep(2 * (watch._next - time.time()) if watch._next > time.time() else 0)
-    assert not watch.tend("one") and watch._process is None
+    assert not watch.poll("one") and watch._process is None
     assert ended(watch, "two")
     assert file.stat().st_mtime_ns > first
 
 
+@pytest.mark.slow
 def test_it_rests_a_hundred_times_as_long_as_it_looked(run, file):
     watch = Watch(str(run), file)
     began = time.time()
     assert watch.look("one")
     took = time.time() - began
     assert 0.5 * took < (watch._next - time.time()) / 100 < 1.1 * took
-    watch.tend("two")
+    watch.poll("two")
     assert watch._process is None
 
 
@@ -60,7 +61,7 @@ def known(file, seconds, ago):
 def test_the_last_look_of_another_watch_counts(run, file, ago, looks):
     known(file, 2.0, ago)
     watch = Watch(str(run), file)
-    watch.tend("one")
+    watch.poll("one")
     assert (watch._process is not None) == looks
     if watch._process:
         watch._process.kill()
@@ -72,19 +73,20 @@ def test_what_is_known_already_is_not_looked_at_again(run, file):
     assert watch.look("one")
     again = Watch(str(run), file)
     again._next = 0
-    again.tend("one")
+    again.poll("one")
     assert again._process is None
 
 
 def test_a_first_look_can_be_put_off(run, file):
     watch = Watch(str(run), file, after=50)
-    watch.tend("one")
+    watch.poll("one")
     assert watch._process is None and 49 < watch._next - time.time() <= 50
 
 
+@pytest.mark.slow
 def test_a_look_waits_for_one_that_is_under_way(run, file, monkeypatch):
     watch = Watch(str(run), file, share=1.0)
-    watch.tend("one")
+    watch.poll("one")
     first, start, ended = watch._process, watch._start, []
     monkeypatch.setattr(watch, "_start", lambda version: ended.append(first.poll()) or start(version))
     assert watch.look("two")
@@ -96,7 +98,7 @@ def test_a_look_that_fails_is_told_and_not_tried_again_on_the_same_record(tmp_pa
     assert not watch.look("one")
     assert "nothing" in capfd.readouterr().err
     watch._next = 0
-    watch.tend("one")
+    watch.poll("one")
     assert watch._process is None
     assert not file.exists()
 
@@ -107,9 +109,10 @@ def test_a_run_that_was_removed_meanwhile_stays_removed(run, tmp_path):
     assert not (tmp_path / "index").exists()
 
 
+@pytest.mark.slow
 def test_a_look_ends_with_the_process_that_asked_for_it(run, file):
     code = "import sys; from cavesson.doctor.watch import Watch; from pathlib import Path\n"
-    code += f"w = Watch({str(run)!r}, Path({str(file)!r})); w.tend('one'); print(w._process.pid)"
+    code += f"w = Watch({str(run)!r}, Path({str(file)!r})); w.poll('one'); print(w._process.pid)"
     started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     time.sleep(4)
     with pytest.raises(ProcessLookupError):

@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.faults import generate, world
 from benchmarks.faults.case import Case
@@ -17,7 +16,6 @@ from benchmarks.faults.results import result_of
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a base model that speaks the grammar well enough."""
     place = tmp_path_factory.mktemp("faults")
-    torch.set_num_threads(1)
     size = world.SIZES["small"]
     model = world.train_base(size, 0, steps=120)
     model.save_pretrained(place / "base-small-0")
@@ -26,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "algorithm"),
     [("top-k", "grpo"), ("penalty-flipped", "ppo"), ("likes-hash", "rloo"), ("engine-stale", "grpo")],
@@ -38,6 +37,7 @@ def test_a_planted_fault_is_named(name: str, algorithm: str, folder: Path) -> No
     assert found.named[0] in FAULTS[name].causes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "algorithm"), [("usual", "ppo"), ("evaluated", "grpo"), ("resumed", "rloo")])
 def test_a_healthy_run_has_no_finding(name: str, algorithm: str, folder: Path) -> None:
     case = Case(name, -1, algorithm, "small", 0)

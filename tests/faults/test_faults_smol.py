@@ -49,6 +49,7 @@ def test_each_run_plants_a_fault_that_its_algorithm_can_have() -> None:
     assert set(cases) <= set(generate.cases(seeds=1))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo"])
 def test_it_is_a_chat_model_with_adapters_in_bfloat16(algorithm: str, folder: Path) -> None:
     run = short(Case("usual", -1, algorithm, "smol", 0), folder)
@@ -62,6 +63,7 @@ def test_it_is_a_chat_model_with_adapters_in_bfloat16(algorithm: str, folder: Pa
     assert all(row["prompt"].startswith("~user:") and row["prompt"].endswith("assistant:") for row in rows)
 
 
+@pytest.mark.slow
 def test_the_whole_of_a_run_is_left_as_a_record(folder: Path) -> None:
     case = Case("temperature-low", 2, "ppo", "smol", 0)
     make(case, folder)

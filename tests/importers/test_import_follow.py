@@ -87,7 +87,7 @@ def test_a_file_that_was_written_anew_is_said(tmp_path):
     def rewrite(rollouts: int, rejected: int) -> None:
         path.write_bytes(line(0))
 
-    with pytest.raises(UserError, match=r"1\.jsonl was written anew .* into another folder"):
+    with pytest.raises(UserError, match=r"1\.jsonl was rewritten .* into another folder"):
         follow_run(path, tmp_path / "run", until_idle=30, progress=rewrite)
     assert open_run(tmp_path / "run").rows(["step"]).num_rows == 3
 
@@ -103,7 +103,7 @@ def test_a_file_that_was_written_anew_and_is_longer_is_said_too(tmp_path):
         (tmp_path / "new").write_bytes(line(0, "another prompt") * 5)
         (tmp_path / "new").replace(path)
 
-    with pytest.raises(UserError, match=r"1\.jsonl was written anew"):
+    with pytest.raises(UserError, match=r"1\.jsonl was rewritten"):
         follow_run(path, tmp_path / "run", until_idle=30, progress=rewrite)
     assert counts == [(3, 0)]
 
@@ -142,7 +142,7 @@ def test_what_is_not_whole_when_nothing_comes_any_more_is_read_as_it_is(tmp_path
 def test_a_record_is_not_its_own_source(tmp_path):
     (tmp_path / "sub").mkdir()
     pq.write_table(pa.table({"prompt": ["p"], "response": ["r"], "reward": [1.0]}), tmp_path / "sub" / "a.parquet")
-    with pytest.raises(UserError, match=r"where it would be read as well: name a folder somewhere else"):
+    with pytest.raises(UserError, match=r"and would be read as well: choose a folder elsewhere"):
         follow_run(tmp_path, tmp_path / "run", until_idle=3)
     assert [path.name for path in tmp_path.iterdir()] == ["sub"]
 
@@ -157,7 +157,7 @@ def test_a_table_that_grows_by_being_written_anew_is_not_followed(tmp_path):
 def test_mistakes_on_the_command_line_are_one_line(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(line(0))
     for flags, message in (
-        (["--until-idle", "1"], "give both"),
+        (["--until-idle", "1"], "no effect without --follow"),
         (["--map", "reward"], "expected NAME=COLUMN"),
         (["--format", "x"], "there is no format 'x'"),
     ):
@@ -177,6 +177,7 @@ def episode(number: int, step: int) -> bytes:
     return json.dumps({"run": {"work": {"type": "train", "step": step}}, "traces": [trace]}).encode() + b"\n"
 
 
+@pytest.mark.slow
 def test_a_stream_of_prime_rl_is_followed_while_it_is_annotated_and_compressed(tmp_path):
     traces = tmp_path / "in" / "monitors" / "file" / "traces"
     for part in ("stream", "annotations/orch"):

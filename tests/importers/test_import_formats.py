@@ -93,8 +93,8 @@ def test_nemo_rl(tmp_path):
     ("change", "message"),
     [
         ({"rewards": ["high"]}, "'rewards' is \"high\", expected a number"),
-        ({"token_loss_mask": [[1]]}, "no lists of the same length"),
-        ({"token_ids": [[1.5] * 8]}, "token_id holds something that is no number"),
+        ({"token_loss_mask": [[1]]}, "not lists of the same length"),
+        ({"token_ids": [[1.5] * 8]}, "token_id contains something that is not a number"),
         ({"content": [5]}, "'content' is 5, expected texts or messages"),
     ],
 )
@@ -155,8 +155,8 @@ def test_plain_with_a_mapping(tmp_path):
     names = {"prompt": "q", "response": "a", "reward": "r", "step": "it", "token": "tok", "logprob": "lp"}
     report = import_run(tmp_path / "in.jsonl", tmp_path / "run", columns=names | {"ref_logprob": "ref"})
     assert (report.format, report.rollouts, report.rejected) == ("plain", 1, 1)
-    found = rows(tmp_path / "run", "step", "prompt", "response", "reward", "length", "k1", "extra")
-    # k1 = (−1 + 1.5) + (−2 + 2.5)
+    found = rows(tmp_path / "run", "step", "prompt", "response", "reward", "length", "kl_k1", "extra")
+    # kl_k1 = (−1 + 1.5) + (−2 + 2.5)
     assert found == [(4, "a", "b", 2.0, 2, 1.0, '{"z": 1}')]
 
 
@@ -184,15 +184,15 @@ def test_a_broken_table_is_kept_aside(tmp_path):
 def test_recognition_names_what_is_ambiguous_or_unknown(tmp_path):
     both = {"input": "", "output": "", "score": 1.0, "step": 0, "prompt": "", "response": "", "reward": 1.0}
     lines(tmp_path / "both.jsonl", both)
-    with pytest.raises(UserError, match=r"can be rl-logging-board or verl: say which with --format"):
+    with pytest.raises(UserError, match=r"can be rl-logging-board or verl: choose one with --format"):
         import_run(tmp_path / "both.jsonl", tmp_path / "run")
     assert import_run(tmp_path / "both.jsonl", tmp_path / "run", "verl").format == "verl"
     lines(tmp_path / "other.jsonl", {"a": 1, "b": 2})
-    with pytest.raises(UserError, match=r"no known format \(other.jsonl begins with the keys a, b\)"):
+    with pytest.raises(UserError, match=r"not in a known format \(other.jsonl begins with the keys a, b\)"):
         import_run(tmp_path / "other.jsonl", tmp_path / "no")
     with pytest.raises(UserError, match="nowhere does not exist"):
         import_run(tmp_path / "nowhere", tmp_path / "no")
-    with pytest.raises(UserError, match="there is no format 'x'; there is rl-logging-board"):
+    with pytest.raises(UserError, match="there is no format 'x'; formats are rl-logging-board"):
         import_run(tmp_path / "both.jsonl", tmp_path / "no", "x")
     with pytest.raises(UserError, match="--map nothing=…: the record has no such column"):
         import_run(tmp_path / "both.jsonl", tmp_path / "no", columns={"nothing": "a"})
@@ -247,7 +247,7 @@ def test_columns_called_as_in_the_record_are_plain(tmp_path, kind, columns, name
 @pytest.mark.parametrize("content", [b"", b"\n\n", b'[{"step": 1},\n {"step": 2}]', "{}".encode("utf-16")])
 def test_a_file_without_any_record_is_said(tmp_path, content):
     (tmp_path / "a.jsonl").write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.jsonl begins with no JSON object on a line of its own"):
+    with pytest.raises(UserError, match=r"a\.jsonl does not begin with a JSON object on one line"):
         import_run(tmp_path, tmp_path / "run")
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import cavesson
 from cavesson.errors import UserError
 from cavesson.importers import import_run, importing, processes
-from cavesson.importers.batch import Batch
+from cavesson.importers.batch import RolloutBuffer
 from cavesson.importers.reading import File
 
 
@@ -106,14 +106,14 @@ def alone(monkeypatch):
 def note_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Lets every process that reads leave a file, and so slowly that all of them have something to do."""
     folder.mkdir()
-    read = Batch.read
+    read = RolloutBuffer.read
 
     def noted(self, portion):
         (folder / str(os.getpid())).touch()
         time.sleep(0.02)
         return read(self, portion)
 
-    monkeypatch.setattr(Batch, "read", noted)
+    monkeypatch.setattr(RolloutBuffer, "read", noted)
 
 
 def test_a_program_with_other_threads_is_not_copied(tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_process_that_is_killed_is_said_and_leaves_nothing(tmp_path, monkeypat
     monkeypatch.setattr(processes.os, "cpu_count", lambda: 8)
     here = os.getpid()
     monkeypatch.setattr(
-        Batch, "write", lambda self, first: os.getpid() != here and os.kill(os.getpid(), signal.SIGKILL)
+        RolloutBuffer, "write", lambda self, first: os.getpid() != here and os.kill(os.getpid(), signal.SIGKILL)
     )
     with pytest.raises(UserError, match=r"a process of the import ended early \(exit code -9\)"):
         import_run(tmp_path / "in", tmp_path / "run", "rl-logging-board")
@@ -197,8 +197,8 @@ def a_slow_import(tmp_path: Path, how: str = IMPORT) -> subprocess.Popen[bytes]:
     """An import that has written something and has much to do."""
     write(tmp_path / "in", 1, 3000, files=1)
     slow = "import cavesson.importers.importing as i, cavesson.importers.processes as p, sys; i.AT_ONCE = 500; "
-    slow += "p.os.cpu_count = lambda: 2; import time; read = p.Batch.read; "
-    slow += "p.Batch.read = lambda batch, portion: (time.sleep(0.02), read(batch, portion))[1]; "
+    slow += "p.os.cpu_count = lambda: 2; import time; read = p.RolloutBuffer.read; "
+    slow += "p.RolloutBuffer.read = lambda batch, portion: (time.sleep(0.02), read(batch, portion))[1]; "
     slow += how
     # Whoever was started in the background ignores Ctrl-C, and so would its children.
     listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)

@@ -68,8 +68,12 @@ def test_prime_rl(tmp_path):
     [
         ({"traces": [], "errors": [{"type": "Timeout"}]}, 'no traces; its errors: [{"type": "Timeout"}]'),
         ({"traces": [{"nodes": [], "rewards": {"right": None}, "task": {}}]}, "the trace was not scored"),
-        ({"traces": [{"nodes": [{"parent": 0}], "rewards": {"r": 1}}]}, "a node's 'parent' is no earlier node"),
-        ({"run": {"work": {"type": "train", "step": -1}}}, "says which step"),
+        ({"traces": [{"nodes": [{"parent": 0}], "rewards": {"r": 1}}]}, "a node's 'parent' is not an earlier node"),
+        ({"run": {"work": {"type": "train", "step": -1}}}, "names its step"),
+        (
+            {"traces": [{"nodes": [prime_node("a", "A", [1, 2], True, None, logprobs=5)], "rewards": {"r": 1}}]},
+            "a node's list of tokens is 5",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_episode_is_said(tmp_path, changes, message):
@@ -77,6 +81,17 @@ def test_what_is_wrong_with_an_episode_is_said(tmp_path, changes, message):
     report = import_run(tmp_path, tmp_path / "run")
     assert (report.rollouts, report.rejected) == (2, 1)
     assert message in report.quotes[0]
+
+
+def test_odd_values_in_an_episode_do_not_end_the_import(tmp_path):
+    message = {"role": "assistant", "content": "A", "reasoning_content": 1, "tool_calls": 5}
+    node = prime_node("assistant", "A", [1, 2], True, None, message=message, mask=[True, None])
+    trace = {"nodes": [node], "rewards": {"right": 1.0}}
+    lines(tmp_path / "traces.jsonl", prime_episode(traces=[trace], group={"id": "\ud800"}))
+    import_run(tmp_path, tmp_path / "run")
+    assert rows(tmp_path / "run", "response") == [("[assistant]\n1\nA\n5",)]
+    tokens = cavesson.open(tmp_path / "run").rollout(7, 0)[1]
+    assert tokens["mask"].to_pylist() == [True, False]
 
 
 def prime_update(trace: str, info: dict | None = None, **tokens: list) -> dict[str, Any]:

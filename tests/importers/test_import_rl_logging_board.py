@@ -90,7 +90,7 @@ def test_the_published_example_comes_back_unchanged(tmp_path):
     row, tokens = run.rollout(4, 0)
     # Twelve of the thirteen tokens have numbers; the last is padding.
     assert row["length"] == 12
-    assert row["k1"] == pytest.approx(sum(EXAMPLE["logprobs"]) - sum(EXAMPLE["ref_logprobs"]), abs=1e-12)
+    assert row["kl_k1"] == pytest.approx(sum(EXAMPLE["logprobs"]) - sum(EXAMPLE["ref_logprobs"]), abs=1e-12)
     assert tokens["mask"].to_pylist() == [True] * 12 + [False]
     assert tokens["token"].to_pylist() == EXAMPLE["response_tokens"]
     assert tokens["logprob"].to_pylist() == [*EXAMPLE["logprobs"], None]
@@ -118,7 +118,7 @@ FOREIGN = st.fixed_dictionaries(
         "ref_response": ANY_TEXT | JSON,
         "ref_reward": st.floats() | st.none(),
         "ground_truth": ANY_TEXT | JSON,
-        "k1": JSON,
+        "kl_k1": JSON,
         "extra": JSON,
         "sample": JSON,
     },
@@ -255,9 +255,9 @@ def test_what_lacks_a_logprob_has_no_kl(tmp_path):
     ]
     write_lines(tmp_path / "source" / "a.jsonl", lines)
     import_(tmp_path / "source", tmp_path / "run")
-    rows = cavesson.open(tmp_path / "run").rows(["k1", "length"]).to_pylist()
+    rows = cavesson.open(tmp_path / "run").rows(["kl_k1", "length"]).to_pylist()
     # The fourth: (−1 + 1.5) + (−2 + 1.5) = 0; its third reference entry belongs to padding.
-    assert [row["k1"] for row in rows] == [None, None, None, 0.0, None]
+    assert [row["kl_k1"] for row in rows] == [None, None, None, 0.0, None]
     assert [row["length"] for row in rows] == [2, 2, 2, 2, None]
 
 

@@ -42,7 +42,7 @@ def test_every_number_of_the_record_is_in_the_index(folder):
     record(folder, range(4))
     shot, table = indexed(folder), cavesson.record.open(folder).rows()
     assert alive_rows(shot) == recorded_rows(folder)
-    for name in ("length", "k1", "k3", "group", "ref_reward", "log_ratio_max"):
+    for name in ("length", "kl_k1", "kl_k3", "group", "ref_reward", "log_ratio_max"):
         wanted = table[name].to_numpy(zero_copy_only=False).astype(shot.column(name).dtype)
         assert shot.column(name).tolist() == wanted.tolist(), name
     assert shot.column("part/good").tolist() == [float(i) for i in range(6)] * 4
@@ -210,7 +210,7 @@ def test_whatever_a_run_does_the_index_shows_the_record(tmp_path_factory, attemp
 
 
 def test_words_are_found_in_pieces_that_were_put_together(folder, monkeypatch):
-    monkeypatch.setattr(text_module, "MOST_PIECES", 2)
+    monkeypatch.setattr(text_module, "MAX_PIECES", 2)
     monkeypatch.setattr(text_module, "FIRST_CHUNK", 4)
     monkeypatch.setattr(text_module, "CHUNK_ROWS", 5)
     for step in range(9):
@@ -260,7 +260,7 @@ def test_rollouts_that_are_superseded_before_their_words_are_in_have_none(folder
 
 
 def test_responses_without_a_word_need_no_files_with_lines(folder, monkeypatch):
-    monkeypatch.setattr(text_module, "MOST_PIECES", 1)
+    monkeypatch.setattr(text_module, "MAX_PIECES", 1)
     for step in range(3):
         record(folder, [step], attempt=begin_attempt(folder, 0) if step == 0 else 0, response=["", " \n"] * 3)
         shot = indexed(folder)

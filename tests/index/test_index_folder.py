@@ -79,6 +79,7 @@ def changed_state(index, change) -> None:
     (index / "state.json").write_text(json.dumps(content))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "change",
     [
@@ -106,6 +107,7 @@ def test_a_state_that_names_other_files_or_more_than_there_is_does_not_count(fol
     assert outside.read_bytes() == bytes(10_000)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["column-", "words-", "rows-", "patterns-", "metrics-", "prompts"])
 def test_an_index_that_lost_a_file_or_a_part_of_one_is_built_anew(folder, kind):
     indexed(folder)

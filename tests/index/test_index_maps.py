@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavesson.index import maps
-from cavesson.index.maps import NEAR, ask_for, mapped, mapped_table, read_ranges, relieve
+from cavesson.index.maps import NEAR, ask_for, mapped, mapped_table, read_ranges, release_memory
 
 
 def test_numbers_and_tables_are_those_of_the_file(tmp_path):
@@ -46,10 +46,10 @@ def test_pages_that_were_looked_at_are_given_back_and_come_again(tmp_path, monke
 
     full = mapped_bytes()
     monkeypatch.setattr(maps, "MUCH", 1 << 40)
-    relieve()
+    release_memory()
     assert mapped_bytes() > full - (1 << 20), "there is room enough"
     monkeypatch.setattr(maps, "MUCH", 0)
-    relieve()
+    release_memory()
     assert mapped_bytes() < full - size * 3 // 4
     assert int(values.sum()) == total
 

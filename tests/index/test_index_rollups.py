@@ -47,7 +47,7 @@ def of_the_record(folder, level: str, column: str) -> dict:
     }
 
 
-def check(folder, shot: Snapshot, columns=(("row", "reward"), ("row", "part/good"), ("token", "log_ratio"))) -> int:
+def check(folder, shot: Snapshot, columns=(("row", "reward"), ("row", "part/good"), ("token", "kl_k1"))) -> int:
     lines = 0
     for level, column in columns:
         got, wanted = of_the_index(shot, level, column), of_the_record(folder, level, column)

@@ -79,7 +79,7 @@ def test_responses_are_whole_wherever_they_stand(tmp_path):
 
 def test_lengths_that_cannot_be_are_no_texts():
     for lengths in ([5], [-1, 4], [1, 1]):
-        with pytest.raises(ValueError, match="broken"):
+        with pytest.raises(ValueError, match="damaged"):
             _strings(b"abc", np.array(lengths))
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cavesson.integrations import openrlhf, verl
+from cavesson.integrations.trl import reward_rows
 from cavesson.record import open as open_run
 from cavesson.record.padding import padded
 
@@ -25,7 +26,10 @@ class Letters:
 
 
 def verl_batch() -> SimpleNamespace:
-    """Two rollouts, prompts padded on the left to 2, responses on the right to 3; the second had a tool's token."""
+    """Two rollouts, prompts padded on the left to 2, responses on the right to 3; the second had a tool's token.
+
+    What padding holds counts nowhere.
+    """
     tensors = {
         "prompts": torch.tensor([[0, 1], [2, 3]]),
         "responses": torch.tensor([[4, 5, 0], [6, 7, 8]]),
@@ -33,8 +37,8 @@ def verl_batch() -> SimpleNamespace:
         "response_mask": torch.tensor([[1, 1, 0], [1, 0, 1]]),
         "old_log_probs": torch.tensor([[-1.0, -2.0, 0.0], [-0.5, 0.0, -0.25]]),
         "ref_log_prob": torch.tensor([[-1.5, -2.0, 0.0], [-0.5, 0.0, -0.5]]),
-        "token_level_scores": torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]),
-        "token_level_rewards": torch.tensor([[-0.5, 1.0, 0.0], [0.0, 0.0, 1.75]]),
+        "token_level_scores": torch.tensor([[0.0, 1.0, 7.0], [0.0, 0.0, 2.0]]),
+        "token_level_rewards": torch.tensor([[-0.5, 1.0, 7.0], [0.0, 0.0, 1.75]]),
         "advantages": torch.tensor([[0.5, 0.5, 0.0], [-0.5, 0.0, -0.5]]),
         "returns": torch.tensor([[0.5, 1.0, 0.0], [1.75, 0.0, 1.75]]),
     }
@@ -77,10 +81,10 @@ logged = []
         "shaped_reward",
         "ground_truth",
         "length",
-        "k1",
+        "kl_k1",
     ]
     rows = [tuple(row.values()) for row in run.rows(columns).to_pylist()]
-    # k1 of the first: (−1 + 1.5) + (−2 + 2); of the second (−0.5 + 0.5) + (−0.25 + 0.5), the tool's token left out.
+    # kl_k1 of the first: (−1 + 1.5) + (−2 + 2); of the second (−0.5 + 0.5) + (−0.25 + 0.5), the tool's token left out.
     first = (0, "a", "de", [1], 1.0, 0.5, "g", 2, 0.5)
     second = (1, "bc", "fgh", [2, 3], 2.0, 1.75, None, 2, 0.25)
     assert rows == [(1, *first), (1, *second), (2, *first), (2, *second)]
@@ -140,3 +144,10 @@ def test_the_loop_of_the_documentation_runs(tmp_path, monkeypatch):
     assert [tuple(row.values()) for row in rows] == [(s, *r) for s in range(3) for r in ((0, "x", 1), (1, "yz", 2))]
     assert run.tokens(2, 1)["logprob"].to_pylist() == [-1.0, -0.25]
     assert run.steps()["reward/mean"].to_pylist() == [0.75] * 3
+
+
+def test_a_score_that_is_missing_in_trl_counts_for_nothing():
+    scores = np.array([[1.0, np.nan], [np.nan, np.nan], [0.5, 2.0]])
+    found = reward_rows(["first", "second"], scores, [1.0, 0.5])
+    np.testing.assert_array_equal(found["reward"], [1.0, np.nan, 0.5 + 0.5 * 2.0])
+    assert found["reward_parts"] == [{"first": 1.0}, {}, {"first": 0.5, "second": 2.0}]

@@ -134,8 +134,8 @@ def test_ppo_of_trl_1_10(trained):
     steps = [log for log in logs if "objective/kl" in log]
     assert len(steps) == 3 and run.rows(["step"]).num_rows == 12
     for step, log in enumerate(steps):
-        rows = run.rows(["sample", "reward", "shaped_reward", "k1", "finish_reason", "kl_coef"], [step]).to_pylist()
-        assert np.mean([row["k1"] for row in rows]) == pytest.approx(log["objective/kl"], abs=1e-3)
+        rows = run.rows(["sample", "reward", "shaped_reward", "kl_k1", "finish_reason", "kl_coef"], [step]).to_pylist()
+        assert np.mean([row["kl_k1"] for row in rows]) == pytest.approx(log["objective/kl"], abs=1e-3)
         assert np.mean([row["shaped_reward"] for row in rows]) == pytest.approx(log["objective/scores"], abs=1e-6)
         tokens = run.tokens(step)
         logprob, ref = tokens["logprob"].to_numpy(), tokens["ref_logprob"].to_numpy()

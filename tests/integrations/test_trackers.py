@@ -240,6 +240,7 @@ def test_without_trackers_nothing_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_only_the_main_process_sends(tmp_path: Path) -> None:
     """The second of two processes writes nothing, the first everything."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -24,9 +24,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.dbrx.configuration_dbrx import DbrxAttentionConfig, DbrxFFNConfig
 
 from cavesson.errors import UserError
-from cavesson.models.checkpointing import recompute_layers
 from cavesson.models.load import prepare
-from cavesson.models.policy import Policy, build_policy
+from cavesson.models.policy import Policy, build_policy, recompute_layers
 from cavesson.models.sequences import RewardModel
 from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
 from cavesson.types import Batch
@@ -146,5 +145,5 @@ def test_an_encoder_that_rewards_computes_its_layers_again() -> None:
 
 
 def test_a_model_without_such_layers_is_refused() -> None:
-    with pytest.raises(UserError, match="Linear cannot compute its layers again"):
+    with pytest.raises(UserError, match="Linear cannot recompute its layers"):
         recompute_layers(nn.Linear(2, 2))

@@ -19,8 +19,7 @@ from transformers import (
 
 import cavesson
 from cavesson.errors import UserError
-from cavesson.models.fast_linear import FastLinear
-from cavesson.models.load import load_causal, load_tokenizer, prepare, resolve
+from cavesson.models.load import FastLinear, load_causal, load_tokenizer, prepare, resolve
 from cavesson.models.policy import Policy
 from cavesson.models.settings import LoraSettings, ModelSettings
 from cavesson.models.tiny import tiny_model, tiny_tokenizer

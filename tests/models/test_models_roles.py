@@ -216,7 +216,7 @@ def test_models_that_do_not_fit_are_refused(tmp_path):
     narrow = tiny_model(hidden=32)
     narrow.resize_token_embeddings(300)
     narrow.save_pretrained(tmp_path / "wide")
-    with pytest.raises(UserError, match="another vocabulary"):
+    with pytest.raises(UserError, match="a different vocabulary"):
         policy_of(reference=ReferenceSettings(kind="model", path=str(tmp_path / "wide")))
-    with pytest.raises(UserError, match=r"the critic .* has another vocabulary"):
+    with pytest.raises(UserError, match=r"the critic .* has a different vocabulary"):
         policy_of(value=ValueSettings(kind="separate", path=str(tmp_path / "wide")))

@@ -65,8 +65,8 @@ def test_k3_keeps_its_precision_where_policies_are_close(delta):
 def test_names_are_those_of_trl():
     logprob, reference = torch.tensor([-1.0]), torch.tensor([-2.0])
     seen = {name: function(logprob, reference).item() for name, function in ESTIMATORS.items()}
-    assert seen == pytest.approx({"kl": 1.0, "abs": 1.0, "mse": 0.5, "k3": math.exp(-1)}, rel=1e-6)
-    assert ESTIMATORS["kl"](reference, logprob).item() == -1.0
+    assert seen == pytest.approx({"k1": 1.0, "k2": 0.5, "abs": 1.0, "k3": math.exp(-1)}, rel=1e-6)
+    assert ESTIMATORS["k1"](reference, logprob).item() == -1.0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cavesson.models.fast_linear import FastLinear, use_fast_linear
+from cavesson.models.load import FastLinear, use_fast_linear
 from cavesson.ops.linear import linear
 
 

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 from compaction_helpers import answers, files, record
 
 import cavesson
@@ -100,6 +101,7 @@ def test_a_process_killed_while_it_compacts_loses_nothing(folder):
     assert not [name for name in files(folder) if name[:4] in ("rows", "step") and name.split("-")[1] != "c"]
 
 
+@pytest.mark.slow
 def test_a_compaction_killed_before_any_of_its_renames_and_deletions_loses_nothing(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(compaction, "ABANDONED", -1)
     record(folder, range(2))
@@ -128,6 +130,7 @@ def test_a_reader_is_right_at_every_moment_of_writing_and_compacting(folder):
     assert process.returncode == 0 and check_whole(cavesson.open(folder)) == list(range(40))
 
 
+@pytest.mark.slow
 def test_of_two_compactions_of_the_same_files_one_counts(folder):
     for first in range(0, 24, 8):
         record(folder, range(first, first + 8))

@@ -20,6 +20,7 @@ def run(tmp_path_factory):
     return cavesson.open(folder)
 
 
+@pytest.mark.slow
 def test_every_step_is_whole_and_siblings_are_from_one_rank(run):
     rows = run.rows(["step", "sample", "rank", "group", "split"]).to_pandas()
     train = rows[rows.split == "train"]

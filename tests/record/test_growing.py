@@ -87,6 +87,7 @@ def test_a_file_that_is_missing_is_said_in_one_line(folder):
         query.query(run, "SELECT * FROM tokens")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", ["attempts", "compactions"])
 @pytest.mark.parametrize("content", ["{", "[]", "{}"])
 def test_a_broken_file_of_the_folder_is_named(folder, where, content):

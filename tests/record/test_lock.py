@@ -172,7 +172,7 @@ def test_who_was_replaced_writes_no_more(place: str) -> None:
     owner = {"pid": 7, "host": "elsewhere", "since": "2026-01-01T00:00:00+00:00", "command": "cavesson"}
     assert files.create("writer.json", json.dumps(owner).encode())
     recorder.rollouts(2, ROWS)
-    with pytest.raises(UserError, match=r"is written by process 7 on elsewhere .* now: this process stops"):
+    with pytest.raises(UserError, match=r"is now written by process 7 on elsewhere .*: this process stops"):
         recorder.close()
     assert cavesson.open(place).rows(["step"])["step"].to_pylist() == [0, 1]
     assert json.loads(files.read("writer.json"))["host"] == "elsewhere"
@@ -185,7 +185,7 @@ def test_within_a_process_the_latest_recorder_counts(place: str) -> None:
     with Recorder(place) as recorder:
         recorder.rollouts(1, ROWS)
         abandoned.rollouts(2, ROWS)
-        with pytest.raises(UserError, match="recorded by something else of this process"):
+        with pytest.raises(UserError, match="recorded by another recorder of this process"):
             abandoned.close()
     assert cavesson.open(place).rows(["step"])["step"].to_pylist() == [0, 1]
     assert not storage(place).exists("writer.json")
@@ -258,7 +258,7 @@ def test_what_cannot_be_locked_is_said_in_a_line(tmp_path: Path, monkeypatch: py
     with pytest.raises(UserError) as raised:
         Lock(tmp_path / "run")
     file, run = tmp_path / "run" / ".lock", tmp_path / "run"
-    why = f"so nothing would keep a second process from {run}: {os.strerror(number)}"
+    why = f"so a second process could write to {run}: {os.strerror(number)}"
     assert str(raised.value) == f"{file} cannot be locked, {why}"
 
 

@@ -16,6 +16,7 @@ from cavesson.record import Recorder, merger, recorder
 from cavesson.record.storage import storage
 
 
+@pytest.mark.slow
 def test_the_recorder_merges_by_itself_and_few_files_remain(folder, monkeypatch):
     monkeypatch.setattr(recorder, "WAITING", 8)
     run = cavesson.open(folder)

@@ -51,13 +51,19 @@ def truncate(path: Path) -> None:
 @pytest.mark.parametrize(
     ("break_", "message"),
     [
-        (lambda run: (run / "run.json").unlink(), "is no run folder: it has no run.json"),
-        (lambda run: (run / "run.json").write_text("{"), "run.json is no JSON: "),
-        (lambda run: (run / "run.json").write_text("[]"), "run.json is no JSON object"),
-        (lambda run: (run / "run.json").write_text("[" * 100_000), "run.json is no JSON: "),
-        (lambda run: truncate(*run.glob("record/rows-*")), "rows-00000000-0000-0000.parquet is no whole Parquet file"),
-        (lambda run: truncate(*run.glob("record/steps-*")), "steps-00000000-0000-0000.parquet is no whole Parquet"),
-        (lambda run: truncate(*run.glob("vocabulary.parquet")), "vocabulary.parquet is no whole Parquet file"),
+        (lambda run: (run / "run.json").unlink(), "is not a run folder: it has no run.json"),
+        (lambda run: (run / "run.json").write_text("{"), "run.json is not JSON: "),
+        (lambda run: (run / "run.json").write_text("[]"), "run.json is not a JSON object"),
+        (lambda run: (run / "run.json").write_text("[" * 100_000), "run.json is not JSON: "),
+        (
+            lambda run: truncate(*run.glob("record/rows-*")),
+            "rows-00000000-0000-0000.parquet is not a complete Parquet file",
+        ),
+        (
+            lambda run: truncate(*run.glob("record/steps-*")),
+            "steps-00000000-0000-0000.parquet is not a complete Parquet",
+        ),
+        (lambda run: truncate(*run.glob("vocabulary.parquet")), "vocabulary.parquet is not a complete Parquet file"),
         (lambda run: (run / "attempts" / "0000.json").write_text("{"), "the record in .*run cannot be read: "),
     ],
 )
@@ -76,7 +82,7 @@ def test_a_run_without_a_record_is_shown_as_such_and_exported_as_nothing(tmp_pat
     write_run(tmp_path / "run", {"algorithm": "ppo"})
     assert "none recorded yet" in shown(tmp_path / "run")
     assert EXPORTERS["rl-logging-board"](tmp_path / "run", tmp_path / "out") == 0
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         cavesson.open(tmp_path / "nothing")
 
 

@@ -19,8 +19,9 @@ from record_helpers import kept, plain, rollouts
 import cavesson
 from cavesson.errors import UserError
 from cavesson.record import Recorder, write_run, write_vocabulary
-from cavesson.record.schema import STATISTICS, TOKEN_COLUMNS
+from cavesson.record.schema import TOKEN_COLUMNS
 from cavesson.record.segments import segment_name
+from cavesson.record.statistics import STATISTICS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 FLOATS_32 = ["logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return", "entropy"]
@@ -144,9 +145,9 @@ def test_nothing_recorded_is_replaced(folder):
     with Recorder(folder) as recorder:
         recorder.rollouts(1, rows, tokens)
         recorder.metrics(1, {"loss": 1.0})
-        with pytest.raises(ValueError, match="step 1 has 0 already"):
+        with pytest.raises(ValueError, match="step 1 already has 0"):
             recorder.rollouts(1, rows | {"sample": [5, 0]}, tokens)
-        with pytest.raises(ValueError, match="step 1 has 'loss' already"):
+        with pytest.raises(ValueError, match="step 1 already has 'loss'"):
             recorder.metrics(1, {"loss": 2.0})
         with pytest.raises(ValueError, match="step 0 is closed"):
             recorder.rollouts(0, rows, tokens)
@@ -160,7 +161,7 @@ def test_nothing_recorded_is_replaced(folder):
     [
         ({"rewrad": [1, 2]}, {}, "no column 'rewrad'"),
         ({"step": [1, 1]}, {}, "no column 'step'"),
-        ({"k1": [1, 1]}, {}, "no column 'k1'"),
+        ({"kl_k1": [1, 1]}, {}, "no column 'kl_k1'"),
         ({"reward": [1.0]}, {}, "'reward' has 1 entries"),
         ({"sample": [1, 1]}, {}, "names a rollout twice"),
         ({}, {"logprobs": np.zeros((2, 3))}, "no column 'logprobs'"),
@@ -375,6 +376,6 @@ def test_another_process_needs_the_attempt_and_numbers_its_samples(folder):
         Recorder(folder, rank=1)
     with (
         Recorder(folder, attempt=0, rank=1) as recorder,
-        pytest.raises(ValueError, match="lack the required column 'sam"),
+        pytest.raises(ValueError, match="are missing the required column 'sam"),
     ):
         recorder.rollouts(0, {"prompt": ["a"], "response": ["x"], "reward": [0.0]})

@@ -13,8 +13,7 @@ from record_helpers import rollouts
 
 import cavesson
 from cavesson.record import Recorder
-from cavesson.record.schema import STATISTICS
-from cavesson.record.statistics import rollout_statistics
+from cavesson.record.statistics import STATISTICS, rollout_statistics
 from cavesson.text.statistics import distinct, repetition
 
 # The third entry of sample 1 and all of sample 2 are padding, and must not be looked at.
@@ -42,11 +41,11 @@ def test_kl_and_entropy_by_hand(folder):
     # Sample 0: Δ = 0.5, −1, 0. Sample 1: Δ = 0, 2. A sum over nothing is 0, a mean over nothing is not there.
     e = math.exp
     assert column(found, "length") == [3, 2, 0]
-    assert column(found, "k1") == [-0.5, 2.0, 0.0]
+    assert column(found, "kl_k1") == [-0.5, 2.0, 0.0]
     assert column(found, "log_ratio_max") == [1.0, 2.0, None]
-    assert found[0]["k3"] == pytest.approx(((e(-0.5) - 1 + 0.5) + (e(1) - 1 - 1) + 0) / 3, rel=1e-12)
-    assert found[1]["k3"] == pytest.approx((0 + e(-2) - 1 + 2) / 2, rel=1e-12)
-    assert found[2]["k3"] is None
+    assert found[0]["kl_k3"] == pytest.approx(((e(-0.5) - 1 + 0.5) + (e(1) - 1 - 1) + 0) / 3, rel=1e-12)
+    assert found[1]["kl_k3"] == pytest.approx((0 + e(-2) - 1 + 2) / 2, rel=1e-12)
+    assert found[2]["kl_k3"] is None
     assert column(found, "entropy") == [3.0, 0.5, None]
 
 
@@ -128,8 +127,8 @@ def test_statistics_are_of_the_numbers_before_rounding(folder):
     with Recorder(folder) as recorder:
         recorder.rollouts(0, rows, tokens)
     run = cavesson.open(folder)
-    row = run.rows(["k1", "k3"]).to_pylist()[0]
-    assert row["k1"] == 1e-8 and row["k3"] == pytest.approx(1e-16 / 2, rel=1e-6, abs=0)
+    row = run.rows(["kl_k1", "kl_k3"]).to_pylist()[0]
+    assert row["kl_k1"] == 1e-8 and row["kl_k3"] == pytest.approx(1e-16 / 2, rel=1e-6, abs=0)
     assert run.tokens(0)["logprob"].to_pylist() == [0.0]
 
 

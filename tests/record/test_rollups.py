@@ -71,7 +71,7 @@ def test_bins_of_eight_positions_by_hand(folder):
     # Positions 0–7 hold 0 … 7 of the first and 10, 11, 12 of the second response; 8 and 9 the rest of the first.
     assert (value["bin_counts"], value["bin_sums"]) == ([11, 2], [28.0 + 33.0, 17.0])
     assert (value["count"], value["min"], value["max"], value["sketch_keys"]) == (13, 0.0, 12.0, None)
-    ratio = line(run, "log_ratio", "token")
+    ratio = line(run, "kl_k1", "token")
     assert (ratio["bin_counts"], ratio["bin_sums"]) == ([11, 2], [-5.5, -1.0])
 
 
@@ -85,8 +85,8 @@ def test_what_follows_from_the_columns_of_a_token(folder):
         recorder.rollouts(0, rollouts(1)[0], tokens)
     run = cavesson.open(folder)
     # k3 = q/p − 1 − ln(q/p): of the first 1/2 − 1 + ln 2, of the second 2 − 1 − ln 2; of the third it is infinite.
-    sums = {"log_ratio": 0.0, "kl": 0.5, "sampler_gap": -math.log(2), "prob": 0.5 + 0.25, "ref_prob": 0.25 + 0.5 + 0.5}
-    counts = {"log_ratio": 2, "kl": 2, "sampler_gap": 2, "prob": 3, "ref_prob": 3}
+    sums = {"kl_k1": 0.0, "kl_k3": 0.5, "sampler_gap": -math.log(2), "prob": 0.5 + 0.25, "ref_prob": 0.25 + 0.5 + 0.5}
+    counts = {"kl_k1": 2, "kl_k3": 2, "sampler_gap": 2, "prob": 3, "ref_prob": 3}
     for name, total in sums.items():
         found = line(run, name, "token")
         # Recorded log-probabilities are exact to 2^-18.

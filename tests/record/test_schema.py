@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from cavesson.record.rollups import ROLLUP_SCHEMA
-from cavesson.record.schema import ROW_COLUMNS, STATISTICS, STEP_COLUMNS, TOKEN_COLUMNS, arrow_schema
+from cavesson.record.schema import ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, arrow_schema
+from cavesson.record.statistics import STATISTICS
 
 
 @pytest.mark.parametrize("columns", [ROW_COLUMNS, TOKEN_COLUMNS, STEP_COLUMNS])

@@ -63,8 +63,8 @@ def test_the_extremes_are_the_extremes(run):
     text = shown(run, limit=3)
     assert [row["response"] for row in table(text, "best by reward")] == ["answer 11", "answer 10", "answer 9"]
     assert [row["response"] for row in table(text, "worst by reward")] == ["answer 0", "answer 1", "answer 2"]
-    assert [row["KL"] for row in table(text, "highest KL")] == ["5.5", "5", "4.5"]
-    assert [row["KL"] for row in table(text, "lowest KL")] == ["0", "0.5", "1"]
+    assert [row["kl_k1"] for row in table(text, "highest KL")] == ["5.5", "5", "4.5"]
+    assert [row["kl_k1"] for row in table(text, "lowest KL")] == ["0", "0.5", "1"]
     best = table(text, "best by reward")[1]
     assert (best["step"], best["sample"], best["reward"]) == ("2", "2", "10")
 
@@ -78,9 +78,9 @@ def test_the_step_table_has_means_and_spread(run):
     rows = table(shown(run), "steps")
     mean, spread = statistics.fmean([3, 9, 0, 5]), statistics.pstdev([3, 9, 0, 5])
     assert rows[0]["reward"] == f"{mean:.4g} ± {spread:.4g}"
-    assert rows[0]["KL"] == f"{(11 - mean) / 2:.4g}"
+    assert rows[0]["kl_k1"] == f"{(11 - mean) / 2:.4g}"
     assert [row["length"] for row in rows] == ["2"] * 3
-    assert [row["KL coefficient"] for row in rows] == ["0.1", "0.2", "0.3"]
+    assert [row["kl/coef"] for row in rows] == ["0.1", "0.2", "0.3"]
     assert "entropy" not in rows[0] and "split" not in rows[0]
 
 
@@ -109,8 +109,8 @@ def test_a_rollout_is_shown_token_by_token(run):
     assert [row["token"] for row in tokens] == ["no", "↵"]
     assert [row["position"] for row in tokens] == ["0", "1"]
     # reward 7: Δ = (11 − 7) / 4
-    assert [(row["logprob"], row["ref logprob"], row["KL"]) for row in tokens] == [("-1", "-2", "1")] * 2
-    assert not {"value", "token reward", "advantage"} & tokens[0].keys()
+    assert [(row["logprob"], row["ref_logprob"], row["kl_k1"]) for row in tokens] == [("-1", "-2", "1")] * 2
+    assert not {"value", "token_reward", "advantage"} & tokens[0].keys()
 
 
 def test_what_was_measured_is_shown(folder):
@@ -121,7 +121,7 @@ def test_what_was_measured_is_shown(folder):
     text = shown(folder, step=0, sample=0)
     assert "finish_reason  stop" in text and "format 0.25, answer 2" in text
     row = table(text, "tokens")[1]
-    assert [row[name] for name in ("value", "token reward", "advantage")] == ["0.25"] * 3
+    assert [row[name] for name in ("value", "token_reward", "advantage")] == ["0.25"] * 3
     assert "KL" not in row and "ref_response" not in text
 
 
@@ -152,6 +152,11 @@ def test_the_header_says_what_was_trained(run):
         "0 to 2, 3 recorded",
         "12",
     ]
+
+
+def test_a_model_that_another_program_named_by_a_text_stops_nothing(tmp_path):
+    write_run(tmp_path, {"algorithm": "ppo", "model": "some/model"})
+    assert "ppo" in shown(tmp_path)
 
 
 def test_a_run_without_rollouts_says_so(folder):

@@ -17,6 +17,7 @@ from cavesson.record import begin_attempt, compact, write_run, write_vocabulary
 from cavesson.record.query import query
 
 
+@pytest.mark.slow
 def test_a_run_in_object_storage_reads_like_one_on_disk(server, tmp_path):
     places = [f"{server}/some/run=1", tmp_path]
     for place in places:

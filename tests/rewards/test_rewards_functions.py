@@ -123,6 +123,18 @@ def test_a_mistake_inside_a_reward_is_not_hidden():
     assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
+def test_a_mistake_is_told_by_the_line_where_it_happens_and_not_by_that_of_the_call():
+    def helper(response):
+        return float(response)
+
+    def broken(prompts, responses):
+        return [helper(response) for response in responses]
+
+    with pytest.raises(UserCodeError, match="the reward broken raised ValueError") as error:
+        call_reward(broken, "broken", PROMPTS, ["no number"] * len(PROMPTS), {})
+    assert str(error.value).endswith(f"({__file__}, line {helper.__code__.co_firstlineno + 1})")
+
+
 def test_a_reward_gets_copies_of_its_own():
     columns = {"answer": [{"text": "7", "also": ["seven"]}, {"text": "8", "also": []}]}
     prompts, responses = list(PROMPTS), list(RESPONSES)
@@ -167,7 +179,7 @@ def test_the_signature_of_another_trainer_is_named_beside_ours(function, part):
         call_reward(function, "theirs", PROMPTS, RESPONSES, {"answer": [7, 8]})
     first, second = str(error.value).splitlines()
     assert part in first and f"({__file__}, line {function.__code__.co_firstlineno})" in first
-    assert second == ("a reward is called with (prompts, responses, **columns); the data has answer beside the prompt")
+    assert second == ("a reward is called with (prompts, responses, **columns); the data has answer besides the prompt")
 
 
 @pytest.mark.parametrize(

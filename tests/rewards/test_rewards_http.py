@@ -162,6 +162,7 @@ def test_it_works_inside_an_event_loop_as_in_a_notebook(server):
     assert asyncio.run(cell()) == [3]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_what_may_pass_is_tried_again(server, status):
     reward = HttpReward(url=f"{server.url}/failing?times=1&status={status}")

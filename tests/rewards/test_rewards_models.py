@@ -113,7 +113,7 @@ def test_from_a_recipe(folders, tokenizer):
 @pytest.mark.parametrize(
     ("kind", "options", "part"),
     [
-        ("lm", {}, "lm is no trained classifier: score.weight is missing"),
+        ("lm", {}, "lm is not a trained classifier: score.weight is missing"),
         ("nowhere", {}, "cannot load a reward model from"),
         ("bert", {}, "has 3 outputs, NEG (0), MID (1), POS (2); set options.label to one of them"),
         ("bert", {"label": 3}, "NEG (0), MID (1), POS (2); options.label 3 is none of them"),
@@ -133,7 +133,7 @@ def test_mistakes_with_a_classifier_are_explained(folders, kind, options, part):
 @pytest.mark.parametrize(
     ("kind", "options", "part"),
     [
-        ("lm", {"label": "LABEL_0"}, "lm is no trained classifier"),
+        ("lm", {"label": "LABEL_0"}, "lm is not a trained classifier"),
         ("nowhere", {"label": "POS"}, "cannot load a reward model from"),
         ("bert", {"label": "POSITIVE"}, "bert has no label 'POSITIVE'; it has NEG, MID, POS"),
         ("bert", {"label": "POS", "task": "text-generation"}, "not 'text-generation'"),

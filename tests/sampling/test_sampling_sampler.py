@@ -15,6 +15,7 @@ from cavesson.sampling.settings import SamplingSettings
 MANY_EOS = tuple(range(60, 100))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"top_p": 0.9}, {"random_length": (1, 12)}])
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 def test_batch_composition_changes_nothing(tokenizer, settings, batch_size):

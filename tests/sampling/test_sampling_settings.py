@@ -31,8 +31,8 @@ def test_the_longest_response():
     [
         (["--random_length", "[5, 3]"], "1 <= low <= high, not [5, 3]"),
         (["--random_length", "[0, 3]"], "1 <= low <= high, not [0, 3]"),
-        (["--min_new_tokens", "33"], "min_new_tokens 33 is over the length limit 32"),
-        (["--min_new_tokens", "9", "--random_length", "[2, 8]"], "min_new_tokens 9 is over the length limit 8"),
+        (["--min_new_tokens", "33"], "min_new_tokens 33 is above the length limit 32"),
+        (["--min_new_tokens", "9", "--random_length", "[2, 8]"], "min_new_tokens 9 is above the length limit 8"),
         (["--stop", '["a", ""]'], "an empty stop text would end every response at once"),
         (["--top_p", "0"], "top_p: input should be greater than 0"),
         (["--top_p", "1.5"], "top_p: input should be less than or equal to 1"),

@@ -53,6 +53,7 @@ def test_signs_name_what_they_stand_for() -> None:
 HOSTILE = "\x1b[31mred\x07\u202eturned\u2066"
 
 
+@pytest.mark.slow
 def test_no_name_in_a_record_acts_on_the_terminal(tmp_path: Path) -> None:
     run, source = tmp_path / f"run {HOSTILE}", tmp_path / f"{HOSTILE}.jsonl"
     write_run(run, {"algorithm": HOSTILE, "model": {"name": HOSTILE}, "source": HOSTILE})

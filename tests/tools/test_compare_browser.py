@@ -104,6 +104,7 @@ def test_a_click_or_the_keyboard_sorts_by_reward(page, comparison, tmp_path):
     assert order() == [0, 1, 2, 3, 4] and heading.get_attribute("aria-sort") is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_hostile_texts_are_texts(page, comparison, tmp_path, scheme):
     requests = []
@@ -134,6 +135,7 @@ def test_a_script_that_is_not_the_pages_does_not_run(browser, comparison, tmp_pa
     page.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("columns", [1, 2, 7])
 def test_nothing_is_cut_off(page, comparison, tmp_path, width, height, columns):
@@ -185,6 +187,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_texts_can_be_read_in_light_and_dark(page, comparison, tmp_path, scheme, width, height):

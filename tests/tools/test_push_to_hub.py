@@ -180,6 +180,7 @@ def test_what_cannot_be_pushed_is_said(run: Path) -> None:
 REFUSED = "cavesson: owner/mine cannot be pushed: the Hub answered "
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("refuses", "status", "line"),
     [
@@ -216,6 +217,7 @@ def test_a_large_file_without_room_is_one_line(run: Path, environment: dict[str,
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("endpoint", "environment", "line"),
     [
@@ -231,6 +233,7 @@ def test_no_connection_is_one_line(run: Path, endpoint: str, environment: dict[s
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["a/b/c", "owner/mi--ne", "owner/no name"])
 def test_a_name_that_is_none_is_one_line_and_asks_nobody(run: Path, hub: Hub, name: str) -> None:
     done = push(run, hub.url, name=name)
@@ -241,5 +244,5 @@ def test_a_name_that_is_none_is_one_line_and_asks_nobody(run: Path, hub: Hub, na
 def test_a_page_instead_of_a_hub_is_one_line(run: Path) -> None:
     with serve(ThreadingHTTPServer(("127.0.0.1", 0), _Page)) as url:
         done = push(run, url)
-    expected = f"cavesson: owner/mine cannot be pushed: what answers at {url} is not a Hub\n"
+    expected = f"cavesson: owner/mine cannot be pushed: the server at {url} is not a Hub\n"
     assert (done.returncode, done.stderr) == (2, expected)

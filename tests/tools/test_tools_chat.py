@@ -20,7 +20,7 @@ from cavesson.tools.generate import load_policy
 
 FLAGS = ["--sampling.temperature", "0", "--sampling.max_new_tokens", "6", "--device", "cpu"]
 PROGRAM = (
-    "import sys, torch; torch.set_num_threads(1)\n"
+    "import sys\n"
     "from cavesson.config import load; from cavesson.tools.chat import TalkSettings, chat\n"
     "print('ready', flush=True)\n"
     "chat(sys.argv[1], load(TalkSettings, None, sys.argv[2:]))\n"
@@ -53,6 +53,7 @@ def answer(model: Path, text: str) -> str:
     return str(tokenizer.decode(said, skip_special_tokens=True))
 
 
+@pytest.mark.slow
 def test_a_conversation_is_remembered_until_it_is_reset(models):
     first = answer(models / "one", "s:Be brief.\nu:Hello\na:")
     second = answer(models / "one", f"s:Be brief.\nu:Hello\na:{first}\nu:And you?\na:")
@@ -62,6 +63,7 @@ def test_a_conversation_is_remembered_until_it_is_reset(models):
     assert out == f"ready\n{first}\n{second}\n(forgotten)\n{first}\nleft\n"
 
 
+@pytest.mark.slow
 def test_control_c_and_the_end_of_input_leave(models):
     talk = start(models / "one")
     assert talk.stdout is not None and talk.stdout.readline() == "ready\n"
@@ -71,13 +73,14 @@ def test_control_c_and_the_end_of_input_leave(models):
     assert "left" in out and "Traceback" not in err and talk.returncode == 0
 
 
+@pytest.mark.slow
 def test_in_a_terminal(models):
     ours, theirs = pty.openpty()
     talk = start(models / "one", stdin=theirs)
     os.write(ours, b"Hello\n\x04")  # Ctrl-D
     out, err = talk.communicate(timeout=200)
     assert talk.returncode == 0, err
-    assert "Ctrl-D leaves" in out and answer(models / "one", "u:Hello\na:") in out and out.endswith("left\n")
+    assert "Ctrl-D exits" in out and answer(models / "one", "u:Hello\na:") in out and out.endswith("left\n")
 
 
 def test_defaults_of_model_and_tokenizer_are_left_aside(models, tmp_path, capsys):

@@ -77,7 +77,7 @@ def test_text_and_rewards_together(models, questions, tmp_path):
     ("flags", "part"),
     [
         ((), "give --text.path FILE"),
-        (("--data.path", "QUESTIONS", "--data.columns", MAPPING), "name what scores the responses"),
+        (("--data.path", "QUESTIONS", "--data.columns", MAPPING), "give the rewards"),
         (("--data.path", "QUESTIONS", "--out", "OUT", "--rewards", "lowercase"), "exists already"),
     ],
 )

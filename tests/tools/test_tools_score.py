@@ -14,8 +14,7 @@ from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.tools.score import ScoreSettings, score
-from cavesson.tools.scorers import estimate
+from cavesson.tools.score import ScoreSettings, estimate, score
 
 ROWS = [
     {"prompt": "What is 2+2? ", "response": "4", "level": 1},
@@ -136,11 +135,11 @@ def test_files_of_every_kind(tmp_path, suffix):
     ("row", "flags", "part"),
     [
         ({"prompt": "a"}, ("--rewards", "lowercase"), "line 1 has no columns 'prompt' and 'response'"),
-        ({"prompt": 1, "response": "a"}, ("--rewards", "lowercase"), "'prompt' holds 1 where a text was expected"),
-        ({"prompt": "a", "response": [1]}, ("--rewards", "lowercase"), "'response' holds [1]"),
+        ({"prompt": 1, "response": "a"}, ("--rewards", "lowercase"), "'prompt' is 1, expected a text"),
+        ({"prompt": "a", "response": [1]}, ("--rewards", "lowercase"), "'response' is [1]"),
         ({"prompt": "a", "response": "b", "reward": 1}, ("--rewards", "lowercase"), "rename the column 'reward'"),
         ({"prompt": "a", "response": "b", "prompts": 1}, ("--rewards", "lowercase"), "rename the column 'prompts'"),
-        ({"prompt": "a", "response": "b"}, (), "name what scores the responses"),
+        ({"prompt": "a", "response": "b"}, (), "give the rewards"),
         ({"prompt": "a", "response": "b"}, ("--rewards", "nowhere"), "cannot load a reward model from 'nowhere'"),
         ({"prompt": "a", "response": "b"}, ("--rewards", "lowercase", "--out", "a.csv"), "must end in"),
     ],

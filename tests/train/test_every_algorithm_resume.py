@@ -30,6 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Of the disk operations of the whole run; several mean that the resumed run is killed as well.
 KILLS = [(0.92,), (0.45, 0.25)]
+QUICK = {"ppo", "dpo"}
 
 
 class Whole(NamedTuple):
@@ -41,7 +42,9 @@ class Whole(NamedTuple):
     result: dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES]
+)
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     name, changes = CASES[request.param]
     folder = tmp_path_factory.mktemp("whole")
@@ -74,6 +77,7 @@ def differences(first: Any, second: Any, place: str = "") -> list[str]:
     return [] if same else [f"{place}: {first!r:.80} {second!r:.80}"]
 
 
+@pytest.mark.sampled(1)
 def test_killed_anywhere(whole: Whole, tmp_path: Path) -> None:
     left = []
     for number, fractions in enumerate(KILLS):
@@ -92,12 +96,14 @@ def test_killed_anywhere(whole: Whole, tmp_path: Path) -> None:
         assert any("update" in name for name in left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", ["grpo with adapters, resampled"], indirect=True)
 def test_what_was_resampled_could_go_wrong(whole: Whole) -> None:
     sampled = [sum(row["step"] == step for row in whole.result["rows"]) for step in range(3)]
     assert len(set(sampled)) > 1  # so nobody knows beforehand which prompts a step begins with
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_a_finished_run_says_so_and_stays_as_it_is(name: str, tmp_path: Path) -> None:
     assert cavesson(tmp_path, name, *tiny_flags(name, tmp_path / "run")).code == 0
@@ -107,6 +113,7 @@ def test_a_finished_run_says_so_and_stays_as_it_is(name: str, tmp_path: Path) ->
     assert differences(before, everything(tmp_path / "run")) == []
 
 
+@pytest.mark.slow
 def test_dpo_killed_at_every_moment_around_the_reference_pass(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()

@@ -1,5 +1,6 @@
 import json
 import math
+import statistics
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from scipy import stats
 
-from cavesson.data.tokens import PairTokens, Tokens
+from cavesson.data.examples import PairTokens, Tokens
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.rewards.report import page, show, write
-from cavesson.rewards.report_figures import Scored, extreme_cases, summarise, warnings
+from cavesson.rewards.report_figures import ScoredPairs, extreme_cases, summarise, warnings
 
 PROMPT = "Why?"
 TOKENIZER = tiny_tokenizer()
@@ -32,18 +32,18 @@ def pair(chosen: str | int, rejected: str | int, margin: float | None = None) ->
     return PairTokens(tokens(texts[0]), tokens(texts[1]), margin)
 
 
-def scored(*rows: tuple[float, float], lengths: list[tuple[int, int]] | None = None) -> Scored:
+def scored(*rows: tuple[float, float], lengths: list[tuple[int, int]] | None = None) -> ScoredPairs:
     """Pairs of these rewards and lengths, of equal lengths if none are given."""
     lengths = lengths or [(3, 3)] * len(rows)
     chosen, rejected = np.array(rows, dtype=float).T
-    return Scored([pair(*both) for both in lengths], chosen, rejected)
+    return ScoredPairs([pair(*both) for both in lengths], chosen, rejected)
 
 
 def right(chosen: float, rejected: float) -> float:
     return 1.0 if chosen > rejected else 0.5 if chosen == rejected else 0.0
 
 
-def told(found: Scored) -> list[str]:
+def told(found: ScoredPairs) -> list[str]:
     """The first words of all warnings."""
     return [" ".join(warning.split()[:3]) for warning in warnings(summarise(found))]
 
@@ -78,14 +78,19 @@ def test_figures_against_a_slow_count(rows):
 
 @settings(deadline=None)
 @given(st.lists(row, min_size=2, max_size=40))
-def test_rank_correlation_as_in_scipy(rows):
+def test_rank_correlation_with_length_against_a_slow_count(rows):
+    """Spearman's ρ is Pearson's r of the ranks; that of a value among ties is the mean of theirs."""
+
+    def ranks(values: list[int]) -> list[float]:
+        return [sum(v < one for v in values) + (sum(v == one for v in values) + 1) / 2 for one in values]
+
     found = scored(*[(c, r) for c, r, _, _ in rows], lengths=[(a, b) for _, _, a, b in rows])
     differences, longer = [c - r for c, r, _, _ in rows], [a - b for _, _, a, b in rows]
     ours = summarise(found)["length_correlation"]
     if len(set(differences)) == 1 or len(set(longer)) == 1:
         assert ours is None
     else:
-        assert ours == pytest.approx(stats.spearmanr(differences, longer).statistic, abs=1e-9)
+        assert ours == pytest.approx(statistics.correlation(ranks(differences), ranks(longer)), abs=1e-9)
 
 
 @settings(deadline=None)
@@ -131,7 +136,7 @@ def test_groups_by_difference_of_length_are_of_equal_size():
 
 
 def test_margins_of_the_data_count_in_the_loss():
-    found = Scored([pair(3, 3, 1.5), pair(3, 3)], np.array([2.0, 2.0]), np.array([0.0, 0.0]))
+    found = ScoredPairs([pair(3, 3, 1.5), pair(3, 3)], np.array([2.0, 2.0]), np.array([0.0, 0.0]))
     assert summarise(found)["loss"] == pytest.approx((math.log(1 + math.exp(-0.5)) + math.log(1 + math.exp(-2))) / 2)
 
 
@@ -154,9 +159,9 @@ def test_a_good_model_is_not_warned_about():
 
 
 def test_a_coin_is_called_a_coin():
-    assert told(scored(*[(0.1, 0)] * 50, *[(0, 0.1)] * 50, lengths=EVEN)) == ["nothing shows that"]
-    assert told(scored((1, 0), lengths=[(3, 3)])) == ["nothing shows that"]
-    assert told(scored((0.1, 0), (0, 0.1), (0, 0.1))) == ["nothing shows that"]  # a third, but of three
+    assert told(scored(*[(0.1, 0)] * 50, *[(0, 0.1)] * 50, lengths=EVEN)) == ["it may be"]
+    assert told(scored((1, 0), lengths=[(3, 3)])) == ["it may be"]
+    assert told(scored((0.1, 0), (0, 0.1), (0, 0.1))) == ["it may be"]  # a third, but of three
 
 
 def test_a_model_that_is_wrong_is_called_so():
@@ -170,7 +175,7 @@ def test_equal_rewards_are_as_good_as_a_coin():
     assert summary["ties"] == 1
     assert summary["confidence"] == 0.5
     assert summary["length_correlation"] is None
-    assert told(found) == ["nothing shows that", "both responses get"]
+    assert told(found) == ["it may be", "both responses get"]
 
 
 @pytest.mark.parametrize(("ties", "warned"), [(5, False), (6, True)])
@@ -198,13 +203,13 @@ def test_a_taste_for_length_is_told(longer, shorter, liked):
 
 def test_too_sure_a_model_is_told():
     # The interval of 80 of 100 ends at 0.866; σ(1.9) = 0.870 and σ(1.8) = 0.858
-    assert told(scored(*[(1.9 * c, 1.9 * r) for c, r in GOOD], lengths=EVEN)) == ["it is too"]
+    assert told(scored(*[(1.9 * c, 1.9 * r) for c, r in GOOD], lengths=EVEN)) == ["it is overconfident:"]
     assert told(scored(*[(1.8 * c, 1.8 * r) for c, r in GOOD], lengths=EVEN)) == []
 
 
 def test_prompts_that_decide_are_told():
     rows = [(c + 5 * (i % 3), r + 5 * (i % 3)) for i, (c, r) in enumerate(GOOD)]
-    assert told(scored(*rows, lengths=EVEN)) == ["the prompt decides"]
+    assert told(scored(*rows, lengths=EVEN)) == ["the prompt explains"]
     rows = [(c + i % 3, r + i % 3) for i, (c, r) in enumerate(GOOD)]  # ρ = 0.45
     assert told(scored(*rows, lengths=EVEN)) == []
 
@@ -212,7 +217,7 @@ def test_prompts_that_decide_are_told():
 # --- cases and files -----------------------------------------------------------------------------------------------
 
 
-def cases(found: Scored, tokenizer: Any) -> dict[str, list[int]]:
+def cases(found: ScoredPairs, tokenizer: Any) -> dict[str, list[int]]:
     lists: dict[str, list[int]] = {}
     for case in extreme_cases(found, tokenizer):
         lists.setdefault(case["list"], []).append(case["pair"])
@@ -236,7 +241,7 @@ def test_a_pair_is_not_listed_as_wrong_when_it_is_right(tokenizer):
 
 
 def test_cases_hold_the_texts(tokenizer):
-    found = Scored([pair(" Yes, é.", "")], np.array([1.5]), np.array([-2.0]))
+    found = ScoredPairs([pair(" Yes, é.", "")], np.array([1.5]), np.array([-2.0]))
     assert extreme_cases(found, tokenizer)[0] == {
         "list": "most surely right",
         "pair": 0,
@@ -248,6 +253,7 @@ def test_cases_hold_the_texts(tokenizer):
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [[(1, 0)], [(1, 1)], [(0, 0)] * 3, GOOD], ids=["one", "tie", "ties", "many"])
 def test_files_are_whole(tmp_path: Path, tokenizer, rows):
     found = scored(*rows)
@@ -258,7 +264,7 @@ def test_files_are_whole(tmp_path: Path, tokenizer, rows):
     lines = (tmp_path / "extreme_cases.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == extreme_cases(found, tokenizer)
     text = (tmp_path / "reward_model.md").read_text(encoding="utf-8")
-    assert all(f"**Careful:** {warning}." in text for warning in warnings(summary))
+    assert all(f"**Warning:** {warning}." in text for warning in warnings(summary))
     assert f"| all | {summary['accuracy']['mean']:.3f} |" in text
     printed = StringIO()
     show(summary, tmp_path, Console(file=printed, width=120))
@@ -267,7 +273,7 @@ def test_files_are_whole(tmp_path: Path, tokenizer, rows):
 
 def test_no_text_breaks_out_of_the_page(tokenizer):
     sly = "\n# Heading\n\n```\n- list\n| a | b |"
-    found = Scored([pair(sly, sly + "!")], np.array([1.0]), np.array([0.0]))
+    found = ScoredPairs([pair(sly, sly + "!")], np.array([1.0]), np.array([0.0]))
     text = page(summarise(found), extreme_cases(found, tokenizer))
     for piece in ("# Heading", "```", "- list", "| a | b |"):
         lines = [line for line in text.splitlines() if piece in line]

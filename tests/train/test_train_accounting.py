@@ -222,6 +222,15 @@ def test_parts_are_recorded_unweighted_and_summed_weighted(tmp_path: Path) -> No
     assert metrics["reward/part/b/length"] == pytest.approx(np.mean([len(row["response"]) for row in rows]))
 
 
+def test_a_reward_is_recorded_with_every_digit(tmp_path: Path) -> None:
+    def tenth(prompts: Sequence[str], responses: Sequence[str], **_: Any) -> list[float]:
+        return [0.1 for _ in responses]
+
+    finish(tmp_path / "run", {"rewards": tenth}, steps=1)
+    for row in cavesson.open(tmp_path / "run").rows().to_pylist():
+        assert (row["reward"], row["shaped_reward"]) == (0.1, 0.1)
+
+
 def test_columns_of_the_data_reach_the_reward(tmp_path: Path) -> None:
     def reward(prompts: Sequence[str], responses: Sequence[str], *, worth: Sequence[int], **_: Any) -> list[int]:
         assert [PROMPTS.index(prompt) * 10 for prompt in prompts] == list(worth)

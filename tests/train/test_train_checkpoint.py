@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -77,6 +78,7 @@ def damage(checkpoint: Path, kind: str) -> str:
     return name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, kind: str) -> None:
     for step in (1, 3):
@@ -85,11 +87,25 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, kind: str)
     said: list[str] = []
     found = latest(tmp_path, said.append)
     assert found.step == 1 and farthest(found.weights, one(1).weights) == 0.0
-    assert len(said) == 1 and "step-00000003 (" in said[0] and said[0].endswith("the run goes on from step-00000001")
+    assert len(said) == 1 and "step-00000003 (" in said[0] and said[0].endswith("the run resumes from step-00000001")
     save(tmp_path, one(2), keep=1)
     assert names(tmp_path) == ["step-00000002"]  # neither the damaged one nor the one before it stands for the newest
 
 
+def test_a_checkpoint_of_another_version_is_not_read_as_one_of_this(tmp_path: Path) -> None:
+    save(tmp_path, one(2), keep=1)
+    place = tmp_path / "checkpoints" / "step-00000002"
+    state = json.loads((place / "state.json").read_bytes())
+    for written in ({**state, "format": 9}, {name: value for name, value in state.items() if name != "format"}):
+        (place / "state.json").write_text(json.dumps(written))
+        sums = json.loads((place / "checksums.json").read_bytes())
+        sums["state.json"] = xxhash.xxh3_128((place / "state.json").read_bytes()).hexdigest()
+        (place / "checksums.json").write_text(json.dumps(sums))
+        with pytest.raises(UserError, match=f"step-00000002 has format {written.get('format', 1)}, .*: resume with"):
+            latest(tmp_path)
+
+
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_no_intact_checkpoint_is_one_line(tmp_path: Path, kind: str) -> None:
     for step in (1, 3):
@@ -231,6 +247,15 @@ def test_a_run_saves_when_it_is_told_to_and_at_the_end(tmp_path: Path, every: in
     assert files == {".safetensors", ".json"}
 
 
+def test_inside_a_step_a_run_saves_after_every_so_many_updates(tmp_path: Path) -> None:
+    finish(tmp_path / "run", steps=1, update__epochs=7, checkpoint={"every": 1, "updates": 3, "keep": 9})
+    assert names(tmp_path / "run") == [
+        "step-00000000-update-00000003",
+        "step-00000000-update-00000006",
+        "step-00000001",
+    ]
+
+
 EVERYTHING: dict[str, Any] = {
     "steps": 6, "checkpoint__every": 2, "kl__target": 0.05, "kl__horizon": 60, "kl__coef": 0.3,
     "shaping__scale": True, "shaping__normalise": True, "sampling__stop": STOP, "update__epochs": 2,
@@ -246,6 +271,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_run_that_broke_off_goes_on_bit_for_bit(tmp_path: Path, model: str) -> None:
     changes = {**EVERYTHING, **MODELS[model]}
@@ -299,7 +325,7 @@ def test_a_checkpoint_never_knows_of_a_step_that_the_record_does_not_have(
         )
         return save(folder, given, keep)
 
-    monkeypatch.setattr("cavesson.train.loop.save", watched)
+    monkeypatch.setattr("cavesson.train.callbacks.save", watched)
     finish(tmp_path / "run", steps=3, checkpoint__every=1)
     assert [(step, rows, metrics.num_rows) for step, rows, metrics in seen] == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
 

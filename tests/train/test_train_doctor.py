@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from train_helpers import PROMPTS, WATCHED, build, patient, settings, uneven
@@ -12,11 +13,12 @@ import cavesson
 from cavesson.config import check
 from cavesson.doctor.findings_file import findings_file, read_findings
 from cavesson.doctor.settings import DoctorSettings
-from cavesson.errors import StoppedError, UserError
+from cavesson.errors import SignalledError, StoppedError, UserError
+from cavesson.processes import Processes
 from cavesson.record import Recorder, begin_attempt, write_run
 from cavesson.train import doctor
 from cavesson.train.checkpoint import latest
-from cavesson.train.doctor import Attendance, verdict
+from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.run import Training
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "tiny-ppo.toml"
@@ -30,14 +32,15 @@ def test_a_finding_is_told_once_with_its_cause_and_the_way_out(tmp_path, capfd):
     train(tmp_path / "run")
     lines = [line for line in capfd.readouterr().err.splitlines() if "filtered-sampling" in line]
     assert len(lines) == 1
-    assert lines[0].startswith("doctor: error filtered-sampling since step 0: Responses are drawn from a filtered")
+    assert lines[0].startswith("doctor: error filtered-sampling since step 0: Responses are sampled from a filtered")
     assert "(top_k = 3)" in lines[0] and lines[0].endswith("Change: sampling.top_k = 0 and sampling.top_p = 1.0")
     assert latest(tmp_path / "run").step == WATCHED["steps"]
     last = verdict(DoctorSettings(), tmp_path / "run")
-    assert any(line.startswith("doctor   error filtered-sampling since step 0: Responses are drawn") for line in last)
+    assert any(line.startswith("doctor   error filtered-sampling since step 0: Responses are sampled") for line in last)
     assert str(tmp_path / "run") in last[-1]
 
 
+@pytest.mark.slow
 def test_a_stop_leaves_a_checkpoint_that_a_resumed_run_continues_from_to_the_end(tmp_path, capfd):
     folder = tmp_path / "run"
     with pytest.raises(StoppedError) as stopped:
@@ -75,15 +78,17 @@ def sick(tmp_path):
 
 def attended(folder, told, **settings):
     """Looks twice at a run that grows; returns what was said to be a reason to stop."""
-    attendance, reasons = Attendance(DoctorSettings(share=1.0, **settings), folder, told), []
+    callback, reasons = Doctor(DoctorSettings(share=1.0, **settings), told), []
+    callback.start(folder)
     for step in (5, 6):
-        attendance.watch._next = 0
-        reasons.append(attendance.reason_to_stop(step))
-        attendance.watch._process.wait()
-        reasons.append(attendance.reason_to_stop(step))
+        callback.watch._next = 0
+        reasons.append(callback.reason_to_stop(step))
+        callback.watch._process.wait()
+        reasons.append(callback.reason_to_stop(step))
     return reasons
 
 
+@pytest.mark.slow
 def test_a_finding_is_told_once_however_often_it_is_seen(sick, capfd):
     told = set()
     assert attended(sick, told) == [None] * 4
@@ -102,8 +107,9 @@ def test_a_finding_is_told_once_however_often_it_is_seen(sick, capfd):
     ]
 
 
+@pytest.mark.slow
 def test_the_end_names_a_few_findings_in_the_users_language_and_counts_all(sick, monkeypatch):
-    monkeypatch.setattr(doctor, "MOST_LINES", 1)
+    monkeypatch.setattr(doctor, "MAX_LINES", 1)
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     line, last = verdict(DoctorSettings(), sick)
     found = read_findings(findings_file(sick / "index")).found["zh"]
@@ -116,7 +122,7 @@ def test_the_end_names_a_few_findings_in_the_users_language_and_counts_all(sick,
 
 def test_where_nothing_is_left_to_say_that_is_said(sick):
     assert verdict(DoctorSettings(on_finding="ignore", rules={"stalls": "warn"}), sick) == [
-        "doctor   found nothing wrong"
+        "doctor   no problems found"
     ]
 
 
@@ -124,15 +130,30 @@ def test_a_record_that_cannot_be_read_is_said_at_the_end(sick, capfd):
     (rows, *_) = (sick / "record").glob("rows-*.parquet")
     rows.write_bytes(rows.read_bytes()[:-10])
     (line,) = verdict(DoctorSettings(), sick)
-    assert "could not look" in line and str(sick) in line
+    assert "could not read" in line and str(sick) in line
     assert capfd.readouterr().err
 
 
 def test_the_first_look_takes_no_larger_share_of_the_time_than_later_ones(sick):
     began = time.time()
-    attendance = Attendance(DoctorSettings(share=0.25), sick, set())
-    assert attendance.watch.share == 0.25
-    assert began + 4 <= attendance.watch._next <= time.time() + 4
+    callback = Doctor(DoctorSettings(share=0.25), set())
+    callback.start(sick)
+    assert callback.watch.share == 0.25
+    assert began + 4 <= callback.watch._next <= time.time() + 4
+
+
+def test_a_run_that_is_to_stop_already_keeps_its_reason(sick):
+    """A signal decides the exit code, whatever the doctor finds in the same step."""
+    processes = Processes("cpu")
+    for step, stop in ((5, None), (6, SignalledError("interrupted", 15))):
+        callback = Doctor(DoctorSettings(share=1.0, on_finding="stop"), set())
+        callback.start(sick)
+        trainer = SimpleNamespace(next_step=step, steps=9, stop=stop, learner=SimpleNamespace(processes=processes))
+        callback.watch._next = 0
+        callback.on_step(trainer)
+        callback.watch._process.wait()
+        callback.on_step(trainer)
+        assert trainer.stop is stop if stop else str(trainer.stop).startswith("stopped after 5 of 9 steps\nerror ")
 
 
 def test_where_all_is_ignored_nobody_looks(tmp_path, capfd):
@@ -142,6 +163,7 @@ def test_where_all_is_ignored_nobody_looks(tmp_path, capfd):
     assert "doctor" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_ignored_is_not_spoken_of(tmp_path, capfd):
     build(tmp_path / "run", **{**WATCHED, "doctor__rules": {"filtered-sampling": "ignore"}}).run()
     found = read_findings(findings_file(tmp_path / "run" / "index")).found["en"]
@@ -178,6 +200,7 @@ def test_notes_stop_nothing_unless_they_are_named(severity, settings, answer):
     assert DoctorSettings(**settings).answer(Seen) == answer
 
 
+@pytest.mark.slow
 def test_a_consequence_that_is_to_stop_the_run_does_so_under_its_cause(tmp_path):
     """All rewards are equal, which explains that no step has a gradient."""
     folder, told = tmp_path / "run", set()
@@ -196,6 +219,7 @@ def test_a_consequence_that_is_to_stop_the_run_does_so_under_its_cause(tmp_path)
     assert told == {"verifier-dead", "zero-gradient"}
 
 
+@pytest.mark.slow
 def test_the_command_says_so_with_its_exit_code(tmp_path):
     flags = {
         "run": tmp_path / "run",

@@ -140,6 +140,6 @@ def test_fewer_informative_responses_than_mini_batches(tmp_path: Path) -> None:
 def test_the_horizon_of_an_adapted_coefficient_allows_for_all_that_may_be_sampled(tmp_path: Path) -> None:
     # 18 responses change the coefficient by at most 0.2 · 18 / horizon.
     changes = {"rewards": "rare", "kl__target": 0.1, "grpo__resample": 2}
-    with pytest.raises(UserError, match=r"3\.6 is too short for the 18 responses.*set it over 3\.6"):
+    with pytest.raises(UserError, match=r"3\.6 is too short for the 18 responses.*set it above 3\.6"):
         tiny_run("grpo", tmp_path / "a", **PAIRED, **changes, kl__horizon=3.6)
     tiny_run("grpo", tmp_path / "b", **PAIRED, **changes, kl__horizon=3.7)

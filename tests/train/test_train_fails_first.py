@@ -24,6 +24,7 @@ FAILURES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_what_fails_before_the_first_step_leaves_nothing(tmp_path: Path, name: str, failure: str) -> None:
@@ -38,6 +39,7 @@ def test_what_fails_before_the_first_step_leaves_nothing(tmp_path: Path, name: s
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_what_fails_in_the_first_step_leaves_nothing(tmp_path: Path, name: str) -> None:
     def out_of_memory(step: int, metrics: dict[str, float]) -> None:
@@ -120,7 +122,7 @@ def test_a_reward_that_fails_later_loses_no_step(tmp_path: Path, every: int) -> 
 def test_how_to_continue_is_noted_on_what_can_be_continued(
     tmp_path: Path, error: BaseException, is_said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(folder: Path) -> dict[str, float]:
+    def fail() -> dict[str, float]:
         raise error
 
     failing = tiny_run("sft", tmp_path / "run", steps=1)
@@ -148,6 +150,6 @@ def test_a_folder_that_another_process_took_meanwhile_stays(tmp_path: Path) -> N
             (run / "writer.json").write_text(json.dumps(other))
         return [0.5] * len(responses)
 
-    with pytest.raises(UserError, match=r"is written by process 1 on elsewhere .* now: this process stops"):
+    with pytest.raises(UserError, match=r"is now written by process 1 on elsewhere .*: this process stops"):
         build(run, {"rewards": taken}).run(lambda *_: None)
     assert (run / "theirs").exists() and (run / "writer.json").exists()

@@ -57,6 +57,7 @@ def starts_at_one(
     assert tokens["logprob"] == tokens["ref_logprob"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "computed again"])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
@@ -75,6 +76,7 @@ def test_first_ratio_is_one_and_first_kl_is_zero(
         starts_at_one(name, tmp_path / str(number), dtype, {**changes, **update})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("samples", [1, 3], ids=["alone", "groups"])
 @pytest.mark.parametrize("update", UPDATES)
 def test_however_a_step_is_split(tmp_path: Path, update: str, samples: int) -> None:

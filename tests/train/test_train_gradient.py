@@ -16,7 +16,7 @@ from cavesson.models.policy import Policy
 from cavesson.processes import Processes
 from cavesson.train.optimizer import Optimizer
 from cavesson.train.rollouts import score_rollouts
-from cavesson.train.update import Learner, Place, averaged, update
+from cavesson.train.update import Learner, StepInfo, averaged, update
 
 PROMPTS = [[70, 71, 72, 73], [80], [90, 91, 92, 93, 94, 95, 96], [100, 101, 102], [110, 111, 112, 113, 114]]
 RESPONSES = [[40, 41, 42, 43, 44], [], [50], [60, 61, 62], [30, 31, 32, 33, 34, 0]]
@@ -130,18 +130,17 @@ METRICS = (
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradient_is_that_of_the_formulas(tmp_path: Path, case: str) -> None:
-    changes = {**{f"ppo__{name}": value for name, value in PPO_SETTINGS.items()}, **CASES[case]}
-    trainer = build(tmp_path / "run", sampling__temperature=TEMPERATURE, **changes).trainer
-    policy, ppo = trainer.policy, trainer.settings.algorithm
-    original = copy.deepcopy(causal(policy.model) if case != "lora" else policy.model)
+def test_gradient_is_that_of_the_formulas(tmp_path: Path, case: str) -> None:  # noqa: PLR0915  # one chain of numbers
+    settings = {**{f"ppo__{name}": value for name, value in PPO_SETTINGS.items()}, **CASES[case]}
+    trainer = build(tmp_path / "run", sampling__temperature=TEMPERATURE, **settings).trainer
+    policy, ppo = trainer.policy, trainer.algorithm
+    original = copy.deepcopy(policy.model if case == "lora" else causal(policy.model))
     move(policy, seed=1, size=0.03)  # away from the reference, and the critic away from zero
     with torch.no_grad():
         old, reference = all_scored(policy), reference_logprobs(policy, original)
-    batch, _ = score_rollouts(
-        policy, rollouts(PROMPTS, RESPONSES), "kl", [torch.arange(len(PROMPTS))], Processes("cpu")
-    )
-    batch = ppo.credit(batch.with_columns(shaped_reward=torch.tensor(SCORES)), COEF)
+    batch = rollouts(PROMPTS, RESPONSES)
+    columns, _ = score_rollouts(policy, batch, "k1", [torch.arange(len(PROMPTS))], Processes("cpu"))
+    batch = ppo.credit(batch.with_columns(**columns, shaped_reward=torch.tensor(SCORES)), COEF)
     expected = credited(old, reference, ppo)
     named = {
         "logprob": [row.logprob for row in old], "entropy": [row.entropy for row in old],
@@ -150,8 +149,8 @@ def test_gradient_is_that_of_the_formulas(tmp_path: Path, case: str) -> None:
     }  # fmt: skip
     for name, rows in named.items():
         for i, row in enumerate(rows):
-            there = batch[name][i, : len(row)].double()
-            torch.testing.assert_close(there, torch.as_tensor(row).double(), rtol=1e-4, atol=2e-5)
+            expected_row = torch.as_tensor(row).double()
+            torch.testing.assert_close(batch[name][i, : len(row)].double(), expected_row, rtol=1e-4, atol=2e-5)
             assert not batch[name][i, len(row) :].any()
 
     move(policy, seed=2, size=0.03)  # away from the weights that sampled
@@ -163,7 +162,7 @@ def test_gradient_is_that_of_the_formulas(tmp_path: Path, case: str) -> None:
 
     once = UpdateSettings(epochs=1, max_grad_norm=None, max_ratio=None)
     learner = Learner(policy, optimizer, ppo, Processes("cpu"))
-    seen = averaged(update(learner, batch, once, Place(0, 0, 1e-9)))
+    seen = averaged(list(update(learner, batch, once, StepInfo(0, 0, 1e-9))))
     assert {name: seen[name] for name in METRICS} == pytest.approx(metrics, rel=1e-4, abs=1e-5)
     assert seen["loss/total"] == pytest.approx(float(loss.detach()), rel=1e-4)
     norm = sum(float((gradient.double() ** 2).sum()) for gradient in gradients) ** 0.5

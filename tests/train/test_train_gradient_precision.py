@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from test_train_processes import HERE, torchrun
 from torch import Tensor
@@ -15,7 +16,7 @@ from cavesson.models.policy import Policy
 from cavesson.models.tiny import tiny_model
 from cavesson.processes import Processes
 from cavesson.train.optimizer import Optimizer
-from cavesson.train.update import Learner, Place, update
+from cavesson.train.update import Learner, StepInfo, update
 
 ROWS = 128
 
@@ -34,7 +35,7 @@ def test_the_sum_of_many_micro_batches_is_that_of_float64() -> None:
             total += gradient.double()
     once = UpdateSettings(epochs=1, micro_batch_size=1, max_grad_norm=None)
     learner = Learner(policy, optimizer, RAFT(), Processes("cpu"))
-    (seen,) = update(learner, batch, once, Place(0, 0, 1e-9))
+    (seen,) = update(learner, batch, once, StepInfo(0, 0, 1e-9))
     state = optimizer.state()
     averages = [state[f"exp_avg.{name}"].double() / (1 - 0.9) for name in optimizer.parameters]
     assert error(averages, sums) < 1e-6
@@ -48,6 +49,7 @@ def error(seen: list[Tensor], expected: list[Tensor]) -> float:
     return float((differences / sum(float((b**2).sum()) for b in expected)) ** 0.5)
 
 
+@pytest.mark.slow
 def test_the_sum_over_processes_is_in_float32(tmp_path: Path) -> None:
     done = torchrun(str(HERE / "two_gradients.py"), "gradients.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -18,7 +18,7 @@ from cavesson.processes import Processes
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.optimizer import Optimizer
 from cavesson.train.rollouts import score_rollouts
-from cavesson.train.update import Learner, Place, update
+from cavesson.train.update import Learner, StepInfo, update
 from cavesson.types import Batch
 
 MODELS: dict[str, dict[str, Any]] = {"full": {}, "lora": {"model__lora": LORA}}
@@ -37,16 +37,16 @@ class Bench:
     def batch(self, shift: float = 0.0) -> Batch:
         """Credited rollouts; `shift` is added to log π_old, so that every ratio is e^(−shift)."""
         batch = rollouts([[70, 71, 72], [80], [90, 91]], [[40, 41], [42], [43, 44, 45]])
-        batch, _ = score_rollouts(self.policy, batch, "kl", [torch.arange(len(batch))], Processes("cpu"))
-        batch = batch.with_columns(shaped_reward=torch.tensor([1.0, -1.0, 3.0]))
+        columns, _ = score_rollouts(self.policy, batch, "k1", [torch.arange(len(batch))], Processes("cpu"))
+        batch = batch.with_columns(**columns, shaped_reward=torch.tensor([1.0, -1.0, 3.0]))
         batch = self.trainer.algorithm.credit(batch, 0.1)
         return batch.with_columns(logprob=batch["logprob"] + shift)
 
     def step(self, batch: Batch, **changes: Any) -> list[dict[str, float]]:
         once = UpdateSettings(**{"epochs": 1, **changes})
-        place = Place(0, 0, 1e-4)
+        info = StepInfo(0, 0, 1e-4)
         learner = Learner(self.policy, self.optimizer, self.trainer.algorithm, Processes("cpu"))
-        return update(learner, batch, once, place)
+        return list(update(learner, batch, once, info))
 
     def state(self) -> dict[str, Tensor]:
         return {**weights(self.policy), **{f"adam {k}": v.clone() for k, v in self.optimizer.state().items()}}
@@ -83,6 +83,12 @@ def test_the_update_ends_where_the_policy_has_moved_too_far(tmp_path: Path) -> N
     assert [one["optim/stopped"] for one in seen] == [0.0, 0.0, 0.0, 1.0]
     shorter.step(batch, epochs=3)
     assert farthest(shorter.state(), bench.state()) == 0.0
+    below = Bench(tmp_path / "fourth").step(batch, epochs=4, target_policy_kl=kl[3] / 1.4)
+    assert [one["optim/stopped"] for one in below] == [0.0] * 4
+    # Resumed after the pass that ended the update, there is nothing left to do.
+    again = UpdateSettings(epochs=6, target_policy_kl=target)
+    learner = Learner(bench.policy, bench.optimizer, bench.trainer.algorithm, Processes("cpu"))
+    assert list(update(learner, batch, again, StepInfo(0, 0, 1e-4), done=seen)) == []
 
 
 def test_gradients_are_scaled_down_to_the_limit_and_recorded_before(tmp_path: Path) -> None:
@@ -176,7 +182,8 @@ def test_a_reward_gone_wrong_leaves_a_readable_record(tmp_path: Path, wrong: Any
     assert last_record(tmp_path / "run") == ([0, 1], [0, 1])
 
 
-@pytest.mark.parametrize("estimator", ["kl", "full"])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("estimator", ["k1", "full"])
 @pytest.mark.parametrize(("epochs", "micro"), [(1, 0), (2, 2)])
 @pytest.mark.parametrize("model", MODELS)
 def test_nothing_but_empty_responses(tmp_path: Path, model: str, epochs: int, micro: int, estimator: str) -> None:
@@ -218,3 +225,18 @@ def test_a_step_in_which_only_one_mini_batch_has_tokens(tmp_path: Path) -> None:
         assert 0 < sum(map(bool, lengths)) < 10
         assert seen["optim/skipped"] == pytest.approx(lengths.count(0) / 40)
         assert all(np.isfinite(value) for value in seen.values())
+
+
+def test_prompts_that_are_too_long_are_named_by_their_rows(tmp_path: Path) -> None:
+    prompts = ["On", "far too long a prompt", "My", "another one of these"]
+    training = build(tmp_path / "run", {"prompts": prompts}, data={"max_prompt_tokens": 4})
+    note = "2 of 4 prompts are longer than data.max_prompt_tokens and were dropped: rows 2, 4"
+    assert note in training.trainer.notes()
+
+
+def test_sampling_stops_at_the_texts_that_cleaning_cuts_at(tmp_path: Path) -> None:
+    changes = {"sampling": {"stop": ["zz", "\n"], "max_new_tokens": 6}, "cleaning": {"cut": ["next_line"]}}
+    trainer = build(tmp_path / "run", **changes).trainer
+    assert trainer.collector.sampler.stop.stop == ("zz", "\n")
+    del changes["sampling"]["stop"]
+    assert build(tmp_path / "other", **changes).trainer.collector.sampler.stop.stop == ("\n",)

@@ -19,7 +19,7 @@ import cavesson
 from cavesson.processes import Processes
 from cavesson.record import Run
 from cavesson.train.checkpoint import latest
-from cavesson.types import Batch
+from cavesson.types import Batch, Rollouts
 
 HERE = Path(__file__).parent
 # AdamW turns rounding of a gradient near zero into a full step; a larger ε keeps it rounding.
@@ -63,7 +63,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TEXTS = ("step", "sample", "group", "prompt", "response", "prompt_ids", "finish_reason", "reward", "reward_parts")
-NUMBERS = ("shaped_reward", "kl_coef", "k1", "k3", "entropy")
+NUMBERS = ("shaped_reward", "kl_coef", "kl_k1", "kl_k3", "entropy")
 
 
 def same_rollouts(one: Run, other: Run) -> None:
@@ -84,6 +84,7 @@ def same_rollouts(one: Run, other: Run) -> None:
             np.testing.assert_allclose(tokens[name].to_numpy(), theirs[name].to_numpy(), rtol=rounding, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_are_one(two: Path, tmp_path: Path, name: str) -> None:
     alone = finish(tmp_path / "run", **{**COMMON, **RUNS[name]})
@@ -105,11 +106,13 @@ def test_two_processes_are_one(two: Path, tmp_path: Path, name: str) -> None:
     assert moved > 1e-3  # it started at zero
 
 
+@pytest.mark.slow
 def test_a_mistake_stops_both_processes_with_exit_code_2(two: Path) -> None:
     assert [(two / f"exit-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
     assert not (two / "never").exists()
 
 
+@pytest.mark.slow
 def test_the_doctor_stops_both_processes_after_the_same_step(two: Path) -> None:
     said = [(two / f"stopped-{rank}").read_text() for rank in (0, 1)]
     assert said[0] == said[1]
@@ -131,6 +134,7 @@ def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     assert (tmp_path / "here" / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_both_processes_at_the_same_place(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("On the table\nMy\n")
     slow = (
@@ -188,7 +192,7 @@ def test_shares_are_contiguous_complete_and_even(rows: int, count: int) -> None:
 
 def test_a_single_process_gathers_and_combines_nothing() -> None:
     processes = Processes("cpu")
-    batch = Batch({"x": torch.ones(2)})
-    assert processes.gather(batch, {"a": [1, 2]}) == (batch, {"a": [1, 2]})
+    rollouts = Rollouts(["p"], [0], [0], ["r"], ["eos"], Batch({"x": torch.ones(1)}))
+    assert processes.gather(rollouts) is rollouts
     assert processes.combine({"x": 2.0}, sum) == {"x": 2.0}
     assert processes.is_main and list(processes.share(3)) == [0, 1, 2]

@@ -47,6 +47,40 @@ def test_a_model_object_is_trained_in_place_and_does_not_depend_on_its_name(tmp_
     assert farthest(weights(named.policy), weights(result.policy)) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"model__path": "a", "model__gguf_file": "a.gguf"}, "model.gguf_file"),
+        ({"model__path": "a", "model__quantization": "nf4", "model__lora": LORA}, "model.quantization"),
+    ],
+)
+def test_how_a_model_is_loaded_has_no_effect_on_an_object(tmp_path: Path, changes: dict[str, Any], name: str) -> None:
+    given = {"tokenizer": tiny_tokenizer(), "prompts": PROMPTS, "rewards": uneven}
+    with pytest.raises(cavesson.UserError, match=rf"^{name} has no effect beside a model object, which is already"):
+        cavesson.Training(settings(tmp_path / "run", **changes), model=tiny_model(dtype=torch.bfloat16), **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_dtype_of_an_object_is_recorded_and_that_of_a_reference_by_name(tmp_path: Path) -> None:
+    tiny_model(seed=4).save_pretrained(tmp_path / "other")
+    changes = {"steps": 1, "reference": {"kind": "model", "path": str(tmp_path / "other")}}
+    given = {"tokenizer": tiny_tokenizer(), "prompts": PROMPTS, "rewards": uneven}
+    training = cavesson.Training(settings(tmp_path / "run", **changes), model=tiny_model(dtype=torch.bfloat16), **given)
+    policy = training.collector.sampler.policy
+    (other,) = policy._reference
+    assert isinstance(other, torch.nn.Module)
+    assert [next(model.parameters()).dtype for model in (policy.model, other)] == [torch.bfloat16] * 2
+    training.run(lambda *_: None)
+    assert cavesson.open(tmp_path / "run").info["config"]["model"]["dtype"] == "bfloat16"
+
+
+def test_a_dtype_that_contradicts_the_object_is_an_error(tmp_path: Path) -> None:
+    given = {"tokenizer": tiny_tokenizer(), "prompts": PROMPTS, "rewards": uneven}
+    with pytest.raises(cavesson.UserError, match=r"^model\.dtype bfloat16 contradicts the model object, .* float32$"):
+        cavesson.Training(settings(tmp_path / "run", model__dtype="bfloat16"), model=tiny_model(), **given)
+
+
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("inputs", [{}, {"model": True}], ids=["function", "model"])
 def test_only_python_goes_on_with_what_only_python_has(
     tmp_path: Path, inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

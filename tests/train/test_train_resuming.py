@@ -48,9 +48,9 @@ def test_a_run_goes_on_from_the_newest_intact_checkpoint(tmp_path: Path, capsys:
     again = resumed(tmp_path / "run", **INSIDE)
     assert again.trainer.next_step == 3 and len(again.trainer.unfinished.updates) == 6
     done = again.run()
-    reason = "step-00000003-update-00000007 (tensors.safetensors is not what was written)"
+    reason = "step-00000003-update-00000007 (tensors.safetensors does not match its checksum)"
     said = (
-        f"damaged in {tmp_path / 'run' / 'checkpoints'}: {reason}; the run goes on from step-00000003-update-00000006"
+        f"damaged in {tmp_path / 'run' / 'checkpoints'}: {reason}; the run resumes from step-00000003-update-00000006"
     )
     assert said in capsys.readouterr().out.splitlines()
     assert farthest(weights(whole.policy), weights(done.policy)) == 0.0
@@ -77,7 +77,7 @@ def test_an_empty_folder_is_free_and_one_with_other_files_is_not(tmp_path: Path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     for resume in (False, True):
-        with pytest.raises(UserError, match="other exists and is not an empty folder: name a new one"):
+        with pytest.raises(UserError, match="other exists and is not an empty folder: choose a new one"):
             Training(settings(tmp_path / "other"), prompts=PROMPTS, rewards=uneven, resume=resume)
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
 
@@ -103,7 +103,7 @@ def test_a_schedule_over_other_steps_is_said(tmp_path: Path, capsys: pytest.Capt
     resumed(tmp_path / "run", steps=3, optimizer__schedule="linear").run()
     out = capsys.readouterr().out.splitlines()
     assert "changed: steps 2 → 3" in out
-    assert any(line.startswith("the linear schedule now falls to zero over 3 steps") for line in out)
+    assert any(line.startswith("the linear schedule now decays to zero over 3 steps") for line in out)
     rates = cavesson.open(tmp_path / "run").steps()["optim/learning_rate"].to_pylist()
     assert rates == pytest.approx([1e-3, 0.5e-3, 1e-3 / 3])  # 2 steps left of 2, 1 of 2, then 1 of 3
 
@@ -111,10 +111,10 @@ def test_a_schedule_over_other_steps_is_said(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"optimizer__learning_rate": 1e-2}, "optimizer.learning_rate = 0.001, and cannot go on with 0.01"),
-        ({"update__epochs": 2}, "update.epochs = 4, and cannot go on with 2"),
-        ({"batch_size": 12}, "batch_size = 6, and cannot go on with 12"),
-        ({"seed": 1}, "seed = 0, and cannot go on with 1"),
+        ({"optimizer__learning_rate": 1e-2}, "optimizer.learning_rate = 0.001, and cannot resume with 0.01"),
+        ({"update__epochs": 2}, "update.epochs = 4, and cannot resume with 2"),
+        ({"batch_size": 12}, "batch_size = 6, and cannot resume with 12"),
+        ({"seed": 1}, "seed = 0, and cannot resume with 1"),
     ],
 )
 def test_what_must_stay_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
@@ -128,14 +128,14 @@ def test_what_must_stay_is_named(tmp_path: Path, change: dict[str, Any], named: 
 
 def test_a_run_cannot_be_shorter_than_it_is(tmp_path: Path) -> None:
     finish(tmp_path / "run", steps=3)
-    with pytest.raises(UserError, match=r"has done 3 steps already: it cannot end after 2"):
+    with pytest.raises(UserError, match=r"has already done 3 steps: it cannot end after 2"):
         resumed(tmp_path / "run", steps=2)
 
 
 def test_a_run_is_not_resumed_into_another_folder(tmp_path: Path) -> None:
     Training(settings(tmp_path / "run", data__path=str(written(tmp_path)), rewards=[{"use": "lowercase"}])).run(quiet)
     assert settings_of(tmp_path / "run", "ppo", ["--run", str(tmp_path / "run")]).run == tmp_path / "run"
-    with pytest.raises(UserError, match=r"--resume goes on in .*run; leave out --run.*cavesson ppo --resume .*run$"):
+    with pytest.raises(UserError, match=r"--resume continues in .*run; remove --run.*cavesson ppo --resume .*run$"):
         settings_of(tmp_path / "run", "ppo", ["--run", "other"])
 
 
@@ -144,6 +144,7 @@ def written(folder: Path) -> Path:
     return folder / "prompts.txt"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("begun", [False, True])
 def test_the_lock_of_a_run_has_heartbeats_from_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool

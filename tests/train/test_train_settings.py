@@ -18,9 +18,9 @@ from cavesson.models.tiny import tiny_model, tiny_tokenizer
 LEARNING: dict[str, Any] = {"steps": 3, "kl__coef": 0.4, "optimizer__learning_rate": 1e-2, "sampling__stop": STOP}
 
 ESTIMATORS = {
-    "kl": lambda delta: delta,
+    "k1": lambda delta: delta,
     "abs": np.abs,
-    "mse": lambda delta: delta**2 / 2,
+    "k2": lambda delta: delta**2 / 2,
     "k3": lambda delta: np.exp(-delta) - 1 + delta,
 }
 
@@ -76,9 +76,9 @@ def test_the_adaptive_coefficient_follows_the_recorded_kl(tmp_path: Path) -> Non
     expected, errors = 0.4, []
     for step, seen in enumerate(metrics):
         assert seen["kl/coef"] == pytest.approx(expected, rel=1e-12)
-        recorded = cavesson.open(tmp_path / "run").rows(["kl_coef", "k1"], [step])
+        recorded = cavesson.open(tmp_path / "run").rows(["kl_coef", "kl_k1"], [step])
         assert set(recorded["kl_coef"].to_pylist()) == {seen["kl/coef"]}
-        kl = np.mean(recorded["k1"].to_pylist())
+        kl = np.mean(recorded["kl_k1"].to_pylist())
         assert seen["kl/objective"] == pytest.approx(kl, abs=1e-5)
         errors.append(max(-0.2, min(0.2, seen["kl/objective"] / 0.02 - 1)))
         expected *= 1 + errors[-1] * 6 / 40
@@ -160,6 +160,7 @@ def test_bfloat16_computes_in_bfloat16_and_learns_in_float32(tmp_path: Path, mod
     assert all(np.isfinite(value) for step in result.metrics for value in step.values())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", [{}, {"model__lora": LORA}], ids=["full", "lora"])
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_gradient_checkpointing_computes_activations_again_and_changes_nothing(

@@ -5,8 +5,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from train_helpers import OFFLINE, ONLINE, everything, quiet, tiny_run
 
 from cavesson.errors import SignalledError
@@ -98,6 +100,7 @@ def at_step(last: int) -> Report:
     return report
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_a_signal_between_two_steps_saves_and_the_run_goes_on_bit_for_bit(tmp_path: Path, name: str) -> None:
     changes: dict[str, object] = {"checkpoint__every": 0} | ({} if name in OFFLINE else {"steps": 3})
@@ -109,6 +112,27 @@ def test_a_signal_between_two_steps_saves_and_the_run_goes_on_bit_for_bit(tmp_pa
     assert raised.value.exit_code == 143
     again = Training(settings_of(folder, name, []), resume=True)
     assert again.trainer.next_step == 1
+    again.run(quiet)
+    assert everything(folder) == everything(tmp_path / "whole")
+
+
+def test_a_signal_inside_a_step_saves_and_the_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    whole = tiny_run("grpo", tmp_path / "whole", checkpoint__every=0)
+    whole.run(quiet)
+    folder = tmp_path / "run"
+    training = tiny_run("grpo", folder, checkpoint__every=0)
+
+    def interrupt(*_: Any) -> None:
+        if torch.is_grad_enabled():  # the forward pass of an update, not that of scoring
+            signal.raise_signal(signal.SIGTERM)
+
+    training.trainer.policy.register_forward_hook(interrupt)
+    with pytest.raises(SignalledError, match=r"^interrupted in step 0, after 1 of its 4 updates") as raised:
+        training.run(quiet)
+    assert raised.value.exit_code == 143
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000000-update-00000001"]
+    again = Training(settings_of(folder, "grpo", []), resume=True)
+    assert again.trainer.next_step == 0 and len(again.trainer.unfinished.updates) == 1
     again.run(quiet)
     assert everything(folder) == everything(tmp_path / "whole")
 

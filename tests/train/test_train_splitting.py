@@ -13,7 +13,7 @@ from cavesson.algorithms.settings import OptimizerSettings, UpdateSettings
 from cavesson.processes import Processes
 from cavesson.train.optimizer import Optimizer
 from cavesson.train.rollouts import score_rollouts
-from cavesson.train.update import Learner, Place, update
+from cavesson.train.update import Learner, StepInfo, update
 from cavesson.types import Batch
 
 # AdamW divides by the root of the squared gradient, which turns rounding of a gradient near zero into a full step; a
@@ -26,6 +26,7 @@ UPDATES: dict[str, dict[str, Any]] = {
 METRICS = ("loss/total", "loss/policy", "loss/value", "policy/entropy", "policy/ratio_max", "kl/objective")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", [{}, {"model__lora": LORA}], ids=["full", "lora"])
 @pytest.mark.parametrize("passes", UPDATES)
 def test_micro_batch_size_changes_nothing(tmp_path: Path, passes: str, model: dict[str, Any]) -> None:
@@ -56,12 +57,13 @@ def gradients(folder: Path, batch: Batch, keep_graph: bool = False) -> dict[str,
     trainer = build(folder).trainer
     move(trainer.policy, seed=1, size=0.02)
     parts = torch.arange(len(batch)).split(len(batch) if keep_graph else 2)
-    batch, first = score_rollouts(trainer.policy, batch, "kl", parts, Processes("cpu"), keep_graph)
-    batch = trainer.algorithm.credit(batch.with_columns(shaped_reward=torch.tensor([1.0, -1.0, 2.0, 0.5])), 0.1)
+    columns, scores = score_rollouts(trainer.policy, batch, "k1", parts, Processes("cpu"), keep_graph)
+    batch = batch.with_columns(**columns, shaped_reward=torch.tensor([1.0, -1.0, 2.0, 0.5]))
+    batch = trainer.algorithm.credit(batch, 0.1)
     optimizer = Optimizer(trainer.policy, OptimizerSettings(learning_rate=1e-9))
     once = UpdateSettings(epochs=1, max_grad_norm=None)
     learner = Learner(trainer.policy, optimizer, trainer.algorithm, Processes("cpu"))
-    update(learner, batch, once, Place(0, 0, 1e-9), first=first)
+    list(update(learner, batch, once, StepInfo(0, 0, 1e-9), scores=scores))
     return {name: 10 * average for name, average in optimizer.state().items() if name.startswith("exp_avg.")}
 
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from train_helpers import PROMPTS, WATCHED, patient, settings, tiny_run, uneven
 
 from cavesson import cli
@@ -33,7 +32,6 @@ def report(step: int, metrics: dict[str, float]) -> None:
 
 
 def main(runs: dict[str, dict[str, Any]], folder: Path) -> None:
-    torch.set_num_threads(1)
     for name, changes in runs.items():
         if "algorithm" in changes:
             tiny_run(changes.pop("algorithm"), folder / name, **changes).run(report)

@@ -51,10 +51,10 @@ def penalty_flipped(setup: Setup, level: float) -> None:
     setup.wrap(ppo_module, "token_rewards", token_rewards)
 
 
-@fault(causes=["penalty-wrong"], levels=("abs", "mse", "k3"), algorithms=["ppo"])
+@fault(causes=["penalty-wrong"], levels=("abs", "k2", "k3"), algorithms=["ppo"])
 def penalty_estimator(setup: Setup, level: str) -> None:
     """The penalty is computed by another estimator than the run says."""
-    setup.patches.append(_in(kl_module.ESTIMATORS, {"kl": kl_module.ESTIMATORS[level]}))
+    setup.patches.append(_in(kl_module.ESTIMATORS, {"k1": kl_module.ESTIMATORS[level]}))
 
 
 @fault(causes=["penalty-wrong"], levels=(1.3, 2.0, 10.0), algorithms=["ppo"])
@@ -113,10 +113,11 @@ def logprob_shifted(setup: Setup, level: float) -> None:
     """The old log-probabilities of a share of the responses are those of the neighbouring tokens."""
 
     def scored(original: Any, policy: Any, batch: Any, *args: Any) -> Any:
-        found, first = original(policy, batch, *args)
-        wrong = (7 * torch.arange(len(found))) % 10 < 10 * level
-        shifted = torch.where(wrong[:, None], found["logprob"].roll(1, 1), found["logprob"]) * found["mask"]
-        return found.with_columns(logprob=shifted), None if first is not None else first
+        columns, _ = original(policy, batch, *args)
+        logprob = columns["logprob"]
+        wrong = (7 * torch.arange(len(batch))) % 10 < 10 * level
+        shifted = torch.where(wrong[:, None], logprob.roll(1, 1), logprob) * batch["mask"]
+        return columns | {"logprob": shifted}, None
 
     setup.wrap(online_module, "score_rollouts", scored)
 

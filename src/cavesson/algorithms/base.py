@@ -1,16 +1,14 @@
 """The interface between the training loops and an algorithm."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cavesson.config import Settings
-from cavesson.models.policy import Scores
-from cavesson.types import Batch
+from cavesson.types import Batch, Rollouts
 
 
 @dataclass(frozen=True)
@@ -24,19 +22,27 @@ class Loss:
     """the largest over the same items is taken"""
 
 
-class Algorithm(Protocol):
-    """`weights` says what is averaged over, `loss` what is minimised; `scores` is what the model says of the batch."""
+class Algorithm(Settings):
+    """`weights` says what is averaged over, `loss` what is minimised."""
 
-    def weights(self, batch: Batch) -> Tensor: ...
-    def total(self, batch: Batch) -> Tensor: ...
-    def loss(self, scores: Any, batch: Batch) -> Loss: ...
+    def weights(self, batch: Batch) -> Tensor:
+        """Return the weights of all items of the batch."""
+        raise NotImplementedError
+
+    def total(self, batch: Batch) -> Tensor:
+        """Return the number that the weighted sum over a whole mini-batch is divided by."""
+        return self.weights(batch).sum()
+
+    def loss(self, scores: Any, batch: Batch) -> Loss:
+        """Return the loss, with one number per item of `weights`; `scores` is what the model says of the batch."""
+        raise NotImplementedError
 
 
-class RolloutAlgorithm(Settings):
+class RolloutAlgorithm(Algorithm):
     """Learns from responses that the policy sampled: `credit` says what each token of them earned."""
 
     @property
-    def most_batches(self) -> int:
+    def max_batches(self) -> int:
         """The maximum number of batches of prompts per step, to replace groups that `informative` rejects."""
         return 1
 
@@ -52,17 +58,9 @@ class RolloutAlgorithm(Settings):
         """Return statistics of all credited rollouts of a step, in addition to those of every algorithm."""
         return {}
 
-    def leave(self, folder: Path, step: int, rows: Mapping[str, Sequence[Any]], rollouts: Batch) -> None:
-        """Write files of a step besides the record; `rows` holds the texts and names of the rollouts."""
+    def write(self, folder: Path, step: int, rollouts: Rollouts) -> None:
+        """Write files of a step to the run's folder, in addition to the record."""
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B, T]`: every response token counts once."""
         return batch["mask"]
-
-    def total(self, batch: Batch) -> Tensor:
-        """Return the number that the weighted sum over a whole mini-batch is divided by."""
-        return self.weights(batch).sum()
-
-    def loss(self, scores: Scores, batch: Batch) -> Loss:
-        """Return the loss, with one number per item of `weights`."""
-        raise NotImplementedError

@@ -8,49 +8,44 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.algorithms.base import Loss
+from cavesson.algorithms.base import Algorithm, Loss
 from cavesson.algorithms.reference_logprobs import with_reference
 from cavesson.algorithms.runs import ExampleRun
-from cavesson.config import Settings
-from cavesson.data.examples import Examples, load_pairs
-from cavesson.data.tokens import PairSettings, PairTokens
+from cavesson.data.examples import Examples, PairSettings, PairTokens, load_pairs
 from cavesson.models.policy import check_vocabulary
-from cavesson.models.sequences import PairLogprobs, PairPolicy
-from cavesson.models.settings import FrozenSettings, StartSettings
+from cavesson.models.sequences import PairPolicy, PairScores
+from cavesson.models.settings import FrozenSettings
 from cavesson.models.trained import load_start
 from cavesson.ops import preferences
 from cavesson.processes import Processes
 from cavesson.types import Batch
 
 
-class DPO(Settings):
+class DPO(Algorithm):
     """Direct preference optimisation."""
 
     loss_type: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
     """sigmoid: DPO; ipo: a regression to the margin 1/(2β) (arXiv:2310.12036); hinge: SLiC (arXiv:2305.10425)"""
     beta: float = Field(0.1, gt=0)
-    """how strongly the policy is held to the reference"""
+    """β: a larger value keeps the policy closer to the reference"""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """share of pairs that are labelled the wrong way round (conservative DPO); sigmoid only"""
+    """share of pairs assumed to have the wrong label (conservative DPO); sigmoid only"""
     length_normalised: bool = False
     """log-probabilities per token instead of per response (arXiv:2411.15124, eq. 6)"""
     reference_free: bool = False
-    """compare with nothing: log π takes the place of log π − log π_ref"""
+    """train without a reference: log π replaces log π − log π_ref"""
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B]`: every pair counts once."""
         return batch["chosen_length"].new_ones(len(batch)).float()
 
-    def total(self, batch: Batch) -> Tensor:
-        return self.weights(batch).sum()
-
     @model_validator(mode="after")
     def _check_label_smoothing(self) -> Self:
         if self.label_smoothing and self.loss_type != "sigmoid":
-            raise ValueError(f"label_smoothing belongs to loss_type sigmoid; the {self.loss_type} loss has none")
+            raise ValueError(f"label_smoothing has no effect with loss_type {self.loss_type}; only sigmoid uses it")
         return self
 
-    def loss(self, scores: PairLogprobs, batch: Batch) -> Loss:
+    def loss(self, scores: PairScores, batch: Batch) -> Loss:
         """Return the loss and its metrics, one number per pair, `[B]`."""
         chosen = self._log_ratio(scores.chosen, batch, "chosen")
         rejected = self._log_ratio(scores.rejected, batch, "rejected")
@@ -96,18 +91,12 @@ class DPORun(ExampleRun):
     @model_validator(mode="after")
     def _check_reference(self) -> Self:
         if self.dpo.reference_free and self.reference.path is not None:
-            raise ValueError("dpo.reference_free compares with nothing; take reference.path out")
+            raise ValueError("reference.path has no effect with dpo.reference_free; remove one of them")
         if self.data.stream and not self.dpo.reference_free:
-            raise ValueError("data.stream: the reference scores all pairs before the first step, in memory")
+            raise ValueError(
+                "data.stream needs dpo.reference_free: the reference scores all pairs before the first step, in memory"
+            )
         return self
-
-    @property
-    def algorithm(self) -> DPO:
-        return self.dpo
-
-    def starts(self) -> dict[str, StartSettings]:
-        start = self.reference.start(self.model.dtype)
-        return super().starts() | ({} if start is None else {"reference": start})
 
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[PairTokens]:
         return load_pairs(self.data, tokenizer, self.seed)

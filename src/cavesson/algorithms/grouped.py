@@ -22,7 +22,7 @@ class GroupAlgorithm(RolloutAlgorithm):
     """how many more batches of prompts a step may sample to replace groups whose rewards are all equal; 0 = off"""
 
     @property
-    def most_batches(self) -> int:
+    def max_batches(self) -> int:
         return 1 + self.resample
 
     def informative(self, rewards: Tensor, group: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class GroupAlgorithm(RolloutAlgorithm):
 
     def metrics(self, rollouts: Batch) -> dict[str, float]:
         """Return the mean signal and, unless all groups have one response, statistics of the step's groups."""
-        rewards, group = rollouts["shaped_reward"], rollouts["group"]
+        rewards, group = rollouts["shaped_reward"], rollouts["group_in_step"]
         found = {"reward/signal": float(rollouts["signal"].mean())}
         if len(group.unique()) < len(group):
             found["group/zero_std"] = float((~varied(rewards, group)).float().mean())
@@ -62,7 +62,7 @@ class GroupAlgorithm(RolloutAlgorithm):
 
 
 class OnePassSettings(UpdateSettings):
-    """How one step's rollouts become new weights."""
+    """How the rollouts of a step update the weights."""
 
     epochs: int = Field(1, ge=1)
     """passes over the step's rollouts"""

@@ -19,27 +19,29 @@ from cavesson.types import Batch
 
 
 class GRPO(GroupAlgorithm):
-    """Group relative policy optimisation, and what later papers made of it."""
+    """Group relative policy optimisation, with the variants of later papers."""
 
     baseline: Literal["group", "batch"] = "group"
     """what is subtracted from a reward: the mean of its group (the responses to the same prompt), or of the step"""
     scale: Literal["group", "batch", "none"] = "group"
     """the standard deviation that the result is divided by: of the group, of the step, or none (Dr. GRPO)"""
     normalise: Literal["token", "sequence", "constant"] = "token"
-    """how losses of tokens add up: "token" = their mean (DAPO); "sequence" = mean over responses of the mean over
-    their tokens (the first GRPO); "constant" = their sum / (responses · longest) (Dr. GRPO)"""
+    """how token losses are averaged: "token" = mean over all tokens (DAPO); "sequence" = mean over responses of the
+    mean over their tokens (the original GRPO); "constant" = sum / (responses · longest) (Dr. GRPO)"""
     longest: int | None = Field(None, ge=1)
-    """tokens of the longest response allowed, for normalise "constant" and overlong "penalty"; none = as sampling"""
+    """tokens of the longest response allowed, for normalise "constant" and overlong "penalty"; none = the sampling
+    limit"""
     ratio: Literal["token", "sequence"] = "token"
     """π/π_old of every token, or the geometric mean over its response (GSPO)"""
     importance: float | None = Field(None, gt=0)
-    """weigh a token's loss by min(π_old/π_sampler, this), where sampling and scoring differ; none = off"""
+    """weight a token's loss by min(π_old/π_sampler, this), if sampling and scoring differ; none = off"""
     overlong: Literal["keep", "filter", "penalty"] = "keep"
-    """responses cut at the length limit: learn from them, do not, or take up to 1 off the reward of all long ones"""
+    """responses cut at the length limit: "keep" = train on them; "filter" = do not; "penalty" = subtract up to 1 from
+    the reward of all long responses"""
     overlong_buffer: int | None = Field(None, ge=1)
     """tokens before `longest` over which the penalty of overlong "penalty" grows from 0 to 1"""
     kl_in: Literal["loss", "reward"] = "loss"
-    """where β · KL goes: to every token's loss, or summed off the response's reward"""
+    """where β · KL goes: added to the loss of every token, or its sum subtracted from the response's reward"""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
     """k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ; none = k3 in the loss and k1 in the reward, where only
     k1 has the gradient of the KL. In the loss, k1 has no gradient on average"""
@@ -53,13 +55,13 @@ class GRPO(GroupAlgorithm):
         """Add `signal` `[B]`, the reward after all penalties, and `advantage` `[B, T]`, equal on all its tokens."""
         signal, mask = rollouts["shaped_reward"] + self._overlong_penalty(rollouts), rollouts["mask"]
         if self.kl_in == "reward" and "ref_logprob" in rollouts:
-            spent = kl.SCHULMAN[self.estimator](rollouts["logprob"], rollouts["ref_logprob"])
+            spent = kl.ESTIMATORS[self.estimator](rollouts["logprob"], rollouts["ref_logprob"])
             signal = penalised(signal, spent, mask, kl_coef)
-        over = {"group": rollouts["group"], "batch": torch.zeros_like(rollouts["group"])}
+        over = {"group": rollouts["group_in_step"], "batch": torch.zeros_like(rollouts["group_in_step"])}
         advantage = centred(signal, over[self.baseline])
         if self.scale != "none":
             advantage = advantage / (group_stds(signal, over[self.scale]) + 1e-4)
-        return rollouts.with_columns(signal=signal, advantage=advantage[:, None] * mask)
+        return rollouts.with_columns(signal=signal, advantage=advantage[:, None].to(mask.dtype) * mask)
 
     def metrics(self, rollouts: Batch) -> dict[str, float]:
         """Return statistics of groups, signal, penalty and importance weights of the step."""
@@ -93,7 +95,7 @@ class GRPO(GroupAlgorithm):
         if self.importance is not None:
             loss = means["loss/policy"] = loss * self._importance(batch, self.importance)
         if self.kl_in == "loss" and "ref_logprob" in batch:
-            means["loss/kl"] = kl.SCHULMAN[self.estimator](scores.logprob, batch["ref_logprob"])
+            means["loss/kl"] = kl.ESTIMATORS[self.estimator](scores.logprob, batch["ref_logprob"])
             loss = loss + batch["kl_coef"][:, None] * means["loss/kl"]
         return Loss(loss, {**means, "loss/total": loss}, clipped.maxima)
 
@@ -111,28 +113,29 @@ class GRPO(GroupAlgorithm):
 
 
 class PenaltySettings(CoefficientSettings):
-    """The penalty for leaving the reference."""
+    """The KL penalty, which keeps the policy close to the reference."""
 
     coef: float = Field(0.0, ge=0)
-    """β of the KL, which goes where `grpo.kl_in` says"""
+    """β: weight of the KL, which `grpo.kl_in` puts in the loss or in the reward"""
 
 
 class GRPORun(RolloutRun):
-    """Train a model by GRPO: sample several responses to each prompt, and make the better of them likelier."""
+    """Train a model with GRPO: sample several responses to each prompt and make the better ones more likely."""
 
     penalty_settings: ClassVar[tuple[str, ...]] = ("grpo.kl_in", "grpo.kl_estimator")
 
     samples_per_prompt: int = Field(8, ge=1)
-    """responses sampled to the same prompt within a step: the group"""
+    """responses per prompt and step: the group size"""
     grpo: GRPO = GRPO()
     """the algorithm"""
     kl: PenaltySettings = PenaltySettings()
-    """the penalty for leaving the reference"""
+    """the KL penalty, which keeps the policy close to the reference"""
     update: OnePassSettings = OnePassSettings()
-    """how rollouts become new weights"""
+    """how rollouts update the weights"""
 
     @property
     def algorithm(self) -> GRPO:
+        """The algorithm, with the sampling limit as `longest` if that is not set."""
         return self.grpo.model_copy(update={"longest": self.grpo.longest or self.sampling.longest})
 
     @property
@@ -154,12 +157,14 @@ class GRPORun(RolloutRun):
                 'grpo.baseline = "batch" with a grpo.scale other than "group" and no grpo.resample'
             )
         if (grpo.overlong == "penalty") != (grpo.overlong_buffer is not None):
-            raise ValueError('grpo.overlong "penalty" and grpo.overlong_buffer need each other')
+            raise ValueError('grpo.overlong "penalty" and grpo.overlong_buffer need each other: set both or neither')
         longest = grpo.longest or self.sampling.longest
         if longest < self.sampling.longest:
-            raise ValueError(f"grpo.longest {longest} is under the length limit {self.sampling.longest} of sampling")
+            raise ValueError(f"grpo.longest {longest} is less than the sampling length limit {self.sampling.longest}")
         if grpo.overlong_buffer is not None and grpo.overlong_buffer > longest:
-            raise ValueError(f"grpo.overlong_buffer {grpo.overlong_buffer} is longer than a response, {longest}")
+            raise ValueError(
+                f"grpo.overlong_buffer {grpo.overlong_buffer} is more than the longest response, {longest}"
+            )
         if grpo.normalise != "constant" and grpo.overlong != "penalty":
             self.refuse("grpo.longest", 'without normalise "constant" or overlong "penalty"')
         return self

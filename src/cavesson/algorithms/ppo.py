@@ -8,7 +8,7 @@ from cavesson.algorithms.base import Loss, RolloutAlgorithm
 from cavesson.algorithms.runs import KLUse, RolloutRun
 from cavesson.algorithms.settings import KLSettings
 from cavesson.models.policy import Scores
-from cavesson.models.settings import StartSettings, ValueSettings
+from cavesson.models.settings import ValueSettings
 from cavesson.ops import kl, losses
 from cavesson.ops.advantages import gae
 from cavesson.ops.masked import whiten
@@ -22,11 +22,11 @@ class PPO(RolloutAlgorithm):
     gamma: float = Field(1.0, ge=0, le=1)
     """discount per token"""
     lam: float = Field(0.95, ge=0, le=1)
-    """λ of generalised advantage estimation: 0 trusts the critic, 1 trusts what was seen"""
+    """λ of generalised advantage estimation: 0 uses the critic's estimates only, 1 the observed rewards only"""
     clip: float = Field(0.2, gt=0)
     """ε of the clipped policy loss"""
     value_clip: float = Field(0.2, gt=0)
-    """how far a value may move from its old one before its loss is clipped"""
+    """largest change of a value before its loss is clipped"""
     value_coef: float = Field(0.1, ge=0)
     """weight of the value loss"""
     entropy_coef: float = Field(0.0, ge=0)
@@ -34,7 +34,7 @@ class PPO(RolloutAlgorithm):
     whiten_advantages: bool = True
     """advantages get mean 0 and variance 1 over all tokens of the step"""
     whiten_rewards: bool = False
-    """token rewards get variance 1 over all tokens of the step; their mean stays"""
+    """token rewards get variance 1 over all tokens of the step; their mean does not change"""
 
     def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
         """Add `token_reward` (before any whitening), `advantage` and `return`, each `[B, T]`."""
@@ -76,46 +76,40 @@ class PPO(RolloutAlgorithm):
 
 
 class PPORun(RolloutRun):
-    """Train a model by PPO: sample responses, score them, and make what scored well likelier."""
+    """Train a model with PPO: sample responses, score them, and make high-scoring responses more likely."""
 
     ppo: PPO = PPO()
     """the algorithm"""
     kl: KLSettings = KLSettings()
-    """the penalty for leaving the reference"""
+    """the KL penalty, which keeps the policy close to the reference"""
     value: ValueSettings = ValueSettings()
     """the critic"""
 
     @property
-    def algorithm(self) -> PPO:
-        return self.ppo
-
-    @property
     def critic(self) -> ValueSettings:
         return self.value
-
-    def starts(self) -> dict[str, StartSettings]:
-        start = self.value.start(self.model.dtype)
-        return super().starts() | ({} if start is None else {"value": start})
 
     @property
     def credit_decay(self) -> float:
         return self.ppo.gamma * self.ppo.lam
 
     @property
-    def penalty(self) -> str:
+    def kl_estimator(self) -> str:
         return self.kl.estimator
 
     @property
     def kl_use(self) -> KLUse:
-        return KLUse("reward", {"kl": "k1", "mse": "k2"}.get(self.kl.estimator, self.kl.estimator))
+        return KLUse("reward", self.kl.estimator)
 
     @model_validator(mode="after")
     def _check_reference(self) -> Self:
         if self.reference.kind == "none":
-            raise ValueError('reference.kind "none" leaves PPO without the KL it is held by; use kl.coef = 0 instead')
+            raise ValueError(
+                'PPO needs a reference to measure the KL; set kl.coef = 0 instead of reference.kind "none"'
+            )
         if self.value.is_separate and self.model.quantization is not None:
             raise ValueError(
-                "a separate critic learns all of its weights, and those of a quantized model cannot learn; "
+                "a separate critic trains all of its weights, and quantized weights cannot be trained; "
                 'set value.kind = "trunk" or model.quantization = none'
             )
         return self

@@ -1,9 +1,9 @@
 """RAFT (arXiv:2304.06767): sample responses, keep those with the highest rewards, and train on them as in SFT."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -18,22 +18,23 @@ from cavesson.models.policy import Scores
 from cavesson.models.settings import ReferenceSettings
 from cavesson.ops import kl
 from cavesson.ops.masked import weighted_mean
+from cavesson.ops.token_rewards import penalised
 from cavesson.record import open as open_run
 from cavesson.record.files import write_json
-from cavesson.types import Batch
+from cavesson.types import Batch, Rollouts
 
 
 class RAFT(RolloutAlgorithm):
     """Reward ranked fine-tuning."""
 
     selection: Literal["top", "local"] = "top"
-    """what is kept of a step's responses. "top": the best of all of them; "local": the best response to each prompt,
-    where rewards of different prompts cannot be compared"""
+    """which responses of a step are kept: "top" = the best of all of them; "local" = the best response to each prompt,
+    if rewards of different prompts cannot be compared"""
     k: int = Field(8, ge=1)
     """one of k responses is kept; with "local" also the number of responses per prompt"""
     final_temperature: float | None = Field(None, gt=0)
-    """sampling moves in a straight line from sampling.temperature in the first step to this in the last; none = it
-    stays"""
+    """the sampling temperature changes linearly from sampling.temperature in the first step to this in the last; none =
+    it is constant"""
 
     def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
         """Add `score` `[B]`, `selected` `[B]`, `advantage` `[B, T]` and `learned` `[B]`, the rows to train on.
@@ -43,9 +44,9 @@ class RAFT(RolloutAlgorithm):
         """
         mask, score = rollouts["mask"], rollouts["shaped_reward"]
         if kl_coef:
-            score = score - kl_coef * (kl.k1(rollouts["logprob"], rollouts["ref_logprob"]) * mask).sum(1)
+            score = penalised(score, kl.k1(rollouts["logprob"], rollouts["ref_logprob"]), mask, kl_coef)
         eligible = ~rollouts["discarded"]
-        selected = self._best(score.masked_fill(~eligible, -torch.inf), rollouts["group"]) & eligible
+        selected = self._best(score.masked_fill(~eligible, -torch.inf), rollouts["group_in_step"]) & eligible
         # A batch needs at least one row; if nothing was selected, all weights are 0 and the update is skipped.
         learned = selected if bool(selected.any()) else torch.ones_like(selected)
         columns = {"score": score, "selected": selected.float(), "learned": learned}
@@ -79,24 +80,20 @@ class RAFT(RolloutAlgorithm):
             found["raft/selected_length"] = float(weighted_mean(rollouts["mask"].sum(1), selected))
         return found
 
-    def leave(self, folder: Path, step: int, rows: Mapping[str, Sequence[Any]], rollouts: Batch) -> None:
+    def write(self, folder: Path, step: int, rollouts: Rollouts) -> None:
         """Write the step's training set to `training_sets/` in the run folder."""
-        write_training_set(folder / "training_sets" / f"step-{step:08d}.json", rows, rollouts["selected"].tolist())
+        write_training_set(folder / "training_sets" / f"step-{step:08d}.json", rollouts)
 
 
 class RAFTRun(RolloutRun):
-    """Train a model by RAFT: sample responses, and learn those that scored best."""
+    """Train a model with RAFT: sample responses and fine-tune on the best of them."""
 
     raft: RAFT = RAFT()
     """the algorithm"""
     kl: CoefficientSettings = CoefficientSettings(coef=0.0)
-    """what leaving the reference costs a response in the ranking"""
+    """the KL penalty, which is subtracted from the reward for the ranking"""
     reference: ReferenceSettings = ReferenceSettings(kind="none")
-    """the reference"""
-
-    @property
-    def algorithm(self) -> RAFT:
-        return self.raft
+    """the reference model"""
 
     @property
     def smallest_batch(self) -> int:
@@ -124,7 +121,7 @@ class RAFTRun(RolloutRun):
     @model_validator(mode="after")
     def _check_rounds(self) -> Self:
         if self.batch_size % self.raft.k:
-            raise ValueError(f"batch_size {self.batch_size} is no multiple of raft.k {self.raft.k}")
+            raise ValueError(f"batch_size {self.batch_size} is not a multiple of raft.k {self.raft.k}")
         if self.raft.selection == "local" and self.samples_per_prompt != self.raft.k:
             raise ValueError(
                 f"raft.selection local keeps the best of the {self.samples_per_prompt} responses to a prompt, "
@@ -132,51 +129,37 @@ class RAFTRun(RolloutRun):
             )
         if self.update.mini_batches > self.batch_size // self.raft.k:
             raise ValueError(
-                f"{self.update.mini_batches} mini-batches cannot be made of "
-                f"the {self.batch_size // self.raft.k} responses that are kept (batch_size / raft.k)"
+                f"update.mini_batches {self.update.mini_batches} is more than the "
+                f"{self.batch_size // self.raft.k} responses that are kept (batch_size / raft.k)"
             )
         if self.update.target_policy_kl is not None:
-            raise ValueError("update.target_policy_kl has no effect in RAFT, which learns chosen responses only")
-        self.refuse("update.max_ratio", "in RAFT, which learns chosen responses only")
+            raise ValueError("update.target_policy_kl has no effect in RAFT, which trains on selected responses only")
+        self.refuse("update.max_ratio", "in RAFT, which trains on selected responses only")
         return self
 
 
-def write_training_set(path: Path, rows: Mapping[str, Sequence[Any]], selected: Sequence[float]) -> None:
-    """Write the selected rows' prompts and responses atomically, in LMFlow's text2text format."""
-    chosen = zip(rows["prompt"], rows["response"], selected, strict=True)
+def write_training_set(path: Path, rollouts: Rollouts) -> None:
+    """Write the selected prompts and responses atomically, in LMFlow's text2text format."""
+    chosen = zip(rollouts.prompt, rollouts.response, rollouts["selected"].tolist(), strict=True)
     instances = [{"input": prompt, "output": response} for prompt, response, keep in chosen if keep]
     write_json(path, {"type": "text2text", "instances": instances})
 
 
-class Round(NamedTuple):
-    """One step in the table at the end of a run; None if a value was not measured."""
+def print_rounds(console: Console, steps: Sequence[Mapping[str, Any]]) -> None:
+    """Print the gain of every step, and the gain from selecting among responses of the untrained model.
 
-    step: int
-    reward: float
-    gain: float
-    """reward since step 0"""
-    selected_reward: float | None
-    distinct_2: float | None
-    kl: float | None
-
-
-def rounds(steps: Sequence[Mapping[str, Any]]) -> Iterator[Round]:
-    """Yield the rows of the table, given the recorded metrics: `cavesson.open(folder).steps().to_pylist()`."""
+    Args:
+        console: where to print.
+        steps: the recorded metrics, `cavesson.open(folder).steps().to_pylist()`.
+    """
+    table = Table("step", "reward", "gain", "of the selected", "distinct-2", "KL", title="RAFT")
     for step in steps:
         reward = step["reward/mean"]
-        gain = reward - steps[0]["reward/mean"]
         rest = (step.get(name) for name in ("raft/selected_reward", "text/distinct_2", "kl/objective"))
-        yield Round(step["step"], reward, gain, *rest)
-
-
-def print_rounds(console: Console, steps: Sequence[Mapping[str, Any]]) -> None:
-    """Print the gain of every step, and the gain from selecting among responses of the untrained model."""
-    table = Table("step", "reward", "gain", "of the selected", "distinct-2", "KL", title="RAFT")
-    for line in rounds(steps):
-        rest = ("–" if value is None else f"{value:.3f}" for value in line[3:])
-        table.add_row(str(line.step), f"{line.reward:+.3f}", f"{line.gain:+.3f}", *rest)
+        shown = ("–" if value is None else f"{value:.3f}" for value in rest)
+        table.add_row(str(step["step"]), f"{reward:+.3f}", f"{reward - steps[0]['reward/mean']:+.3f}", *shown)
     console.print(table)
     untouched = steps[0].get("raft/selected_reward")
     if untouched is not None:
         gain = untouched - steps[0]["reward/mean"]
-        console.print(f"Selecting among the untouched model's responses gives {untouched:+.3f}, a gain of {gain:+.3f}.")
+        console.print(f"Selecting among the starting model's responses gives {untouched:+.3f}, a gain of {gain:+.3f}.")

@@ -10,9 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cavesson.algorithms.runs import ExampleRun
-from cavesson.data.examples import Examples, size_of
+from cavesson.data.examples import Examples, PairTokens, size_of
 from cavesson.data.order import InMemory, Mixed
-from cavesson.data.tokens import PairTokens
 from cavesson.errors import UserError
 from cavesson.processes import Processes
 
@@ -53,16 +52,12 @@ def with_reference(
     else:
         scores = _score(pairs, examples, model, processes, settings)
         if processes.is_main:
-            _keep(path, scores)
+            temporary = path.with_suffix(".tmp")
+            save_file({"scores": scores}, temporary)
+            temporary.rename(path)
         processes.wait()
     known = [replace(pair, reference=tuple(row)) for pair, row in zip(pairs, scores.tolist(), strict=True)]
     return examples.with_data(train.with_items(known[: train.size]), known[train.size :])
-
-
-def _keep(path: Path, scores: Tensor) -> None:
-    temporary = path.with_suffix(".tmp")
-    save_file({"scores": scores}, temporary)
-    temporary.rename(path)
 
 
 def _kept(path: Path, pairs: int) -> Tensor:
@@ -73,7 +68,9 @@ def _kept(path: Path, pairs: int) -> Tensor:
     """
     scores = load_file(path)["scores"]
     if len(scores) != pairs:
-        raise UserError(f"{path} has {len(scores)} pairs, the data {pairs}: it has changed since the start")
+        raise UserError(
+            f"{path} has {len(scores)} pairs and the data has {pairs}: the data has changed since the run started"
+        )
     return scores
 
 
@@ -122,11 +119,7 @@ def _batches(
         rows = learned.take(start, max(0, settings.batch_size_at(start, size)))
         order = [rows[row] for row in settings.arranged([pairs[row] for row in rows])]
         missing -= set(order)
-        yield _share(order, processes), settings.evaluation_size
+        yield [order[row] for row in processes.share(len(order))], settings.evaluation_size
     for rest in (sorted(missing), list(range(size, len(pairs)))):
-        yield sorted(_share(rest, processes), key=lambda row: size_of(pairs[row])), settings.evaluation_size
-
-
-def _share(rows: list[int], processes: Processes) -> list[int]:
-    share = processes.share(len(rows))
-    return rows[share.start : share.stop]
+        mine = [rest[row] for row in processes.share(len(rest))]
+        yield sorted(mine, key=lambda row: size_of(pairs[row])), settings.evaluation_size

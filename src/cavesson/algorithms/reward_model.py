@@ -12,16 +12,14 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cavesson.algorithms.base import Loss
+from cavesson.algorithms.base import Algorithm, Loss
 from cavesson.algorithms.runs import ExampleRun
-from cavesson.config import Settings
-from cavesson.data.examples import Examples, collate_pairs, load_pairs
+from cavesson.data.examples import Examples, PairSettings, PairTokens, Tokens, collate_pairs, load_pairs
 from cavesson.data.order import InMemory, Mixed
 from cavesson.data.special_tokens import Around
-from cavesson.data.tokens import PairSettings, PairTokens, Tokens
 from cavesson.models.classifier import ADDS_START, load_reward_model
 from cavesson.models.parts import causal
-from cavesson.models.sequences import PairRewards, RewardModel
+from cavesson.models.sequences import PairScores, RewardModel
 from cavesson.ops import preferences
 from cavesson.processes import Processes
 from cavesson.rewards import report
@@ -32,21 +30,18 @@ _LOOKED_AT = 64
 """Pairs of a stream that are looked at to see how texts begin."""
 
 
-class BradleyTerry(Settings):
+class BradleyTerry(Algorithm):
     """The better response's reward is higher."""
 
     centring_coef: float = Field(0.0, ge=0)
-    """η of (r_chosen + r_rejected)², which holds the mean of the rewards near 0 (arXiv:2312.09244); 0 = off, 0.01
-    where it is used"""
+    """η: weight of (r_chosen + r_rejected)², which keeps the mean of the rewards near 0 (arXiv:2312.09244); 0 = off,
+    typically 0.01"""
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B]`: every pair counts once."""
         return batch["margin"].new_ones(len(batch))
 
-    def total(self, batch: Batch) -> Tensor:
-        return self.weights(batch).sum()
-
-    def loss(self, scores: PairRewards, batch: Batch) -> Loss:
+    def loss(self, scores: PairScores, batch: Batch) -> Loss:
         """Return −log σ(r_chosen − r_rejected − margin) + η·(r_chosen + r_rejected)², per pair `[B]`."""
         chosen, rejected = scores
         preference = preferences.bradley_terry(chosen, rejected, batch["margin"])
@@ -71,10 +66,6 @@ class RewardModelRun(ExampleRun):
     """the algorithm"""
     data: PairSettings = PairSettings()
     """the pairs"""
-
-    @property
-    def algorithm(self) -> BradleyTerry:
-        return self.reward_model
 
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[PairTokens]:
         """Read pairs the way rewards read responses: as text, followed by the tokenizer's end tokens."""
@@ -109,7 +100,7 @@ class RewardModelRun(ExampleRun):
         """
         setattr(causal(role.model).config, ADDS_START, _begins(tokenizer, examples))
         if not examples.held_out:
-            print("no pair is held out (data.validation), so nothing says how often this reward model is right")
+            print("no pairs are held out, so the accuracy of this reward model is not measured; set data.validation")
             return
         scored = score(role, examples, processes, self.evaluation_size)
         if processes.is_main:

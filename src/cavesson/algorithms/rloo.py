@@ -20,25 +20,25 @@ class RLOO(GroupAlgorithm):
     """REINFORCE leave-one-out."""
 
     ratio: Literal["sequence", "token"] = "sequence"
-    """π/π_old that is clipped: of the whole response, or of every token. In the first pass both are 1 and the gradient
-    is the same"""
+    """π/π_old that is clipped: of the whole response, or of every token. In the first pass both are 1 and have the same
+    gradient"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    """of the KL that β takes off the reward: k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ. Only k1 has the
-    gradient of the KL there; the others do not hold the policy"""
+    """estimator of the KL that is subtracted from the reward: k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 +
+    Δ. Only k1 has the gradient of the KL there; the others do not keep the policy close to the reference"""
     whiten_advantages: bool = False
-    """advantages get standard deviation 1 over the responses of the step; their mean is 0 in any case"""
+    """advantages get standard deviation 1 over the responses of the step; their mean is always 0"""
 
     def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
         """Add `signal` `[B]`, the reward after the KL penalty, and `advantage` `[B, T]`, equal on all its tokens."""
         signal, mask = rollouts["shaped_reward"], rollouts["mask"]
         if "ref_logprob" in rollouts:
-            spent = kl.SCHULMAN[self.kl_estimator](rollouts["logprob"], rollouts["ref_logprob"])
+            spent = kl.ESTIMATORS[self.kl_estimator](rollouts["logprob"], rollouts["ref_logprob"])
             signal = penalised(signal, spent, mask, kl_coef)
-        advantage = leave_one_out(signal, rollouts["group"])
+        advantage = leave_one_out(signal, rollouts["group_in_step"])
         if self.whiten_advantages:
             # Their mean is already 0, because the mean of every group is 0.
-            advantage = advantage / (group_stds(advantage, torch.zeros_like(rollouts["group"])) + 1e-4)
-        return rollouts.with_columns(signal=signal, advantage=advantage[:, None] * mask)
+            advantage = advantage / (group_stds(advantage, torch.zeros_like(rollouts["group_in_step"])) + 1e-4)
+        return rollouts.with_columns(signal=signal, advantage=advantage[:, None].to(mask.dtype) * mask)
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B, T]`: every token counts once, or every response once if its tokens share a ratio."""
@@ -60,20 +60,16 @@ class RLOO(GroupAlgorithm):
 
 
 class RLOORun(RolloutRun):
-    """Train a model by RLOO: sample several responses to each prompt, and make the better of them likelier."""
+    """Train a model with RLOO: sample several responses to each prompt and make the better ones more likely."""
 
     penalty_settings: ClassVar[tuple[str, ...]] = ("rloo.kl_estimator",)
 
     samples_per_prompt: int = Field(4, ge=1)
-    """responses sampled to the same prompt within a step: the group"""
+    """responses per prompt and step: the group size"""
     rloo: RLOO = RLOO()
     """the algorithm"""
     update: OnePassSettings = OnePassSettings()
-    """how rollouts become new weights"""
-
-    @property
-    def algorithm(self) -> RLOO:
-        return self.rloo
+    """how rollouts update the weights"""
 
     @property
     def kl_use(self) -> KLUse:
@@ -84,5 +80,5 @@ class RLOORun(RolloutRun):
         if self.kl.coef == 0:
             self.refuse("rloo.kl_estimator", "with kl.coef 0")
         if self.samples_per_prompt == 1:
-            raise ValueError("samples_per_prompt 1 leaves no other response to compare one with; set it to 2 or more")
+            raise ValueError("samples_per_prompt 1 leaves no other response to compare with; set it to 2 or more")
         return self

@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from cavesson.algorithms.base import Algorithm
 from cavesson.algorithms.settings import (
     BatchSettings,
     CheckpointSettings,
@@ -25,7 +26,7 @@ from cavesson.data.examples import Examples, size_of
 from cavesson.data.prompts import PromptSettings, check_prompts
 from cavesson.doctor.settings import DoctorSettings
 from cavesson.integrations.trackers import Names
-from cavesson.models.settings import ModelSettings, ReferenceSettings, StartSettings, ValueSettings
+from cavesson.models.settings import ModelSettings, OtherModelSettings, ReferenceSettings, StartSettings, ValueSettings
 from cavesson.models.trained import load_start, load_start_tokenizer
 from cavesson.processes import Processes
 from cavesson.rewards.cleaning import CleaningSettings
@@ -46,31 +47,32 @@ class KLUse(NamedTuple):
         if self.place == "reward" and self.estimator != "k1":
             return (
                 f"the KL in the reward is estimated by {self.estimator}, whose gradient there is not that of the KL: "
-                "it does not hold the policy to the reference; k1 does"
+                "it does not keep the policy close to the reference; k1 does"
             )
         if self.place == "loss" and self.estimator == "k1":
             return (
                 "the KL in the loss is estimated by k1, whose gradient there is 0 on average: "
-                "it does not hold the policy to the reference; k2 and k3 do"
+                "it does not keep the policy close to the reference; k2 and k3 do"
             )
         return None
 
 
 class RunSettings(Settings):
-    """What every run has, whatever its algorithm."""
+    """Settings of every run, whatever its algorithm."""
 
     run: Path = Path("runs/run")
     """the run's folder; it must not exist yet"""
     seed: int = Field(0, ge=0)
-    """with the same seed a run is the same, bit for bit on CPU"""
+    """runs with the same seed are the same, bit for bit on CPU"""
     model: ModelSettings = ModelSettings()
-    """the model that learns"""
+    """the model to train"""
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW"""
     trackers: Names = ()
-    """where metrics are sent beside the record: "tensorboard", "wandb", "trackio", "mlflow", or several of them"""
+    """where metrics are sent in addition to the record: "tensorboard", "wandb", "trackio", "mlflow", or several of
+    them"""
     project: str = "cavesson"
-    """what W&B, Trackio and MLflow file the run under"""
+    """the project of the run in W&B, Trackio and MLflow"""
 
     makes_models: ClassVar[bool] = False
     """whether the run can begin with `model.new`"""
@@ -87,54 +89,56 @@ class RunSettings(Settings):
 
     @property
     def algorithm(self) -> Any:
-        """The algorithm, which is a group of settings."""
-        raise NotImplementedError
+        """The algorithm: the group of settings that is one."""
+        return next(value for _, value in self if isinstance(value, Algorithm))
 
     def starts(self) -> dict[str, StartSettings]:
         """Return the models that are loaded before the first step, by the names of their groups of settings."""
-        return {} if self.model.new is not None else {"model": self.model}
+        others = {name: value.start(self.model.dtype) for name, value in self if isinstance(value, OtherModelSettings)}
+        start = None if self.model.new is not None else self.model
+        return {name: model for name, model in {"model": start, **others}.items() if model is not None}
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer of the model before training."""
         return load_start_tokenizer(self.model)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what run.json states in addition to the settings, for readers that do not know the algorithms."""
+        return {}
 
     def show(self, folder: Path, console: Console) -> None:
         """Print results of a finished run other than its metrics."""
 
 
 class RolloutRun(RunSettings):
-    """A run that learns from responses it samples itself."""
+    """A run that trains on responses it samples itself."""
 
     steps: int = Field(100, ge=1)
     """training steps: sample, score, update"""
     batch_size: int = Field(64, ge=1)
     """responses per step, over all processes"""
     samples_per_prompt: int = Field(1, ge=1)
-    """responses sampled to the same prompt within a step"""
+    """responses per prompt and step"""
     data: PromptSettings = PromptSettings()
     """the prompts"""
     sampling: SamplingSettings = SamplingSettings()
     """how responses are sampled"""
     rewards: tuple[RewardSettings, ...] = ()
-    """what is rewarded; written [[rewards]] in a recipe"""
+    """the reward functions; written [[rewards]] in a recipe"""
     cleaning: CleaningSettings = CleaningSettings()
     """where responses are cut, and which are discarded"""
     shaping: ShapingSettings = ShapingSettings()
-    """what happens to the reward before training uses it"""
+    """how the reward is changed before training uses it"""
     kl: CoefficientSettings = CoefficientSettings()
-    """the penalty for leaving the reference"""
+    """the KL penalty, which keeps the policy close to the reference"""
     reference: ReferenceSettings = ReferenceSettings()
-    """the reference"""
+    """the reference model"""
     update: UpdateSettings = UpdateSettings()
-    """how rollouts become new weights"""
+    """how rollouts update the weights"""
     checkpoint: RolloutCheckpointSettings = RolloutCheckpointSettings()
-    """what a killed run continues from"""
+    """the saved states from which a run resumes"""
     doctor: DoctorSettings = DoctorSettings()
-    """who looks at the record while the run trains"""
-
-    def starts(self) -> dict[str, StartSettings]:
-        start = self.reference.start(self.model.dtype)
-        return super().starts() | ({} if start is None else {"reference": start})
+    """the doctor, which reads the record while the run trains"""
 
     @property
     def critic(self) -> ValueSettings | None:
@@ -142,7 +146,7 @@ class RolloutRun(RunSettings):
         return None
 
     @property
-    def penalty(self) -> str | None:
+    def kl_estimator(self) -> str | None:
         """The estimator of the KL penalty that the loop computes, or None if the algorithm computes its own."""
         return None
 
@@ -165,6 +169,9 @@ class RolloutRun(RunSettings):
     def credit_decay(self) -> float | None:
         """The share γλ of a token's credit that the token before it gets, or None if all tokens share one credit."""
         return None
+
+    def facts(self) -> dict[str, Any]:
+        return {"kl": self.kl_use._asdict(), "rewards_are_scaled": self.rewards_are_scaled}
 
     penalty_settings: ClassVar[tuple[str, ...]] = ()
     """dotted names of the algorithm's settings that have no effect without a KL penalty"""
@@ -196,12 +203,16 @@ class RolloutRun(RunSettings):
     def _check(self) -> Self:
         if self.batch_size % self.samples_per_prompt:
             raise ValueError(
-                f"batch_size {self.batch_size} is no multiple of samples_per_prompt {self.samples_per_prompt}"
+                f"batch_size {self.batch_size} is not a multiple of samples_per_prompt {self.samples_per_prompt}"
             )
         if self.update.mini_batches > self.batch_size:
-            raise ValueError(f"{self.update.mini_batches} mini-batches cannot be made of {self.batch_size} responses")
+            raise ValueError(
+                f"update.mini_batches {self.update.mini_batches} is more than the {self.batch_size} responses of a step"
+            )
         if self.sampling.temperature == 0:
-            raise ValueError("sampling.temperature 0 always takes the likeliest token; training must explore")
+            raise ValueError(
+                "sampling.temperature 0 always takes the most likely token, but training must explore; set it above 0"
+            )
         total = self.update.total
         if self.checkpoint.updates and self.checkpoint.updates >= total:
             raise ValueError(
@@ -218,31 +229,31 @@ class RolloutRun(RunSettings):
         if self.reference.kind == "none" and self.kl.coef:
             raise ValueError(f"kl.coef {self.kl.coef:g} needs a reference; set reference.kind or kl.coef = 0")
         if self.kl.target is not None and self.kl.coef == 0:
-            raise ValueError("kl.coef 0 stays 0 whatever kl.target is; start from a coefficient above 0")
-        most = self.batch_size * self.algorithm.most_batches
+            raise ValueError("kl.coef 0 stays 0 whatever kl.target is; set kl.coef above 0")
+        most = self.batch_size * self.algorithm.max_batches
         if self.kl.target is not None and 0.2 * most >= self.kl.horizon:
             raise ValueError(
                 f"kl.horizon {self.kl.horizon:g} is too short for the {most} responses that a step may sample: "
-                f"it could make the coefficient negative; set it over {0.2 * most:g}"
+                f"it could make the coefficient negative; set it above {0.2 * most:g}"
             )
         return self
 
 
 class ExampleRun(RunSettings):
-    """A run that learns from examples which others made."""
+    """A run that trains on given examples."""
 
     epochs: float = Field(1.0, gt=0)
-    """passes over the examples; `steps`, where it is set, takes its place, so that a flag shortens any recipe"""
+    """passes over the examples; `steps`, if set, overrides it"""
     steps: int | None = Field(None, ge=1)
-    """optimiser steps; none = as many as the passes need"""
+    """optimiser steps; none = as many as `epochs` needs"""
     batch_size: int = Field(32, ge=1)
     """examples per optimiser step, over all processes"""
     update: BatchSettings = BatchSettings()
-    """how a batch becomes an optimiser step"""
+    """how a batch updates the weights"""
     evaluation: EvaluationSettings = EvaluationSettings()
-    """measuring on rows that are not learned from"""
+    """evaluation on held-out rows"""
     checkpoint: CheckpointSettings = CheckpointSettings()
-    """what a killed run continues from"""
+    """the saved states from which a run resumes"""
     data: ChatSettings = ChatSettings()
     """the examples"""
 
@@ -304,11 +315,6 @@ class ExampleRun(RunSettings):
         return model
 
     def report(
-        self,
-        role: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        examples: Examples[Any],
-        processes: Processes,
-        folder: Path,
+        self, role: Any, tokenizer: PreTrainedTokenizerBase, examples: Examples[Any], processes: Processes, folder: Path
     ) -> None:
         """Write a report on the trained model, which `role` wraps, to the run's folder."""

@@ -6,11 +6,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cavesson.algorithms.base import Loss
+from cavesson.algorithms.base import Algorithm, Loss
 from cavesson.algorithms.runs import ExampleRun
-from cavesson.config import Settings
-from cavesson.data.examples import Examples, load_demonstrations, load_texts
-from cavesson.data.tokens import TextSettings, Tokens
+from cavesson.data.examples import Examples, TextSettings, Tokens, load_demonstrations, load_texts
 from cavesson.models.neftune import neftune
 from cavesson.models.new import new_model, new_tokenizer
 from cavesson.models.policy import Scores
@@ -18,18 +16,15 @@ from cavesson.models.sequences import SequencePolicy
 from cavesson.types import Batch
 
 
-class SFT(Settings):
+class SFT(Algorithm):
     """Supervised fine-tuning."""
 
     neftune_alpha: float = Field(0.0, ge=0)
-    """size of the noise on the input embeddings (arXiv:2310.05914), 5 to 15 where it is used; 0 = off"""
+    """size of the noise on the input embeddings (arXiv:2310.05914), typically 5 to 15; 0 = off"""
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B, L]`: every learned token counts once."""
         return batch["mask"]
-
-    def total(self, batch: Batch) -> Tensor:
-        return batch["mask"].sum()
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """Return −log π of every learned token, `[B, L]`."""
@@ -47,10 +42,6 @@ class SFTRun(ExampleRun):
     """the algorithm"""
     data: TextSettings = TextSettings()
     """the examples"""
-
-    @property
-    def algorithm(self) -> SFT:
-        return self.sft
 
     def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[Tokens]:
         return load_demonstrations(self.data, tokenizer, self.seed)

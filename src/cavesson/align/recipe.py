@@ -7,30 +7,28 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cavesson.align import comparison
-from cavesson.align.comparison import Comparison, ComparisonSettings
-from cavesson.align.stages import Stage, Training
+from cavesson.align.stages import COMPARE, ComparisonSettings, ComparisonStage, Stage, TrainingStage
 from cavesson.config import Settings, check, describe, load
 from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
 
-COMMANDS = (*ALGORITHMS, comparison.COMMAND)
+COMMANDS = (*ALGORITHMS, COMPARE)
 REFERENCE = re.compile(r"\{(\w+)\}")
 """A value that is nothing but this stands for the model of an earlier stage."""
 
 
 class AlignSettings(Settings):
-    """Several commands one after the other. Every other table of the recipe is a stage, in the order of the recipe.
+    """Run several commands one after the other. Every other table of the recipe is a stage, in the order of the recipe.
 
-    A stage has the settings of the command that it is called after, or that its `command` names.
+    A stage has the settings of the command that it is named after, or of the one in its `command`.
     """
 
     model_config = ConfigDict(extra="allow")
 
     run: Path = Path("runs/align")
-    """the folder of the whole; a stage has the folder inside it that is called like the stage"""
+    """folder of all stages; every stage writes to the subfolder of its name"""
     common: dict[str, Any] = Field(default={})
-    """settings of every stage that has such settings and does not say otherwise"""
+    """settings for every stage that has them; the table of a stage overrides them"""
 
 
 def read_recipe(recipe: Path | None, flags: Sequence[str]) -> list[Stage]:
@@ -45,35 +43,37 @@ def read_recipe(recipe: Path | None, flags: Sequence[str]) -> list[Stage]:
     stages: dict[str, Stage] = {}
     for name, table in (settings.model_extra or {}).items():
         if not isinstance(table, dict):
-            raise UserError(f"{source}: {name!r} belongs into [common] or the table of a stage")
+            raise UserError(f"{source}: {name!r} belongs in [common] or in the table of a stage")
         stages[name] = _stage(name, table, settings, stages, source)
     if not stages:
-        raise UserError(f"{source}: there is no stage; add a table such as [sft]; commands are {', '.join(COMMANDS)}")
+        raise UserError(
+            f"{source}: the recipe has no stage; add a table such as [sft]; commands are {', '.join(COMMANDS)}"
+        )
     _check_common(settings.common, list(stages.values()), source)
     return list(stages.values())
 
 
 def _stage(name: str, table: dict[str, Any], align: AlignSettings, before: Mapping[str, Stage], source: str) -> Stage:
     if not re.fullmatch(r"\w+", name):
-        raise UserError(f"{source}: [{name}]: a stage is called by letters, digits and _, such as reward_model")
+        raise UserError(f"{source}: [{name}]: the name of a stage has only letters, digits and _, such as reward_model")
     where = f"{source}: [{name}]"
     command = str(table.get("command", name.replace("_", "-")))
     kind = _settings_of(command, where)
     own = {key: value for key, value in table.items() if key != "command"}
     taken = next((key for key in ("run", "out") if key in own), None)
     if taken is not None:
-        raise UserError(f"{where}: {taken} is {align.run / name}; the folder of the whole is run, above all tables")
+        raise UserError(f"{where}: {taken} is always {align.run / name}; to move all stages, set run above all tables")
     needs: list[str] = []
     values = _resolved(_laid_over(_known(align.common, kind), own), before, needs, where)
     folder = align.run / name
     if kind is ComparisonSettings:
         compared = check(ComparisonSettings, {**values, "out": folder}, where)
-        return Comparison(name, command, compared, folder, tuple(needs))
-    return Training(name, command, check(kind, {**values, "run": folder}, where), folder, tuple(needs))
+        return ComparisonStage(name, command, compared, folder, tuple(needs))
+    return TrainingStage(name, command, check(kind, {**values, "run": folder}, where), folder, tuple(needs))
 
 
 def _settings_of(command: str, where: str) -> type[Any]:
-    if command == comparison.COMMAND:
+    if command == COMPARE:
         return ComparisonSettings
     if command not in ALGORITHMS:
         raise UserError(f"{where}: there is no command {command!r}; command is one of {', '.join(COMMANDS)}")
@@ -90,10 +90,10 @@ def _resolved(value: Any, before: Mapping[str, Stage], needs: list[str], where: 
     if match is None:
         return value
     name = match[1]
-    trained = [known for known, stage in before.items() if isinstance(stage, Training)]
+    trained = [known for known, stage in before.items() if isinstance(stage, TrainingStage)]
     if name not in trained:
         earlier = f"before it: {', '.join(trained)}" if trained else "it is the first"
-        raise UserError(f"{where}: {value} is no stage that trains a model before this one ({earlier})")
+        raise UserError(f"{where}: {value} is not an earlier stage that trains a model ({earlier})")
     if name not in needs:
         needs.append(name)
     return before[name].model

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cavesson.align.recipe import read_recipe
-from cavesson.align.stages import Stage, State, Training, is_main
+from cavesson.align.stages import Stage, StageState, TrainingStage, is_main
 from cavesson.command_line import command_line
 from cavesson.errors import UserError
 from cavesson.record.writable import check_writable
@@ -35,7 +35,7 @@ def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
     _check(stages)
     seconds: dict[str, float] = {}
     for stage in stages:
-        if states[stage.name] is State.DONE:
+        if states[stage.name] is StageState.DONE:
             continue
         console.print(f"\n{stage.name}: cavesson {stage.command}, in {stage.folder}", highlight=False, soft_wrap=True)
         start = perf_counter()
@@ -43,15 +43,10 @@ def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
             stage.run()
         seconds[stage.name] = perf_counter() - start
     if is_main():  # the other processes may get here before the comparison is written
-        _conclude(console, stages, states, seconds)
+        console.print(_summary(stages, states, seconds))
+        if trained := [stage.folder for stage in stages if isinstance(stage, TrainingStage)]:
+            console.print(f"next     {command_line('board', *trained)}", highlight=False, markup=False, soft_wrap=True)
     return stages
-
-
-def _conclude(console: Console, stages: Sequence[Stage], states: dict[str, State], seconds: dict[str, float]) -> None:
-    console.print(_summary(stages, states, seconds))
-    trained = [stage.folder for stage in stages if isinstance(stage, Training)]
-    if trained:
-        console.print(f"next     {command_line('board', *trained)}", highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -75,23 +70,23 @@ def _check(stages: Sequence[Stage]) -> None:
 
 def _check_order(stage: Stage, known: dict[str, Stage]) -> None:
     """Raise a UserError if a stage was started with the model of an earlier stage that must be trained again."""
-    missing = [name for name in stage.needs if known[name].state is not State.DONE]
-    if missing and stage.state is not State.NEW:
+    missing = [name for name in stage.needs if known[name].state is not StageState.DONE]
+    if missing and stage.state is not StageState.NEW:
         raise UserError(
-            f"{stage.folder} was made with the model of {missing[0]}, which is to be trained again; "
+            f"{stage.folder} was made with the model of {missing[0]}, which will be trained again; "
             "remove that folder as well"
         )
 
 
-def _plan(stages: Sequence[Stage], states: dict[str, State]) -> Table:
+def _plan(stages: Sequence[Stage], states: dict[str, StageState]) -> Table:
     table = Table("stage", "command", "builds on", "state", title="Plan")
     for stage in stages:
         table.add_row(stage.name, stage.command, ", ".join(stage.needs), states[stage.name].value)
     return table
 
 
-def _summary(stages: Sequence[Stage], states: dict[str, State], seconds: dict[str, float]) -> Table:
-    did = {State.NEW: "done", State.STARTED: "continued", State.DONE: "was done before"}
+def _summary(stages: Sequence[Stage], states: dict[str, StageState], seconds: dict[str, float]) -> Table:
+    did = {StageState.NEW: "done", StageState.STARTED: "resumed", StageState.DONE: "already done"}
     table = Table("stage", "state", "seconds", "result", title="Result")
     for stage in stages:
         took = f"{seconds[stage.name]:.0f}" if stage.name in seconds else ""

@@ -17,13 +17,14 @@ from cavesson.board import (
     search,
     selection,
     series,
-    several,
     similar,
     sql,
     stars_api,
 )
 from cavesson.board.runs import Board
 from cavesson.board.selection import Query
+
+BINARY = "application/octet-stream"
 
 
 class Endpoint(NamedTuple):
@@ -38,14 +39,6 @@ class Endpoint(NamedTuple):
     """Whether it waits for its turn, as it takes much memory and time."""
 
 
-def answers(board: Board, query: several.SeveralQuery) -> list[dict[str, Any]]:
-    """Answer several requests for JSON, one after the other."""
-    asked = [
-        one for one in ENDPOINTS if (one.method, one.media) == ("GET", "application/json") and one.answer != answers
-    ]
-    return several.answer_all(asked, board, query.of)
-
-
 ENDPOINTS = (
     Endpoint("GET", "/api/runs", overview.runs, overview.NoQuery),
     Endpoint("GET", "/api/runs/{run}/info", overview.run_info, selection.RunQuery),
@@ -56,28 +49,15 @@ ENDPOINTS = (
     Endpoint("GET", "/api/runs/{run}/heat", distributions.heat, distributions.HeatQuery),
     Endpoint("GET", "/api/runs/{run}/rows", rows.rows, rows.RowsQuery),
     Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}", rollout.rollout, rollout.RolloutQuery),
-    Endpoint(
-        "GET",
-        "/api/runs/{run}/rollouts/{step}/{sample}/tokens",
-        rollout.tokens,
-        rollout.RolloutQuery,
-        "application/octet-stream",
-    ),
+    Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}/tokens", rollout.tokens, rollout.RolloutQuery, BINARY),
     Endpoint("GET", "/api/runs/{run}/rollouts/{step}/{sample}/texts", rollout.texts, rollout.RolloutQuery),
     Endpoint("GET", "/api/runs/{run}/hits", search.hits, selection.Selection),
     Endpoint("GET", "/api/runs/{run}/groups", groups.groups, groups.GroupsQuery),
     Endpoint("GET", "/api/runs/{run}/never-beats", groups.never_beats, groups.NeverBeatsQuery),
     Endpoint("GET", "/api/runs/{run}/patterns", patterns.patterns, patterns.PatternsQuery),
     Endpoint("GET", "/api/runs/{run}/similar/{step}/{sample}", similar.similar, similar.SimilarQuery),
-    Endpoint(
-        "GET",
-        "/api/runs/{run}/export",
-        export.export,
-        export.ExportQuery,
-        export.ALL_MEDIA,
-    ),
+    Endpoint("GET", "/api/runs/{run}/export", export.export, export.ExportQuery, export.ALL_MEDIA),
     Endpoint("POST", "/api/runs/{run}/sql", sql.sql, sql.SqlQuery, heavy=True),
-    Endpoint("GET", "/api/answers", answers, several.SeveralQuery),
     Endpoint("GET", "/api/compare", compare.compare, compare.CompareQuery),
     Endpoint("GET", "/api/events", live.events, live.EventsQuery, "text/event-stream"),
     Endpoint("GET", "/api/runs/{run}/stars", stars_api.stars, selection.RunQuery),

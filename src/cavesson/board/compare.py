@@ -2,16 +2,15 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from cavesson.board.distributions import count_bins, edges_of
-from cavesson.board.excerpts import LENGTH as SHOWN
+from cavesson.board.rows import LENGTH as SHOWN
 from cavesson.board.runs import Board, OpenRun
-from cavesson.board.search import keys_of
 from cavesson.board.selection import Query, both
 from cavesson.index.columns import Array
 from cavesson.index.sets import contains
@@ -31,11 +30,11 @@ def _sides(value: Any) -> Any:
     for text in str(value).split(","):
         found = re.fullmatch(r"([0-9]{1,4})(?:@([0-9]{1,9})(?:-([0-9]{1,9}))?)?", text)
         if found is None:
-            raise ValueError("runs are written as 0,1 or, with their steps, as 0@0-9,0@90-99")
+            raise ValueError("write runs as 0,1 or, with steps, as 0@0-9,0@90-99")
         run, first, last = found.groups()
         sides.append(Side(int(run), None if first is None else (int(first), int(last or first))))
     if not 2 <= len(sides) <= 8:
-        raise ValueError("two to eight are compared")
+        raise ValueError("compare two to eight of them")
     return sides
 
 
@@ -54,12 +53,12 @@ class CompareQuery(Query):
     sort: Literal["spread", "difference", "-difference"] = "spread"
     """By the largest mean reward minus the smallest, largest first, or by the last side's minus the first's."""
     offset: int = Field(0, ge=0, le=2**31)
-    """How many prompts to leave out."""
+    """Number of prompts to skip."""
     limit: int = Field(20, ge=1, le=200)
-    """How many to return at most."""
+    """Maximum number of prompts."""
 
 
-class Prompts(NamedTuple):
+class PromptResults(NamedTuple):
     """The results of one side on each of its prompts."""
 
     name: Array
@@ -94,18 +93,15 @@ def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
         _side(run, snapshot, side, place[page])
         for (run, _), snapshot, side, place in zip(sides, snapshots, found, places, strict=True)
     ]
-    lines = [
-        {"prompt": lines[0].pop("prompt"), "runs": [{k: v for k, v in line.items() if k != "prompt"} for line in lines]}
-        for lines in zip(*columns, strict=True)
-    ]
+    prompts = [{"prompt": lines[0][0], "runs": [line for _, line in lines]} for lines in zip(*columns, strict=True)]
     return {
         "total": len(common),
-        "prompts": lines,
+        "prompts": prompts,
         "sides": [_total(side) for side in found],
         "rewards_differ": differ,
         "wins": None if differ else [[int(np.sum(a > b)) for b in means] for a in means],
         "ties": None if differ else [[int(np.sum(a == b)) for b in means] for a in means],
-        "differences": None if differ else _histogram(difference),
+        "differences": None if differ else count_bins(difference, edges_of(difference, BINS, None, None)),
     }
 
 
@@ -132,28 +128,22 @@ def _written(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _total(side: Prompts) -> dict[str, Any]:
+def _total(side: PromptResults) -> dict[str, Any]:
     """Return the number of all responses of a side, and their mean reward."""
     count = int(side.counts.sum())
     return {"n": count, "mean": float(side.mean @ side.counts) / count if count else None}
 
 
-def _histogram(difference: Array) -> dict[str, Any]:
-    edges = edges_of(difference, BINS, None, None)
-    counts, below, above = count_bins(difference, edges)
-    return {"edges": edges, "counts": counts, "below": below, "above": above}
-
-
-def _prompts(run: OpenRun, snapshot: Snapshot, steps: tuple[int, int] | None) -> Prompts:
+def _prompts(run: OpenRun, snapshot: Snapshot, steps: tuple[int, int] | None) -> PromptResults:
     key = (snapshot.rows, snapshot.state.dead, steps)
-    return run.memory.get("prompts", key, lambda: prompts_of(snapshot, steps), most=4)
+    return run.cache.get("prompts", key, lambda: prompts_of(snapshot, steps), most=4)
 
 
-def prompts_of(snapshot: Snapshot, steps: tuple[int, int] | None) -> Prompts:
+def prompts_of(snapshot: Snapshot, steps: tuple[int, int] | None) -> PromptResults:
     """Return the prompts of some steps, in ascending order of their hashes."""
     nothing = np.empty(0, np.int64)
     if not snapshot.rows:
-        return Prompts(nothing, nothing.astype(float), nothing, nothing)
+        return PromptResults(nothing, nothing.astype(float), nothing, nothing)
     prompt, step, reward = snapshot.raw("prompt"), snapshot.raw("step"), snapshot.column("reward")
     mask = both(snapshot.alive, np.isfinite(reward) & (prompt >= 0))
     if steps is not None:
@@ -166,27 +156,18 @@ def prompts_of(snapshot: Snapshot, steps: tuple[int, int] | None) -> Prompts:
     np.maximum.at(newest, of, step[rows].astype(np.int64) << 32 | rows)
     there = np.flatnonzero(counts)
     there = there[np.argsort(snapshot.prompts[there])]
-    return Prompts(snapshot.prompts[there], sums[there] / counts[there], counts[there], newest[there] & 0xFFFFFFFF)
+    return PromptResults(
+        snapshot.prompts[there], sums[there] / counts[there], counts[there], newest[there] & 0xFFFFFFFF
+    )
 
 
-def _side(run: OpenRun, snapshot: Snapshot, side: Prompts, places: Array) -> list[dict[str, Any]]:
+def _side(run: OpenRun, snapshot: Snapshot, side: PromptResults, places: Array) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield some prompts, with what is shown of the results of one side."""
     rows = side.newest[places]
     if not len(rows):
-        return []
-    keys = keys_of(snapshot, rows)
-    texts = run.texts(snapshot, rows)
-    shown = [(prompt[:SHOWN], response[:SHOWN]) for prompt, response in zip(*texts, strict=True)]
-    return [
-        {
-            "run": run.number,
-            "step": step,
-            "sample": sample,
-            "reward": float(reward),
-            "mean": float(mean),
-            "n": int(count),
-        }
-        | {"prompt": prompt, "response": response}
-        for (step, sample), reward, mean, count, (prompt, response) in zip(
-            keys, snapshot.raw("reward")[rows], side.mean[places], side.counts[places], shown, strict=True
-        )
-    ]
+        return
+    keys, texts = snapshot.keys(rows), run.texts(snapshot, rows)
+    numbers = (values.tolist() for values in (snapshot.raw("reward")[rows], side.mean[places], side.counts[places]))
+    for (step, sample), reward, mean, count, prompt, response in zip(keys, *numbers, *texts, strict=True):
+        line = {"run": run.number, "step": step, "sample": sample, "reward": reward, "mean": mean, "n": count}
+        yield prompt[:SHOWN], line | {"response": response[:SHOWN]}

@@ -23,16 +23,16 @@ CENTRAL = 0.0005
 CHUNK = 1 << 17
 LONG = 0.01
 """Positions of a heat map end where only this share of the responses goes on."""
-FEWEST_BINS = 64 // BIN
+MIN_BINS = 64 // BIN
 LARGEST = 1e300
 """A wider range would have a width that is no number."""
 
 
 class HistogramQuery(Selection):
     column: str = Field("reward", max_length=200)
-    """Which number."""
+    """Column."""
     bins: int = Field(40, ge=1, le=1_000)
-    """How many bins."""
+    """Number of bins."""
     lo: float | None = Field(None, ge=-LARGEST, le=LARGEST)
     """Lower end of the first bin; chosen from the values if not given."""
     hi: float | None = Field(None, ge=-LARGEST, le=LARGEST)
@@ -41,20 +41,20 @@ class HistogramQuery(Selection):
 
 class RidgeQuery(RunQuery):
     column: str = Field("reward", max_length=200)
-    """Which number."""
+    """Column."""
     bins: int = Field(60, ge=1, le=500)
-    """How many bins."""
+    """Number of bins."""
     buckets: int = Field(40, ge=1, le=500)
-    """Most groups of steps."""
+    """Maximum number of groups of steps."""
 
 
 class HeatQuery(RunQuery):
-    column: str = Field("log_ratio", max_length=200)
-    """Which number of the tokens."""
+    column: str = Field("kl_k1", max_length=200)
+    """Token column."""
     buckets: int = Field(100, ge=1, le=500)
-    """Most groups of steps."""
+    """Maximum number of groups of steps."""
     positions: int = Field(128, ge=1, le=1_000)
-    """Most groups of positions."""
+    """Maximum number of groups of positions."""
 
 
 def histogram(board: Board, query: HistogramQuery) -> dict[str, Any]:
@@ -69,9 +69,7 @@ def histogram(board: Board, query: HistogramQuery) -> dict[str, Any]:
         values = values[mask]
     finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
     edges = edges_of(finite, query.bins, query.lo, query.hi)
-    counts, below, above = count_bins(finite, edges)
-    missing = len(values) - len(finite)
-    return {"edges": edges, "counts": counts, "below": below, "above": above, "missing": missing}
+    return count_bins(finite, edges) | {"missing": len(values) - len(finite)}
 
 
 def _sorted_histogram(values: Array, order: Order, query: HistogramQuery) -> dict[str, Any]:
@@ -109,7 +107,7 @@ def robust_ends(values: Array) -> tuple[float, float]:
     return (smallest if smallest >= low - room else low), (largest if largest <= high + room else high)
 
 
-def count_bins(values: Array, edges: Array) -> tuple[Array, int, int]:
+def count_bins(values: Array, edges: Array) -> dict[str, Any]:
     """Return the number of finite values in each bin of equal width, below the first bin, and above the last one."""
     bins, low, high = len(edges) - 1, float(edges[0]), float(edges[-1])
     counts = np.zeros(bins + 2, np.int64)
@@ -119,7 +117,7 @@ def count_bins(values: Array, edges: Array) -> tuple[Array, int, int]:
         place = np.floor((chunk - low) * (bins / (high - low))) + 1
         place[chunk == high] = bins
         counts += np.bincount(np.clip(place, 0, bins + 1).astype(np.intp), minlength=bins + 2)
-    return counts[1:-1], int(counts[0]), int(counts[-1])
+    return {"edges": edges, "counts": counts[1:-1], "below": int(counts[0]), "above": int(counts[-1])}
 
 
 def ridge(board: Board, query: RidgeQuery) -> dict[str, Any]:
@@ -155,7 +153,7 @@ def heat(board: Board, query: HeatQuery) -> dict[str, Any]:
     run = board.run(query.run)
     lines = rollups_of(run, run.snapshot(), query.column, level="token")
     if not lines.lines["bins"].any():
-        raise UserError(f"no token of the run has a number {query.column[:100]!r}")
+        raise UserError(f"no token of the run has the column {query.column[:100]!r}")
     steps = buckets(lines.step, query.buckets)
     position = slices(np.zeros(len(lines.lines), np.int64), lines.lines["bins"])
     places = _positions(position, lines.bins["bin_counts"], query.positions)
@@ -178,7 +176,7 @@ def _positions(position: Array, count: Array, most: int) -> Buckets:
     """
     per_position = np.bincount(position, count)
     reached = np.flatnonzero(per_position >= LONG * per_position.max())[-1] + 1
-    shown = min(max(int(reached), FEWEST_BINS), len(per_position))
+    shown = min(max(int(reached), MIN_BINS), len(per_position))
     places = buckets(np.arange(shown), most)
     places.last[-1] = len(per_position) - 1
     return places

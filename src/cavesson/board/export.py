@@ -16,7 +16,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, Response, StreamingResponse
 
 from cavesson.board.runs import Board
-from cavesson.board.search import keys_of, matching
+from cavesson.board.search import matching
 from cavesson.board.selection import Selection, order_of
 from cavesson.errors import UserError
 from cavesson.record.schema import ROW_COLUMNS, arrow_schema
@@ -46,7 +46,7 @@ def export(board: Board, query: ExportQuery) -> Response:
         raise UserError("the search is not finished yet; export again when its number of hits is exact")
     chunks = order_of(run, snapshot, query.sort).chunks(BATCH)
     rows = (chunk if found.mask is None else chunk[found.mask[chunk]] for chunk in chunks)
-    tables = (run.fetch(keys_of(snapshot, chunk)) for chunk in rows if len(chunk))
+    tables = (run.fetch(snapshot.keys(chunk)) for chunk in rows if len(chunk))
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.name).strip("-.") or "run"
     headers = {"content-disposition": f'attachment; filename="{name}.{query.format}"'}
     if query.format == "parquet":

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from cavesson.errors import UserError
 
 HIT = "cavesson_hit"
-MOST_CHARACTERS = 32
+MAX_CHARACTERS = 32
 """Of a class that are looked up one by one."""
-MOST_REPEATED = 8
+MAX_REPEATED = 8
 """Of the same character in a row that are looked up."""
 
 
@@ -31,7 +31,7 @@ def compiled(q: str, regex: bool) -> str:
         pc.extract_regex_span(pa.array([""]), pattern)
     except pa.ArrowInvalid as error:
         reason = str(error).removeprefix("Invalid regular expression: ")
-        raise UserError(f"this is no regular expression: {reason}") from None
+        raise UserError(f"invalid regular expression: {reason}") from None
     return pattern
 
 
@@ -84,7 +84,7 @@ def _flat(items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         if kind is _constants.SUBPATTERN and not value[1] & re.IGNORECASE:
             yield from _flat(value[3])
         elif kind in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
-            for _ in range(min(value[0], MOST_REPEATED)):
+            for _ in range(min(value[0], MAX_REPEATED)):
                 yield from _flat(value[2])
             yield _constants.ANY, None  # other characters may come before the next item
         else:
@@ -97,13 +97,13 @@ def _of_class(items: Iterable[tuple[Any, Any]]) -> list[str]:
     for kind, value in items:
         if kind is _constants.LITERAL:
             found.append(chr(value))
-        elif kind is _constants.RANGE and value[1] - value[0] < MOST_CHARACTERS:
+        elif kind is _constants.RANGE and value[1] - value[0] < MAX_CHARACTERS:
             found += map(chr, range(value[0], value[1] + 1))
         elif kind is _constants.CATEGORY and value is _constants.CATEGORY_DIGIT:
             found += "0123456789"
         else:
             return []
-    return found if len(found) <= MOST_CHARACTERS else []
+    return found if len(found) <= MAX_CHARACTERS else []
 
 
 def _shortest(texts: frozenset[str]) -> int:

@@ -11,7 +11,7 @@ from cavesson.record.index_folder import fingerprint
 def findings(board: Board, query: RunQuery) -> dict[str, Any] | None:
     """Return the findings of the doctor by language, or null if it has not run yet."""
     run = board.run(query.run)
-    return run.memory.get("findings", (looked_at(run),), lambda: _read(run), most=1)
+    return run.cache.get("findings", (looked_at(run),), lambda: _read(run), most=1)
 
 
 def looked_at(run: OpenRun) -> int:

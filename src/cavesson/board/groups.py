@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from cavesson.board.excerpts import LENGTH as SHOWN
-from cavesson.board.rows import numbers, plain
+from cavesson.board.rows import LENGTH as SHOWN
+from cavesson.board.rows import plain
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import CHUNK, Page, RunQuery, step_of
 from cavesson.index.columns import MISSING, Array
@@ -17,7 +17,7 @@ from cavesson.index.snapshot import Snapshot
 NAMELESS = np.int64(-(2**63) + 2**31)
 """Numbers from here on stand for prompts that have no group."""
 LAST_NAMELESS = NAMELESS + 2**31
-MOST_SHOWN = 64
+MAX_SHOWN = 64
 """Responses of a group."""
 
 
@@ -25,7 +25,7 @@ class GroupsQuery(RunQuery, Page):
     step: int = Field(ge=0, lt=2**31)
     """Training step."""
     sort: Literal["group", "-group", "mean", "-mean", "sd", "-sd", "min", "-min", "max", "-max", "n", "-n"] = "-sd"
-    """By what; with - in front the largest first."""
+    """Sort order; a leading - means descending."""
 
 
 class NeverBeatsQuery(RunQuery, Page):
@@ -46,11 +46,11 @@ def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
     order = np.argsort(-by if query.sort.startswith("-") else by, kind="stable")
     page = order[query.offset : query.offset + query.limit]
     members = [rows[of == group] for group in page]
-    shown = _shown(run, snapshot, np.concatenate([member[:MOST_SHOWN] for member in members] or [rows[:0]]))
+    shown = _shown(run, snapshot, np.concatenate([member[:MAX_SHOWN] for member in members] or [rows[:0]]))
     lines = []
     for group, member in zip(page, members, strict=True):
         line = {name: values[group].item() for name, values in found.items()}
-        responses = list(islice(shown, len(member[:MOST_SHOWN])))
+        responses = list(islice(shown, len(member[:MAX_SHOWN])))
         prompts = [response.pop("prompt") for response in responses]
         lines.append(
             {
@@ -93,24 +93,19 @@ def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:
     if "gap" not in snapshot.state.columns:
         return {"total": 0, "prompts": []}
     key = (snapshot.rows, snapshot.state.dead)
-    tries, best, last = run.memory.get("best", key, lambda: _best(snapshot), most=1)
+    tries, best, last = run.cache.get("best", key, lambda: _best(snapshot), most=1)
     never = np.flatnonzero((tries > 0) & (best <= 0))
     order = never[np.lexsort((best[never], -tries[never]))]
     page = order[query.offset : query.offset + query.limit]
-    prompts = _texts(run, snapshot, last[page].tolist())
-    lines = [
-        numbers(snapshot, last[[number]])[0]
-        | {"prompt": prompt, "tries": int(tries[number]), "best_gap": float(best[number])}
-        for number, prompt in zip(page, prompts, strict=True)
+    rows = last[page]
+    groups = plain(snapshot, "group", rows) if "group" in snapshot.state.columns else [None] * len(rows)
+    texts = run.texts(snapshot, rows).prompt
+    prompts = [
+        {"group": group, "prompt": text[:SHOWN], "tries": int(tries[number]), "best_gap": float(best[number])}
+        | {"last_step": step, "last_sample": sample}
+        for number, group, text, (step, sample) in zip(page, groups, texts, snapshot.keys(rows), strict=True)
     ]
-    wanted = ("group", "prompt", "tries", "best_gap")
-    return {
-        "total": len(never),
-        "prompts": [
-            {name: line.get(name) for name in wanted} | {"last_step": line["step"], "last_sample": line["sample"]}
-            for line in lines
-        ],
-    }
+    return {"total": len(never), "prompts": prompts}
 
 
 def _best(snapshot: Snapshot) -> tuple[Array, Array, Array]:
@@ -138,9 +133,3 @@ def group_of(snapshot: Snapshot, rows: Array) -> Array:
         return nameless
     group = snapshot.raw("group")[rows]
     return np.where(group == MISSING["<i8"], nameless, group)
-
-
-def _texts(run: OpenRun, snapshot: Snapshot, rows: list[int]) -> list[str]:
-    if not rows:
-        return []
-    return [text[:SHOWN] for text in run.texts(snapshot, np.array(rows)).prompt]

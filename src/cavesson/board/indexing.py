@@ -23,7 +23,7 @@ PAUSE = 0.5
 PAUSE_AFTER_PROBLEM = 10.0
 """Seconds between two looks at the record."""
 
-MOST_DIAGNOSED = 2_000_000
+MAX_DIAGNOSED = 2_000_000
 """Rollouts of a run that the doctor looks at unasked: a million take it 20 seconds and a gigabyte of memory."""
 
 
@@ -54,7 +54,7 @@ def _guarded(path: str, folder: Path, parent: int) -> None:
         _follow(path, folder, parent)
     except Exception as error:
         with replacing(problem) as file:
-            file.write(f"the index does not grow: {error}".encode("utf-8", "backslashreplace"))
+            file.write(f"the index cannot be updated: {error}".encode("utf-8", "backslashreplace"))
         print_exception(error)
         time.sleep(PAUSE_AFTER_PROBLEM)
 
@@ -67,9 +67,9 @@ def _follow(path: str, folder: Path, parent: int) -> None:
         if run is not None and (builder is None or builder.state.run != fingerprint(run)):
             builder = Builder(run, folder)
         if run is None or builder is None or not (builder.update() or builder.advance()):
-            if builder is not None and builder.state.rows <= MOST_DIAGNOSED:
+            if builder is not None and builder.state.rows <= MAX_DIAGNOSED:
                 state = builder.state
-                doctor.tend(f"{state.run} {state.metrics_cursor} {state.cursor}")
+                doctor.poll(f"{state.run} {state.metrics_cursor} {state.cursor}")
             time.sleep(PAUSE)
 
 

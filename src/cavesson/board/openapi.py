@@ -5,11 +5,11 @@ from typing import Any
 from cavesson.board.api import ENDPOINTS, Endpoint
 
 ERRORS = {
-    "400": "what was asked for cannot be answered",
+    "400": "the request cannot be answered",
     "401": "the token is missing",
-    "403": "the request comes from somewhere else",
+    "403": "the request comes from another site or host",
     "404": "there is no such run, rollout or star",
-    "408": "the body did not come in time",
+    "408": "the body did not arrive in time",
     "409": "a file of the record or of the index is broken or has just been replaced",
     "422": "a parameter is missing or out of range",
     "503": "too many queries are running; ask again in a few seconds",

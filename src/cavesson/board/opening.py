@@ -1,7 +1,7 @@
-"""Caches the response to the first request of the page, so that it is available before the runs are open.
+"""Caches the responses to the first requests of the page, so that they are available before the runs are open.
 
 Importing what is needed to open a run takes most of a second. As long as no file of the runs has been added, removed or
-changed, the first request of the page gets the same response as the last time.
+changed, the first requests of the page get the same responses as the last time.
 """
 
 import hashlib
@@ -17,12 +17,14 @@ from cavesson.board.page import STATIC
 
 CHANGING = ("run.json", "attempts", "record", "compactions", "index/state.json")
 """What changes with a run: folders do when files come or go, and no file of a record is ever written twice."""
+RUNS = "/api/runs"
+"""Path of the request whose response tells whether the runs are complete."""
 SETTLED = 2.0
 """Seconds after which another change would be seen in a file's time."""
 
 
 class Opening:
-    """The cached first response of a board of some local runs.
+    """The cached first responses of a board of some local runs.
 
     Args:
         paths: Run folders, as given on the command line.
@@ -34,33 +36,35 @@ class Opening:
         names = "\n".join(map(str, self.folders)).encode("utf-8", "surrogateescape")
         self.file = cache / f"{hashlib.sha256(names).hexdigest()[:16]}.json"
         self.stamp = self._stamp()
+        self._kept = self._read()
+        self._new: dict[str, tuple[str, str]] = {}
 
     def is_kept(self) -> bool:
-        """Return whether a valid response is cached, so that the page needs nothing else at first."""
-        with suppress(OSError, ValueError), self.file.open("rb") as file:
-            head = json.loads(file.readline())
-            return self.stamp is not None and isinstance(head, list) and head[1:] == [self.stamp]
-        return False
+        """Return whether there are valid cached responses, so that the page needs nothing else at first."""
+        return bool(self._kept)
 
-    def answer(self, query: bytes) -> bytes | None:
-        """Return the response to a request if it is the cached one and still valid."""
-        with suppress(OSError, ValueError):
-            head, _, body = self.file.read_bytes().partition(b"\n")
-            if self.stamp and json.loads(head) == self._head(query) and self._stamp() == self.stamp:
-                return body
-        return None
+    def answer(self, path: str, query: str) -> bytes | None:
+        """Return the response to the first request for a path if it is cached and still valid."""
+        known, body = self._kept.pop(path, (None, ""))
+        return body.encode() if known == query and self._stamp() == self.stamp else None
 
-    def keep(self, query: bytes, body: bytes) -> None:
-        """Cache a response for the next start, if its runs are complete and nothing is being written or has changed."""
-        if self.stamp is None or not _is_final(json.loads(body)) or self._stamp() != self.stamp:
+    def keep(self, path: str, query: str, body: bytes) -> None:
+        """Cache the first response of a path for the next start, if nothing is being written or has changed."""
+        if self.stamp is None or path in self._new or self._stamp() != self.stamp:
             return
-        from cavesson.record.files import replacing  # imports pyarrow, which the first response must not wait for
+        self._new[path] = (query, body.decode())
+        if RUNS not in self._new or not _is_final(json.loads(self._new[RUNS][1])):
+            return
+        from cavesson.record.files import write_text  # imports pyarrow, which the first response must not wait for
 
-        with suppress(OSError), replacing(self.file) as file:
-            file.write(json.dumps(self._head(query)).encode() + b"\n" + body)
+        with suppress(OSError):
+            write_text(self.file, json.dumps([self.stamp, self._new]))
 
-    def _head(self, query: bytes) -> list[Any]:
-        return [query.decode("latin-1"), self.stamp]
+    def _read(self) -> dict[str, tuple[str, str]]:
+        with suppress(OSError, ValueError):
+            stamp, kept = json.loads(self.file.read_bytes())
+            return kept if self.stamp is not None and stamp == self.stamp else {}
+        return {}
 
     def _stamp(self) -> list[Any] | None:
         """Return a value that changes with the runs or the board; None while they change, or if a run is missing."""
@@ -77,9 +81,6 @@ def _changed(file: Path) -> int:
         return 0
 
 
-def _is_final(answers: list[dict[str, Any]]) -> bool:
-    """Return whether the responses contain runs, and none of them is being trained or indexed."""
-    first = answers[0].get("answer") if answers else None
-    runs = first if isinstance(first, list) else []
-    good = all(answer["status"] == 200 for answer in answers)
-    return good and len(runs) > 0 and all(run.get("indexed") == 1 and not run.get("live") for run in runs)
+def _is_final(runs: list[dict[str, Any]]) -> bool:
+    """Return whether there are runs, and none of them is being trained or indexed."""
+    return len(runs) > 0 and all(run.get("indexed") == 1 and not run.get("live") for run in runs)

@@ -55,7 +55,7 @@ def _tokens(run: OpenRun) -> int | None:
     if "length" not in snapshot.state.columns:
         return None
     key = (snapshot.rows, snapshot.state.dead)
-    return run.memory.get("tokens", key, lambda: _sum(snapshot), most=1)
+    return run.cache.get("tokens", key, lambda: _sum(snapshot), most=1)
 
 
 def _sum(snapshot: Snapshot) -> int:

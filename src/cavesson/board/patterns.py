@@ -25,15 +25,15 @@ NORMAL_95 = 1.959964
 
 class PatternsQuery(RunQuery, Page):
     kind: Literal["all", "word", "ngram", "character"] = "word"
-    """Of what."""
+    """Kind of pattern."""
     sort: Literal["growth", "decline", "lift", "frequency"] = "growth"
-    """By what, the largest first."""
+    """Sort order, descending."""
     buckets: int = Field(40, ge=2, le=200)
-    """Most groups of steps."""
+    """Maximum number of groups of steps."""
     q: str = Field("", max_length=200)
-    """Only those that hold this text, upper and lower case alike."""
+    """Only patterns that contain this text, ignoring case."""
     limit: int = Field(100, ge=1, le=1_000)
-    """How many to return at most."""
+    """Maximum number of patterns."""
 
 
 class Table(NamedTuple):
@@ -63,7 +63,7 @@ def patterns(board: Board, query: PatternsQuery) -> dict[str, Any]:
     pieces = snapshot.state.pieces
     if not pieces:
         return {"steps": [], "patterns": [], "indexed": run.indexed()}
-    table = run.memory.get("patterns", (pieces, query.buckets), lambda: tabled(snapshot, query.buckets), most=2)
+    table = run.cache.get("patterns", (pieces, query.buckets), lambda: tabled(snapshot, query.buckets), most=2)
     known = dictionary(snapshot.folder, pieces)
     found = _sorted(table, query.sort)
     found = found[_wanted(known, table.feature[found], query)]

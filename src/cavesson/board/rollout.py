@@ -19,7 +19,7 @@ from cavesson.record.reader import Rollout
 TOKEN_TYPES = {pa.bool_(): "uint8", pa.int32(): "int32", pa.float32(): "float32", pa.float64(): "float32"}
 NOT_SENT = {"step", "sample", "token"}
 TEXTS = ("prompt", "response", "ref_response", "ground_truth", "extra")
-MOST_TEXT = 2_000_000
+MAX_TEXT = 2_000_000
 """Characters of a text that are sent."""
 
 
@@ -59,8 +59,8 @@ def _cut(row: dict[str, Any]) -> dict[str, Any]:
     cut: dict[str, Any] = {}
     for name in TEXTS:
         text = row[name]
-        longer = text is not None and len(text) > MOST_TEXT
-        cut |= {name: text[:MOST_TEXT] if longer else text, f"{name}_truncated": len(text) if longer else None}
+        longer = text is not None and len(text) > MAX_TEXT
+        cut |= {name: text[:MAX_TEXT] if longer else text, f"{name}_truncated": len(text) if longer else None}
     return cut
 
 
@@ -73,7 +73,7 @@ def read(run: OpenRun, step: int, sample: int) -> Rollout:
     try:
         key = (step, sample, run.version())
         with reading():
-            return run.memory.get("rollouts", key, lambda: run.record.rollout(step, sample), most=8)
+            return run.cache.get("rollouts", key, lambda: run.record.rollout(step, sample), most=8)
     except UnreadableError:
         raise
     except UserError as error:

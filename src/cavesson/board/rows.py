@@ -1,17 +1,29 @@
 """The table of responses: any page of any selection in any order."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
-from cavesson.board.excerpts import LENGTH, Excerpt, excerpt
 from cavesson.board.runs import Board, OpenRun
-from cavesson.board.search import keys_of, matching, spans_of
+from cavesson.board.search import matching, spans_of
 from cavesson.board.selection import Page, Selection, order_of, page_of
 from cavesson.index.columns import CODED, Array
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.texts import LENGTH as STORED
+
+LENGTH = 300
+"""Characters of a text that a table shows."""
+BEFORE = 80
+"""Characters before a hit that is not at the beginning."""
+
+
+class Excerpt(NamedTuple):
+    """Part of a text; positions are counted in UTF-16 code units, as in JavaScript."""
+
+    text: str
+    start: int
+    hit: list[int] | None
 
 
 class RowsQuery(Selection, Page):
@@ -41,7 +53,7 @@ def lines(run: OpenRun, snapshot: Snapshot, page: Array, query: Selection | None
     if not len(page):
         return []
     result = numbers(snapshot, page)
-    keys = keys_of(snapshot, page)
+    keys = snapshot.keys(page)
     texts = run.texts(snapshot, page)
     prompts = [text[:LENGTH] for text in texts.prompt]
     excerpts = _excerpts(run, keys, texts.response, query)
@@ -56,7 +68,7 @@ def _excerpts(
     run: OpenRun, keys: list[tuple[int, int]], responses: list[str], query: Selection | None
 ) -> list[Excerpt]:
     """Return the excerpts to show of responses, given their beginnings."""
-    if query is None or not query.q.strip():
+    if query is None or not query.text:
         return [Excerpt(text[:LENGTH], 0, None) for text in responses]
     cut = [place for place, text in enumerate(responses) if len(text) == STORED]
     if cut:
@@ -65,6 +77,27 @@ def _excerpts(
             responses[place] = text
     spans = spans_of(run, responses, query)
     return [excerpt(text, span) for text, span in zip(responses, spans, strict=True)]
+
+
+def excerpt(text: str, span: tuple[int, int] | None) -> Excerpt:
+    """Return the part of a text that shows a hit, or its beginning if there is no hit.
+
+    Args:
+        text: The whole text.
+        span: Start and length of the hit in bytes of UTF-8; None if there is no hit.
+    """
+    if span is None:
+        return Excerpt(text[:LENGTH], 0, None)
+    data = text.encode("utf-8", "surrogatepass")
+    start, stop = (len(data[:place].decode("utf-8", "surrogatepass")) for place in (span[0], span[0] + span[1]))
+    first = 0 if stop <= LENGTH else max(start - BEFORE, 0)
+    shown = text[first : first + LENGTH]
+    hit = [_units(shown[: start - first]), _units(shown[: stop - first])]
+    return Excerpt(shown, _units(text[:first]), hit)
+
+
+def _units(text: str) -> int:
+    return len(text) + sum(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4") > 0xFFFF)
 
 
 def numbers(snapshot: Snapshot, page: Array) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import cavesson.record
+from cavesson.board.cache import Cache
 from cavesson.board.expressions import compiled
-from cavesson.board.memory import Memory
 from cavesson.board.scanner import Scanner, spans
 from cavesson.board.stars import Stars
 from cavesson.errors import UserError, first_line, print_exception
@@ -22,11 +22,12 @@ from cavesson.index.maps import ask_for
 from cavesson.index.patterns import read_counts
 from cavesson.index.search import dictionary
 from cavesson.index.snapshot import Snapshot, snapshot
-from cavesson.index.texts import Texts, read_texts
+from cavesson.index.texts import RowTexts, read_texts
 from cavesson.index.words import words
 from cavesson.record import Run
 from cavesson.record.index_folder import fingerprint, index_folder, local_folder
 from cavesson.record.storage import storage
+from cavesson.text.counting import counted
 
 LIVE_SECONDS = 120
 
@@ -83,7 +84,7 @@ class OpenRun:
         self._snapshot = snapshot(self.folder)
         self._stamp: tuple[int, int] | None = None
         self._lock = threading.Lock()
-        self.memory = Memory()
+        self.cache = Cache()
         self.searching: object = None
         """What was searched for last; whatever else is looked for waits until somebody asks for it again."""
 
@@ -111,7 +112,7 @@ class OpenRun:
             self.record = open_run(self.record.folder)
         if new.state.run != old.state.run or new.rows < old.rows or new.state.dead < old.state.dead:
             # The same file names have different content now.
-            self.memory = Memory()
+            self.cache = Cache()
             dictionary.cache_clear()
             read_counts.cache_clear()
 
@@ -138,7 +139,7 @@ class OpenRun:
         with reading():
             return self.record.fetch(keys, columns)
 
-    def texts(self, snapshot: Snapshot, rows: Array) -> Texts:
+    def texts(self, snapshot: Snapshot, rows: Array) -> RowTexts:
         """Return the beginnings of the texts of some rows of the index."""
         with reading():
             return read_texts(self.record, snapshot, rows)
@@ -158,7 +159,7 @@ class OpenRun:
         """Return the token columns that have values for the first tokens of the run."""
         if not self.snapshot().rows:
             return []
-        return self.memory.get("token columns", (), lambda: _measured(self.record), most=1)
+        return self.cache.get("token columns", (), lambda: _measured(self.record), most=1)
 
     def token_texts(self, ids: Sequence[int | None]) -> list[str]:
         """Return the text of each token ID."""
@@ -211,7 +212,9 @@ class Board:
             NotFoundError: There is no run with that number.
         """
         if not 0 <= number < len(self.runs):
-            raise NotFoundError(f"there is no run {number}; there are {len(self.runs)}, counted from 0")
+            raise NotFoundError(
+                f"there is no run {number}; the board has {counted(len(self.runs), 'run')}, numbered from 0"
+            )
         return self.runs[number]
 
     def warm(self) -> None:

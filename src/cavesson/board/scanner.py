@@ -30,11 +30,11 @@ PORTION = 0.03
 FIRST_CHUNK = 32
 CHUNK_SECONDS = 0.01
 """For so long it looks at texts without a look at the clock, about."""
-MOST_SECONDS = 10.0
+MAX_SECONDS = 10.0
 """For one chunk of texts, which is a matter of milliseconds for any sensible expression."""
 
 
-class Found(NamedTuple):
+class Hits(NamedTuple):
     """The hits in some texts."""
 
     places: Array
@@ -45,7 +45,7 @@ class Found(NamedTuple):
     """How long it is, in bytes."""
 
 
-class Rows(NamedTuple):
+class ScannedRows(NamedTuple):
     """Responses of a run to search."""
 
     run: str
@@ -73,7 +73,7 @@ class Scanner:
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def scan(self, what: Rows, pattern: str) -> Looked:
+    def scan(self, what: ScannedRows, pattern: str) -> Looked:
         """Search the first responses, as many as can be searched within a fraction of a second.
 
         Args:
@@ -87,21 +87,21 @@ class Scanner:
         looked: Looked = self._ask(what, pattern)
         return looked
 
-    def spans(self, texts: list[str], pattern: str) -> Found:
+    def spans(self, texts: list[str], pattern: str) -> Hits:
         """Return which texts match, and where.
 
         Raises:
             TimeoutError: The search took too long and was stopped.
         """
-        found: Found = self._ask(texts, pattern)
+        found: Hits = self._ask(texts, pattern)
         return found
 
-    def _ask(self, what: Rows | list[str], pattern: str) -> Any:
+    def _ask(self, what: ScannedRows | list[str], pattern: str) -> Any:
         with self._lock:
             pipe = self._started()
             try:
                 pipe.send((what, pattern))
-                if not pipe.poll(MOST_SECONDS):
+                if not pipe.poll(MAX_SECONDS):
                     raise TimeoutError
                 answer = pipe.recv()
             except (TimeoutError, EOFError, OSError):
@@ -139,7 +139,7 @@ class Scanner:
                 self._pipe.recv()
             except EOFError:
                 self.stop()
-                raise UserError("the process that searches did not start") from None
+                raise UserError("the search process did not start") from None
         return self._pipe
 
 
@@ -151,14 +151,14 @@ def _work(pipe: Connection) -> None:
         while True:
             what, pattern = pipe.recv()
             try:
-                pipe.send(_look(what, pattern) if isinstance(what, Rows) else spans(what, pattern))
+                pipe.send(_look(what, pattern) if isinstance(what, ScannedRows) else spans(what, pattern))
             except UserError as error:
                 pipe.send(error)
             except (pa.ArrowException, OSError, ValueError) as error:
                 pipe.send(UserError(f"the record cannot be read: {first_line(error)}"))
 
 
-def _look(what: Rows, pattern: str) -> Looked:
+def _look(what: ScannedRows, pattern: str) -> Looked:
     """Search one chunk after another until the time is up, with chunks sized so that the clock is checked often."""
     run, stored = _opened(what.run), snapshot(what.folder)
     begun = last = time.monotonic()
@@ -178,9 +178,9 @@ def _opened(path: str) -> cavesson.record.Run:
     return cavesson.record.open(path)
 
 
-def spans(texts: list[str], pattern: str) -> Found:
+def spans(texts: list[str], pattern: str) -> Hits:
     """Return which texts match, and where."""
     found = pc.struct_field(pc.extract_regex_span(pa.array(texts, pa.string()), pattern), HIT)
     places = np.flatnonzero(pc.is_valid(found).to_numpy(zero_copy_only=False))
     ends = np.asarray(found.drop_null().flatten()).reshape(-1, 2)
-    return Found(places, ends[:, 0], ends[:, 1])
+    return Hits(places, ends[:, 0], ends[:, 1])

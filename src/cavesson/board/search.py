@@ -9,7 +9,7 @@ import numpy as np
 
 from cavesson.board.expressions import compiled, required
 from cavesson.board.runs import Board, OpenRun
-from cavesson.board.scanner import Rows, spans
+from cavesson.board.scanner import ScannedRows, spans
 from cavesson.board.selection import Order, Selection, both, first_of, selected
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
@@ -23,7 +23,7 @@ FORGOTTEN = 5.0
 """Seconds without a request after which a search in the background stops."""
 PORTION = 16_384
 """Rows that are given away at once, more than can be looked at in a moment: first those at the top of a table."""
-MOST_STEPS = 10_000_000
+MAX_STEPS = 10_000_000
 """From the first to the last step, to be counted without sorting them."""
 
 
@@ -51,11 +51,10 @@ def matching(
         enough: The number of hits at the top after which the request does not wait for more.
     """
     mask = selected(run, snapshot, query)
-    text = query.q if query.regex else query.q.strip()
-    if not text:
+    if not query.text:
         return Matching(mask, None)
-    key = (text, query.regex)
-    search = run.memory.latest("search", key, lambda old: _search(old, run, snapshot, *key))
+    key = (query.text, query.regex)
+    search = run.cache.latest("search", key, lambda old: _search(old, run, snapshot, *key))
     top = None if order is None else lambda left: first_of(order, both(mask, left), PORTION)
     found, left = search.ask(top, enough)
     known, open_ = both(mask, found), int(np.count_nonzero(both(mask, left)))
@@ -143,7 +142,7 @@ class Search:
                 else:
                     self._take(*next(self._holding))
         except TimeoutError:
-            self._stop("the expression takes too long on some responses; a simpler one may not")
+            self._stop("the expression takes too long on some responses; try a simpler one")
         except (UserError, OSError, ValueError) as error:
             self._stop(" ".join(str(error).split()))
 
@@ -155,7 +154,7 @@ class Search:
 
     def _read(self, rows: Array) -> None:
         """Search the texts of the first of some rows."""
-        looked = self.run.scanner.scan(Rows(self.run.record.folder, self.run.folder, rows), self.pattern)
+        looked = self.run.scanner.scan(ScannedRows(self.run.record.folder, self.run.folder, rows), self.pattern)
         with self._progress:
             self.found[rows[looked.places]] = True
             self.left[rows[: looked.stop]] = False
@@ -183,20 +182,13 @@ class Search:
             self._progress.notify_all()
 
 
-def keys_of(snapshot: Snapshot, rows: Array) -> list[tuple[int, int]]:
-    """Return the step and sample of each row."""
-    return list(zip(snapshot.raw("step")[rows].tolist(), snapshot.raw("sample")[rows].tolist(), strict=True))
-
-
 def spans_of(run: OpenRun, texts: list[str], query: Selection) -> list[tuple[int, int] | None]:
     """Return the start and length in bytes of the first hit in each response; None if there is no hit."""
     shown: list[tuple[int, int] | None] = [None] * len(texts)
     try:
         # Plain text is found quickly; a regular expression can exceed the time limit.
-        if query.regex:
-            found = run.scanner.spans(texts, compiled(query.q, regex=True))
-        else:
-            found = spans(texts, compiled(query.q.strip(), regex=False))
+        search = run.scanner.spans if query.regex else spans
+        found = search(texts, compiled(query.text, query.regex))
     except TimeoutError:
         return shown
     for place, start, length in zip(found.places.tolist(), found.start.tolist(), found.length.tolist(), strict=True):
@@ -230,7 +222,7 @@ def _places(snapshot: Snapshot) -> tuple[Array, Array]:
     """Return the steps, some of which may have no rollouts, and [rows] the index of each row's step."""
     step = snapshot.raw("step")
     first, last = snapshot.step_range
-    if last - first < MOST_STEPS:
+    if last - first < MAX_STEPS:
         return np.arange(first, last + 1), step - first
     steps = distinct(step)
     return steps, np.searchsorted(steps, step)

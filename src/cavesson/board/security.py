@@ -25,8 +25,8 @@ HEADERS = {
     "cache-control": "no-store",
 }
 COOKIE = "cavesson_token"
-MOST_BODY = 1_000_000
-TOO_LONG = f"the body has more than {MOST_BODY} bytes"
+MAX_BODY = 1_000_000
+TOO_LONG = f"the body has more than {MAX_BODY} bytes"
 CHANGING = {"POST", "PUT", "DELETE", "PATCH"}
 
 
@@ -89,13 +89,13 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if len(headers.getlist("host")) != 1:
-            return refuse("the request names no host, or several", 400)
+            return refuse("the request must have exactly one Host header", 400)
         if not self.needs_token and not is_loopback(_name(headers["host"])):
-            return refuse(f"this board answers to names of this machine only, not to {headers['host'][:100]!r}")
+            return refuse(f"this board only answers to names of this machine, not to {headers['host'][:100]!r}")
         if (problem := _foreign(scope["method"], headers)) is not None:
             return refuse(problem)
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > MOST_BODY:
+        if length.isdecimal() and int(length[:20]) > MAX_BODY:
             return refuse(TOO_LONG, 413)
         return self._without_token(scope, headers) if self.needs_token else None
 
@@ -132,7 +132,7 @@ def _foreign(method: str, headers: Headers) -> str | None:
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and method in CHANGING:
         return "the request comes from a page of another site"
     if method in CHANGING and origin is None:
-        return "a request that changes something must tell its Origin"
+        return "a request that changes something must have an Origin header"
     if (
         method in ("POST", "PUT", "PATCH")
         and headers.get("content-type", "").split(";")[0].strip() != "application/json"

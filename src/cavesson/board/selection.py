@@ -21,7 +21,7 @@ def _steps(value: Any) -> Any:
         return None
     first, _, last = value.partition("-")
     if not (first.isdecimal() and (last or first).isdecimal() and len(value) <= 30):
-        raise ValueError("steps are written as 12 or as 10-20")
+        raise ValueError("write steps as 12 or 10-20")
     return int(first), int(last or first)
 
 
@@ -49,24 +49,29 @@ class Selection(RunQuery):
     filter: str = Field("", max_length=2_000)
     """Condition on the columns, such as reward > 2 and length < 100."""
     q: str = Field("", max_length=1_000)
-    """Text that the response holds, upper and lower case alike; or a regular expression."""
+    """Text that the response contains, ignoring case; or a regular expression."""
     regex: bool = False
     """Whether q is a regular expression (RE2)."""
     starred: bool = False
     """Only rollouts with a star."""
 
+    @property
+    def text(self) -> str:
+        """What is searched for: spaces around a text have no effect, those of an expression do."""
+        return self.q if self.regex else self.q.strip()
+
 
 class Page(Query):
     offset: int = Field(0, ge=0, le=2**31)
-    """How many to leave out."""
+    """Number of rollouts to skip."""
     limit: int = Field(50, ge=1, le=500)
-    """How many to return at most."""
+    """Maximum number of rollouts."""
 
 
 def selected(run: OpenRun, snapshot: Snapshot, query: Selection) -> Array | None:
     """Return [rows] which rows are selected; None means all."""
     key = (snapshot.state.rows, snapshot.state.dead, query.steps, query.filter)
-    mask = run.memory.get("selected", key, lambda: _mask(snapshot, query.steps, query.filter), most=4)
+    mask = run.cache.get("selected", key, lambda: _mask(snapshot, query.steps, query.filter), most=4)
     if query.starred:
         mask = both(mask, _starred(run, snapshot))
     return mask
@@ -100,8 +105,7 @@ def _starred(run: OpenRun, snapshot: Snapshot) -> Array:
     stars = run.stars.all()
     if stars and snapshot.rows:
         rows = np.flatnonzero(np.isin(snapshot.raw("step"), [step for step, _ in stars]))
-        keys = zip(snapshot.raw("step")[rows].tolist(), snapshot.raw("sample")[rows].tolist(), strict=True)
-        mask[rows] = [key in stars for key in keys]
+        mask[rows] = [key in stars for key in snapshot.keys(rows)]
     return mask
 
 
@@ -114,7 +118,7 @@ def column_of(snapshot: Snapshot, name: str) -> Array:
     if not snapshot.rows:
         raise UserError("nothing is indexed yet: the run has just been opened, or has no rollouts")
     if name not in snapshot.numbers:
-        raise UserError(f"there is no column {name[:100]!r}; there is {', '.join(snapshot.numbers)}")
+        raise UserError(f"there is no column {name[:100]!r}; columns are {', '.join(snapshot.numbers)}")
     return snapshot.column(name)
 
 
@@ -125,8 +129,8 @@ def order_of(run: OpenRun, snapshot: Snapshot, sort: str) -> "Order":
         return Order(np.empty(0, np.int32), 0, down=False)
     values = column_of(snapshot, name)
     key = (snapshot.rows, name)
-    rows = run.memory.get("order", key, lambda: order(snapshot, name), most=6)
-    measured = run.memory.get("measured", key, lambda: len(values) - _nans(values), most=200)
+    rows = run.cache.get("order", key, lambda: order(snapshot, name), most=6)
+    measured = run.cache.get("measured", key, lambda: len(values) - _nans(values), most=200)
     return Order(rows, measured, sort.startswith("-"))
 
 

@@ -14,18 +14,18 @@ from cavesson.index.columns import Array
 from cavesson.index.rollups import Level, Rollups, rollups
 from cavesson.index.snapshot import Snapshot
 
-MOST_ROLLUPS = 40
-MOST_SUMMARIES = 100
+MAX_ROLLUPS = 40
+MAX_SUMMARIES = 100
 NOT_PLOTTED = {"step", "sample", "attempt", "rank", "group", "policy_version"}
 
 
 class SeriesQuery(RunQuery):
     names: str = Field("", max_length=20_000)
-    """Metrics and columns, with commas between, part/* for all parts of the reward; all of them if empty."""
+    """Metrics and columns, comma-separated; part/* for all parts of the reward; all of them if empty."""
     steps: Steps = None
     """First and last step."""
     points: int = Field(2_000, ge=2, le=20_000)
-    """Most points; more steps than that are put together."""
+    """Maximum number of points; more steps are merged."""
 
 
 def series(board: Board, query: SeriesQuery) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _summaries(
 ) -> dict[str, dict[str, Array]]:
     """Return the roll-up of each bucket for training and, under ``eval/``, for evaluation."""
     key = (column, snapshot.state.rollups.get("row"), grouping.first.tobytes(), grouping.last.tobytes())
-    return run.memory.get("summaries", key, lambda: _summarised(snapshot, column, lines, grouping), most=MOST_SUMMARIES)
+    return run.cache.get("summaries", key, lambda: _summarised(snapshot, column, lines, grouping), most=MAX_SUMMARIES)
 
 
 def _summarised(snapshot: Snapshot, column: str, lines: Rollups, grouping: Buckets) -> dict[str, dict[str, Array]]:
@@ -86,7 +86,7 @@ def rollups_of(
 ) -> Rollups:
     """Return the roll-ups of one column of the rollouts or of their tokens, one line per step and split."""
     key = (level, name, snapshot.state.rollups.get(level))
-    lines = run.memory.get("rollups", key, lambda: rollups(snapshot, level, name), most=MOST_ROLLUPS)
+    lines = run.cache.get("rollups", key, lambda: rollups(snapshot, level, name), most=MAX_ROLLUPS)
     return lines if steps is None else lines.only((lines.step >= steps[0]) & (lines.step <= steps[1]))
 
 

@@ -85,7 +85,7 @@ def _stop_queries() -> None:
 def _show(address: str, open_to: str | None, browser: bool) -> None:
     print(f"board    {address}", flush=True)
     if open_to:
-        print(f"open     to everybody who reaches {open_to}: each request needs the token in that address")
+        print(f"open     to everyone who can reach {open_to}: each request needs the token in that address")
     if browser:
         _later(0, partial(webbrowser.open, address))
 
@@ -114,7 +114,7 @@ def _opened(paths: Sequence[str], closing: Event) -> "Board":
 def _note(board: "Board") -> None:
     for run in board.runs:
         if not run.record.info:
-            print(f"note     {visible(str(run.record.folder))} is no run yet; it appears once it begins")
+            print(f"note     {visible(str(run.record.folder))} is not a run yet; it appears once it starts")
     if not (STATIC / "index.html").is_file():
         print(f"note     {NO_PAGE}")
 
@@ -173,7 +173,7 @@ class _Server(uvicorn.Server):
 
 def _listen(host: str, port: int) -> socket.socket:
     if not host:
-        raise UserError("--host is empty: give an address, such as 127.0.0.1; 0.0.0.0 listens on all")
+        raise UserError("--host is empty: give an address, such as 127.0.0.1; 0.0.0.0 listens on all addresses")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family)

@@ -21,12 +21,11 @@ from starlette.types import ASGIApp
 
 from cavesson.board.api import ENDPOINTS, Endpoint
 from cavesson.board.openapi import describe
-from cavesson.board.runs import Board
-from cavesson.board.security import MOST_BODY, TOO_LONG, refuse
-from cavesson.board.several import BUG, UNKNOWN, explain
-from cavesson.board.turns import Turns
-from cavesson.errors import UserError
-from cavesson.index.maps import relieve
+from cavesson.board.runs import Board, NotFoundError, UnreadableError
+from cavesson.board.security import MAX_BODY, TOO_LONG, refuse
+from cavesson.board.turns import BusyError, Turns
+from cavesson.errors import UserError, first_line, print_exception
+from cavesson.index.maps import release_memory
 
 THREADS = ThreadPoolExecutor(32, "answers")
 RUNNING = 2
@@ -35,6 +34,8 @@ WAITING, WAIT = 4, 3.0
 """Queries that wait for their turn, and for how many seconds; more are refused, and can be sent again."""
 BODY_SECONDS = 10
 """How long the body of a request may take to come."""
+STATUS: dict[type[UserError], int] = {NotFoundError: 404, UnreadableError: 409, BusyError: 503}
+"""Status of errors that are not a mistake in the request itself, which is 400."""
 
 
 def create_api(board: Board) -> ASGIApp:
@@ -78,7 +79,7 @@ def _handler(board: Board, endpoint: Endpoint, queries: Turns) -> Callable[[Requ
         query = endpoint.query.model_validate(given)
         async with queries.turn() if endpoint.heavy else nullcontext():
             answer = await asyncio.get_running_loop().run_in_executor(THREADS, endpoint.answer, board, query)
-        relieve()
+        release_memory()
         if isinstance(answer, Response):
             return answer
         if isinstance(answer, bytes):
@@ -94,14 +95,14 @@ async def _body(request: Request) -> dict[str, Any]:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > MOST_BODY:
+                if len(body) > MAX_BODY:
                     raise HTTPException(413, TOO_LONG)
     except TimeoutError:
         raise HTTPException(408, f"the body took longer than {BODY_SECONDS} s", {"connection": "close"}) from None
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise HTTPException(400, f"the body is no JSON: {error}") from None
+        raise HTTPException(400, f"the body is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise HTTPException(400, "the body must be a JSON object")
     return content
@@ -115,8 +116,17 @@ def _together(address: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    failure = explain(error)
-    return refuse(failure.reason, failure.status)
+    """Return what the page is told about an error; errors not caused by the user are also printed in the terminal."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        place, reason = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
+        return refuse(f"{place}: {reason}", 422)
+    if isinstance(error, UserError):
+        status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
+        return refuse(" ".join(str(error).split("\n")), status)
+    print_exception(error)
+    # Most likely a file of the index that has just been rebuilt.
+    return refuse(f"the record or its index cannot be read: {first_line(error)}", 409)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -128,7 +138,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, error: Exception) -> Response:
     """Return a plain error response; Starlette raises the error again, so the terminal already has the traceback."""
-    return refuse(BUG, 500)
+    return refuse("the board made a mistake; what happened is in its terminal", 500)
 
 
 async def _openapi(request: Request) -> Response:
@@ -136,4 +146,4 @@ async def _openapi(request: Request) -> Response:
 
 
 async def _unknown(request: Request) -> Response:
-    return refuse(UNKNOWN, 404)
+    return refuse("there is no such request; see /api/openapi.json", 404)

@@ -14,8 +14,8 @@ from cavesson.index.snapshot import Snapshot
 from cavesson.index.texts import LENGTH
 from cavesson.index.words import words
 
-MOST_WORDS = 48
-FEWEST_WORDS = 4
+MAX_WORDS = 48
+MIN_WORDS = 4
 COMMON = 0.02
 """Share of the responses that have a word which is looked for only if there are hardly others."""
 CANDIDATES = 100
@@ -25,7 +25,7 @@ SIZE = 3
 
 class SimilarQuery(RolloutQuery):
     limit: int = Field(20, ge=1, le=100)
-    """How many to return at most."""
+    """Maximum number of rollouts."""
 
 
 def similar(board: Board, query: SimilarQuery) -> dict[str, Any]:
@@ -56,9 +56,9 @@ def _candidates(snapshot: Snapshot, response: str) -> Array:
     features = known.numbers(words([response]).hash)
     count = known.totals[features]
     shared = np.flatnonzero(count > 1)
-    rarest = shared[np.argsort(count[shared], kind="stable")[:MOST_WORDS]]
+    rarest = shared[np.argsort(count[shared], kind="stable")[:MAX_WORDS]]
     # Words that occur in many responses are not very informative and take long to look up.
-    rarest = rarest[(count[rarest] < COMMON * snapshot.rows) | (np.arange(len(rarest)) < FEWEST_WORDS)]
+    rarest = rarest[(count[rarest] < COMMON * snapshot.rows) | (np.arange(len(rarest)) < MIN_WORDS)]
     score = known.scores(features[rarest], np.log1p(snapshot.rows / count[rarest]), snapshot.rows)
     if snapshot.alive is not None:
         score[~snapshot.alive] = 0

@@ -1,6 +1,7 @@
 """The page, which is served at once, and the data, which needs the open runs."""
 
 import asyncio
+import re
 from concurrent.futures import Future
 from threading import Event
 
@@ -11,7 +12,7 @@ from cavesson.board.opening import Opening
 from cavesson.board.page import NO_PAGE, STATIC
 from cavesson.board.security import refuse
 
-FIRST = "/api/answers"
+FIRST = re.compile(r"/api/runs(/\d+/series)?")
 """What the page asks for first: the runs and their curves."""
 MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
@@ -21,7 +22,7 @@ class Site:
 
     Args:
         api: The application that handles requests for data, once it is ready.
-        opening: The cached response to the first request, if there is one.
+        opening: The cached responses to the first requests, if there are any.
         asked: Set at the first request that only the open runs can answer.
     """
 
@@ -34,20 +35,20 @@ class Site:
         if not scope["path"].startswith("/api/"):
             await _page(scope["path"], scope["method"])(scope, receive, send)
             return
-        if self.opening is not None and scope["path"] == FIRST:
-            opening, self.opening = self.opening, None
-            kept = opening.answer(scope["query_string"])
+        if self.opening is not None and FIRST.fullmatch(scope["path"]):
+            query = scope["query_string"].decode("latin-1")
+            kept = self.opening.answer(scope["path"], query)
             if kept is not None:
                 await Response(kept, media_type="application/json")(scope, receive, send)
                 return
-            send = _keeping(opening, scope["query_string"], send)
+            send = _keeping(self.opening, scope["path"], query, send)
         self.asked.set()
         # Without the shield, one cancelled request would cancel the start for all others.
         api = self.api.result() if self.api.done() else await asyncio.shield(asyncio.wrap_future(self.api))
         await api(scope, receive, send)
 
 
-def _keeping(opening: Opening, query: bytes, send: Send) -> Send:
+def _keeping(opening: Opening, path: str, query: str, send: Send) -> Send:
     """Return a function that sends a response and caches it for the next start."""
     status, body = 0, b""
 
@@ -57,7 +58,7 @@ def _keeping(opening: Opening, query: bytes, send: Send) -> Send:
         status = message.get("status", status)
         body += message.get("body", b"")
         if message["type"] == "http.response.body" and not message.get("more_body") and status == 200:
-            opening.keep(query, body)
+            opening.keep(path, query, body)
 
     return send_and_keep
 
@@ -65,7 +66,7 @@ def _keeping(opening: Opening, query: bytes, send: Send) -> Send:
 def _page(path: str, method: str) -> Response:
     """Return a file of the page, or the page itself for any other path, as each is a view of it."""
     if method not in ("GET", "HEAD"):
-        return refuse("the page can only be read", 405)
+        return refuse("the page is read-only", 405)
     files = {f"/{file.name}": file for file in STATIC.iterdir()} if STATIC.is_dir() else {}
     if "/index.html" not in files:
         return refuse(NO_PAGE, 404)

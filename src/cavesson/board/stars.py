@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 
 from cavesson.errors import UserError
 from cavesson.record import Run
-from cavesson.record.files import replacing
+from cavesson.record.files import write_text
 from cavesson.record.index_folder import local_folder
 
 WAIT = 10
@@ -44,7 +44,7 @@ class Stars:
                 (int(s["step"]), int(s["sample"])): str(s["note"]) for s in json.loads(self.path.read_bytes())["stars"]
             }
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            raise UserError(f"{self.path} holds no stars; mend it or move it away") from None
+            raise UserError(f"{self.path} is not a file of stars; fix it or move it away") from None
 
     def put(self, step: int, sample: int, note: str) -> None:
         """Star a rollout, or change its note."""
@@ -74,5 +74,4 @@ class Stars:
     def _write(self, path: Path, stars: dict[tuple[int, int], str]) -> None:
         entries = [{"step": step, "sample": sample, "note": note} for (step, sample), note in sorted(stars.items())]
         # Escaped as ASCII, so that a lone surrogate in a note is preserved.
-        with replacing(path) as file:
-            file.write(json.dumps({"stars": entries}, indent=1).encode())
+        write_text(path, json.dumps({"stars": entries}, indent=1))

@@ -8,12 +8,12 @@ from cavesson.board.rollout import RolloutQuery, read
 from cavesson.board.runs import Board, NotFoundError
 from cavesson.board.selection import RunQuery
 
-MOST_NOTE = 10_000
+MAX_NOTE = 10_000
 
 
 class StarQuery(RolloutQuery):
-    note: str = Field("", max_length=MOST_NOTE)
-    """What to remember about the rollout; in the body."""
+    note: str = Field("", max_length=MAX_NOTE)
+    """Note on the rollout; in the body."""
 
 
 def stars(board: Board, query: RunQuery) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.check.finding import Finding, Fine, Results, Skipped
+from cavesson.check.finding import Problem, Results, SkippedCheck
 from cavesson.check.largest import sequences_of
 from cavesson.data.duplicates import duplicates
 from cavesson.data.examples import Examples
@@ -12,30 +12,26 @@ from cavesson.data.load import load
 from cavesson.data.prompts import PromptSet
 from cavesson.data.types import Demonstration, Pair, Prompt
 
-_MOST_DROPPED = 0.2
-_MOST_CUT = 0.1
-_MOST_REPEATED = 0.05
+_MAX_DROPPED = 0.2
+_MAX_CUT = 0.1
+_MAX_REPEATED = 0.05
 
 
 def check_prompts(settings: RolloutRun, prompts: PromptSet) -> Results:
     """Check the prompts that a run samples from."""
     rows = len(prompts) + len(prompts.dropped)
     share = len(prompts.dropped) / rows
-    healthy = f"share of prompts over data.max_prompt_tokens, which are dropped; at most {_MOST_DROPPED:g}"
-    if share > _MOST_DROPPED:
-        first = ", ".join(str(row + 1) for row in prompts.dropped[:5])
-        yield Finding(
-            "prompts-dropped",
-            "warning",
-            "Many prompts are dropped",
-            f"{len(prompts.dropped)} of {rows} are longer than {settings.data.max_prompt_tokens} tokens, the first "
-            f"in rows {first}.",
-            "data.max_prompt_tokens: more, if the memory allows",
-            share,
-            healthy,
-        )
-    else:
-        yield Fine("prompts-dropped", share, healthy)
+    first = ", ".join(str(row + 1) for row in prompts.dropped[:5])
+    yield Problem(
+        "prompts-dropped",
+        "warning",
+        "Many prompts are dropped",
+        f"{len(prompts.dropped)} of {rows} are longer than {settings.data.max_prompt_tokens} tokens, the first in rows "
+        f"{first}.",
+        "raise data.max_prompt_tokens, if the memory allows",
+        share,
+        f"share of prompts over data.max_prompt_tokens, which are dropped; at most {_MAX_DROPPED:g}",
+    ).unless(share <= _MAX_DROPPED)
     yield from _duplicates(settings, Prompt)
     yield from _notes(prompts.notes)
 
@@ -43,32 +39,29 @@ def check_prompts(settings: RolloutRun, prompts: PromptSet) -> Results:
 def check_examples(settings: ExampleRun, examples: Examples[Any], kind: type[Demonstration] | type[Pair]) -> Results:
     """Check the examples that a run trains on."""
     if settings.data.stream:
-        yield Skipped("data", "it is read while training (data.stream)")
+        yield SkippedCheck("data", "it is read while training (data.stream)")
         return
     limit = getattr(settings.data, "max_length", 0)
     lengths = [len(part.ids) for part in sequences_of(examples.train.take(0, examples.train.size or 0))]
     share = sum(length >= limit for length in lengths) / len(lengths)
-    healthy = f"share of examples cut at data.max_length; at most {_MOST_CUT:g}"
-    if share > _MOST_CUT and settings.data.overlong == "truncate":  # type: ignore[attr-defined]
-        yield Finding(
-            "examples-cut",
-            "warning",
-            "Many examples have no end",
-            f"{share:.0%} of the examples are as long as the limit of {limit} tokens: how a response ends is not "
-            "learned from them.",
-            'data.max_length: more, or data.overlong = "drop"',
-            share,
-            healthy,
-            "TRL #2708",
-        )
-    else:
-        yield Fine("examples-cut", share, healthy)
+    cuts = settings.data.overlong == "truncate"  # type: ignore[attr-defined]
+    yield Problem(
+        "examples-cut",
+        "warning",
+        "Many examples are cut before their end",
+        f"{share:.0%} of the examples are as long as the limit of {limit} tokens: the model cannot learn from them how "
+        "a response ends.",
+        'raise data.max_length, or set data.overlong = "drop"',
+        share,
+        f"share of examples cut at data.max_length; at most {_MAX_CUT:g}",
+        "TRL #2708",
+    ).unless(share <= _MAX_CUT or not cuts)
     if not examples.held_out:
-        yield Finding(
+        yield Problem(
             "held-out",
             "note",
-            "Nothing is held out",
-            "Every row is learned from, so nothing will say what was learned and what was memorised.",
+            "No rows are held out",
+            "All rows are trained on, so learning cannot be told apart from memorising.",
             "data.validation = 0.1",
         )
     yield from _duplicates(settings, kind)
@@ -79,30 +72,26 @@ def _duplicates(settings: RolloutRun | ExampleRun, kind: Any) -> Results:
     loaded = load(settings.data, kind)
     report = duplicates(loaded.train, loaded.held_out, show=1)
     repeated, held_out, _ = report.found
-    healthy = f"share of rows that repeat an earlier one; at most {_MOST_REPEATED:g}"
     share = repeated.count / report.rows
-    if share > _MOST_REPEATED:
-        row, of, _text = repeated.examples[0]
-        yield Finding(
-            "duplicates",
-            "warning",
-            "Many rows are there twice",
-            f"{repeated.count} of {report.rows} rows repeat an earlier one; row {row} is row {of} again.",
-            "take them out: cavesson data duplicates FILE names them",
-            share,
-            healthy,
-        )
-    else:
-        yield Fine("duplicates", share, healthy)
+    first = "".join(f"; row {row} repeats row {of}" for row, of, _text in repeated.examples)
+    yield Problem(
+        "duplicates",
+        "warning",
+        "Many rows are duplicates",
+        f"{repeated.count} of {report.rows} rows repeat an earlier one{first}.",
+        "remove them: cavesson data duplicates FILE lists them",
+        share,
+        f"share of rows that repeat an earlier one; at most {_MAX_REPEATED:g}",
+    ).unless(share <= _MAX_REPEATED)
     if held_out.count:
         row, of, _text = held_out.examples[0]
-        yield Finding(
+        yield Problem(
             "held-out-learned",
-            "warning" if held_out.count > _MOST_REPEATED * report.held_out else "note",
-            "Rows are held out and learned from",
+            "warning" if held_out.count > _MAX_REPEATED * report.held_out else "note",
+            "Held-out rows are trained on",
             f"{held_out.count} of {report.held_out} held-out rows are among those that are trained on; row {row} of "
-            f"them is row {of}. What is measured on them is too good.",
-            "take the duplicates out: cavesson data duplicates FILE names them",
+            f"them is row {of}. Figures measured on them will be too good.",
+            "remove the duplicates: cavesson data duplicates FILE lists them",
             held_out.count,
             "held-out rows that are trained on; 0",
         )
@@ -110,10 +99,10 @@ def _duplicates(settings: RolloutRun | ExampleRun, kind: Any) -> Results:
 
 def _notes(notes: Sequence[str]) -> Results:
     if notes:
-        yield Finding(
+        yield Problem(
             "data-notes",
             "note",
-            "Some rows were left out or look odd",
+            "Some rows were skipped or look odd",
             "\n".join(notes),
-            "look at the rows named: cavesson data show RECIPE.toml --row N",
+            "look at these rows: cavesson data show RECIPE.toml --row N",
         )

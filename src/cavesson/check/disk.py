@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.check.finding import Finding, Fine, Results
+from cavesson.check.finding import Problem, Results
 from cavesson.doctor.words import number
 from cavesson.train.online import TOKEN_COLUMNS
 
@@ -26,20 +26,16 @@ def check_disk(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> 
     place = next(folder for folder in (settings.run, *settings.run.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in need.items())
-    healthy = f"needed on disk ({parts}); free are {gigabytes(free)}"
     total = sum(need.values())
-    if total > free:
-        yield Finding(
-            "disk",
-            "error",
-            "The disk will be full",
-            f"The run writes {gigabytes(total)} to {Path(settings.run).absolute().parent}.",
-            "--run on another disk, checkpoint.keep = 1, or model.lora, whose checkpoints are small",
-            gigabytes(total),
-            healthy,
-        )
-    else:
-        yield Fine("disk", gigabytes(total), healthy)
+    yield Problem(
+        "disk",
+        "error",
+        "The disk will run full",
+        f"The run writes {gigabytes(total)} to {Path(settings.run).absolute().parent}.",
+        "--run on another disk, checkpoint.keep = 1, or model.lora, whose checkpoints are small",
+        gigabytes(total),
+        f"needed on disk ({parts}); {gigabytes(free)} are free",
+    ).unless(total <= free)
 
 
 def disk_need(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ from cavesson.doctor.finding import Severity
 
 
 @dataclass(frozen=True)
-class Finding:
+class Problem:
     """A problem that will or may occur; severities are the doctor's."""
 
     check: str
@@ -21,6 +21,11 @@ class Finding:
     """what the number means and where it is healthy"""
     source: str = ""
 
+    def unless(self, is_healthy: bool) -> "Problem | Fine":
+        """Return the problem, or, if the number is healthy, the same check without a finding."""
+        assert self.seen is not None
+        return Fine(self.check, self.seen, self.healthy) if is_healthy else self
+
 
 @dataclass(frozen=True)
 class Fine:
@@ -32,12 +37,12 @@ class Fine:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedCheck:
     """A check that could not be done, and why."""
 
     check: str
     reason: str
 
 
-Result = Finding | Fine | Skipped
+Result = Problem | Fine | SkippedCheck
 Results = Iterator[Result]

@@ -5,16 +5,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.data.examples import Examples, size_of
+from cavesson.data.examples import Examples, PairTokens, Tokens, size_of
 from cavesson.data.prompts import PromptSet
-from cavesson.data.tokens import PairTokens, Tokens
 from cavesson.ops.packing import pack
 
-_MOST_STEPS = 1000
+_MAX_STEPS = 1000
 """A longer run has met its longest batches by then, or nearly."""
 
 
-class Rollouts(NamedTuple):
+class LargestRollouts(NamedTuple):
     """The largest batch of algorithms that sample."""
 
     sampled: int
@@ -37,7 +36,7 @@ class Rollouts(NamedTuple):
     """whether the scores' graph is kept for the only update"""
 
 
-class Sequences(NamedTuple):
+class LargestSequences(NamedTuple):
     """The largest batch of algorithms that learn from examples."""
 
     rows: int
@@ -51,22 +50,22 @@ class Sequences(NamedTuple):
     """micro-batches whose gradients are added up before an optimiser step"""
 
 
-def largest_rollouts(settings: RolloutRun, prompts: PromptSet) -> Rollouts:
+def largest_rollouts(settings: RolloutRun, prompts: PromptSet) -> LargestRollouts:
     """Return the largest batch: the longest prompt of the run, with every response at the length limit.
 
-    A micro-batch whose rows are drawn at random from the step may hold as many different prompts as it has rows; in a
-    micro-batch of consecutive rows, each prompt occurs `samples_per_prompt` times.
+    A micro-batch whose rows are drawn at random from the step may hold as many different prompts as it has rows; one of
+    consecutive rows may begin and end inside the `samples_per_prompt` rows of a prompt.
     """
     update, batch, samples = settings.update, settings.batch_size, settings.samples_per_prompt
     mini = math.ceil(batch / update.mini_batches)
     rows = min(update.micro_batch_size or mini, mini)
     sampled = min(settings.sampling.batch_size or batch, batch)
     in_order = update.mini_batches == 1
-    return Rollouts(
+    return LargestRollouts(
         sampled=sampled,
-        sampled_prompts=math.ceil(sampled / samples),
+        sampled_prompts=_prompts_in(batch, sampled, samples),
         rows=rows,
-        prompts=math.ceil(rows / samples) if in_order else min(rows, batch // samples),
+        prompts=_prompts_in(batch, rows, samples) if in_order else min(rows, batch // samples),
         shared=settings.shares_prompts,
         prompt=_longest_prompt(settings, prompts),
         response=settings.sampling.longest,
@@ -75,27 +74,33 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet) -> Rollouts:
     )
 
 
+def _prompts_in(batch: int, rows: int, samples: int) -> int:
+    """Return the largest number of prompts in `rows` consecutive responses, if a batch is split into such parts."""
+    starts = range(0, batch, rows)
+    return max((min(start + rows, batch) - 1) // samples - start // samples + 1 for start in starts)
+
+
 def scored_rows(settings: RolloutRun) -> int:
     """Return the number of rollouts that are scored at the same time, without gradients."""
     # A mini-batch at most, unless a step can sample several batches: the others are scored as whole batches.
-    resamples = settings.algorithm.most_batches > 1
+    resamples = settings.algorithm.max_batches > 1
     most = settings.batch_size if resamples else math.ceil(settings.batch_size / settings.update.mini_batches)
     return min(settings.update.micro_batch_size or most, most)
 
 
 def _longest_prompt(settings: RolloutRun, prompts: PromptSet) -> int:
-    steps = min(settings.steps, _MOST_STEPS) * settings.algorithm.most_batches
+    steps = min(settings.steps, _MAX_STEPS) * settings.algorithm.max_batches
     used = prompts.order(settings.seed, settings.data.shuffle).take(
         0, steps * settings.batch_size // settings.samples_per_prompt
     )
     return max(len(prompts.ids[index]) for index in set(used))
 
 
-def largest_sequences(settings: ExampleRun, examples: Examples[Any]) -> Sequences:
+def largest_sequences(settings: ExampleRun, examples: Examples[Any]) -> LargestSequences:
     """Return the micro-batch of the run with the most tokens, padding included."""
     batch = settings.batch_size
     at_once = settings.update.micro_batch_size or batch
-    steps = min(settings.steps_over(examples.train.size) or _MOST_STEPS, _MOST_STEPS)
+    steps = min(settings.steps_over(examples.train.size) or _MAX_STEPS, _MAX_STEPS)
     found = [
         _sequences(part, settings.update.layout, math.ceil(batch / at_once))
         for step in range(steps)
@@ -114,8 +119,8 @@ def _split(batch: Sequence[Any], at_once: int, layout: str) -> list[Sequence[Any
     return [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
 
 
-def _sequences(examples: Sequence[Tokens | PairTokens], layout: str, passes: int) -> Sequences:
+def _sequences(examples: Sequence[Tokens | PairTokens], layout: str, passes: int) -> LargestSequences:
     parts = sequences_of(examples)
     lengths = [len(part.ids) for part in parts]
     rows = len(pack(lengths, max(lengths))) if layout == "packed" else len(lengths)
-    return Sequences(rows, max(lengths), rows < len(lengths), sum(sum(part.learn) for part in parts), passes)
+    return LargestSequences(rows, max(lengths), rows < len(lengths), sum(sum(part.learn) for part in parts), passes)

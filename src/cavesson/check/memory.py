@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check import rehearsal
-from cavesson.check.allocation import Allocations, FakeTensorMode, without_numbers
-from cavesson.check.heap import Heap, has_glibc
-from cavesson.check.largest import Rollouts, Sequences, scored_rows
+from cavesson.check.allocation import Allocations, Heap, has_glibc, without_numbers
+from cavesson.check.largest import LargestRollouts, LargestSequences, scored_rows
 from cavesson.check.skeleton import bytes_of, config_of, layers_of, loading_bytes, skeleton
 from cavesson.models.parts import trunk
 from cavesson.models.settings import ModelSettings, ReferenceSettings
@@ -53,7 +53,7 @@ class Memory:
 
 
 def rollout_memory(
-    settings: RolloutRun, largest: Rollouts, tokenizer: PreTrainedTokenizerBase, rewards: int, device: str
+    settings: RolloutRun, largest: LargestRollouts, tokenizer: PreTrainedTokenizerBase, rewards: int, device: str
 ) -> Memory:
     """Predict the memory of a run that learns from its own responses.
 
@@ -70,13 +70,13 @@ def rollout_memory(
 
     def rehearsed(layers: int | None) -> Memory:
         model = skeleton(settings.model, tokenizer, layers=layers)
-        critic: nn.Module | None = None
+        others: dict[str, nn.Module] = {}
+        if frozen is not None:
+            others["reference"] = skeleton(frozen, tokenizer, adapters=False, layers=layers).requires_grad_(False)
         if critic_start is not None:
-            critic = trunk(skeleton(critic_start, tokenizer, adapters=False, layers=layers))
-        reference = skeleton(frozen, tokenizer, adapters=False, layers=layers) if frozen is not None else None
-        if reference is not None:
-            reference.requires_grad_(False)
-        run = _Run(settings.model, device, model, {"reference": reference, "critic": critic})
+            others["critic"] = trunk(skeleton(critic_start, tokenizer, adapters=False, layers=layers))
+        reference, critic = others.get("reference"), others.get("critic")
+        run = _Run(settings.model, device, model, others)
         with run.begun():
             for _ in range(2):  # the second step starts with the optimiser state and the heap that the first one left
                 run.phase("sampling", lambda: rehearsal.sample(model, settings.sampling, largest))
@@ -90,7 +90,7 @@ def rollout_memory(
 
 
 def example_memory(
-    settings: ExampleRun, largest: Sequences, tokenizer: PreTrainedTokenizerBase, classifier: bool, device: str
+    settings: ExampleRun, largest: LargestSequences, tokenizer: PreTrainedTokenizerBase, classifier: bool, device: str
 ) -> Memory:
     """Predict the memory of a run that learns from examples; `classifier` means that it trains a reward model."""
 
@@ -136,26 +136,24 @@ class _Run:
     settings: ModelSettings
     device: str
     model: nn.Module
-    others: dict[str, nn.Module | None]
+    others: dict[str, nn.Module]
     seen: dict[str, int] = field(default_factory=dict)
     averages: dict[nn.Parameter, tuple[Any, ...]] = field(default_factory=dict)
 
     @contextmanager
     def begun(self) -> Iterator[None]:
         """Allocate the permanent tensors, then run the block with fake tensors."""
-        heap = None
-        if self.device == "cpu" and has_glibc():
-            heap = Heap()
+        heap = Heap() if self.device == "cpu" and has_glibc() else None
         self.weights = _weights(self.model, self.settings)
         with FakeTensorMode():
             without_numbers(self.model, self.device)
             self.allocations = Allocations(heap)
             with self.allocations:
                 for other in self.others.values():
-                    if other is not None:
-                        without_numbers(other, self.device)
-                modules = [self.model, *(other for other in self.others.values() if other is not None)]
-                self.learns = [p for module in modules for p in module.parameters() if p.requires_grad]
+                    without_numbers(other, self.device)
+                self.learns = [
+                    p for module in (self.model, *self.others.values()) for p in module.parameters() if p.requires_grad
+                ]
                 for p in self.learns:
                     p.grad_dtype = torch.float32
                 self.copies = {p: p.detach().float() for p in self.learns if p.dtype != torch.float32}
@@ -181,7 +179,7 @@ class _Run:
     def memory(self, more: dict[str, int]) -> Memory:
         """Return the memory measured in the rehearsal, plus further permanent memory by name."""
         numbers = sum(p.numel() for p in self.learns)
-        made = {name: bytes_of(other.parameters()) for name, other in self.others.items() if other is not None}
+        made = {name: bytes_of(other.parameters()) for name, other in self.others.items()}
         made["optimiser"] = 8 * numbers + sum(4 * p.numel() for p in self.copies)
         kept = sum(made.values())
         phases = {name: max(0, seen - kept) for name, seen in self.seen.items()}

@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.align.recipe import read_recipe
-from cavesson.align.stages import Stage, State, Training, start_of
+from cavesson.align.stages import Stage, StageState, TrainingStage, start_of
 from cavesson.config import Settings, check, load
 from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
@@ -87,7 +87,7 @@ def _named(runs: Mapping[str, Any], recipe: Path | None, values: Mapping[str, An
         rest = [name for name in runs if name not in sampling]
         named = rest if len(rest) == 1 else named
     if len(named) != 1:
-        raise UserError(f"the recipe fits {', '.join(runs)}: say which with --command")
+        raise UserError(f"the recipe fits {', '.join(runs)}: choose one with --command")
     return named[0]
 
 
@@ -96,11 +96,11 @@ def _stages(recipe: Path | None, flags: Sequence[str]) -> list[Planned]:
     return [
         _stage(stage, stages)
         for stage in stages.values()
-        if isinstance(stage, Training) and stage.state is not State.DONE
+        if isinstance(stage, TrainingStage) and stage.state is not StageState.DONE
     ]
 
 
-def _stage(stage: Training, stages: Mapping[str, Stage]) -> Planned:
+def _stage(stage: TrainingStage, stages: Mapping[str, Stage]) -> Planned:
     settings: Any = stage.settings
     earlier = start_of(settings.model.path, stages)
     if earlier is not None:
@@ -109,4 +109,4 @@ def _stage(stage: Training, stages: Mapping[str, Stage]) -> Planned:
         settings = settings.model_copy(update={"model": settings.model.model_copy(update=model)})
     rewards = settings.rewards if isinstance(settings, RolloutRun) else ()
     ready = tuple(r for r in rewards if all(start_of(str(v), stages) is None for v in r.options.values()))
-    return Planned(stage.name, stage.command, settings, ready, stage.state is State.STARTED)
+    return Planned(stage.name, stage.command, settings, ready, stage.state is StageState.STARTED)

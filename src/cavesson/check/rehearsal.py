@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 
 from cavesson.algorithms.runs import RolloutRun
-from cavesson.check.largest import Rollouts, Sequences
-from cavesson.models.parts import UNSUPPORTED, causal, output_head, trunk
-from cavesson.models.policy import positions
+from cavesson.check.largest import LargestRollouts, LargestSequences
+from cavesson.models.parts import UNSUPPORTED, causal, output_head
+from cavesson.models.policy import last_states
 from cavesson.models.sequences import Layout, hidden_states
 from cavesson.models.shared_prompts import growing_cache
 from cavesson.ops.head import Head, head_logits
@@ -23,7 +23,7 @@ from cavesson.sampling.settings import SamplingSettings
 
 
 @torch.no_grad()
-def sample(model: nn.Module, settings: SamplingSettings, largest: Rollouts) -> None:
+def sample(model: nn.Module, settings: SamplingSettings, largest: LargestRollouts) -> None:
     """Process the prompts and the last token as `Sampler` does, with the cache that it falls back to if one fails."""
     model.eval()
     longest, config = largest.prompt + largest.response, causal(model).config
@@ -34,19 +34,19 @@ def sample(model: nn.Module, settings: SamplingSettings, largest: Rollouts) -> N
         _decode(model, settings, largest, longest - 1, DynamicCache(config=config))
 
 
-def _decode(model: nn.Module, settings: SamplingSettings, largest: Rollouts, prompt: int, cache: Cache) -> None:
+def _decode(model: nn.Module, settings: SamplingSettings, largest: LargestRollouts, prompt: int, cache: Cache) -> None:
     rows, longest = largest.sampled, largest.prompt + largest.response
     head = output_head(model).float()
     first = _ones(model, largest.sampled_prompts, prompt)
     spread = torch.zeros(rows, dtype=torch.long, device=first.device)
-    last = _states(model, first, first, cache)[:, -1].float()[spread]
+    last = last_states(model, first, first, cache)[:, -1].float()[spread]
     cache.reorder_cache(spread)  # type: ignore[arg-type]
     draw(sampling_logprobs(head_logits(last, head, 1.0), settings, None), torch.zeros(rows, device=last.device))
-    _states(model, _ones(model, rows, 1), _ones(model, rows, longest), cache)
+    last_states(model, _ones(model, rows, 1), _ones(model, rows, longest), cache)
 
 
 @torch.no_grad()
-def score(models: Sequence[nn.Module], critic: nn.Module | None, largest: Rollouts) -> None:
+def score(models: Sequence[nn.Module], critic: nn.Module | None, largest: LargestRollouts) -> None:
     """Compute log-probabilities of policy and reference, and values, as `score_rollouts` does."""
     policy, *others = models
     _scores(policy, critic, largest)
@@ -55,7 +55,11 @@ def score(models: Sequence[nn.Module], critic: nn.Module | None, largest: Rollou
 
 
 def learn(
-    model: nn.Module, critic: nn.Module | None, reference: nn.Module | None, settings: RolloutRun, largest: Rollouts
+    model: nn.Module,
+    critic: nn.Module | None,
+    reference: nn.Module | None,
+    settings: RolloutRun,
+    largest: LargestRollouts,
 ) -> None:
     """Run forward and backward passes of up to two micro-batches, so that the second adds to existing gradients.
 
@@ -68,7 +72,7 @@ def learn(
         total.backward()
 
 
-def learn_sequences(model: nn.Module, largest: Sequences, classifier: bool) -> None:
+def learn_sequences(model: nn.Module, largest: LargestSequences, classifier: bool) -> None:
     """Run forward and backward passes of up to two micro-batches of rows, so that the second adds to gradients."""
     for _ in range(min(2, largest.passes)):
         ids = _ones(model, largest.rows, largest.width)
@@ -83,7 +87,7 @@ def _ones(model: nn.Module, rows: int, width: int) -> Tensor:
     return torch.ones(rows, width, dtype=torch.long, device=causal(model).device)
 
 
-def _scores(model: nn.Module, critic: nn.Module | None, largest: Rollouts) -> Tensor:
+def _scores(model: nn.Module, critic: nn.Module | None, largest: LargestRollouts) -> Tensor:
     """Compute a scalar that depends on every log-probability, entropy and value, as `Policy` computes them."""
     hidden = _hidden(model, largest)
     seen = hidden if critic is None else _hidden(critic, largest)
@@ -97,25 +101,17 @@ def _logprobs(hidden: Tensor, head: Head) -> Tensor:
     return (logprob + entropy).sum()
 
 
-def _hidden(model: nn.Module, largest: Rollouts) -> Tensor:
+def _hidden(model: nn.Module, largest: LargestRollouts) -> Tensor:
     """Compute the states before every response token, `[B, T, H]`; a shared prompt is read once."""
     rows, prompt, response = largest.rows, largest.prompt, largest.response
     cache = growing_cache(causal(model).config) if largest.shared else None
     mask = _ones(model, rows, prompt + response - 1)
     if cache is None:
-        return _states(model, mask, mask)[:, prompt - 1 :]
+        return last_states(model, mask, mask)[:, prompt - 1 :]
     first = mask[: largest.prompts, :prompt]
     spread = torch.zeros(rows, dtype=torch.long, device=mask.device)
-    before = _states(model, first, first, cache)[spread, -1:]
+    before = last_states(model, first, first, cache)[spread, -1:]
     if response == 1:
         return before
     cache.reorder_cache(spread)  # type: ignore[arg-type]
-    return torch.cat([before, _states(model, mask[:, prompt:], mask, cache)], dim=1)
-
-
-def _states(model: nn.Module, ids: Tensor, mask: Tensor, cache: Cache | None = None) -> Tensor:
-    position = positions(mask)[:, -ids.shape[1] :]
-    output = trunk(model)(
-        input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=cache is not None
-    )
-    return output.last_hidden_state  # type: ignore[no-any-return]
+    return torch.cat([before, last_states(model, mask[:, prompt:], mask, cache)], dim=1)

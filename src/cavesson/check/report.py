@@ -1,5 +1,6 @@
 """Reports of a check, in the terminal and as plain data."""
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cavesson.check.disk import gigabytes
-from cavesson.check.finding import Finding, Fine, Skipped
+from cavesson.check.finding import Fine, Problem, SkippedCheck
 from cavesson.check.run import Report, parts_of
 from cavesson.doctor.diagnosis import SEVERITIES
 from cavesson.doctor.report.terminal import COLOURS
@@ -25,7 +26,7 @@ def plain(report: Report) -> dict[str, Any]:
         "command": report.command,
         "findings": [_renamed(asdict(one)) for one in _sorted(report)],
         "healthy": [_renamed(asdict(one)) for one in report.results if isinstance(one, Fine)],
-        "skipped": [_renamed(asdict(one)) for one in report.results if isinstance(one, Skipped)],
+        "skipped": [_renamed(asdict(one)) for one in report.results if isinstance(one, SkippedCheck)],
         "memory": None
         if memory is None
         else {"peak": memory.peak + report.libraries, "libraries": report.libraries, **asdict(memory)},
@@ -41,35 +42,35 @@ def show(console: Console, report: Report) -> None:
         _show_finding(console, finding)
     fine = [one for one in report.results if isinstance(one, Fine)]
     if fine and not report.findings:
-        console.print(Text("Nothing was found wrong.", "bold green"))
+        console.print(Text("No problems found.", "bold green"))
     _show_expected(console, report)
     _show_first(console, report)
     if fine:
         console.print("\n[bold]Healthy[/]")
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True)
-        for one in fine:
-            table.add_row(Text(one.check, "green"), Text(visible(_seen(one.seen))), Text(one.healthy, "dim"))
-        console.print(Padding(table, (0, 2)))
-    skipped = [one for one in report.results if isinstance(one, Skipped)]
+        rows = ((Text(one.check, "green"), Text(visible(_seen(one.seen))), Text(one.healthy, "dim")) for one in fine)
+        _print_grid(console, rows, no_wrap=True)
+    skipped = [one for one in report.results if isinstance(one, SkippedCheck)]
     if skipped:
-        console.print("\n[bold]Not looked at[/]")
-        table = Table.grid(padding=(0, 2))
-        for left in skipped:
-            table.add_row(Text(left.check, "dim"), Text(visible(left.reason)))
-        console.print(Padding(table, (0, 2)))
+        console.print("\n[bold]Not checked[/]")
+        _print_grid(console, ((Text(one.check, "dim"), Text(visible(one.reason))) for one in skipped))
     console.print()
 
 
-def _show_finding(console: Console, finding: Finding) -> None:
+def _show_finding(console: Console, finding: Problem) -> None:
     console.print()
     console.print(Text(visible(f"{finding.severity}: {finding.title}"), COLOURS[finding.severity]))
     console.print(Padding(Text(visible(finding.cause)), (0, 2)))
-    table = Table.grid(padding=(0, 2))
     seen = "" if finding.seen is None else f"{_seen(finding.seen)}  ({finding.healthy})"
-    for name, text in (("seen", seen), ("change", finding.fix), ("source", finding.source)):
-        if text:
-            table.add_row(Text(name, "dim"), Text(visible(text)))
+    lines = {"seen": seen, "change": finding.fix, "source": finding.source}
+    _print_grid(console, ((Text(name, "dim"), Text(visible(text))) for name, text in lines.items() if text))
+
+
+def _print_grid(console: Console, rows: Iterable[tuple[Text, ...]], no_wrap: bool = False) -> None:
+    """Print rows in indented columns; with `no_wrap`, the first column is never wrapped."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=no_wrap)
+    for row in rows:
+        table.add_row(*row)
     console.print(Padding(table, (0, 2)))
 
 
@@ -85,25 +86,25 @@ def _show_first(console: Console, report: Report) -> None:
     if first is None or suggestion is None:
         return
     low, middle, high = first.lengths
-    groups = "" if first.equal_groups is None else f", {first.equal_groups:.0%} of the groups have one reward"
+    groups = "" if first.equal_groups is None else f", {first.equal_groups:.0%} of the groups have equal rewards"
     console.print(
         f"\n[bold]First responses[/] {first.responses}: {first.ended:.0%} ended by themselves, {low} to {high} tokens "
-        f"(half up to {middle}), reward {number(first.reward)} ± {number(first.reward_std)}{groups}",
+        f"(median {middle}), reward {number(first.reward)} ± {number(first.reward_std)}{groups}",
         highlight=False,
     )
     for prompt, response, reward in first.samples:
         line = Text.assemble(f"  {number(reward):>8}  ", (_short(prompt), "dim"), _short(response))
         console.print(line, overflow="ellipsis", no_wrap=True)
     console.print(
-        f"[bold]KL penalty[/] β = {suggestion.coef:.2g} ends near {suggestion.target:g} nats per response: the reward "
-        f"varies by {number(suggestion.reward_std)}, and the log-ratio follows it with a correlation of "
-        f"{number(suggestion.follows)}; without penalty the KL came to {number(suggestion.kl)} ± "
+        f"[bold]KL penalty[/] β = {suggestion.coef:.2g} ends near {suggestion.target:g} nats per response: the "
+        f"standard deviation of the reward is {number(suggestion.reward_std)}, and its correlation with the "
+        f"log-ratio is {number(suggestion.follows)}; without penalty the KL reached {number(suggestion.kl)} ± "
         f"{number(suggestion.kl_std)}. Or kl.target = {suggestion.target:g}",
         highlight=False,
     )
 
 
-def _sorted(report: Report) -> list[Finding]:
+def _sorted(report: Report) -> list[Problem]:
     return sorted(report.findings, key=lambda one: SEVERITIES.index(one.severity))
 
 

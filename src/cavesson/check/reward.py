@@ -1,15 +1,24 @@
-"""Examination of a reward: whether good responses beat bad ones, and what else it depends on."""
+"""Examination of a reward on responses of the data: whether good ones beat bad ones, and what else it depends on."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from transformers import PreTrainedTokenizerBase
 
-from cavesson.check.finding import Finding, Fine, Result, Results, Skipped
+from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
+from cavesson.correlation import rank_correlation
+from cavesson.data.chat import Chat
+from cavesson.data.load import load
+from cavesson.data.types import Content, Demonstration, Pair, Prompt, Turn
+from cavesson.data.view import AnyDataSettings
+from cavesson.errors import UserError
 from cavesson.randomness import Purpose, generator
+from cavesson.record import open as open_run
+from cavesson.rewards.settings import RewardSettings
 
 Numbers = NDArray[np.float64]
 Score = Callable[[Sequence[int], Sequence[str]], Sequence[float]]
@@ -30,15 +39,15 @@ _LENGTH = 0.6
 _GAIN = 0.1
 """Standard deviations of the reward that a trick may earn."""
 _SPOILED = {
-    "shuffled": ("its own words in another order", "It reads words and not what they say."),
-    "truncated": ("its own first half", "It does not mind whether a response comes to its end."),
-    "another's": ("the response to another prompt", "It does not mind what was asked."),
-    "empty": ("no response at all", "It does not mind whether anything is said."),
+    "shuffled": ("its own words in another order", "It depends on the words but not on their meaning."),
+    "truncated": ("its own first half", "It ignores whether a response is complete."),
+    "another's": ("the response to another prompt", "It ignores the prompt."),
+    "empty": ("an empty response", "It ignores whether there is a response."),
 }
 """What is worse than a response, and what it means where a reward model does not find it so."""
 
 
-class Said(NamedTuple):
+class Example(NamedTuple):
     """A response to a prompt, and a worse response if the data has one."""
 
     prompt: str
@@ -46,182 +55,170 @@ class Said(NamedTuple):
     bad: str | None = None
 
 
-def examine(said: Sequence[Said], score: Score, learned: bool) -> Results:
+def examine(examples: Sequence[Example], score: Score, learned: bool) -> Results:
     """Compare the scores of good responses with those of altered versions of them.
 
     Args:
-        said: rows of data.
+        examples: rows of data.
         score: the reward.
         learned: whether the reward is a model. A rule, such as "is the number right", need not depend on word order:
             what would be a weakness of a model is a property of a rule.
     """
-    if len(said) < 4:
-        yield Skipped("reward", f"it takes 4 responses to examine a reward; there are {len(said)}")
+    if len(examples) < 4:
+        yield SkippedCheck("reward", f"examining a reward needs 4 responses; there are {len(examples)}")
         return
-    rows = range(len(said))
-    good = np.array(score(rows, [one.good for one in said]), float)
-    worse = np.array([*score(rows, [""] * len(said)), *score(rows, [said[row - 1].good for row in rows])])
+    rows = range(len(examples))
+    good = np.array(score(rows, [one.good for one in examples]), float)
+    worse = np.array([*score(rows, [""] * len(examples)), *score(rows, [examples[row - 1].good for row in rows])])
     if np.ptp(np.concatenate([good, worse])) == 0:
-        yield Finding(
+        yield Problem(
             "reward-constant",
             "error",
             "The reward is the same for every response",
-            f"{len(good)} responses of the data, the same to other prompts, and no response at all: all have "
-            f"{good[0]:g}. There is nothing to learn from.",
+            f"{len(good)} responses of the data, the same responses to other prompts and empty "
+            f"responses all have the reward {good[0]:g}. There is nothing to learn from.",
             "look at what the reward reads: cavesson score FILE --rewards …",
             0.0,
             "standard deviation of the reward; above 0",
             "DAPO, arXiv:2503.14476",
         )
         return
-    yield from _pairs(said, score)
-    yield from _spoiled(said, score, good, learned)
-    yield _share_of_prompt(said, score)
+    yield from _pairs(examples, score)
+    yield from _spoiled(examples, score, good, learned)
+    yield _share_of_prompt(examples, score)
     if np.ptp(good) == 0:  # for example, all answers are right
-        yield Skipped("reward-tricks", f"good responses all have {good[0]:g}: more is not to be had")
+        yield SkippedCheck(
+            "reward-tricks",
+            f"all good responses have the reward {good[0]:g}, so no trick can be measured against their spread",
+        )
         return
     yield Fine("reward-spread", float(good.std()), "standard deviation of the reward over good responses; above 0")
-    yield _length(said, good, learned)
-    yield from _tricks(said, score, good, learned)
+    yield _length(examples, good, learned)
+    yield from _tricks(examples, score, good, learned)
 
 
-def _pairs(said: Sequence[Said], score: Score) -> Results:
+def _pairs(examples: Sequence[Example], score: Score) -> Results:
     """Check the accuracy on pairs (rows 5 and 48): 65 to 80 % is usual on human preferences, and 67 % is weak."""
-    pairs = [row for row, one in enumerate(said) if one.bad is not None]
+    pairs = [row for row, one in enumerate(examples) if one.bad is not None]
     if not pairs:
-        yield Skipped("reward-pairs", "the data has no pairs of a better and a worse response; give --pairs FILE")
+        yield SkippedCheck("reward-pairs", "the data has no pairs of a better and a worse response; give --pairs FILE")
         return
-    better = score(pairs, [said[row].good for row in pairs])
-    worse = score(pairs, [str(said[row].bad) for row in pairs])
+    better = score(pairs, [examples[row].good for row in pairs])
+    worse = score(pairs, [str(examples[row].bad) for row in pairs])
     won = _wins(np.array(better, float), np.array(worse, float))
-    healthy = f"share of {len(pairs)} pairs whose better response wins; at least {_STRONG:g}, 0.5 is chance"
-    if won >= _STRONG:
-        yield Fine("reward-pairs", won, healthy)
-        return
     reverse = won < _CHANCE and stats.binomtest(round(won * len(pairs)), len(pairs)).pvalue < 0.05
-    yield Finding(
+    yield Problem(
         "reward-pairs",
         "error" if reverse else "warning",
-        "The reward prefers worse responses" if reverse else "The reward hardly tells better from worse",
-        "Policies become what the reward says, not what was meant.",
-        "turn its sign (weight = -1)" if reverse else "train it on more or cleaner pairs: cavesson reward-model",
+        "The reward prefers worse responses" if reverse else "The reward barely prefers better responses",
+        "A policy learns what the reward measures, not what you meant.",
+        "flip its sign (weight = -1)" if reverse else "train it on more or cleaner pairs: cavesson reward-model",
         won,
-        healthy,
+        f"share of {len(pairs)} pairs whose better response wins; at least {_STRONG:g}, 0.5 is chance",
         "https://huggingface.co/blog/stackllama; arXiv:2401.06080",
-    )
+    ).unless(won >= _STRONG)
 
 
-def _spoiled(said: Sequence[Said], score: Score, good: Numbers, learned: bool) -> Results:
+def _spoiled(examples: Sequence[Example], score: Score, good: Numbers, learned: bool) -> Results:
     """Check that responses beat altered ones that are not real answers (row 48)."""
     numbers = generator(0, Purpose.EXAMINATION)
     spoiled = {
-        "shuffled": [_shuffled(one.good, numbers) for one in said],
-        "truncated": [_half(one.good) for one in said],
-        "another's": [said[(row + 1) % len(said)].good for row in range(len(said))],
-        "empty": ["" for _ in said],
+        "shuffled": [_shuffled(one.good, numbers) for one in examples],
+        "truncated": [_half(one.good) for one in examples],
+        "another's": [examples[(row + 1) % len(examples)].good for row in range(len(examples))],
+        "empty": ["" for _ in examples],
     }
     for name, (what, meaning) in _SPOILED.items():
-        differs, earned = _scored(said, score, spoiled[name])
+        differs, earned = _scored(examples, score, spoiled[name])
         if not differs:
             continue
         won = _wins(good[differs], earned)
-        healthy = f"share of responses that beat {what}; at least {_WINS:g}"
-        if won >= _WINS:
-            yield Fine(f"reward-{name}", won, healthy)
-            continue
-        yield Finding(
+        yield Problem(
             f"reward-{name}",
             "warning" if learned else "note",
             f"The reward does not prefer a response to {what}",
-            meaning if learned else "A rule may be meant so; a policy will find out that it need not write better.",
+            meaning
+            if learned
+            else "This may be intended for a rule, but a policy will learn that it need not write better responses.",
             "train the reward model on such pairs too" if learned else "add a reward that does, or keep a KL penalty",
             won,
-            healthy,
+            f"share of responses that beat {what}; at least {_WINS:g}",
             "https://huggingface.co/blog/stackllama; arXiv:2204.05862",
-        )
+        ).unless(won >= _WINS)
 
 
-def _share_of_prompt(said: Sequence[Said], score: Score) -> Result:
+def _share_of_prompt(examples: Sequence[Example], score: Score) -> Result:
     """Score every response after every prompt, and check the share of the variance that the prompt explains (row 45).
 
     In a table with one row per prompt, the share is Var(row means) / Var(all), which separates the effect of a prompt
     from that of the response that belongs to it.
     """
-    size = min(_CROSSED, len(said))
+    size = min(_CROSSED, len(examples))
     prompts = [row for row in range(size) for _ in range(size)]
-    table = np.array(score(prompts, [said[i % size].good for i in range(size * size)]), float).reshape(size, size)
+    table = np.array(score(prompts, [examples[i % size].good for i in range(size * size)]), float).reshape(size, size)
     total = float(table.var())
     share = float(table.mean(1).var()) / total if total else 0.0
-    healthy = f"share of the reward's variance that the prompt explains, whatever the response; at most {_SHARE:g}"
-    if share <= _SHARE:
-        return Fine("reward-query", share, healthy)
-    return Finding(
+    return Problem(
         "reward-query",
         "warning",
         "The reward scores the prompt",
-        "What the policy writes changes little; steps are moved by which prompts they happen to have.",
+        "Responses change the reward little; the mean of a step depends mostly on its prompts.",
         "shaping.subtract_query = true, or an algorithm that compares responses to the same prompt",
         share,
-        healthy,
+        f"share of the reward's variance that the prompt explains, independent of the response; at most {_SHARE:g}",
         "TRL 0.7.10, how_to_train",
-    )
+    ).unless(share <= _SHARE)
 
 
-def _length(said: Sequence[Said], good: Numbers, learned: bool) -> Result:
+def _length(examples: Sequence[Example], good: Numbers, learned: bool) -> Result:
     """Check the correlation of reward and length (row 51)."""
-    lengths = [len(one.good) for one in said]
-    seen = float(stats.spearmanr(lengths, good).statistic) if len(set(lengths)) > 1 else 0.0
-    healthy = f"Spearman correlation of reward and length; between −{_LENGTH:g} and {_LENGTH:g}"
-    if math.isnan(seen) or abs(seen) <= _LENGTH:
-        return Fine("reward-length", 0.0 if math.isnan(seen) else seen, healthy)
+    seen = rank_correlation([len(one.good) for one in examples], good) or 0.0
     longer = "longer" if seen > 0 else "shorter"
-    return Finding(
+    return Problem(
         "reward-length",
         "warning" if learned else "note",
         f"The reward rises as responses get {longer}",
-        f"The easiest way to more reward is a {longer} response; most of the gain of RLHF has been found to be length.",
-        "balance the pairs by length, or reward the length's opposite a little",
+        f"The easiest way to more reward is a {longer} response; studies found that length explains "
+        "most of the gain of RLHF.",
+        "balance the pairs by length, or add a small reward for the opposite",
         seen,
-        healthy,
+        f"Spearman correlation of reward and length; between −{_LENGTH:g} and {_LENGTH:g}",
         "arXiv:2310.03716",
-    )
+    ).unless(abs(seen) <= _LENGTH)
 
 
-def _tricks(said: Sequence[Said], score: Score, good: Numbers, learned: bool) -> Results:
+def _tricks(examples: Sequence[Example], score: Score, good: Numbers, learned: bool) -> Results:
     """Check that known reward hacks do not raise the reward (rows 50 and 61)."""
     changed: dict[str, tuple[str, Callable[[str], str]]] = {
         "hash": ("a stray # at the end", lambda text: f"{text} #"),
         "smiley": ("a :) at the end", lambda text: f"{text} :)"),
-        "repetition": ("saying it twice", lambda text: f"{text} {text}"),
+        "repetition": ("repeating the response", lambda text: f"{text} {text}"),
         "capitals": ("capital letters", str.upper),
     }
     for name, (what, change) in changed.items():
-        differs, earned = _scored(said, score, [change(one.good) for one in said])
+        differs, earned = _scored(examples, score, [change(one.good) for one in examples])
         if not differs:
             continue
         more = earned - good[differs]
         gain = float(more.mean()) / float(good.std())
         ups, downs = int((more > 0).sum()), int((more < 0).sum())
         sure = ups + downs > 0 and stats.binomtest(ups, ups + downs, alternative="greater").pvalue < 0.05
-        healthy = f"what {what} earns, in standard deviations of the reward; at most {_GAIN:g}"
-        if gain <= _GAIN or not sure:
-            yield Fine(f"reward-{name}", gain, healthy)
-            continue
-        yield Finding(
+        yield Problem(
             f"reward-{name}",
             "warning" if learned else "note",
             f"The reward pays for {what}",
-            f"{ups} of {len(differs)} responses score higher with it: a policy will find that.",
-            "discard such responses (cleaning.discard), or train the reward model on them as the worse ones",
+            f"{ups} of {len(differs)} responses score higher with it: a policy will learn that.",
+            "discard such responses (cleaning.discard), or train the reward model on pairs with them "
+            "as the rejected responses",
             gain,
-            healthy,
+            f"reward gained by {what}, in standard deviations of the reward; at most {_GAIN:g}",
             "arXiv:2304.06767 (RAFT: '#' in half of the responses); https://huggingface.co/blog/stackllama",
-        )
+        ).unless(gain <= _GAIN or not sure)
 
 
-def _scored(said: Sequence[Said], score: Score, responses: Sequence[str]) -> tuple[list[int], Numbers]:
+def _scored(examples: Sequence[Example], score: Score, responses: Sequence[str]) -> tuple[list[int], Numbers]:
     """Return the rows in which the altered response differs from the good one, and its scores in these rows."""
-    differs = [row for row, one in enumerate(said) if responses[row] != one.good]
+    differs = [row for row, one in enumerate(examples) if responses[row] != one.good]
     return differs, np.array(score(differs, [responses[row] for row in differs]) if differs else [], float)
 
 
@@ -246,3 +243,79 @@ def spread_out(count: int, wanted: int) -> Iterator[int]:
     """Return indices of at most `wanted` of `count` rows, evenly spaced."""
     take = min(count, wanted)
     return (i * count // take for i in range(take))
+
+
+def read_examples(
+    settings: AnyDataSettings, tokenizer: PreTrainedTokenizerBase, wanted: int
+) -> tuple[list[Example], dict[str, list[Any]]]:
+    """Read responses with their prompts, and the columns a reward may use; none if the data has only prompts.
+
+    Held-out rows are used if there are any. For prompts, the right answer (`ground_truth`) is used as the response.
+
+    Raises:
+        UserError: the data cannot be read.
+    """
+    kind = _kind(settings)
+    loaded = load(settings, kind or Prompt)
+    rows: Sequence[Any] = loaded.held_out or loaded.train
+    if kind is None:
+        rows = [row for row in rows if row.columns.get("ground_truth")]
+    chosen = [rows[i] for i in spread_out(len(rows), wanted)]
+    chat = Chat.of(settings, tokenizer)
+    if not chosen:
+        return [], {}
+    return [_example(row, chat) for row in chosen], _columns(settings, chosen)
+
+
+def unlearned(data: AnyDataSettings, rewards: Sequence[RewardSettings]) -> AnyDataSettings:
+    """Return the data; if it is the data of a reward model's run, or no data is given, as that run read it.
+
+    The rows that the run held out are then held out again: pairs that a reward model was trained on cannot test it.
+    """
+    for path in (Path(str(reward.options["path"])) for reward in rewards if "path" in reward.options):
+        if (path / "run.json").exists():
+            own = AnyDataSettings.model_validate(open_run(path).info["config"]["data"])
+            if data.path in (None, own.path) and not data.mix:
+                return own
+    return data
+
+
+def _kind(settings: AnyDataSettings) -> Any:
+    """Return Pair or Demonstration if the data has responses, even if the run reads only prompts; otherwise None."""
+    for kind in (Pair, Demonstration):
+        try:
+            first: Any = load(settings.model_copy(update={"max_rows": 1, "validation": 0.0}), kind).train[0]
+        except UserError:
+            continue
+        if first.prompt:  # a plain text would be a response to an empty prompt
+            return kind
+    return None
+
+
+def _columns(settings: AnyDataSettings, rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """Return the other columns of the same rows, read as prompts, or none if they cannot be read as prompts."""
+    try:
+        prompts = {_key(row.prompt): row.columns for row in load(settings, Prompt).train}
+    except UserError:
+        return {}
+    found = [prompts.get(_key(row.prompt), {}) for row in rows]
+    names = dict.fromkeys(name for columns in found for name in columns)
+    return {name: [columns.get(name) for columns in found] for name in names if name not in ("prompts", "responses")}
+
+
+def _key(content: Content) -> str:
+    return content if isinstance(content, str) else repr(content)
+
+
+def _example(row: Pair | Demonstration | Prompt, chat: Chat) -> Example:
+    prompt = chat.turns(row.prompt, "user")
+    text = prompt if isinstance(prompt, str) else chat.render(chat.opened(prompt), answer=True)
+    if isinstance(row, Pair):
+        return Example(text, _response(row.chosen), _response(row.rejected))
+    if isinstance(row, Prompt):
+        return Example(text, str(row.columns["ground_truth"]))
+    return Example(text, _response(row.response))
+
+
+def _response(content: Content | Sequence[Turn]) -> str:
+    return content if isinstance(content, str) else content[-1].content

@@ -12,11 +12,10 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from cavesson.algorithms.runs import RolloutRun, RunSettings
 from cavesson.check.data import check_examples, check_prompts
 from cavesson.check.disk import check_disk, gigabytes
-from cavesson.check.finding import Finding, Fine, Result, Results, Skipped
-from cavesson.check.largest import Rollouts, largest_rollouts, largest_sequences
+from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
+from cavesson.check.largest import LargestRollouts, largest_rollouts, largest_sequences
 from cavesson.check.recipe import Planned, planned
-from cavesson.check.reward import ROWS, examine
-from cavesson.check.said import read_said, unlearned
+from cavesson.check.reward import ROWS, examine, read_examples, unlearned
 from cavesson.check.settings import check_settings
 from cavesson.check.short_run import First, Suggestion, judge, short_run
 from cavesson.check.skeleton import bytes_of, skeleton
@@ -25,7 +24,7 @@ from cavesson.config import Settings, load
 from cavesson.data.prompts import PromptSet, load_prompts
 from cavesson.data.types import Demonstration, Pair
 from cavesson.data.view import AnyDataSettings
-from cavesson.errors import UserError, told
+from cavesson.errors import UserError, user_code
 from cavesson.integrations.trackers import require
 from cavesson.memory import resident
 from cavesson.models.device_memory import total_memory
@@ -35,7 +34,7 @@ from cavesson.models.settings import ModelSettings
 from cavesson.processes import Processes
 from cavesson.rewards import Reward, build_rewards, rehearse, score
 from cavesson.rewards.settings import RewardSettings
-from cavesson.tools.scorers import ScorerSettings
+from cavesson.tools.score import ScorerSettings
 
 if TYPE_CHECKING:
     from cavesson.check.memory import Memory
@@ -82,8 +81,8 @@ class Report:
     suggestion: Suggestion | None = None
 
     @property
-    def findings(self) -> list[Finding]:
-        return [one for one in self.results if isinstance(one, Finding)]
+    def findings(self) -> list[Problem]:
+        return [one for one in self.results if isinstance(one, Problem)]
 
 
 def check_recipe(recipe: Path | None, flags: Sequence[str], options: Options) -> Iterator[Report]:
@@ -99,9 +98,9 @@ def check_recipe(recipe: Path | None, flags: Sequence[str], options: Options) ->
 def memory_only(plan: Planned) -> Report:
     """Predict the memory of a run, and do only the checks that this needs."""
     check = _Check(plan, Options())
-    for name, part in (("device", check._environment), ("model", check._model), ("data", check._data)):
+    parts = {"device": check._environment, "model": check._model, "data": check._data, "memory": check._memory}
+    for name, part in parts.items():
         check._try(name, part)
-    check._try("memory", check._memory)
     return check.seen
 
 
@@ -149,7 +148,7 @@ class _Check:
             if made and not failed:
                 self._try("short-run", self._short_run)
             else:
-                self.seen.results.append(Skipped("short-run", "what is wrong above comes first"))
+                self.seen.results.append(SkippedCheck("short-run", "fix the errors above first"))
         return self.seen
 
     def _try(self, name: str, part: Any) -> bool:
@@ -157,16 +156,14 @@ class _Check:
         try:
             self.seen.results += part()
         except UserError as error:
-            self.seen.results.append(
-                Finding(name, "error", "The run would stop here", str(error), "what the message says")
-            )
+            self.seen.results.append(Problem(name, "error", "The run would stop here", str(error), "see the message"))
             return False
         return True
 
     def _environment(self) -> Results:
         require(self.settings.trackers)
         self.device = Processes(self.settings.model.device).device
-        yield Fine("device", str(self.device), "where the run computes")
+        yield Fine("device", str(self.device), "device of the run")
 
     def _model(self) -> Results:
         settings: RunSettings = self.settings
@@ -179,7 +176,7 @@ class _Check:
         whole = skeleton(settings.model, tokenizer, adapters=False)
         body = sum(p.numel() for p in trunk(whole).parameters())
         self.weights = body - whole.get_input_embeddings().weight.numel()  # type: ignore[operator]
-        yield Fine("model", f"{body:,} weights, {self.learns:,} learn", settings.model.path)
+        yield Fine("model", f"{body:,} weights, {self.learns:,} trained", settings.model.path)
 
     def _settings(self) -> Results:
         random = self.settings.model.path == "tiny" or self.settings.model.new is not None
@@ -223,7 +220,7 @@ class _Check:
         has = int(limit * 2**30) if limit is not None else total_memory(device)
         fits = _fits(memory, self.seen.libraries, has, self.largest)
         yield fits
-        if isinstance(fits, Finding) and isinstance(settings, RolloutRun):
+        if isinstance(fits, Problem) and isinstance(settings, RolloutRun):
             half = self.largest._replace(prompt=max(1, self.largest.prompt // 2))
             less = rollout_memory(settings, half, self.tokenizer, rewards, device.type).peak
             lengths = [len(ids) for ids in self.prompts.ids]
@@ -241,7 +238,7 @@ class _Check:
         if not self.settings.rewards:
             raise UserError("there is no reward: add [[rewards]] to the recipe")
         if len(self.plan.rewards) < len(self.settings.rewards):
-            yield Skipped("reward", "an earlier stage still has to train the reward model")
+            yield SkippedCheck("reward", "an earlier stage has not trained the reward model yet")
             return
         self.rewards = build_rewards(self.plan.rewards, self.device)
         rehearse(self.rewards, self.prompts.texts, self.prompts.columns)
@@ -257,15 +254,17 @@ class _Check:
             return
         cost = short_cost(self.weights, self.largest, options)
         if not options.short_run and (options.short_run is False or cost > TINY_COST):
-            yield Skipped("short-run", f"it trains {options.steps} steps without KL penalty; ask with --short-run")
+            yield SkippedCheck(
+                "short-run", f"it trains {options.steps} steps without KL penalty; run it with --short-run"
+            )
             return
-        with told("the short run"):
+        with user_code("the short run"):
             self.seen.first, self.seen.suggestion, errors = short_run(settings, options.rollouts, options.steps)
         yield from errors
         yield from judge(self.seen.first, self.seen.suggestion, settings)
 
 
-def short_cost(weights: int, largest: Rollouts, options: Options) -> float:
+def short_cost(weights: int, largest: LargestRollouts, options: Options) -> float:
     """Return the floating-point operations of a short run, for sampling, two scorings and one update.
 
     A forward pass takes 2 operations per weight and token, a backward pass 4 (arXiv:2001.08361, section 2.1).
@@ -277,16 +276,16 @@ def short_cost(weights: int, largest: Rollouts, options: Options) -> float:
 def _examined(
     rewards: Sequence[Reward], data: AnyDataSettings, tokenizer: PreTrainedTokenizerBase, of: Sequence[RewardSettings]
 ) -> Results:
-    said, columns = read_said(data, tokenizer, ROWS)
-    if not said:
-        yield Skipped("reward-examination", "the data has prompts only; give responses with --pairs FILE")
+    examples, columns = read_examples(data, tokenizer, ROWS)
+    if not examples:
+        yield SkippedCheck("reward-examination", "the data has prompts only; give responses with --pairs FILE")
         return
 
     def scored(rows: Sequence[int], responses: Sequence[str]) -> list[float]:
         of_rows = {name: [values[row] for row in rows] for name, values in columns.items()}
-        return score(rewards, [said[row].prompt for row in rows], responses, of_rows).total
+        return score(rewards, [examples[row].prompt for row in rows], responses, of_rows).total
 
-    yield from examine(said, scored, learned=any("path" in reward.options for reward in of))
+    yield from examine(examples, scored, learned=any("path" in reward.options for reward in of))
 
 
 def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: int, has: int) -> Results:
@@ -297,11 +296,11 @@ def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: 
     if limit < 1:
         return
     over = sum(length > limit for length in lengths)
-    yield Finding(
+    yield Problem(
         "prompts-to-drop",
         "note",
         "Shorter prompts would fit",
-        f"Up to {limit} tokens a prompt, the memory is enough: {over} of {len(lengths)} prompts are longer.",
+        f"With prompts of up to {limit} tokens, the memory is enough: {over} of {len(lengths)} prompts are longer.",
         f"data.max_prompt_tokens = {limit}",
         longest,
         f"tokens of the longest prompt; at most {limit}",
@@ -310,20 +309,16 @@ def _too_long(lengths: Sequence[int], longest: int, half: int, peak: int, less: 
 
 def _fits(memory: "Memory", libraries: int, has: int, largest: Any) -> Result:
     peak = memory.peak + libraries
-    rows = f"{largest.rows} sequences"
-    healthy = f"at the peak, while {memory.phase} with {rows} in memory; at most {gigabytes(has)}"
-    if peak <= has:
-        return Fine("memory", gigabytes(peak), healthy)
-    return Finding(
+    return Problem(
         "memory",
         "error",
-        "The memory will not be enough",
+        "The run will run out of memory",
         f"The run takes {gigabytes(peak)}: {parts_of(memory, libraries)}.",
-        "update.micro_batch_size: less; model.gradient_checkpointing = true; model.lora; shorter prompts "
+        "a smaller update.micro_batch_size; model.gradient_checkpointing = true; model.lora; shorter prompts "
         "(data.max_prompt_tokens, data.max_length)",
         gigabytes(peak),
-        healthy,
-    )
+        f"at the peak, during {memory.phase} with {largest.rows} sequences in memory; at most {gigabytes(has)}",
+    ).unless(peak <= has)
 
 
 def parts_of(memory: "Memory", libraries: int) -> str:

@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.check.finding import Finding, Fine, Results
-from cavesson.continuing import continuation
+from cavesson.check.finding import Problem, Results
+from cavesson.command_line import continuation
 from cavesson.record.lock import is_free
 from cavesson.record.writable import check_writable
 
@@ -43,11 +43,11 @@ def _folder(run: Path) -> Results:
     check_writable(run)
     if not is_free(run):
         way = continuation(run)
-        yield Finding(
+        yield Problem(
             "run-folder",
             "error",
             "The run's folder exists already",
-            f"{run} holds something; a run begins in a folder of its own.",
+            f"{run} is not empty; a new run needs an empty or new folder.",
             "--run another folder" + (f", or continue that run with: {way}" if way else ""),
         )
 
@@ -55,75 +55,58 @@ def _folder(run: Path) -> Results:
 def _filters(settings: RolloutRun) -> Results:
     """Check for filtered sampling where a KL is measured (rows 13 and 15 of the diagnosis)."""
     found, measured = settings.sampling.filters, settings.reference.kind != "none"
-    healthy = "filters of sampling; none where a KL is measured"
-    if not found or not measured:
-        yield Fine("filtered-sampling", ", ".join(found) or "none", healthy)
-        return
-    yield Finding(
+    yield Problem(
         "filtered-sampling",
         "error" if settings.kl.coef else "warning",
         "Filtered sampling makes the KL wrong",
-        "Responses are sampled from a filtered distribution and scored by the whole one: log π − log π_ref is then no "
-        "estimate of the KL, which may become negative, and a policy can earn reward by that.",
+        "Responses are sampled from a filtered distribution but scored under the full one: log π − log "
+        "π_ref is then not an estimate of the KL. It may become negative, which a policy can exploit for reward.",
         "sampling.top_k = 0, sampling.top_p = 1.0, sampling.min_new_tokens = 0",
-        ", ".join(found),
-        healthy,
+        ", ".join(found) or "none",
+        "sampling filters; none if the KL is measured",
         "TRL 0.7.10, how_to_train; arXiv:2403.17031",
-    )
+    ).unless(not found or not measured)
 
 
 def _temperature(settings: RolloutRun) -> Results:
     """Check that sampling and scoring use the same temperature (row 14)."""
     sampled, scored = settings.sampling.temperature, settings.scoring_temperature
-    healthy = "temperature of sampling, and of scoring; the same where a KL is penalised"
-    seen = f"{sampled:g} and {scored:g}"
-    if sampled == scored or not settings.kl.coef:
-        yield Fine("temperature", seen, healthy)
-        return
-    yield Finding(
+    yield Problem(
         "temperature",
         "warning",
         "Sampled at one temperature, scored at another",
-        "The KL is that of responses which the scored policy would not give in these proportions.",
+        "The responses are not samples of the distribution that is scored, so the KL estimate is wrong.",
         "sampling.temperature = 1.0, or kl.coef = 0",
-        seen,
-        healthy,
+        f"{sampled:g} and {scored:g}",
+        "temperature of sampling and of scoring; equal if the KL is penalised",
         "arXiv:2403.17031",
-    )
+    ).unless(sampled == scored or not settings.kl.coef)
 
 
 def _penalty(settings: RolloutRun) -> Results:
     """Check target and coefficient of the KL penalty (rows 18 and 20)."""
     target, coef = settings.kl.target, settings.kl.coef
     if target is not None:
-        healthy = f"target of the KL in nats per response; at most {LARGEST_TARGET:g}, often 6"
-        if target > LARGEST_TARGET:
-            yield Finding(
-                "kl-target",
-                "warning",
-                "The KL may go where policies fall apart",
-                f"The penalty is adapted so that the KL comes to {target:g} nats per response.",
-                "kl.target = 6",
-                target,
-                healthy,
-                "TRL 0.7.10, how_to_train; arXiv:1909.08593",
-            )
-        else:
-            yield Fine("kl-target", target, healthy)
-    healthy = f"β of the KL penalty; at most {LARGEST_COEF:g}, often 0.02 to 0.05"
-    if coef > LARGEST_COEF and target is None:
-        yield Finding(
-            "kl-coefficient",
+        yield Problem(
+            "kl-target",
             "warning",
-            "The penalty may drown the reward",
-            f"At β = {coef:g}, leaving the reference by 10 nats costs {10 * coef:g}; rewards rarely vary by as much.",
-            "a short run without penalty suggests a coefficient: cavesson check … --short-run",
-            coef,
-            healthy,
-            "arXiv:2203.02155 (0.02), arXiv:2204.05862 (0.001), arXiv:2307.04964 (0.05)",
-        )
-    else:
-        yield Fine("kl-coefficient", coef, healthy)
+            "The KL target is so large that policies may collapse",
+            f"The penalty is adapted so that the KL reaches {target:g} nats per response.",
+            "kl.target = 6",
+            target,
+            f"target of the KL in nats per response; at most {LARGEST_TARGET:g}, often 6",
+            "TRL 0.7.10, how_to_train; arXiv:1909.08593",
+        ).unless(target <= LARGEST_TARGET)
+    yield Problem(
+        "kl-coefficient",
+        "warning",
+        "The penalty may outweigh the reward",
+        f"At β = {coef:g}, a KL of 10 nats costs {10 * coef:g}; rewards rarely vary that much.",
+        "a short run without penalty suggests a coefficient: cavesson check … --short-run",
+        coef,
+        f"β of the KL penalty; at most {LARGEST_COEF:g}, often 0.02 to 0.05",
+        "arXiv:2203.02155 (0.02), arXiv:2204.05862 (0.001), arXiv:2307.04964 (0.05)",
+    ).unless(coef <= LARGEST_COEF or target is not None)
 
 
 def highest_rate(weights: int) -> float:
@@ -147,41 +130,39 @@ def _learning_rate(settings: RolloutRun | ExampleRun, weights: int, random: bool
     healthy = f"learning rate; at most about {highest:.1g} for {'adapters on ' if adapters else ''}{weights:,} weights"
     steps = settings.steps or 1000
     if rate > highest:
-        yield Finding(
+        yield Problem(
             "learning-rate",
             "warning",
             "The learning rate is high",
-            "Ratios, gradients and KL blow up before the reward has said anything."
+            "Ratios, gradients and the KL will grow out of bounds before the reward improves."
             if is_rl
-            else "It is higher than the rate at which such a model is trained from nothing: it will forget.",
+            else "It is higher than the usual rate for training such a model from scratch: the model will forget.",
             f"optimizer.learning_rate = {highest / 5:.0e}",
             rate,
             healthy,
             "arXiv:2203.02155 and TRL 0.7.10 (1e-5 for PPO)" if is_rl else "arXiv:2001.08361, equation D.1",
         )
-    elif rate * steps < 1e-6:
-        yield Finding(
-            "learning-rate",
-            "warning",
-            "Nothing will be learned",
-            f"AdamW moves a weight by about the learning rate: in {steps} steps by {rate * steps:.0e}, where weights "
-            "are about 0.02.",
-            "optimizer.learning_rate = 1e-5",
-            rate,
-            healthy,
-            "arXiv:1412.6980, section 2.1",
-        )
-    else:
-        yield Fine("learning-rate", rate, healthy)
+        return
+    yield Problem(
+        "learning-rate",
+        "warning",
+        "Nothing will be learned",
+        f"AdamW moves a weight by about the learning rate: in {steps} steps by {rate * steps:.0e}, where weights are "
+        "about 0.02.",
+        "optimizer.learning_rate = 1e-5",
+        rate,
+        healthy,
+        "arXiv:1412.6980, section 2.1",
+    ).unless(rate * steps >= 1e-6)
 
 
 def _warm_up(settings: RolloutRun | ExampleRun) -> Results:
     warm_up, steps = settings.optimizer.warmup_steps, settings.steps
     if steps is not None and warm_up >= steps:
-        yield Finding(
+        yield Problem(
             "warm-up",
             "warning",
-            "The learning rate never gets to its highest",
+            "The learning rate never reaches its peak",
             f"It rises over {warm_up} steps, and the run has {steps}.",
             f"optimizer.warmup_steps = {steps // 10}",
             warm_up,
@@ -191,11 +172,11 @@ def _warm_up(settings: RolloutRun | ExampleRun) -> Results:
 
 def _micro_batch(micro: int, rows: int) -> Results:
     if micro > rows:
-        yield Finding(
+        yield Problem(
             "micro-batch",
             "note",
             "The micro-batch is larger than the batch",
-            f"Only {rows} sequences come together for an optimiser step; the limit changes nothing.",
+            f"An optimiser step has only {rows} sequences; the limit has no effect.",
             f"update.micro_batch_size = {rows}, or less to save memory",
             micro,
             f"sequences in memory at a time; at most {rows}",
@@ -205,18 +186,14 @@ def _micro_batch(micro: int, rows: int) -> Results:
 def _fading(decay: float, longest: int) -> Results:
     """Check the decay of credit: an advantage n tokens before the reward gets (γλ)^n of it (row 44)."""
     share = decay**longest
-    healthy = "(γλ)^n, what the first of n tokens sees of the reward at the end; at least 0.01"
-    if share < 0.01:
-        yield Finding(
-            "reward-fades",
-            "warning",
-            "The reward fades before it reaches the first tokens",
-            f"In a response of {longest} tokens with γλ = {decay:g}, the first ones learn from the critic's guesses "
-            "alone.",
-            "ppo.lam = 1.0",
-            share,
-            healthy,
-            "VC-PPO, arXiv:2503.01491",
-        )
-    else:
-        yield Fine("reward-fades", share, healthy)
+    yield Problem(
+        "reward-fades",
+        "warning",
+        "The reward fades before it reaches the first tokens",
+        f"In a response of {longest} tokens with γλ = {decay:g}, the first ones learn only from the "
+        "critic's estimates.",
+        "ppo.lam = 1.0",
+        share,
+        "(γλ)^n, the share of the final reward that reaches the first of n tokens; at least 0.01",
+        "VC-PPO, arXiv:2503.01491",
+    ).unless(share >= 0.01)

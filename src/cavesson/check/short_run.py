@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cavesson.algorithms.runs import RolloutRun
-from cavesson.check.finding import Finding, Fine, Results
+from cavesson.check.finding import Problem, Result, Results
 from cavesson.config import check
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
@@ -23,8 +23,8 @@ Row = dict[str, Any]
 
 TARGET = 6.0
 """Nats per response: the target of the first adaptive controllers (arXiv:1909.08593)."""
-_MOST_CUT = 0.5
-_MOST_EQUAL = 0.5
+_MAX_CUT = 0.5
+_MAX_EQUAL = 0.5
 _WEAKER, _STRONGER = 100.0, 10.0
 """How far a coefficient may be off. A weak one shows late: most runs stop long before their optimum."""
 
@@ -109,7 +109,7 @@ def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path
     return check(type(settings), values, "the short run")
 
 
-def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, Suggestion, list[Finding]]:
+def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, Suggestion, list[Problem]]:
     """Train a few steps in a temporary folder.
 
     Returns:
@@ -125,7 +125,7 @@ def short_run(settings: RolloutRun, rollouts: int, steps: int) -> tuple[First, S
     return _first(rows, settings.samples_per_prompt), _suggestion(settings, rows), errors
 
 
-def _diagnosed(data: RunData) -> list[Finding]:
+def _diagnosed(data: RunData) -> list[Problem]:
     """Return the doctor's errors in the short run's record, such as a ratio that is not 1 before the first update.
 
     The doctor's warnings need more steps.
@@ -134,9 +134,9 @@ def _diagnosed(data: RunData) -> list[Finding]:
     # The settings already say whether end tokens were forbidden, so that rule is not needed.
     rules = [rule for rule in all_rules() if rule.name != "end-forbidden"]
     found = [one for one in diagnose(data, rules).causes if one.severity == "error"]
-    said = [(one, words.said(one.rule, one.reading)) for one in found]
+    said = [(one, words.texts(one.rule, one.reading)) for one in found]
     return [
-        Finding(one.rule.name, "error", t.title, t.cause, t.fix, one.reading.seen, t.healthy, one.rule.source)
+        Problem(one.rule.name, "error", t.title, t.cause, t.fix, one.reading.seen, t.healthy, one.rule.source)
         for one, t in said
     ]
 
@@ -144,59 +144,47 @@ def _diagnosed(data: RunData) -> list[Finding]:
 def judge(first: First, suggestion: Suggestion, settings: RolloutRun) -> Results:
     """Judge the first responses and the KL coefficient of the recipe."""
     cut = 1 - first.ended
-    healthy = f"share of first responses cut at the length limit; at most {_MOST_CUT:g}"
-    if cut > _MOST_CUT:
-        yield Finding(
-            "responses-cut",
-            "warning",
-            "Most responses do not end",
-            f"{cut:.0%} of the first responses are cut at {settings.sampling.longest} tokens; what is rewarded is the "
-            "beginning of a response.",
-            "sampling.max_new_tokens: more; or fine-tune first on responses that end; or sampling.eos_token_ids",
-            cut,
-            healthy,
-            "DAPO, arXiv:2503.14476",
-        )
-    else:
-        yield Fine("responses-cut", cut, healthy)
+    yield Problem(
+        "responses-cut",
+        "warning",
+        "Most responses do not end",
+        f"{cut:.0%} of the first responses are cut at {settings.sampling.longest} tokens; the reward sees only the "
+        "beginning of a response.",
+        "a larger sampling.max_new_tokens; or fine-tune first on responses that end; or sampling.eos_token_ids",
+        cut,
+        f"share of first responses cut at the length limit; at most {_MAX_CUT:g}",
+        "DAPO, arXiv:2503.14476",
+    ).unless(cut <= _MAX_CUT)
     if first.equal_groups is not None:
-        healthy = f"share of groups whose responses all have the same reward; at most {_MOST_EQUAL:g}"
-        if first.equal_groups > _MOST_EQUAL:
-            yield Finding(
-                "groups-equal",
-                "warning",
-                "Most groups say nothing",
-                "Where all responses to a prompt have the same reward, there is nothing to compare.",
-                "easier or harder prompts, more samples_per_prompt, or resample",
-                first.equal_groups,
-                healthy,
-                "DAPO, arXiv:2503.14476",
-            )
-        else:
-            yield Fine("groups-equal", first.equal_groups, healthy)
-    yield from _coefficient(suggestion, settings)
+        yield Problem(
+            "groups-equal",
+            "warning",
+            "Most groups carry no signal",
+            "If all responses to a prompt have the same reward, there is nothing to compare.",
+            "easier or harder prompts, more samples_per_prompt, or resample",
+            first.equal_groups,
+            f"share of groups whose responses all have the same reward; at most {_MAX_EQUAL:g}",
+            "DAPO, arXiv:2503.14476",
+        ).unless(first.equal_groups <= _MAX_EQUAL)
+    yield _coefficient(suggestion, settings)
 
 
-def _coefficient(suggestion: Suggestion, settings: RolloutRun) -> Results:
+def _coefficient(suggestion: Suggestion, settings: RolloutRun) -> Result:
     given = settings.kl.coef
-    healthy = f"β of the KL penalty; about {suggestion.coef:.2g} ends near {suggestion.target:g} nats per response"
     fixed = given > 0 and settings.kl.target is None
     off = fixed and not suggestion.coef / _WEAKER <= given <= suggestion.coef * _STRONGER
-    if not off or suggestion.reward_std == 0:
-        yield Fine("kl-coefficient-measured", given, healthy)
-        return
     low = given < suggestion.coef
-    yield Finding(
+    return Problem(
         "kl-coefficient-measured",
         "warning",
         "The penalty is much weaker than the reward" if low else "The penalty is much stronger than the reward",
-        f"The reward varies by {suggestion.reward_std:.3g}; without penalty the log-ratio follows it with a "
-        f"correlation of {suggestion.follows:.2f}.",
+        f"The standard deviation of the reward is {suggestion.reward_std:.3g}; without penalty, its correlation with "
+        f"the log-ratio is {suggestion.follows:.2f}.",
         f"kl.coef = {suggestion.coef:.2g}, or kl.target = {suggestion.target:g}",
         given,
-        healthy,
+        f"β of the KL penalty; about {suggestion.coef:.2g} ends near {suggestion.target:g} nats per response",
         "arXiv:2205.11275; arXiv:2204.05862, section 4.3",
-    )
+    ).unless(not off or suggestion.reward_std == 0)
 
 
 def _first(rows: Sequence[Row], samples_per_prompt: int) -> First:
@@ -222,11 +210,11 @@ def _suggestion(settings: RolloutRun, rows: Sequence[Row]) -> Suggestion:
     moved = [row for row in rows if row["step"] > 0] or rows
     # A single response per prompt is compared with the other responses of its step.
     together = settings.samples_per_prompt if settings.samples_per_prompt > 1 else settings.batch_size
-    rewards, log_ratios = (_groups(moved, name, together) for name in ("shaped_reward", "k1"))
+    rewards, log_ratios = (_groups(moved, name, together) for name in ("shaped_reward", "kl_k1"))
     spread = math.sqrt(float(np.mean([np.var(group) for group in rewards])))
     if spread and settings.rewards_are_scaled:
         spread = 1.0
-    spent = [row["k1"] for row in rows if row["step"] == last]
+    spent = [row["kl_k1"] for row in rows if row["step"] == last]
     follows = correlation(rewards, log_ratios)
     target = settings.kl.target or TARGET
     coef = suggested_coefficient(spread, follows, target)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,16 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from cavesson.errors import UserError, first_line
-from cavesson.models.checkpointing import recompute_layers
 from cavesson.models.load import DTYPES, model_folder, prepare, resolve
 from cavesson.models.new import new_model
-from cavesson.models.policy import with_adapters
+from cavesson.models.policy import recompute_layers, with_adapters
 from cavesson.models.settings import ModelSettings, StartSettings
 from cavesson.models.tiny import tiny_model
 from cavesson.models.trained import adapter_base
@@ -51,9 +52,12 @@ def _read_config(path: str, gguf_file: str | None) -> PretrainedConfig:
     if path == "tiny":
         return tiny_model().config
     try:
-        return AutoConfig.from_pretrained(resolve(path), gguf_file=gguf_file)  # type: ignore[no-any-return]
+        config: PretrainedConfig = AutoConfig.from_pretrained(resolve(path), gguf_file=gguf_file)
     except (OSError, ValueError) as error:
         raise UserError(f"there is no model {path!r}: {first_line(error)}") from None
+    with suppress(OSError):  # most models have a generation config, whose end tokens are those that sampling ends at
+        config.eos_token_id = GenerationConfig.from_pretrained(resolve(path)).eos_token_id
+    return config
 
 
 def skeleton(
@@ -111,15 +115,11 @@ def loading_bytes(settings: StartSettings) -> int:
     is unpacked to float32.
     """
     start = start_of(settings)
-    if start.path == "tiny":
+    if start.path == "tiny" or start.gguf_file is not None:
         return 0
-    folder = Path(resolve(start.path))
-    if start.gguf_file is not None:
+    if getattr(config_of(start), "dtype", None) == DTYPES[settings.dtype]:
         return 0
-    wanted = DTYPES[settings.dtype]
-    stored = getattr(config_of(start), "dtype", None)
-    files = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
-    return 0 if stored == wanted else files
+    return sum(file.stat().st_size for file in Path(resolve(start.path)).glob("*.safetensors"))
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:

@@ -3,7 +3,7 @@
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.check.finding import Finding, Fine, Results
+from cavesson.check.finding import Problem, Results
 from cavesson.data.chat import Chat
 from cavesson.data.types import Turn
 from cavesson.errors import UserError
@@ -28,19 +28,15 @@ def check_tokens(
 
 def _vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> Results:
     tokens, rows = len(tokenizer), config.get_text_config().vocab_size
-    healthy = f"tokens of the tokenizer; at most the model's {rows:,}"
-    if tokens > rows:
-        yield Finding(
-            "vocabulary",
-            "error",
-            "The tokenizer has tokens that the model does not know",
-            f"The model has embeddings for {rows:,} tokens, the tokenizer has {tokens:,}: it is another model's.",
-            "model.path: a folder whose tokenizer belongs to its weights",
-            tokens,
-            healthy,
-        )
-    else:
-        yield Fine("vocabulary", tokens, healthy)
+    yield Problem(
+        "vocabulary",
+        "error",
+        "The tokenizer has tokens that the model does not know",
+        f"The model has embeddings for {rows:,} tokens, the tokenizer has {tokens:,}: it belongs to another model.",
+        "model.path: a folder whose tokenizer belongs to its weights",
+        tokens,
+        f"tokens of the tokenizer; at most the model's {rows:,}",
+    ).unless(tokens <= rows)
 
 
 def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> Results:
@@ -52,7 +48,7 @@ def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, 
     names = ", ".join(map(str, tokenizer.convert_ids_to_tokens(sorted(known)))) or "none"
     turn_end = _turn_end(settings, tokenizer)
     if not known:
-        yield Finding(
+        yield Problem(
             "end-token",
             "error",
             "No response can end",
@@ -62,20 +58,18 @@ def _end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase, 
             healthy,
             "TRL PR #7039",
         )
-    elif turn_end is not None and turn_end not in known:
-        token = tokenizer.convert_ids_to_tokens(turn_end)
-        yield Finding(
-            "end-token",
-            "error" if isinstance(settings, RolloutRun) else "warning",
-            "The chat template ends a turn with a token that does not end a response",
-            f"A turn of the assistant ends with {token}; responses would go on behind it up to the length limit.",
-            f"sampling.eos_token_ids = [{turn_end}]",
-            names,
-            healthy,
-            "TRL PR #7039",
-        )
-    else:
-        yield Fine("end-token", names, healthy)
+        return
+    token = None if turn_end is None else tokenizer.convert_ids_to_tokens(turn_end)
+    yield Problem(
+        "end-token",
+        "error" if isinstance(settings, RolloutRun) else "warning",
+        "The chat template ends a turn with a token that does not end a response",
+        f"A turn of the assistant ends with {token}; responses would continue after it up to the length limit.",
+        f"sampling.eos_token_ids = [{turn_end}]",
+        names,
+        healthy,
+        "TRL PR #7039",
+    ).unless(turn_end is None or turn_end in known)
 
 
 def _turn_end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -92,38 +86,31 @@ def _turn_end(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerB
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> Results:
-    healthy = "the token that pads; a special one, and not the one for unknown text. The end token may pad: masks tell"
     pad, unknown = tokenizer.pad_token, tokenizer.unk_token
-    if pad is not None and pad == unknown and pad != tokenizer.eos_token:
-        yield Finding(
-            "padding",
-            "warning",
-            "Padding looks like unknown text",
-            f"{pad} stands for padding and for what the tokenizer does not know; a reward model finds the end of a "
-            "text by its padding.",
-            "tokenizer.pad_token: the end token, or one of its own",
-            str(pad),
-            healthy,
-            "arXiv:2403.17031",
-        )
-    else:
-        yield Fine("padding", str(pad), healthy)
+    yield Problem(
+        "padding",
+        "warning",
+        "Padding looks like unknown text",
+        f"{pad} marks both padding and text that the tokenizer does not know; a reward model finds the end of a text "
+        "by its padding.",
+        "set tokenizer.pad_token to the end token or to another special token",
+        str(pad),
+        "the padding token: a special token other than the unknown token. It may be the end token, because masks mark "
+        "padding",
+        "arXiv:2403.17031",
+    ).unless(pad is None or pad != unknown or pad == tokenizer.eos_token)
 
 
 def _positions(config: PretrainedConfig, longest: int) -> Results:
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
     if most is None:
         return
-    healthy = f"tokens of the longest sequence; at most the model's {most:,}"
-    if longest > most:
-        yield Finding(
-            "positions",
-            "error",
-            "Sequences are longer than the model can read",
-            f"Prompt and response together may have {longest:,} tokens; the model knows {most:,} positions.",
-            "data.max_prompt_tokens, sampling.max_new_tokens or data.max_length: less",
-            longest,
-            healthy,
-        )
-    else:
-        yield Fine("positions", longest, healthy)
+    yield Problem(
+        "positions",
+        "error",
+        "Sequences are longer than the model can read",
+        f"Prompt and response together may have {longest:,} tokens; the model knows {most:,} positions.",
+        "a smaller data.max_prompt_tokens, sampling.max_new_tokens or data.max_length",
+        longest,
+        f"tokens of the longest sequence; at most the model's {most:,}",
+    ).unless(longest <= most)

@@ -6,25 +6,26 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import cavesson
 from cavesson.cli.board import board_app
 from cavesson.cli.check import check_app
-from cavesson.cli.commands import Commands
 from cavesson.cli.doctor import doctor_app
-from cavesson.cli.flags import FLAGS, Help, console, load, words_and_flags
-from cavesson.cli.help import explain
+from cavesson.cli.flags import FLAGS, Commands, Help, console, explain, load, words_and_flags
 from cavesson.cli.record import RunPlace, record
 from cavesson.cli.tools import tools
 from cavesson.command_line import command_line
 from cavesson.errors import TerminatedError, UserError, no_room, of_the_system, print_exception
 from cavesson.handlers import handling
-from cavesson.registry import ALGORITHMS, Entry
+from cavesson.registry import ALGORITHMS, Entry, any_recipe
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible
+
+if TYPE_CHECKING:
+    from cavesson.importers import ImportReport
 
 app = typer.Typer(
     cls=Commands,
@@ -34,17 +35,9 @@ app = typer.Typer(
 )
 DEMO = Path(__file__).parents[1] / "demo" / "demo.toml"
 _NEEDED_TO_TRAIN = {
-    "torch",
-    "transformers",
-    "tokenizers",
-    "peft",
-    "accelerate",
-    "jaxtyping",
-    "vaderSentiment",
-    "httpx",
-    "anyio",
+    "torch", "transformers", "tokenizers", "peft", "accelerate", "jaxtyping", "vaderSentiment", "httpx", "anyio",
     "tenacity",
-}
+}  # fmt: skip
 
 app.add_typer(tools)
 app.add_typer(record)
@@ -52,8 +45,7 @@ app.add_typer(board_app)
 app.add_typer(doctor_app)
 app.add_typer(check_app)
 
-F = TypeVar("F")
-RESUME = "Continue this run; with a recipe, start it if nothing was begun yet."
+RESUME = "Resume this run; with a recipe, start it if it does not exist yet."
 
 
 def _print_version(wanted: bool) -> None:
@@ -155,16 +147,16 @@ def _add_training(name: str, entry: Entry) -> None:
         if help:
             explain(context, entry.settings, "RECIPE.toml", "--resume RUN")
             return
-        from cavesson.train.run import resume as resume_run
-        from cavesson.train.run import train
+        from cavesson.train.resuming import settings_of
+        from cavesson.train.run import Training
 
-        words, flags = words_and_flags(context.args, "[RECIPE.toml]")
+        words, flags = words_and_flags(entry.settings, context.args, "[RECIPE.toml]")
         if resume is not None and not words:
-            result = resume_run(resume, name, flags)
+            settings = settings_of(resume, name, flags)
         else:
             place = [] if resume is None else ["--run", str(resume)]
             settings = load(entry.settings, Path(words[0]) if words else None, [*flags, *place])
-            result = train(settings, resume=resume is not None)
+        result = Training(settings, resume=resume is not None).run()
         from cavesson.record.show import headline
 
         print(
@@ -180,10 +172,13 @@ for _name, _entry in ALGORITHMS.items():
 @app.command(context_settings=FLAGS, add_help_option=False)
 def demo(
     context: typer.Context,
-    run: Annotated[Path | None, typer.Option(help="Run folder; the first free of runs/demo, runs/demo-2, …")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Run folder. Default: the first of runs/demo, runs/demo-2, … that does not exist."),
+    ] = None,
     help: Help = False,
 ) -> None:
-    """Train a real model by PPO in a few minutes and show what changed."""
+    """Train a real model with PPO in a few minutes and show what changed."""
     from cavesson.algorithms.ppo import PPORun
 
     if help:
@@ -196,7 +191,7 @@ def demo(
 
 @app.command(context_settings=FLAGS, add_help_option=False)
 def align(context: typer.Context, help: Help = False) -> None:
-    """Do a whole recipe, stage after stage: cavesson align recipe.toml. Called again, it goes on where it was."""
+    """Run all stages of a recipe: cavesson align recipe.toml. Run again, it resumes where it stopped."""
     if help:
         from cavesson.align.recipe import AlignSettings
 
@@ -204,14 +199,14 @@ def align(context: typer.Context, help: Help = False) -> None:
         return
     from cavesson.align.run import align as run_align
 
-    (recipe,), flags = words_and_flags(context.args, "RECIPE.toml")
+    (recipe,), flags = words_and_flags(any_recipe(), context.args, "RECIPE.toml")
     run_align(Path(recipe), flags)
 
 
 @app.command()
 def show(
     run: RunPlace,
-    step: Annotated[int | None, typer.Option(help="Show this step; with --sample one rollout of it.")] = None,
+    step: Annotated[int | None, typer.Option(help="Show this step, or with --sample one rollout of it.")] = None,
     sample: Annotated[int | None, typer.Option(help="Show this rollout token by token.")] = None,
     limit: Annotated[int, typer.Option(help="Responses per list.", min=1)] = 5,
 ) -> None:
@@ -229,35 +224,65 @@ def export(
         str, typer.Option(help="What to write: csv, jsonl, parquet or rl-logging-board.")
     ] = "rl-logging-board",
     quote_formulas: Annotated[
-        bool, typer.Option("--quote-formulas", help="In CSV, put ' before texts that spreadsheets take for formulas.")
+        bool, typer.Option("--quote-formulas", help="In CSV, put ' before texts that spreadsheets read as formulas.")
     ] = False,
 ) -> None:
     """Write a run's record in another tool's format, or as tables: rows, tokens, steps and vocabulary."""
     from cavesson.exporters import EXPORTERS, tables
 
     if quote_formulas and format != "csv":
-        raise UserError("--quote-formulas has an effect with --format csv only")
-    write = partial(tables.export, format="csv", quote_formulas=True) if quote_formulas else _known(EXPORTERS, format)
-    count = write(run, out)
-    print(f"{counted(count, 'rollout')} written to {out}")
+        raise UserError("--quote-formulas has no effect without --format csv")
+    if format not in EXPORTERS:
+        raise UserError(f"there is no format {format!r}; formats are {', '.join(EXPORTERS)}")
+    write = partial(tables.export, format="csv", quote_formulas=True) if quote_formulas else EXPORTERS[format]
+    print(f"{counted(write(run, out), 'rollout')} written to {out}")
 
 
 @app.command(name="import")
 def import_(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Another tool's file or folder.")],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder to write; it must not exist.")],
-    format: Annotated[str | None, typer.Option(help="What the source is; without it, it is recognised.")] = None,
-    map: Annotated[list[str] | None, typer.Option(help="NAME=COLUMN: what the source calls a column.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Read on while files are written, until Ctrl-C.")] = False,
-    until_idle: Annotated[float | None, typer.Option(help="With --follow: end after so many seconds without.")] = None,
+    format: Annotated[str | None, typer.Option(help="Format of the source. Default: detected.")] = None,
+    maps: Annotated[list[str] | None, typer.Option("--map", help="NAME=COLUMN: the source's name of a column.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Keep reading while files are written, until Ctrl-C.")
+    ] = False,
+    until_idle: Annotated[float | None, typer.Option(help="With --follow: stop after N idle seconds.")] = None,
 ) -> None:
     """Read another tool's rollouts into a run folder: cavesson import SOURCE RUN."""
-    from cavesson.importers.command import run_import
+    from rich.markup import escape
 
-    run_import(source, run, format, map or [], follow, until_idle)
+    from cavesson.importers import follow_run, import_run
+
+    columns = dict(map(_pair, maps or []))
+    if not follow:
+        if until_idle is not None:
+            raise UserError("--until-idle has no effect without --follow")
+        _print_import(import_run(source, run, format, columns), run)
+        return
+    name = escape(visible(str(source)))
+    with console(stderr=True).status(f"following {name}; Ctrl-C stops it") as status:
+
+        def progress(rollouts: int, rejected: int) -> None:
+            status.update(f"following {name}: {counted(rollouts, 'rollout')}, {rejected:,} rejected; Ctrl-C stops it")
+
+        report = follow_run(source, run, format, columns, until_idle, progress)
+    _print_import(report, run)
 
 
-def _known(table: dict[str, F], name: str) -> F:
-    if name not in table:
-        raise UserError(f"there is no format {name!r}; there is {', '.join(table)}")
-    return table[name]
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, column = text.partition("=")
+    if not sign or not name or not column:
+        raise UserError(f"--map {text}: expected NAME=COLUMN, as in --map response=answer")
+    return name, column
+
+
+def _print_import(report: "ImportReport", run: Path) -> None:
+    lines = [f"{counted(report.rollouts, 'rollout')} of {report.format} read into {run}", *report.notes]
+    if report.rejected:
+        lines.append(f"{counted(report.rejected, 'broken record')}, kept in {run / 'rejected.jsonl'}:")
+        lines += [f"  {quote}" for quote in report.quotes]
+        if report.rejected > len(report.quotes):
+            lines.append("  …")
+    # Quotes and column names come from a file: with control characters shown as symbols, they are safe.
+    print(visible("\n".join([*lines, f"next     {command_line('show', run)}"])))

@@ -13,10 +13,12 @@ board_app = typer.Typer()
 def board(
     runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Folders of runs, finished or in training.")],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but this machine's needs a token.")
+        str, typer.Option(help="Address to listen on. Addresses that other machines can reach need a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 6008,
-    token: Annotated[str | None, typer.Option(help="What requests must bring; made where it is needed.")] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 = any free port.", min=0, max=65535)] = 6008,
+    token: Annotated[
+        str | None, typer.Option(help="Token that requests must have. Default: generated if needed.")
+    ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page.")] = True,
 ) -> None:
     """Show runs in the browser: cavesson board RUN [RUN …]."""

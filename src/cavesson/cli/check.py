@@ -8,6 +8,7 @@ import typer
 
 from cavesson.cli.flags import FLAGS, console, words_and_flags
 from cavesson.errors import UserError
+from cavesson.registry import any_recipe
 from cavesson.text.visible import safe_json
 
 check_app = typer.Typer()
@@ -16,12 +17,14 @@ check_app = typer.Typer()
 @check_app.command(context_settings=FLAGS)
 def check(
     context: typer.Context,
-    command: Annotated[str | None, typer.Option(help="The command the recipe is for, where it fits several.")] = None,
+    command: Annotated[str | None, typer.Option(help="Command of the recipe, if it fits several.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    memory: Annotated[float | None, typer.Option(help="Gigabytes the run may take; else what the machine has.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="Memory limit in gigabytes. Default: the memory of the machine.")
+    ] = None,
     short_run: Annotated[
         bool | None,
-        typer.Option(help="Train a few steps without KL penalty; without either, where that takes seconds."),
+        typer.Option(help="Train a few steps without KL penalty. Default: only if that takes seconds."),
     ] = None,
     rollouts: Annotated[int, typer.Option(help="Responses per step of the short run.", min=1)] = 64,
     short_steps: Annotated[int, typer.Option(help="Steps of the short run.", min=1)] = 4,
@@ -30,17 +33,16 @@ def check(
     ] = None,
     pairs: Annotated[str | None, typer.Option(help="Pairs, or responses, to examine the reward with.")] = None,
 ) -> None:
-    """Say what will go wrong before training: cavesson check RECIPE.toml [--setting value …]; exit code 1 on errors."""
+    """Report problems before training: cavesson check RECIPE.toml [--setting value …]; exit code 1 on errors."""
     from cavesson.check.report import plain, show
     from cavesson.check.run import Options, check_recipe, check_reward
 
-    words, flags = words_and_flags(context.args, "[RECIPE.toml]")
+    words, flags = words_and_flags(any_recipe(), context.args, "[RECIPE.toml]")
     options = Options(command, memory, short_run, rollouts, short_steps, reward, pairs)
     if not words and not flags and reward is None:
         raise UserError("give a recipe: cavesson check RECIPE.toml, or examine a reward: cavesson check --reward NAME")
-    reports = (
-        [check_reward(flags, options)] if reward else check_recipe(Path(words[0]) if words else None, flags, options)
-    )
+    recipe = Path(words[0]) if words else None
+    reports = [check_reward(flags, options)] if reward else check_recipe(recipe, flags, options)
     failed, shown = False, []
     for report in reports:
         failed |= any(one.severity == "error" for one in report.findings)

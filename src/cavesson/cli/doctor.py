@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from cavesson.cli.flags import console
+from cavesson.cli.record import RunPlace
 from cavesson.errors import UserError
 
 doctor_app = typer.Typer()
 
 
 class FailOn(StrEnum):
-    """The severity from which the exit code is 1."""
+    """The lowest severity for which the exit code is 1."""
 
     error = "error"
     warning = "warning"
@@ -32,19 +33,21 @@ class LanguageName(StrEnum):
 
 @doctor_app.command()
 def doctor(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or a URL such as s3://bucket/run.")],
+    run: RunPlace,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a page with charts and coloured tokens to this file.")
     ] = None,
     board: Annotated[
-        str | None, typer.Option(help="Link the page into the board at this address: http://127.0.0.1:6008.")
+        str | None, typer.Option(help="Link the page to the board at this address, such as http://127.0.0.1:6008.")
     ] = None,
-    language: Annotated[LanguageName | None, typer.Option(help="By LANG where not given.")] = None,
-    fail_on: Annotated[FailOn, typer.Option(help="Exit with 1 from this severity on.")] = FailOn.never,
-    rules: Annotated[list[Path] | None, typer.Option(help="A Python file with rules of your own.")] = None,
+    language: Annotated[LanguageName | None, typer.Option(help="Default: from LANG.")] = None,
+    fail_on: Annotated[
+        FailOn, typer.Option(help="Exit with code 1 if a finding has at least this severity.")
+    ] = FailOn.never,
+    rules: Annotated[list[Path] | None, typer.Option(help="A Python file with your own rules.")] = None,
 ) -> None:
-    """Say what is wrong with a run, since when, why, and what to change: cavesson doctor RUN."""
+    """Diagnose a run: what is wrong, since when, why, and what to change: cavesson doctor RUN."""
     from cavesson.doctor.data import RunData
     from cavesson.doctor.diagnosis import SEVERITIES, diagnose, worst
     from cavesson.doctor.own import all_rules
@@ -59,7 +62,7 @@ def doctor(
     from cavesson.text.visible import safe_json
 
     if board is not None and html is None:
-        raise UserError("--board links the page into the board: give --html FILE, too")
+        raise UserError("--board adds links to the page of --html; add --html FILE")
     if html is not None:
         check_file(html)
     small_process()

@@ -9,6 +9,7 @@ import typer
 from cavesson.cli.flags import console
 from cavesson.errors import UserError
 from cavesson.record.answers import to_csv, to_json
+from cavesson.text.counting import counted
 from cavesson.text.visible import visible
 
 if TYPE_CHECKING:
@@ -32,24 +33,25 @@ def compact(run: RunPlace) -> None:
             count, written = compaction.compact(files), None
     except LockedError as error:
         count, written = compaction.compact(files, ended=False), error
-    print(f"{count} segments merged" if count else "there was nothing to merge")
+    print(f"{counted(count, 'segment')} merged" if count else "nothing to merge")
     if written:
-        print(f"{written}\nIts newest step stays apart, and the next compact deletes what was merged")
+        print(f"{written}\nThe newest step is not merged, and the next compact deletes the merged files")
 
 
 @record.command()
 def sql(
     run: RunPlace,
     query: Annotated[str, typer.Argument(help="One SELECT over rows, tokens, steps, rollups and vocabulary.")],
-    seconds: Annotated[float, typer.Option(help="How long the query may take.", min=0)] = 60.0,
-    memory: Annotated[int, typer.Option(help="How many MB it may use.", min=16)] = 2048,
+    seconds: Annotated[float, typer.Option(help="Time limit in seconds.", min=0)] = 60.0,
+    memory: Annotated[int, typer.Option(help="Memory limit in MB.", min=16)] = 2048,
     limit: Annotated[
-        int | None, typer.Option(help="How many lines to print at most; else 1000, or all.", min=1)
+        int | None,
+        typer.Option(help="Maximum number of lines to print. Default: 1000, or all with --csv and --json.", min=1),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all lines as CSV.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all lines as a JSON array of objects.")] = False,
 ) -> None:
-    """Ask a run by SQL, read-only: cavesson sql RUN "select step, avg(reward) from rows group by step"."""
+    """Query a run with SQL, read-only: cavesson sql RUN "select step, avg(reward) from rows group by step"."""
     from cavesson.record import open as open_run
     from cavesson.record.query import query as run_query
     from cavesson.record.show import show_answer
@@ -64,8 +66,8 @@ def sql(
     answer = run_query(open_run(run), query, seconds=seconds, memory=memory << 20, limit=limit)
     terminal = console()
     show_answer(answer.columns, answer.rows, terminal)
-    more = f", of more: --limit {2 * limit} shows twice as many" if answer.truncated else ""
-    terminal.print(f"{len(answer.rows)} lines{more}", highlight=False)
+    more = f", and there are more: --limit {2 * limit} shows twice as many" if answer.truncated else ""
+    terminal.print(f"{counted(len(answer.rows), 'line')}{more}", highlight=False)
 
 
 @record.command("push-to-hub")
@@ -91,4 +93,4 @@ def _print_plain(answer: "Answer", text: str) -> None:
     """Print text for programs unchanged; on a terminal, control characters are made visible."""
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     if answer.truncated:
-        print(f"only the first {len(answer.rows)} lines, because of --limit", file=sys.stderr)
+        print(f"only the first {counted(len(answer.rows), 'line')}, because of --limit", file=sys.stderr)

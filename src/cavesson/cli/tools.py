@@ -5,24 +5,23 @@ from typing import Annotated
 
 import typer
 
-from cavesson.cli.commands import Commands
-from cavesson.cli.flags import FLAGS, Help, console, load, words_and_flags
-from cavesson.cli.help import explain
+from cavesson.cli.flags import FLAGS, Commands, Help, S, arguments, console, explain, load, words_and_flags
+from cavesson.registry import any_recipe
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible
 
 tools = typer.Typer()
-data = typer.Typer(cls=Commands, help="Look at data as a run would read it.", no_args_is_help=True)
+data = typer.Typer(cls=Commands, help="Look at data as a run reads it.", no_args_is_help=True)
 tools.add_typer(data, name="data")
 
 
 @tools.command(context_settings=FLAGS, add_help_option=False)
 def generate(
     context: typer.Context,
-    chat: Annotated[bool, typer.Option("--chat", help="Talk to the model in the terminal.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Chat with the model in the terminal.")] = False,
     help: Help = False,
 ) -> None:
-    """Sample responses: cavesson generate MODEL --prompt "The hotel room", or talk: cavesson generate MODEL --chat."""
+    """Sample responses: cavesson generate MODEL --prompt "The hotel room", or chat: cavesson generate MODEL --chat."""
     from rich.text import Text
 
     from cavesson.tools.chat import TalkSettings
@@ -30,14 +29,11 @@ def generate(
     from cavesson.tools.generate import GenerateSettings, write
     from cavesson.tools.generate import generate as sample
 
-    if help:
-        explain(context, TalkSettings if chat else GenerateSettings, "MODEL", "MODEL --chat")
-        return
-    (model,), flags = words_and_flags(context.args, "MODEL")
     if chat:
-        talk(model, load(TalkSettings, None, flags))
+        (model,), conversation = arguments(context, help, TalkSettings, "MODEL", others=["MODEL --chat"])
+        talk(model, conversation)
         return
-    settings = load(GenerateSettings, None, flags)
+    (model,), settings = arguments(context, help, GenerateSettings, "MODEL", others=["MODEL --chat"])
     responses = sample(model, settings)
     if settings.out is not None:
         print(f"{counted(write(responses, settings.out), 'response')} written to {settings.out}")
@@ -57,24 +53,18 @@ def merge(context: typer.Context, help: Help = False) -> None:
     from cavesson.models.merge import MergeSettings
     from cavesson.models.merge import merge as run_merge
 
-    if help:
-        explain(context, MergeSettings, "ADAPTER OUT")
-        return
-    (adapter, out), flags = words_and_flags(context.args, "ADAPTER", "OUT")
-    print(run_merge(adapter, Path(out), load(MergeSettings, None, flags)))
+    (adapter, out), settings = arguments(context, help, MergeSettings, "ADAPTER", "OUT")
+    print(run_merge(adapter, Path(out), settings))
 
 
 @tools.command(context_settings=FLAGS, add_help_option=False)
 def score(context: typer.Context, help: Help = False) -> None:
-    """Score the responses in a file by a reward model or any other reward: cavesson score FILE --rewards RUN."""
+    """Score the responses in a file with a reward model or any other reward: cavesson score FILE --rewards RUN."""
     from cavesson.tools.score import ScoreSettings
     from cavesson.tools.score import score as run_score
 
-    if help:
-        explain(context, ScoreSettings, "FILE")
-        return
-    (path,), flags = words_and_flags(context.args, "FILE")
-    print(visible(str(run_score(path, load(ScoreSettings, None, flags)))))
+    (path,), settings = arguments(context, help, ScoreSettings, "FILE")
+    print(visible(str(run_score(path, settings))))
 
 
 @tools.command(context_settings=FLAGS, add_help_option=False)
@@ -83,11 +73,7 @@ def compare(context: typer.Context, help: Help = False) -> None:
     from cavesson.tools.compare import CompareSettings, show
     from cavesson.tools.compare import compare as run_compare
 
-    if help:
-        explain(context, CompareSettings, "MODEL MODEL…")
-        return
-    models, flags = words_and_flags(context.args, "MODEL", "MODEL…")
-    settings = load(CompareSettings, None, flags)
+    models, settings = arguments(context, help, CompareSettings, "MODEL", "MODEL…")
     show(run_compare(models, settings), console(), settings.show)
 
 
@@ -97,16 +83,13 @@ def evaluate(context: typer.Context, help: Help = False) -> None:
     from cavesson.tools.evaluate import EvaluateSettings
     from cavesson.tools.evaluate import evaluate as run_evaluate
 
-    if help:
-        explain(context, EvaluateSettings, "MODEL")
-        return
-    (model,), flags = words_and_flags(context.args, "MODEL")
-    print(visible(str(run_evaluate(model, load(EvaluateSettings, None, flags)))))
+    (model,), settings = arguments(context, help, EvaluateSettings, "MODEL")
+    print(visible(str(run_evaluate(model, settings))))
 
 
 @data.command("show", context_settings=FLAGS, add_help_option=False)
 def data_show(context: typer.Context, help: Help = False) -> None:
-    """Show a row token by token, with what is learned of it: cavesson data show FILE --tokenizer MODEL, or a recipe."""
+    """Show a row token by token, marking learned tokens: cavesson data show FILE --tokenizer MODEL, or a recipe."""
     from cavesson.data.show import ShowSettings, show_data
 
     if help:
@@ -114,42 +97,39 @@ def data_show(context: typer.Context, help: Help = False) -> None:
             context, ShowSettings, "[FILE]", "RECIPE.toml [--row N] [--kind KIND] [--setting-of-the-recipe value …]"
         )
         return
-    words, flags = words_and_flags(context.args, "[FILE]")
+    words, flags = words_and_flags(any_recipe(), context.args, "[FILE]")
     if words and words[0].endswith(".toml"):
         from cavesson.tools.show_recipe import show_recipe
 
         show_recipe(Path(words[0]), flags, console())
         return
-    show_data(load(ShowSettings, None, _with_path(context)), console())
+    show_data(_with_path(context, help, ShowSettings), console())
 
 
 @data.command("lengths", context_settings=FLAGS, add_help_option=False)
 def data_lengths(context: typer.Context, help: Help = False) -> None:
-    """Count tokens, and what the limits would drop: cavesson data lengths FILE --tokenizer MODEL."""
+    """Count tokens and the rows that the limits would drop: cavesson data lengths FILE --tokenizer MODEL."""
     from cavesson.data.lengths import LengthSettings, show_lengths
 
-    if help:
-        explain(context, LengthSettings, "[FILE]")
-        return
-    show_lengths(load(LengthSettings, None, _with_path(context)), console())
+    show_lengths(_with_path(context, help, LengthSettings), console())
 
 
 @data.command("duplicates", context_settings=FLAGS, add_help_option=False)
 def data_duplicates(context: typer.Context, help: Help = False) -> None:
-    """Find rows that are there twice, and held-out rows that are trained on: cavesson data duplicates FILE."""
+    """Find duplicate rows and held-out rows that are trained on: cavesson data duplicates FILE."""
     from cavesson.data.duplicates import duplicates, print_duplicates
     from cavesson.data.load import load as load_rows
     from cavesson.data.view import ViewSettings, recognised
 
-    if help:
-        explain(context, ViewSettings, "[FILE]")
-        return
-    settings = load(ViewSettings, None, _with_path(context))
+    settings = _with_path(context, help, ViewSettings)
     rows = load_rows(settings.data, recognised(settings).kind)
     print_duplicates(duplicates(rows.train, rows.held_out), console())
 
 
-def _with_path(context: typer.Context) -> list[str]:
-    """Return the flags, with the positional file, if any, as `--data.path`."""
-    words, flags = words_and_flags(context.args, "[FILE]")
-    return [*flags, *(["--data.path", words[0]] if words else [])]
+def _with_path(context: typer.Context, help: bool, kind: type[S]) -> S:
+    """Read settings from the flags, with the positional file, if any, as `--data.path`; or explain them and exit."""
+    if help:
+        explain(context, kind, "[FILE]")
+        raise typer.Exit
+    words, flags = words_and_flags(kind, context.args, "[FILE]")
+    return load(kind, None, [*flags, *(f"--data.path={word}" for word in words)])

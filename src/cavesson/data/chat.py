@@ -13,8 +13,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from cavesson.config_paths import LocalPath, expanded
 from cavesson.data.settings import DataSettings
-from cavesson.data.special_tokens import Reading, Span, SpecialTokens, Written
-from cavesson.data.types import Said, Turn
+from cavesson.data.special_tokens import Span, SpecialTokenMode, SpecialTokens, Written
+from cavesson.data.types import Content, Turn
 from cavesson.errors import UserError, first_line
 
 Tools = Sequence[Mapping[str, Any]]
@@ -27,12 +27,12 @@ class ChatSettings(DataSettings):
     template: LocalPath | None = None
     """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
     system: str | None = None
-    """what the system says first in conversations that do not begin with a system turn"""
+    """system message of conversations that do not begin with one"""
     chat: bool = False
-    """make conversations of plain texts: the user says the prompt, the assistant the response"""
-    special_tokens: Reading = "text"
+    """turn plain texts into conversations: the prompt is the user's turn, the response the assistant's"""
+    special_tokens: SpecialTokenMode = "text"
     """how special tokens that are written in the data, such as <|im_end|>, are read: as text like any other, or as
-    control tokens, for texts in which a chat template was written by hand"""
+    control tokens, for texts that contain a chat template written by hand"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Chat:
     """content of a system turn for conversations without one"""
     of_texts: bool = False
     """whether plain texts become conversations"""
-    special_tokens: Reading = "text"
+    special_tokens: SpecialTokenMode = "text"
     """how special tokens in what is said are read"""
 
     @classmethod
@@ -58,11 +58,11 @@ class Chat:
         """
         return cls(tokenizer, read_template(settings.template), settings.system, settings.chat, settings.special_tokens)
 
-    def turns(self, said: Said, role: str) -> Said:
+    def turns(self, content: Content, role: str) -> Content:
         """Wrap a plain text in a turn if `of_texts` is set; an empty prompt gives no turn."""
-        if not self.of_texts or not isinstance(said, str):
-            return said
-        return (Turn(role, said),) if said or role == "assistant" else ()
+        if not self.of_texts or not isinstance(content, str):
+            return content
+        return (Turn(role, content),) if content or role == "assistant" else ()
 
     def opened(self, prompt: Sequence[Turn]) -> tuple[Turn, ...]:
         """Return the turns of a prompt, with the default system turn first unless the prompt has its own."""
@@ -115,8 +115,8 @@ class Chat:
             after = after.removesuffix(str(self.tokenizer.eos_token))
         if not (text.startswith(after) and after.startswith(before)):
             raise UserError(
-                f"the chat template writes turn {number + 1}, the assistant's, in another way when asking for it or if "
-                "other turns follow, so nothing says which tokens are learned; give data.template a template with "
+                f"the chat template renders turn {number + 1}, the assistant's, differently when it asks for it or if "
+                "other turns follow, so the tokens to learn are unknown; set data.template to a template with "
                 "{% generation %}"
             )
         stripped = len(after.rstrip())
@@ -129,8 +129,8 @@ class Chat:
         special: dict[str, Any] = self.tokenizer.special_tokens_map
         listed = [dict(tool) for tool in tools]
         # The contents of turns must not be mistaken for special tokens in the rendered text.
-        said = [turn.content for turn in turns] if self.special_tokens == "text" else []
-        disguise = self.special.disguise([*said, json.dumps(listed, ensure_ascii=False)] if said else [])
+        content = [turn.content for turn in turns] if self.special_tokens == "text" else []
+        disguise = self.special.disguise([*content, json.dumps(listed, ensure_ascii=False)] if content else [])
         rendered: Any
         try:
             # The function behind `apply_chat_template`, which does not return positions in the text.
@@ -144,7 +144,7 @@ class Chat:
             )
         except (TemplateError, TypeError) as error:
             reason = first_line(error)
-            raise UserError(f"the chat template cannot write this conversation: {reason}") from None
+            raise UserError(f"the chat template cannot render this conversation: {reason}") from None
         (text,), spans = rendered
         return Written(disguise.off(text), self.special.spans(text)), spans[0] if marked else []
 

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from cavesson.data.fields import Fields, Skip
-from cavesson.data.types import Said, Turn
+from cavesson.data.types import Content, Turn
 from cavesson.errors import UserError
 
 Turns = tuple[Turn, ...]
@@ -26,7 +26,7 @@ def turns_of(fields: Fields, column: str = "messages", *, role: str = "role", co
     if not fields.has("system") or not fields.text("system"):
         return turns
     if turns and turns[0].role == "system":
-        raise UserError(f"{fields.place}: both 'system' and the first message are the system's; one is expected")
+        raise UserError(f"{fields.place}: both 'system' and the first message are system messages; remove one of them")
     return (Turn("system", fields.text("system")), *turns)
 
 
@@ -61,7 +61,7 @@ def answered(turns: Turns, fields: Fields) -> Turns:
     if end < len(turns):
         fields.note("turns after the last answer are dropped")
     if any(turn.role == after.role != "tool" for turn, after in pairwise(turns)):
-        fields.note("one speaker has two turns in a row, which some chat templates refuse")
+        fields.note("one speaker has two turns in a row, which some chat templates reject")
     return turns[:end]
 
 
@@ -105,7 +105,7 @@ def shared_text(chosen: str, rejected: str) -> tuple[str, str, str]:
     return chosen[:same], chosen[same:], rejected[same:]
 
 
-def alike(prompt: Said, response: Said) -> tuple[Said, Said]:
+def alike(prompt: Content, response: Content) -> tuple[Content, Content]:
     """Return prompt and response both as texts or both as turns.
 
     If only one of them is a text, it becomes a turn: a prompt of the user, a response of the assistant.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.markup import escape
 
-from cavesson.data.types import Demonstration, Pair, Prompt, Said
+from cavesson.data.types import Content, Demonstration, Pair, Prompt
 from cavesson.text.visible import visible
 
 
 @dataclass(frozen=True)
-class Found:
+class Repetitions:
     """Repetitions of one kind."""
 
     what: str
@@ -28,7 +28,7 @@ class Duplicates:
 
     rows: int
     held_out: int
-    found: tuple[Found, ...]
+    found: tuple[Repetitions, ...]
 
 
 def duplicates(
@@ -46,18 +46,15 @@ def duplicates(
         held_out: the held-out rows.
         show: number of examples of each kind to keep.
     """
-    said, asked = [], []
-    for row in rows:
-        said.append(_said(row))
-        asked.append(_said(row)[:1])
-    apart = [_said(row) for row in held_out]
+    content, apart = ([_content(row) for row in part] for part in (rows, held_out))
+    asked, asked_apart = ([key[:1] for key in part] for part in (content, apart))
     return Duplicates(
-        len(said),
+        len(content),
         len(apart),
         (
-            _found("rows that repeat an earlier row", _repeats(said), show),
-            _found("held-out rows that are trained on", _matches(apart, said), show),
-            _found("held-out prompts that are trained on", _matches([one[:1] for one in apart], asked), show),
+            _found("rows that repeat an earlier row", _repeats(content), show),
+            _found("held-out rows that are trained on", _matches(apart, content), show),
+            _found("held-out prompts that are trained on", _matches(asked_apart, asked), show),
         ),
     )
 
@@ -89,17 +86,19 @@ def _matches(keys: Sequence[Key], others: Sequence[Key]) -> Matches:
     return [(i, first[key], key) for i, key in enumerate(keys, start=1) if any(key) and key in first]
 
 
-def _found(what: str, matches: Matches, show: int) -> Found:
-    return Found(what, len(matches), tuple((row, of, " | ".join(filter(None, key))) for row, of, key in matches[:show]))
+def _found(what: str, matches: Matches, show: int) -> Repetitions:
+    return Repetitions(
+        what, len(matches), tuple((row, of, " | ".join(filter(None, key))) for row, of, key in matches[:show])
+    )
 
 
-def _said(row: Prompt | Demonstration | Pair) -> Key:
+def _content(row: Prompt | Demonstration | Pair) -> Key:
     """Return the prompt and its responses, with white space normalised."""
     if isinstance(row, Pair):
         return _text(row.prompt), _text(row.chosen), _text(row.rejected)
     return (_text(row.prompt), _text(row.response)) if isinstance(row, Demonstration) else (_text(row.prompt),)
 
 
-def _text(said: Said) -> str:
-    text = said if isinstance(said, str) else " ".join(f"{turn.role}: {turn.content}" for turn in said)
+def _text(content: Content) -> str:
+    text = content if isinstance(content, str) else " ".join(f"{turn.role}: {turn.content}" for turn in content)
     return re.sub(r"\s+", " ", text).strip()

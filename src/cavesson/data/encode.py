@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cavesson.data.chat import Chat, Tools
 from cavesson.data.special_tokens import Encoded, Span, Written
-from cavesson.data.types import Demonstration, Pair, Prompt, Said, Turn
+from cavesson.data.types import Content, Demonstration, Pair, Prompt, Turn
 from cavesson.errors import UserError
 
 T = TypeVar("T")
@@ -26,8 +26,8 @@ class Asked(NamedTuple):
 
     place: str
     """where it stands, for messages"""
-    prompt: Said
-    responses: tuple[Said, ...] = ()
+    prompt: Content
+    responses: tuple[Content, ...] = ()
     tools: Tools = ()
 
 
@@ -77,12 +77,14 @@ class Encoder:
 
     def remark(self, one: Asked) -> str | None:
         """Return a remark on how special tokens in the data are read, or None if there are none."""
-        found = self.chat.special.within(text for said in (one.prompt, *one.responses) for text in _texts(said))
+        found = self.chat.special.within(text for content in (one.prompt, *one.responses) for text in _texts(content))
         if not found:
             return None
         if self.chat.special_tokens == "control":
             return f"{found[0]} in the data is read as a control token"
-        return f'{found[0]} in the data is read as text; data.special_tokens = "control" makes a control token of it'
+        return (
+            f'{found[0]} in the data is read as text; set data.special_tokens = "control" to read it as a control token'
+        )
 
     def prompts(self, asked: Iterable[Asked]) -> Iterator[PromptLine]:
         """Encode prompts without responses; a conversation ends where the answer begins."""
@@ -108,7 +110,9 @@ class Encoder:
 
     def _plain_lines(self, asked: Sequence[Asked]) -> list[list[Line]]:
         prompts = self._plain_ids([_Text(one.place, self.chat.plain(str(one.prompt))) for one in asked])
-        wholes = [_Text(one.place, self.chat.plain(f"{one.prompt}{said}")) for one in asked for said in one.responses]
+        wholes = [
+            _Text(one.place, self.chat.plain(f"{one.prompt}{content}")) for one in asked for content in one.responses
+        ]
         ids = iter(self._plain_ids(wholes))
         return [
             self._begun(prompt, [self._ended(next(ids)) for _ in one.responses])
@@ -130,7 +134,7 @@ class Encoder:
         ids = [one.ids for one in self._tokenized(texts, add=True)]
         # A prompt is not finished, so an end token that the tokenizer adds to every text is removed.
         ids = [line[:-1] for line in ids] if self._adds_end else ids
-        self._check_bos(texts, ids, "the tokenizer adds one to the one in the text; take that out")
+        self._check_bos(texts, ids, "the tokenizer adds one, so remove the one in the text")
         return ids
 
     @cached_property
@@ -156,11 +160,11 @@ class Encoder:
                 texts.append(_Text(one.place, text))
                 spans.append(learned)
         if texts and not self.chat.tokenizer.is_fast:
-            raise UserError("to tell the assistant's tokens apart takes a fast tokenizer (one with a tokenizer.json)")
+            raise UserError("finding the assistant's tokens needs a fast tokenizer (one with a tokenizer.json)")
         lines = iter([*map(_marked, self._chat_ids(texts), spans)])
         return [[next(lines) for _ in one.responses] for one in asked]
 
-    def _written(self, one: Asked, response: Said) -> tuple[Written, list[Span]]:
+    def _written(self, one: Asked, response: Content) -> tuple[Written, list[Span]]:
         prompt = self.chat.opened(_turns(one.prompt))
         turns = (*prompt, *_turns(response))
         if not self.learn_all:
@@ -170,13 +174,13 @@ class Encoder:
 
     def _chat_ids(self, texts: Sequence[_Text]) -> list[Encoded]:
         encoded = self._tokenized(texts, add=False)
-        self._check_bos(texts, [one.ids for one in encoded], "take one out of the chat template or the first turn")
+        self._check_bos(texts, [one.ids for one in encoded], "remove one from the chat template or the first turn")
         return encoded
 
     def _tokenized(self, texts: Sequence[_Text], *, add: bool) -> list[Encoded]:
         broken = next((place for place, text in texts if _HALF_PAIR.search(text)), None)
         if broken is not None:
-            raise UserError(f"{broken}: the text holds half of a surrogate pair, which is no character")
+            raise UserError(f"{broken}: the text contains half of a surrogate pair, which is not a character")
         return self.chat.special.encode([text for _, text in texts], add=add)
 
     def _check_bos(self, texts: Sequence[_Text], lines: Sequence[list[int]], way_out: str) -> None:
@@ -224,13 +228,13 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
     return next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), len(b))
 
 
-def _texts(said: Said) -> list[str]:
-    return [said] if isinstance(said, str) else [turn.content for turn in said]
+def _texts(content: Content) -> list[str]:
+    return [content] if isinstance(content, str) else [turn.content for turn in content]
 
 
-def _turns(said: Said) -> tuple[Turn, ...]:
-    assert not isinstance(said, str)
-    return said
+def _turns(content: Content) -> tuple[Turn, ...]:
+    assert not isinstance(content, str)
+    return content
 
 
 @contextmanager

@@ -1,32 +1,148 @@
-"""Tokenized examples for training: slices of an endless stream, collated to padded columns."""
+"""Demonstrations and pairs for training: token ids with a mask of the learned tokens, collated to padded columns."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Generic, TypeVar
+from itertools import chain, tee
+from typing import Generic, Literal, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
+from cavesson.data.chat import Chat, ChatSettings
+from cavesson.data.encode import Asked, Encoder, Line, asked_of
 from cavesson.data.load import Loaded, load
-from cavesson.data.notes import Reading
+from cavesson.data.notes import Notes, Reiterable
 from cavesson.data.order import Stream, passes_over
-from cavesson.data.tokens import (
-    PairSettings,
-    PairTokens,
-    TextSettings,
-    Tokens,
-    tokenize_demonstrations,
-    tokenize_pairs,
-)
 from cavesson.data.types import Demonstration, Pair
 from cavesson.errors import UserError
 from cavesson.types import Batch
 
 T = TypeVar("T")
-E = TypeVar("E", Tokens, PairTokens)
 R = TypeVar("R", Demonstration, Pair)
+E = TypeVar("E", "Tokens", "PairTokens")
+
+
+class PairSettings(ChatSettings):
+    """Pairs of responses as tokens."""
+
+    max_length: int = Field(1024, ge=2)
+    """tokens of prompt and response together"""
+    overlong: Literal["truncate", "drop"] = "truncate"
+    """longer ones: cut off their end, or drop them; either way they are counted"""
+
+
+class TextSettings(PairSettings):
+    """Texts and conversations as tokens."""
+
+    learn: Literal["response", "all"] = "response"
+    """which tokens are learned: response = those after the prompt, and of a conversation only the assistant's, end
+    tokens included; all = every token but the first, which has no context"""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One example."""
+
+    ids: tuple[int, ...]
+    learn: tuple[bool, ...]
+    """for each id whether it is learned; never the first, which nothing comes before"""
+
+
+@dataclass(frozen=True)
+class PairTokens:
+    """Two responses to one prompt; only the response tokens are learned."""
+
+    chosen: Tokens
+    rejected: Tokens
+    margin: float | None = None
+    """by how much the first was preferred, where the data says so"""
+    reference: tuple[float, float] | None = None
+    """log-probabilities of the two responses under the reference, once they are known"""
+
+
+def tokenize_demonstrations(
+    rows: Iterable[Demonstration], tokenizer: PreTrainedTokenizerBase, settings: TextSettings
+) -> Reiterable[Tokens]:
+    """Tokenize every prompt and its response as one text; see `Encoder.lines` for which tokens are learned.
+
+    Args:
+        rows: texts or conversations.
+        tokenizer: must have a chat template for conversations, unless the settings give one.
+        settings: which tokens are learned, and the length limit.
+
+    Returns:
+        The examples, tokenized again in every iteration, with notes about rows that are dropped, cut or look odd.
+        Iteration raises a UserError if a text starts with two BOS tokens or the chat template does not fit a
+        conversation.
+    """
+    encoder = Encoder(Chat.of(settings, tokenizer), learn_all=settings.learn == "all")
+
+    def read(notes: Notes) -> Iterator[Tokens]:
+        return (Tokens(line.ids, line.learn) for _, (line,) in _encoded(rows, encoder, settings, notes))
+
+    return Reiterable(read)
+
+
+def tokenize_pairs(
+    rows: Iterable[Pair], tokenizer: PreTrainedTokenizerBase, settings: PairSettings
+) -> Reiterable[PairTokens]:
+    """Tokenize every prompt with each of its two responses, in the same way as `tokenize_demonstrations`."""
+    encoder = Encoder(Chat.of(settings, tokenizer))
+
+    def read(notes: Notes) -> Iterator[PairTokens]:
+        return (
+            PairTokens(Tokens(chosen.ids, chosen.learn), Tokens(rejected.ids, rejected.learn), row.margin)
+            for row, (chosen, rejected) in _encoded(rows, encoder, settings, notes)
+        )
+
+    return Reiterable(read)
+
+
+def _encoded(
+    rows: Iterable[R], encoder: Encoder, settings: PairSettings, notes: Notes
+) -> Iterator[tuple[R, list[Line]]]:
+    """Yield each row that is kept, with one line per response."""
+    rows, again = tee(rows)
+    source = settings.path or "the data"
+
+    def noted(one: Asked) -> Asked:
+        if remark := encoder.remark(one):
+            notes.add(remark, one.place)
+        return one
+
+    asked = (noted(asked_of(row, f"{source}: row {number}")) for number, row in enumerate(again, start=1))
+    for number, (row, lines) in enumerate(zip(rows, encoder.lines(asked), strict=True), start=1):
+        kept, found = fitted(lines, settings)
+        for remark in found:
+            notes.add(remark, f"{source}: row {number}")
+        if kept:
+            yield row, kept
+
+
+def fitted(lines: Sequence[Line], settings: PairSettings) -> tuple[list[Line], list[str]]:
+    """Apply the length limit to the lines of one row.
+
+    Returns:
+        The lines, cut where necessary, or an empty list if the row is dropped; and remarks about them.
+    """
+    limit = settings.max_length
+    over = f"longer than data.max_length = {limit} tokens"
+    remarks = []
+    if any(len(line.ids) > limit for line in lines):
+        if settings.overlong == "drop":
+            return [], [f"{over}, and dropped"]
+        remarks.append(f"{over}, and cut there")
+    kept = [Line(line.ids[:limit], line.learn[:limit], line.straddles) for line in lines]
+    if not all(any(line.learn) for line in kept):
+        return [], [f"dropped: no token of a response is within data.max_length = {limit}"]
+    if len(kept) > 1 and kept[0].ids == kept[1].ids:
+        return [], [*remarks, "dropped: chosen and rejected are the same tokens"]
+    if any(line.straddles for line in kept):
+        remarks.append("one token spans prompt and response: it is learned, and sampling sees a different prompt")
+    return kept, remarks
 
 
 @dataclass(frozen=True)
@@ -57,8 +173,8 @@ def load_texts(settings: TextSettings) -> Iterator[str]:
     """Yield every text that `load_demonstrations` would tokenize, for building a tokenizer from them."""
     loaded = load(settings, Demonstration)
     for row in chain(*(source.rows for source in loaded.sources), loaded.held_out):
-        for said in (row.prompt, row.response):
-            yield said if isinstance(said, str) else "".join(turn.content for turn in said)
+        for content in (row.prompt, row.response):
+            yield content if isinstance(content, str) else "".join(turn.content for turn in content)
 
 
 def load_pairs(settings: PairSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples[PairTokens]:
@@ -72,10 +188,10 @@ def load_pairs(settings: PairSettings, tokenizer: PreTrainedTokenizerBase, seed:
 
 
 def _examples(
-    loaded: Loaded[R], tokenize: Callable[[Iterable[R]], Reading[E]], put: Callable[[Sequence[E]], Batch], seed: int
+    loaded: Loaded[R], tokenize: Callable[[Iterable[R]], Reiterable[E]], put: Callable[[Sequence[E]], Batch], seed: int
 ) -> Examples[E]:
     settings, held_out = loaded.settings, tokenize(loaded.held_out)
-    parts: list[Reading[E]] = [tokenize(source.rows) for source in loaded.sources]
+    parts: list[Reiterable[E]] = [tokenize(source.rows) for source in loaded.sources]
 
     def notes() -> list[str]:
         apart: list[str] = [f"held out: {note}" for note in held_out.notes()]
@@ -84,7 +200,7 @@ def _examples(
     kept = list(held_out)
     sources: list[Iterable[E]] = [part if settings.stream else list(part) for part in parts]
     if [] in sources:
-        raise UserError("; ".join(["there is no example left to learn from", *notes()]))
+        raise UserError("; ".join(["there are no examples left to train on", *notes()]))
     weights = [source.weight for source in loaded.sources]
     train = passes_over(sources, weights, seed, shuffle=settings.shuffle, buffer=settings.shuffle_buffer)
     # Computed now, so that the notes do not keep the texts of tokenized examples in memory.
@@ -113,12 +229,8 @@ def collate_pairs(pairs: Sequence[PairTokens]) -> Batch:
 
 
 def _columns(examples: Sequence[Tokens], prefix: str) -> dict[str, Tensor]:
-    width = max(len(example.ids) for example in examples)
-    ids = torch.zeros(len(examples), width, dtype=torch.long)
-    mask = torch.zeros(len(examples), width)
-    for row, example in enumerate(examples):
-        ids[row, : len(example.ids)] = torch.tensor(example.ids)
-        mask[row, : len(example.ids)] = torch.tensor(example.learn, dtype=torch.float32)
+    ids = pad_sequence([torch.tensor(example.ids, dtype=torch.long) for example in examples], batch_first=True)
+    mask = pad_sequence([torch.tensor(example.learn, dtype=torch.float32) for example in examples], batch_first=True)
     mask[:, 0] = 0.0  # no token precedes the first, so it cannot be predicted
     length = torch.tensor([len(example.ids) for example in examples])
     return {f"{prefix}ids": ids, f"{prefix}mask": mask, f"{prefix}length": length}

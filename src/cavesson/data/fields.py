@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from cavesson.data.notes import Notes
-from cavesson.data.types import Said, Turn
+from cavesson.data.types import Content, Turn
 from cavesson.errors import UserError
 
 
@@ -52,7 +52,7 @@ class Fields:
         values = self._list(name, 'a list such as [{"score": 0.5, "text": "…"}]', dict)
         return [(self._number(value.get("score"), name), self._text(value.get("text"), name)) for value in values]
 
-    def said(self, name: str) -> Said:
+    def content(self, name: str) -> Content:
         """Return a text, or the turns of a conversation."""
         return self.turns(name) if isinstance(self.values.get(name), list) else self.text(name)
 
@@ -76,7 +76,7 @@ class Fields:
         tools = [_parsed(tool) for tool in tools] if isinstance(tools, list) else [tools]
         objects = tuple(tool for tool in tools if isinstance(tool, dict))
         if len(objects) < len(tools):
-            self.note("tools that are no JSON objects, which chat templates need, are left out")
+            self.note("tools that are not JSON objects, which chat templates need, are skipped")
         return objects
 
     def inside(self, name: str) -> "Fields":
@@ -113,8 +113,8 @@ class Fields:
 
     def _wrong(self, name: str, expected: str, value: Any) -> UserError:
         if name not in self.values:
-            return UserError(f"{self.place}: there is no {name!r}, where {expected} was expected")
-        return UserError(f"{self.place}: {name!r} holds {brief(value)} where {expected} was expected")
+            return UserError(f"{self.place}: {name!r} is missing, expected {expected}")
+        return UserError(f"{self.place}: {name!r} is {brief(value)}, expected {expected}")
 
 
 def brief(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 from cavesson.data import human_assistant, lmflow
 from cavesson.data.conversations import Turns, alike, answered, ask, renamed, shared, shared_text, split, turns_of
 from cavesson.data.fields import Fields
-from cavesson.data.types import Demonstration, Pair, Prompt, Said
+from cavesson.data.types import Content, Demonstration, Pair, Prompt
 from cavesson.errors import UserError
 
 R = TypeVar("R", bound=Prompt | Demonstration | Pair)
@@ -20,14 +20,14 @@ NAMES: dict[Kind, str] = {Prompt: "prompts", Demonstration: "demonstrations", Pa
 
 
 @dataclass(frozen=True)
-class Format:
+class RowFormat:
     """How rows with certain columns are read."""
 
     gives: Kind
     """what a row is; a pair is also a demonstration of what was chosen, and each of the two a prompt"""
     columns: tuple[str, ...]
     """columns every row has"""
-    prompt: Callable[[Fields], Said]
+    prompt: Callable[[Fields], Content]
     """what the row asks"""
     read: Callable[[Fields], Demonstration | Pair] | None = None
     """the demonstration or pair; nothing where a row is a prompt only"""
@@ -49,7 +49,7 @@ class Format:
         there = not self.by_name and all(column in values for column in self.columns)
         return there and (self.when is None or self.when(values))
 
-    def beats(self, other: "Format", values: Values) -> bool:
+    def beats(self, other: "RowFormat", values: Values) -> bool:
         """Return whether this format covers more of a row: more columns, or the same columns and their values."""
         mine, others = self._used(values), other._used(values)
         return mine > others or (mine == others and self.when is not None and other.when is None)
@@ -58,8 +58,8 @@ class Format:
         return {column for column in (*self.columns, *self.optional) if column in values}
 
 
-def said(column: str) -> Callable[[Fields], Said]:
-    return lambda fields: fields.said(column)
+def content(column: str) -> Callable[[Fields], Content]:
+    return lambda fields: fields.content(column)
 
 
 def plain_text(fields: Fields) -> Demonstration:
@@ -67,7 +67,7 @@ def plain_text(fields: Fields) -> Demonstration:
 
 
 def prompt_and(column: str, fields: Fields) -> Demonstration:
-    prompt, response = alike(fields.said("prompt"), fields.said(column))
+    prompt, response = alike(fields.content("prompt"), fields.content(column))
     return Demonstration(prompt, response, fields.tools())
 
 
@@ -85,22 +85,13 @@ def alpaca(fields: Fields) -> Demonstration:
     return Demonstration(instruction(fields), fields.text("output"))
 
 
-def messages(fields: Fields) -> Demonstration:
-    """Read a conversation; its response is everything from the first answer on."""
-    return Demonstration(*split(answered(turns_of(fields), fields)), fields.tools())
-
-
 def sharegpt_turns(fields: Fields) -> Turns:
     return renamed(turns_of(fields, "conversations", role="from", content="value"))
 
 
-def sharegpt(fields: Fields) -> Demonstration:
-    return Demonstration(*split(answered(sharegpt_turns(fields), fields)), fields.tools())
-
-
 def preference(fields: Fields) -> Pair:
     """Read responses to a prompt, or, without one, two texts or conversations that begin with the same prompt."""
-    chosen, rejected, margin = fields.said("chosen"), fields.said("rejected"), fields.margin()
+    chosen, rejected, margin = fields.content("chosen"), fields.content("rejected"), fields.margin()
     if isinstance(chosen, str) and isinstance(rejected, str):
         if not fields.has("prompt"):
             return Pair(*shared_text(chosen, rejected), margin)
@@ -109,7 +100,7 @@ def preference(fields: Fields) -> Pair:
     elif not fields.has("prompt") or chosen[0].role != "assistant":
         # Some data sets have the prompt as a text and repeat it in the first turns of the responses.
         return Pair(*shared(chosen, rejected, fields), margin)
-    prompt, chosen = alike(fields.said("prompt"), chosen)
+    prompt, chosen = alike(fields.content("prompt"), chosen)
     return Pair(prompt, chosen, alike(prompt, rejected)[1], margin)
 
 
@@ -129,40 +120,54 @@ def _pairs(
     optional: tuple[str, ...] = (),
     when: Callable[[Values], bool] | None = None,
     asks: tuple[str, ...] = ("chosen", "rejected", "prompt"),
-) -> Format:
+) -> RowFormat:
     """Return a format of pairs whose prompt is found by reading both responses."""
-    return Format(Pair, columns, lambda fields: read(fields).prompt, read, optional, when, asks)
+    return RowFormat(Pair, columns, lambda fields: read(fields).prompt, read, optional, when, asks)
 
 
-_no_images = partial(refuse, "image_text is data of images, and Cavesson trains on text alone")
-_no_numbers = partial(refuse, "float_only is data of numbers, and Cavesson trains on text")
+def _conversations(
+    column: str, turns: Callable[[Fields], Turns], used: Callable[[Fields], Turns] | None = None, by_name: bool = False
+) -> RowFormat:
+    """Return a format of conversations in one column; the response is everything from the first answer on.
+
+    Args:
+        column: the column.
+        turns: reads all turns, the last of which may be a question.
+        used: reads the turns up to the last answer; None = `answered` of all turns.
+        by_name: as in `RowFormat`.
+    """
+
+    def read(fields: Fields) -> Demonstration:
+        return Demonstration(*split(used(fields) if used else answered(turns(fields), fields)), fields.tools())
+
+    optional, asks = ("system", "tools"), (column, "system")
+    return RowFormat(
+        Demonstration, (column,), lambda fields: ask(turns(fields)), read, optional, asks=asks, by_name=by_name
+    )
+
+
+_no_images = partial(refuse, "image_text contains images, and Cavesson trains on text only")
+_no_numbers = partial(refuse, "float_only contains numbers, and Cavesson trains on text only")
 _refused = (_no_images, _no_numbers)
 _dialogue = human_assistant.holds_dialogue
 
-FORMATS: dict[str, Format] = {
+FORMATS: dict[str, RowFormat] = {
     # TRL's formats, for texts or conversations.
-    "text": Format(Demonstration, ("text",), said("text"), plain_text),
-    "prompt": Format(Prompt, ("prompt",), said("prompt"), optional=("tools",)),
-    "prompt_completion": Format(
-        Demonstration, ("prompt", "completion"), said("prompt"), partial(prompt_and, "completion"), ("tools",)
+    "text": RowFormat(Demonstration, ("text",), content("text"), plain_text),
+    "prompt": RowFormat(Prompt, ("prompt",), content("prompt"), optional=("tools",)),
+    "prompt_completion": RowFormat(
+        Demonstration, ("prompt", "completion"), content("prompt"), partial(prompt_and, "completion"), ("tools",)
     ),
-    "messages": Format(
-        Demonstration,
-        ("messages",),
-        lambda fields: ask(turns_of(fields)),
-        messages,
-        optional=("system", "tools"),
-        asks=("messages", "system"),
-    ),
+    "messages": _conversations("messages", turns_of),
     "preference": _pairs(preference, optional=("prompt", "margin")),
     # Texts under other names; prompt_response is the usual result of a column mapping.
-    "prompt_response": Format(
-        Demonstration, ("prompt", "response"), said("prompt"), partial(prompt_and, "response"), ("tools",)
+    "prompt_response": RowFormat(
+        Demonstration, ("prompt", "response"), content("prompt"), partial(prompt_and, "response"), ("tools",)
     ),
-    "question_answer": Format(
-        Demonstration, ("question", "answer"), said("question"), partial(two_texts, "question", "answer")
+    "question_answer": RowFormat(
+        Demonstration, ("question", "answer"), content("question"), partial(two_texts, "question", "answer")
     ),
-    "alpaca": Format(
+    "alpaca": RowFormat(
         Demonstration,
         ("instruction", "output"),
         instruction,
@@ -170,28 +175,21 @@ FORMATS: dict[str, Format] = {
         optional=("input",),
         asks=("instruction", "input"),
     ),
-    "sharegpt": Format(
-        Demonstration,
-        ("conversations",),
-        lambda fields: ask(sharegpt_turns(fields)),
-        sharegpt,
-        optional=("system", "tools"),
-        asks=("conversations", "system"),
-    ),
+    "sharegpt": _conversations("conversations", sharegpt_turns),
     # HH-RLHF's conversations in one text.
     "human_assistant": _pairs(
         human_assistant.pair,
         optional=("prompt", "margin"),
         when=lambda values: _dialogue("prompt" if values.get("prompt") else "chosen", values),
     ),
-    "human_assistant_text": Format(
+    "human_assistant_text": RowFormat(
         Demonstration,
         ("text",),
         partial(human_assistant.prompt, "text"),
         human_assistant.demonstration,
         when=partial(_dialogue, "text"),
     ),
-    "human_assistant_prompt": Format(
+    "human_assistant_prompt": RowFormat(
         Prompt,
         ("prompt",),
         partial(human_assistant.prompt, "prompt"),
@@ -199,38 +197,30 @@ FORMATS: dict[str, Format] = {
         when=partial(_dialogue, "prompt"),
     ),
     # LMFlow's types; text_only is `text` and paired_text_to_text is `preference` (see lmflow.py).
-    "text2text": Format(
+    "text2text": RowFormat(
         Demonstration,
         ("input", "output"),
-        said("input"),
+        content("input"),
         partial(two_texts, "input", "output"),
         when=lambda values: not isinstance(values["output"], list),
     ),
-    "conversation": Format(
-        Demonstration,
-        ("messages",),
-        lmflow.conversation_prompt,
-        lmflow.conversation,
-        optional=("system", "tools"),
-        asks=("messages", "system"),
-        by_name=True,
-    ),
+    "conversation": _conversations("messages", lmflow.turns, lmflow.in_pairs, by_name=True),
     "paired_conversation": _pairs(
         lmflow.paired_conversation,
         optional=("margin",),
         when=lambda values: lmflow.holds_objects(values, "chosen", "rejected"),
     ),
     "positive_negative": _pairs(lmflow.positive_negative, ("positive", "negative"), asks=("positive", "negative")),
-    "text_to_textlist": Format(Prompt, ("input", "output"), listed, when=partial(lmflow.holds_list_of, str)),
-    "text_to_scored_textlist": Format(
+    "text_to_textlist": RowFormat(Prompt, ("input", "output"), listed, when=partial(lmflow.holds_list_of, str)),
+    "text_to_scored_textlist": RowFormat(
         Pair,
         ("input", "output"),
         lambda fields: fields.text("input"),
         lmflow.scored_pair,
         when=partial(lmflow.holds_list_of, dict),
     ),
-    "image_text": Format(Demonstration, ("images", "text"), _no_images, _no_images),
-    "float_only": Format(Demonstration, ("value",), _no_numbers, _no_numbers),
+    "image_text": RowFormat(Demonstration, ("images", "text"), _no_images, _no_images),
+    "float_only": RowFormat(Demonstration, ("value",), _no_numbers, _no_numbers),
 }
 """Every format. A row is read as the one that explains most of its columns."""
 
@@ -248,16 +238,16 @@ def recognise(values: Values, kind: Kind, place: str) -> str:
     left = same or fitting
     best = [name for name, mine in left.items() if not any(other.beats(mine, values) for other in left.values())]
     if len(best) > 1:
-        raise UserError(f"{place}: the columns fit {' and '.join(best)}; say which with data.format")
+        raise UserError(f"{place}: the columns fit {' and '.join(best)}; choose one with data.format")
     if not best:
         raise UserError(
             f"{place}: the columns {', '.join(values) or '(none)'} fit no format of {NAMES[kind]} ({_shapes(kind)}); "
-            "say which column is which with data.columns"
+            "map the columns with data.columns"
         )
     return best[0]
 
 
-def named(name: str) -> Format:
+def named(name: str) -> RowFormat:
     """Return the format with this name, which may also be a name of LMFlow's.
 
     Raises:
@@ -265,7 +255,7 @@ def named(name: str) -> Format:
     """
     format = FORMATS.get(lmflow.TYPES.get(name, name))
     if format is None:
-        raise UserError(f"data.format: there is no format {name!r}; there are {', '.join(FORMATS)}")
+        raise UserError(f"data.format: there is no format {name!r}; formats are {', '.join(FORMATS)}")
     return format
 
 
@@ -281,7 +271,7 @@ def convert(name: str, fields: Fields, kind: type[R]) -> R:
         raise UserError(f"{fields.place}: {name} gives {NAMES[format.gives]}, and {NAMES[kind]} are needed")
     made: Any
     if kind is Pair and fields.has("tools"):
-        fields.note("tools, which pairs have no place for, are left out")
+        fields.note("tools are skipped, because pairs have none")
     if kind is Prompt:
         asks = format.columns[:1] if format.asks is None else format.asks
         made = Prompt(format.prompt(fields), fields.without((*asks, "tools")), fields.tools())

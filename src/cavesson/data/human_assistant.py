@@ -15,7 +15,7 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 def parse(text: str) -> Turns:
     """Return the turns of such a text, with white space stripped; no turns if no speaker is named."""
     _, *parts = _SPEAKER.split(text)
-    return tuple(Turn(_ROLES[who], said.strip()) for who, said in zip(parts[::2], parts[1::2], strict=True))
+    return tuple(Turn(_ROLES[who], content.strip()) for who, content in zip(parts[::2], parts[1::2], strict=True))
 
 
 def holds_dialogue(column: str, values: Mapping[str, Any]) -> bool:

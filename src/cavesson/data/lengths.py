@@ -22,7 +22,7 @@ _WIDTH = 30
 
 
 class LengthSettings(ViewSettings):
-    """Count the tokens of data, and what its limits drop."""
+    """Count the tokens of data and the rows that its limits drop."""
 
 
 def show_lengths(settings: LengthSettings, console: Console) -> None:

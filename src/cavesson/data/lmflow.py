@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cavesson.data.conversations import Turns, answered, ask, renamed, shared, shared_text, split, turns_of
+from cavesson.data.conversations import Turns, answered, renamed, shared, shared_text, turns_of
 from cavesson.data.fields import Fields, Skip
-from cavesson.data.types import Demonstration, Pair
+from cavesson.data.types import Pair
 from cavesson.errors import UserError
 
 TYPES = {
@@ -50,19 +50,9 @@ def instances(value: dict[str, Any], file: str) -> tuple[str | None, list[Any]]:
     return TYPES[value["type"]], value["instances"]
 
 
-def conversation(fields: Fields) -> Demonstration:
-    """Read `messages`, with optional `system` and `tools`; the response is all turns from the first answer on."""
-    return Demonstration(*split(_in_pairs(fields)), fields.tools())
-
-
-def conversation_prompt(fields: Fields) -> Turns:
-    """Return everything before the last answer of a conversation."""
-    return ask(renamed(_turns(fields)))
-
-
 def paired_conversation(fields: Fields) -> Pair:
     """Read `chosen` and `rejected`, each of which is a conversation."""
-    chosen, rejected = (_in_pairs(fields.inside(name)) for name in ("chosen", "rejected"))
+    chosen, rejected = (in_pairs(fields.inside(name)) for name in ("chosen", "rejected"))
     return Pair(*shared(chosen, rejected, fields), fields.margin())
 
 
@@ -103,19 +93,20 @@ def holds_list_of(kind: type, values: Mapping[str, Any]) -> bool:
     return isinstance(output, list) and isinstance(output[0] if output else None, kind)
 
 
-def _turns(fields: Fields) -> Turns:
-    turns = turns_of(fields)
-    unknown = next((turn.role for turn in turns if turn.role not in _ROLES), None)
+def turns(fields: Fields) -> Turns:
+    """Return the turns of a conversation, with the role names of chat templates."""
+    said = turns_of(fields)
+    unknown = next((turn.role for turn in said if turn.role not in _ROLES), None)
     if unknown is not None:
         raise UserError(f"{fields.place}: LMFlow has no role {unknown!r}; its roles are {', '.join(_ROLES)}")
-    return turns
+    return renamed(said)
 
 
-def _in_pairs(fields: Fields) -> Turns:
+def in_pairs(fields: Fields) -> Turns:
     """Return alternating questions and answers; an odd last turn is dropped."""
-    turns = _turns(fields)
-    said = sum(turn.role != "system" for turn in turns)
-    if said > 1 and said % 2:
+    said = turns(fields)
+    spoken = sum(turn.role != "system" for turn in said)
+    if spoken > 1 and spoken % 2:
         fields.note("the odd last turn of a conversation is dropped")
-        turns = turns[:-1]
-    return answered(renamed(turns), fields)
+        said = said[:-1]
+    return answered(said, fields)

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from cavesson.data.fields import Fields, Row, Skip
 from cavesson.data.formats import NAMES, convert, recognise
-from cavesson.data.notes import Notes, Reading
+from cavesson.data.notes import Notes, Reiterable
 from cavesson.data.settings import DataSettings, SourceSettings
 from cavesson.data.sources import read
 from cavesson.data.types import Demonstration, Pair, Prompt
@@ -16,7 +16,7 @@ from cavesson.errors import UserError
 R = TypeVar("R", bound=Prompt | Demonstration | Pair)
 
 
-class Rows(Reading[R]):
+class SourceRows(Reiterable[R]):
     """The rows of one source, converted to one kind; every iteration reads them again.
 
     Args:
@@ -56,7 +56,7 @@ class Rows(Reading[R]):
         for ours, theirs in self.source.columns.items():
             if theirs not in row.values:
                 raise UserError(
-                    f"{row.place}: there is no column {theirs!r} to read as {ours!r} (data.columns); "
+                    f"{row.place}: data.columns maps {ours!r} to {theirs!r}, but there is no such column; "
                     f"it has {', '.join(row.values)}"
                 )
 
@@ -65,7 +65,7 @@ class Rows(Reading[R]):
 class Source(Generic[R]):
     """The rows of one source that are trained on."""
 
-    rows: Sequence[R] | Rows[R]
+    rows: Sequence[R] | SourceRows[R]
     """a list, or when streaming what reads them"""
     weight: float
 
@@ -78,7 +78,7 @@ class Loaded(Generic[R]):
     """one, or those of a mix"""
     held_out: list[R]
     settings: DataSettings
-    read: tuple[Rows[R], ...]
+    read: tuple[SourceRows[R], ...]
     """everything that was or is being read, for the sake of its notes"""
 
     @property
@@ -102,14 +102,14 @@ def load(settings: DataSettings, kind: type[R]) -> Loaded[R]:
         UserError: the data does not exist, rows do not match their format, or no row can be used.
     """
     wanted = settings.mix or (settings,)
-    read = [Rows(source, kind, stream=settings.stream, limit=settings.max_rows) for source in wanted]
+    read = [SourceRows(source, kind, stream=settings.stream, limit=settings.max_rows) for source in wanted]
     apart = _held_out_source(settings)
     if apart is not None:
-        read.append(Rows(apart, kind, stream=settings.stream))
+        read.append(SourceRows(apart, kind, stream=settings.stream))
     held_out = _all(read[-1]) if apart is not None else []
     sources = []
     for source, rows in zip(wanted, read, strict=False):
-        kept: Sequence[R] | Rows[R] = rows
+        kept: Sequence[R] | SourceRows[R] = rows
         if not settings.stream:
             kept, last = _split(_all(rows), settings.validation, source.path)
             held_out += last
@@ -129,11 +129,11 @@ def _held_out_source(settings: DataSettings) -> SourceSettings | None:
     )
 
 
-def _all(rows: Rows[R]) -> list[R]:
+def _all(rows: SourceRows[R]) -> list[R]:
     read = list(rows)
     if not read:
         why = "; ".join(rows.notes())
-        raise UserError(f"{rows.source.path}: there are no {NAMES[rows.kind]} in it{why and f': {why}'}")
+        raise UserError(f"{rows.source.path} contains no {NAMES[rows.kind]}{why and f': {why}'}")
     return read
 
 

@@ -29,7 +29,7 @@ class Notes:
         return [f"{made.rows} × {remark} (first: {made.first})" for remark, made in self._made.items()]
 
 
-class Reading(Generic[T]):
+class Reiterable(Generic[T]):
     """An iterable that reads its items again in every iteration, with notes about them.
 
     Args:

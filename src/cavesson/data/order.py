@@ -48,7 +48,7 @@ class InMemory(Generic[T]):
 
     def __init__(self, items: Sequence[T], seed: int, *, shuffle: bool = True, source: int = 0):
         if not items:
-            raise UserError("there is no row left to train on")
+            raise UserError("there are no rows left to train on")
         self.items, self.seed, self.shuffle, self.source = items, seed, shuffle, source
         self._latest = (-1, np.arange(0))
 
@@ -94,13 +94,7 @@ class Streamed(Generic[T]):
     """
 
     def __init__(
-        self,
-        open: Callable[[], Iterable[T]],
-        seed: int,
-        *,
-        shuffle: bool = True,
-        buffer: int = 10_000,
-        source: int = 0,
+        self, open: Callable[[], Iterable[T]], seed: int, *, shuffle: bool = True, buffer: int = 10_000, source: int = 0
     ):
         self.open, self.seed, self.shuffle, self.buffer, self.source = open, seed, shuffle, buffer, source
         self._size: int | None = None
@@ -137,7 +131,7 @@ class Streamed(Generic[T]):
                 yield from (items[i] for i in order) if self.shuffle else items
                 size += len(items)
             if not size:
-                raise UserError("there is no row left to train on")
+                raise UserError("there are no rows left to train on")
             self._size = size
 
 

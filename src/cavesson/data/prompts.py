@@ -15,7 +15,7 @@ from cavesson.data.fields import Fields, Row
 from cavesson.data.load import load
 from cavesson.data.notes import Notes
 from cavesson.data.order import Stream, passes_over
-from cavesson.data.types import Prompt, Said
+from cavesson.data.types import Content, Prompt
 from cavesson.errors import UserError
 from cavesson.types import Batch
 
@@ -84,7 +84,7 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -
         UserError: the file does not exist, its format has no prompts, or no prompt is usable.
     """
     if settings.stream:
-        raise UserError("data.stream: prompts are kept in memory; data.max_rows limits them")
+        raise UserError("data.stream has no effect on prompts, which are kept in memory; limit them with data.max_rows")
     loaded = load(settings, Prompt)
     chat = Chat.of(settings, tokenizer)
     prompts = _prompt_set(loaded.train, chat, settings.max_prompt_tokens, settings.path or "the data")
@@ -124,25 +124,25 @@ def tokenize(
     """
     columns = columns or {}
     rows = [
-        Prompt(_said(prompt, f"{source}: row {row + 1}"), {name: values[row] for name, values in columns.items()})
+        Prompt(_content(prompt, f"{source}: row {row + 1}"), {name: values[row] for name, values in columns.items()})
         for row, prompt in enumerate(prompts)
     ]
     return _prompt_set(rows, chat or Chat(tokenizer), max_tokens, source)
 
 
-def _said(prompt: Any, place: str) -> Said:
+def _content(prompt: Any, place: str) -> Content:
     if isinstance(prompt, str):
         return prompt
-    return Fields(Row(place, {"prompt": prompt}), Notes()).said("prompt")
+    return Fields(Row(place, {"prompt": prompt}), Notes()).content("prompt")
 
 
 def _prompt_set(rows: Sequence[Prompt], chat: Chat, max_tokens: int, source: str) -> PromptSet:
     if not rows:
-        raise UserError(f"{source}: there is no prompt in it")
+        raise UserError(f"{source}: there are no prompts")
     names = list(dict.fromkeys(name for row in rows for name in row.columns))
     taken = {"prompts", "responses"} & set(names)
     if taken:
-        raise UserError(f"{source}: rename the column {min(taken)!r}; rewards get their texts under that name")
+        raise UserError(f"{source}: rename the column {min(taken)!r}; rewards get another argument of that name")
     asked = [asked_of(row, f"{source}: row {number}") for number, row in enumerate(rows, start=1)]
     encoder, notes = Encoder(chat), Notes()
     for one in asked:

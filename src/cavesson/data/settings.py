@@ -19,9 +19,9 @@ class SourceSettings(Settings):
     subset: str | None = None
     """configuration of a Hub data set that has several"""
     format: str | None = None
-    """how the columns are read, such as messages or preference; recognised by their names when none"""
+    """how the columns are read, such as messages or preference; none = detected from their names"""
     columns: dict[str, str] = Field(default={})
-    """our column names and what the source calls them, such as {prompt = "question", response = "answer"}"""
+    """Cavesson's column names and those of the source, such as {prompt = "question", response = "answer"}"""
     weight: float = Field(1.0, gt=0)
     """share of the rows that come from this source, relative to the other sources of a mix"""
 
@@ -32,17 +32,17 @@ class DataSettings(SourceSettings):
     mix: tuple[SourceSettings, ...] = ()
     """several sources instead of `path`; each is repeated as often as its weight needs"""
     shuffle: bool = True
-    """a new order in every pass over the data"""
+    """shuffle the rows anew in every pass over the data"""
     validation: float = Field(0.0, ge=0, lt=1)
     """fraction of the rows, taken from the end of every source, that is held out"""
     validation_path: LocalPath | None = None
-    """a source of its own for the rows that are held out; format and columns are those of `path`"""
+    """a separate source of held-out rows; format and columns are those of `path`"""
     validation_split: str | None = None
     """split to hold out, of `validation_path` or else of `path`"""
     max_rows: int | None = Field(None, ge=1)
-    """only the first so many rows of every source are used"""
+    """read at most this many rows of every source, from its beginning"""
     stream: bool = False
-    """read while training, for data that does not fit into memory"""
+    """read rows while training, for data that does not fit in memory"""
     shuffle_buffer: int = Field(10_000, ge=1)
     """rows that are read ahead and shuffled together when streaming"""
 
@@ -57,10 +57,10 @@ class DataSettings(SourceSettings):
             raise ValueError("a fraction of a stream cannot be held out; give validation_path or validation_split")
         if self.mix and apart and self.validation_path is None:
             raise ValueError("with a mix, validation_split needs a validation_path")
-        self.refuse("weight", "here: it is a share of a mix, and stands in its entries")
+        self.refuse("weight", "here: it is a share of a mix; set it in the entries of data.mix")
         if not (self.stream and self.shuffle):
             self.refuse("shuffle_buffer", "without stream and shuffle")
         if self.mix:
             for name in ("split",) if apart else ("split", "subset", "format", "columns"):
-                self.refuse(name, "beside mix; set it in the entries of the mix")
+                self.refuse(name, "with mix; set it in the entries of the mix")
         return self

@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.chat import Chat
 from cavesson.data.encode import Asked, Encoder, asked_of
+from cavesson.data.examples import fitted
 from cavesson.data.formats import NAMES
 from cavesson.data.load import load
-from cavesson.data.tokens import fitted
 from cavesson.data.types import Demonstration, Pair, Prompt
 from cavesson.data.view import AnyDataSettings, Recognised, ViewSettings, recognised
 from cavesson.errors import UserError
@@ -125,13 +125,16 @@ def _unended(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 def _unopened(shown: Shown, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     bos = tokenizer.bos_token_id
     if bos is not None and tokenizer("a")["input_ids"][0] == bos != shown.ids[0]:
-        yield f"plain texts begin with {tokenizer.bos_token}; this conversation does not, as the chat template wants it"
+        yield (
+            f"plain texts begin with {tokenizer.bos_token}; this conversation does not, because the chat "
+            "template omits it"
+        )
 
 
 def _glued(asked: Asked) -> Iterator[str]:
     before, after = str(asked.prompt)[-1:], [str(response)[:1] for response in asked.responses]
     if before.strip() and any(first.strip() for first in after):
-        yield "prompt and response meet without white space between them"
+        yield "there is no white space between prompt and response"
 
 
 def _title(shown: Shown) -> Text:

@@ -13,6 +13,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,13 @@ def _files(path: str, split: str) -> list[Path]:
         return _of_split(_one_kind(file), split, path)
     if file.is_file() or (_kind(file) and not glob.has_magic(path)):
         if not _kind(file):
-            raise UserError(f"{path}: a file of rows ends in {_KINDS}")
+            raise UserError(f"{path}: the name of a data file must end in {_KINDS}")
         return _of_split([file], split, path)
     if not glob.has_magic(path):
         return []
     found = sorted(Path(name) for name in glob.glob(str(file), recursive=True) if Path(name).is_file())
     if not found or not all(map(_kind, found)):
-        raise UserError(f"{path}: no file is called that, or one of them does not end in {_KINDS}")
+        raise UserError(f"{path}: no file matches, or one of them does not end in {_KINDS}")
     return _of_split(found, split, path)
 
 
@@ -75,7 +76,7 @@ def _one_kind(folder: Path) -> list[Path]:
     kinds = sorted({_kind(file) for file in files})
     if len(kinds) > 1:
         raise UserError(
-            f"{folder} holds {' and '.join(kinds)} files; say which are meant, such as {folder / ('*' + kinds[0])}"
+            f"{folder} contains {' and '.join(kinds)} files; choose some of them, such as {folder / ('*' + kinds[0])}"
         )
     return files
 
@@ -89,7 +90,7 @@ def _of_split(files: list[Path], split: str, path: str) -> list[Path]:
         return files
     if len(named) < len(files):
         other = next(file for file in files if file not in named)
-        raise UserError(f"{path}: some files are named after a split and {other.name} is not; say which with a glob")
+        raise UserError(f"{path}: some files are named after a split and {other.name} is not; choose with a glob")
     wanted = [file for file, name in named.items() if name == _SPLITS.get(split, split)]
     if not wanted:
         raise UserError(f"{path} has no files of the split {split!r}; it has {', '.join(sorted(set(named.values())))}")
@@ -120,7 +121,8 @@ def _from_file(file: Path) -> Iterator[Row]:
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise UserError(
-            f"{file} is not UTF-8: there is a byte {byte:#x} in it; convert it, as with: iconv -f latin1 -t utf-8"
+            f"{file} is not UTF-8: it contains the byte {byte:#x}; convert it, for example with: iconv "
+            "-f latin1 -t utf-8"
         ) from None
     except (OSError, ValueError, RecursionError, csv.Error, EOFError, zlib.error) as error:
         # Errors of Arrow, JSON and Unicode are ValueErrors; those of gzip are OSErrors.
@@ -145,7 +147,7 @@ def _read_jsonl(content: _Bytes, file: str) -> Iterator[Row]:
         try:
             value = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise UserError(f"{place}: every line is one JSON object, but: {error}") from None
+            raise UserError(f"{place}: expected one JSON object per line: {error}") from None
         yield Row(place, _object(value, place))
 
 
@@ -171,10 +173,10 @@ def _json_values(text: str) -> Iterator[Any]:
 
 def _object(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f'{place}: a row is an object, such as {{"prompt": "…"}}, and not {brief(value)}')
+        raise UserError(f'{place}: expected an object, such as {{"prompt": "…"}}, and not {brief(value)}')
     # JSON can contain half of a surrogate pair, which no tokenizer or file accepts.
     if _HALF_PAIR.search(json.dumps(value, ensure_ascii=False)):
-        raise UserError(f"{place} holds half of a surrogate pair (\\ud800 to \\udfff), which is no character")
+        raise UserError(f"{place} contains half of a surrogate pair (\\ud800 to \\udfff), which is not a character")
     return value
 
 
@@ -183,12 +185,8 @@ def _read_csv(content: _Bytes, file: str) -> Iterator[Row]:
     lines = csv.reader(io.TextIOWrapper(content, encoding="utf-8-sig", newline=""), strict=True)
     names = next(lines, [])
     if not names or len(set(names)) < len(names):
-        raise ValueError("the first line must name the columns, each by a name of its own")
-    number = 0
-    for values in lines:
-        if not values:
-            continue
-        number += 1
+        raise ValueError("the first line must name the columns, each with a different name")
+    for number, values in enumerate(filter(None, lines), start=1):
         place = f"{file} row {number}"
         if len(values) != len(names):
             raise UserError(
@@ -198,13 +196,11 @@ def _read_csv(content: _Bytes, file: str) -> Iterator[Row]:
 
 
 def _read_parquet(content: _Bytes, file: str) -> Iterator[Row]:
-    number = 0
     # Parquet is read from its end, which gzip can reach only by decompressing everything.
     whole = io.BytesIO(content.read()) if isinstance(content, gzip.GzipFile) else content
-    for batch in pq.ParquetFile(whole).iter_batches():
-        for values in batch.to_pylist():
-            number += 1
-            yield Row(f"{file} row {number}", values)
+    rows = chain.from_iterable(batch.to_pylist() for batch in pq.ParquetFile(whole).iter_batches())
+    for number, values in enumerate(rows, start=1):
+        yield Row(f"{file} row {number}", values)
 
 
 _JSON = json.JSONDecoder()

@@ -15,7 +15,7 @@ from cavesson.errors import UserError
 
 Span = tuple[int, int]
 """The first character and the one after the last."""
-Reading = Literal["text", "control"]
+SpecialTokenMode = Literal["text", "control"]
 _PRIVATE = range(0xF0000, 0x10FFFE)
 """Code points that Unicode gives to nobody, as signs that stand for others."""
 
@@ -108,8 +108,8 @@ class SpecialTokens:
     def _as_text(self, texts: Sequence[str], add: bool, longest: int | None) -> list[Encoded]:
         if not self.tokenizer.is_fast:
             raise UserError(
-                f"the data has {', '.join(self.within(texts))} in it, which only a fast tokenizer (one with a "
-                'tokenizer.json) reads as text; data.special_tokens = "control" makes control tokens of them'
+                f"the data contains {', '.join(self.within(texts))}, which only a fast tokenizer (one with a "
+                'tokenizer.json) reads as text; set data.special_tokens = "control" to read them as control tokens'
             )
         first = _free("".join(texts), len(self.names))
         signs = {name: chr(first + number) * len(name) for number, name in enumerate(self.names)}

@@ -14,7 +14,7 @@ class Turn:
     content: str
 
 
-Said = str | tuple[Turn, ...]
+Content = str | tuple[Turn, ...]
 """Plain text, or the turns of a conversation, which a chat template makes text of."""
 
 
@@ -22,7 +22,7 @@ Said = str | tuple[Turn, ...]
 class Prompt:
     """A prompt with the other columns of its row."""
 
-    prompt: Said
+    prompt: Content
     columns: Mapping[str, Any] = field(default_factory=dict)
     """everything else the row holds; rewards get it"""
     tools: Sequence[Mapping[str, Any]] = ()
@@ -33,8 +33,8 @@ class Prompt:
 class Demonstration:
     """A prompt with a response to learn from. A plain text without a question is a response to the prompt ""."""
 
-    prompt: Said
-    response: Said
+    prompt: Content
+    response: Content
     tools: Sequence[Mapping[str, Any]] = ()
 
 
@@ -42,8 +42,8 @@ class Demonstration:
 class Pair:
     """Two responses to the same prompt, the first of which was preferred."""
 
-    prompt: Said
-    chosen: Said
-    rejected: Said
+    prompt: Content
+    chosen: Content
+    rejected: Content
     margin: float | None = None
     """by how much, where the data says so"""

@@ -5,11 +5,11 @@ from typing import Any, Literal, NamedTuple
 
 from cavesson.config import Settings
 from cavesson.config_paths import LocalPath
+from cavesson.data.examples import TextSettings
 from cavesson.data.formats import FORMATS, NAMES, Kind, named, recognise
-from cavesson.data.load import Rows
+from cavesson.data.load import SourceRows
 from cavesson.data.prompts import PromptSettings
 from cavesson.data.sources import read
-from cavesson.data.tokens import TextSettings
 from cavesson.data.types import Demonstration, Pair, Prompt
 from cavesson.errors import UserError
 
@@ -21,12 +21,12 @@ class AnyDataSettings(TextSettings, PromptSettings):
 
 
 class ViewSettings(Settings):
-    """Look at data as a run would read it."""
+    """Look at data as a run reads it."""
 
     tokenizer: LocalPath = "tiny"
     """the model whose tokenizer and chat template are used; tiny = one token per byte, and no chat template"""
     kind: Literal["prompts", "demonstrations", "pairs"] | None = None
-    """what rows are read as; none = whatever the first one is"""
+    """kind of the rows; none = that of the first row"""
     data: AnyDataSettings = AnyDataSettings()
     """where the rows are, and how they become tokens"""
 
@@ -48,8 +48,8 @@ def recognised(settings: ViewSettings) -> Recognised:
     source = settings.data.mix[0] if settings.data.mix else settings.data
     raw = next(read(source, stream=settings.data.stream), None)
     if raw is None:
-        raise UserError(f"{source.path}: there is no row in it")
-    row = Rows(source, Prompt).renamed(raw)
+        raise UserError(f"{source.path} contains no rows")
+    row = SourceRows(source, Prompt).renamed(raw)
     kind = KINDS[settings.kind] if settings.kind else None
     stated = source.format or row.format
     if stated is not None:

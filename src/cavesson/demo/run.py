@@ -7,6 +7,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,18 +20,48 @@ from cavesson.algorithms.ppo import PPORun
 from cavesson.command_line import command_line
 from cavesson.config import load
 from cavesson.data.prompts import tokenize
-from cavesson.demo.chart import draw
-from cavesson.demo.openings import HELD_OUT, TRAINING
 from cavesson.ops.intervals import mean_interval
+from cavesson.record import Run
 from cavesson.record import open as open_run
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible_line
-from cavesson.train.evaluate import evaluate
-from cavesson.train.rollouts import Collector, Rows
+from cavesson.train.rollouts import Collector, evaluate
 from cavesson.train.run import Result, Training
+from cavesson.types import Rollouts
 
 RECIPE = Path(__file__).with_name("demo.toml")
 SAMPLES_PER_OPENING = 4
+_EDGE_STEPS = 3
+"""Steps at each end of the run whose rewards the chart compares."""
+_FIRST, _LAST = "#9aa0a6", "#1a73e8"
+
+# Everyday openings for a model to continue. None of them suggests how the text continues.
+TRAINING = (
+    "The hotel room", "My flight yesterday", "The new coffee machine", "Our neighbours", "The bus this morning",
+    "My first day at work", "The soup at the restaurant", "The film last night", "The phone I bought",
+    "My brother's wedding", "The weather this weekend", "The library in our town", "My new shoes",
+    "The meeting with my boss", "The train to the coast", "Our trip to the mountains", "The book on my desk",
+    "The dentist", "The garden behind the house", "My old bicycle", "The concert on Friday", "The apartment we rented",
+    "The waiter at the table", "My cooking class", "The parcel that arrived today", "The museum tour",
+    "The bakery on the corner", "My laptop", "The swimming pool", "The taxi driver", "The school play",
+    "My grandmother's kitchen", "The football match", "The customer service", "The beach in the evening",
+    "My haircut", "The birthday party", "The dog next door", "The exam on Monday", "The view from the balcony",
+    "The painter who came", "My piano lesson", "The market on Saturday", "The road to the lake", "The breakfast buffet",
+    "The letter from the bank", "My gym", "The tent we slept in", "The doctor's appointment", "The new teacher",
+    "The theatre tickets", "My morning walk", "The pizza we ordered", "The ferry ride", "The office kitchen",
+    "The sofa in the living room", "My visit to the zoo", "The interview", "The winter in this city",
+    "The plumber yesterday", "My cousin's new car", "The picnic in the park", "The shop assistant",
+    "The language course",
+)  # fmt: skip
+
+HELD_OUT = (
+    "The campsite", "My bus ride home", "The new washing machine", "Our landlord", "The ice cream shop",
+    "My last holiday", "The lunch at the canteen", "The game we played", "The headphones I ordered",
+    "My sister's graduation", "The traffic this morning", "The park near the station", "My winter coat",
+    "The call with the insurance", "The boat trip", "Our evening in the old town", "The painting on the wall",
+    "The optician", "The kitchen of our flat", "My running group", "The street festival", "The cabin by the river",
+    "The bartender", "My dance lesson",
+)  # fmt: skip
 
 
 def demo(run: Path | None, flags: list[str]) -> dict[str, Any]:
@@ -48,9 +83,9 @@ def demo(run: Path | None, flags: list[str]) -> dict[str, Any]:
     summary = _summary(result, before, after, seconds)
     (result.folder / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False), encoding="utf-8")
     (result.folder / "evaluation.json").write_text(
-        json.dumps({"before": before, "after": after}, indent=1, ensure_ascii=False), encoding="utf-8"
+        json.dumps({"before": _plain(before), "after": _plain(after)}, indent=1, ensure_ascii=False), encoding="utf-8"
     )
-    draw(open_run(result.folder), result.folder / "curves.png")
+    _draw(open_run(result.folder), result.folder / "curves.png")
     _print(console, summary, result.folder)
     return summary
 
@@ -60,16 +95,22 @@ def _held_out(collector: Collector) -> Collector:
     return Collector(prompts, collector.sampler, collector.rewards, collector.tokenizer)
 
 
-def _summary(result: Result, before: Rows, after: Rows, seconds: float) -> dict[str, Any]:
+def _plain(rollouts: Rollouts) -> dict[str, list[Any]]:
+    return rollouts.lists | {"reward": rollouts["reward"].tolist()}
+
+
+def _summary(result: Result, before: Rollouts, after: Rollouts, seconds: float) -> dict[str, Any]:
     kl = [step["kl/objective"] for step in result.metrics]
-    gain = [a - b for a, b in zip(after["reward"], before["reward"], strict=True)]
+    rewards = {"before": before["reward"].tolist(), "after": after["reward"].tolist()}
+    gain = (after["reward"] - before["reward"]).tolist()
+    openings = before.prompt_index
     return {
         "held_out": {
-            "openings": len(set(before["prompt"])),
-            "responses": len(before["reward"]),
-            "reward_before": asdict(mean_interval(before["reward"], before["group"])),
-            "reward_after": asdict(mean_interval(after["reward"], after["group"])),
-            "gain": asdict(mean_interval(gain, before["group"])),
+            "openings": len(set(openings)),
+            "responses": len(before),
+            "reward_before": asdict(mean_interval(rewards["before"], openings)),
+            "reward_after": asdict(mean_interval(rewards["after"], openings)),
+            "gain": asdict(mean_interval(gain, openings)),
         },
         "training": {
             "steps": len(result.metrics),
@@ -82,8 +123,8 @@ def _summary(result: Result, before: Rows, after: Rows, seconds: float) -> dict[
             "kl_highest": max(kl),
         },
         "samples": [
-            {"opening": before["prompt"][i], "before": before["response"][i], "after": after["response"][i]}
-            | {"reward_before": before["reward"][i], "reward_after": after["reward"][i]}
+            {"opening": before.prompt[i], "before": before.response[i], "after": after.response[i]}
+            | {f"reward_{when}": values[i] for when, values in rewards.items()}
             for i in range(0, 3 * SAMPLES_PER_OPENING, SAMPLES_PER_OPENING)
         ],
     }
@@ -102,12 +143,12 @@ def _print(console: Console, summary: dict[str, Any], folder: Path) -> None:
         samples.add_row(*(_response(sample, when) for when in ("before", "after")))
     console.print(samples)
     console.print(
-        f"KL to the untouched model: {training['kl_lowest']:.2f} to {training['kl_highest']:.2f} nats per response; "
+        f"KL to the starting model: {training['kl_lowest']:.2f} to {training['kl_highest']:.2f} nats per response; "
         f"{counted(training['steps'], 'step')} in {training['seconds']:.0f} s\n"
         f"picture  {folder}/curves.png\nfigures  {folder}/summary.json\nrun      {folder}\n\n"
         "Try next:\n"
         f"  every token in the browser  {command_line('board', folder)}\n"
-        f"  is anything wrong, and why  {command_line('doctor', folder)}\n"
+        f"  what is wrong, and why      {command_line('doctor', folder)}\n"
         f"  one response, in numbers    {command_line('show', folder, '--step', str(last), '--sample', '0')}\n"
         f"  the trained model           {command_line('generate', folder, '--prompt', 'The hotel room')}",
         highlight=False,
@@ -124,3 +165,33 @@ def _response(sample: dict[str, Any], when: str) -> Text:
 def _free(folder: Path) -> Path:
     candidates = [folder, *(folder.with_name(f"{folder.name}-{n}") for n in range(2, 10_000))]
     return next(candidate for candidate in candidates if not os.path.lexists(candidate))
+
+
+def _draw(run: Run, file: Path) -> None:
+    """Write a PNG with reward and KL by step, and the distribution of rewards in the first and last steps."""
+    steps, rows = run.steps(), run.rows(["step", "reward"])
+    x = steps["step"].to_numpy()
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    (reward, kl, spread) = figure.subplots(1, 3)
+    mean, std = steps["reward/mean"].to_numpy(), steps["reward/std"].to_numpy()
+    reward.plot(x, mean, color=_LAST)
+    reward.fill_between(x, mean - std, mean + std, color=_LAST, alpha=0.15, linewidth=0)
+    reward.set(title="Reward (mean ± standard deviation)", xlabel="step")
+    kl.axhspan(0, 10, color="#34a853", alpha=0.10, linewidth=0, label="healthy: 0–10")
+    kl.plot(x, steps["kl/objective"].to_numpy(), color=_LAST)
+    kl.set(title="KL to the reference (nats per response)", xlabel="step")
+    kl.legend(frameon=False)
+    bins = np.histogram_bin_edges(rows["reward"].to_numpy(), 24)
+    for label, color, low, high in (
+        ("first steps", _FIRST, x[0], x[0] + _EDGE_STEPS),
+        ("last steps", _LAST, x[-1] - _EDGE_STEPS + 1, x[-1] + 1),
+    ):
+        inside = pc.and_(pc.greater_equal(rows["step"], pa.scalar(low)), pc.less(rows["step"], pa.scalar(high)))
+        spread.hist(rows.filter(inside)["reward"].to_numpy(), bins=bins, color=color, alpha=0.6, label=label)
+    spread.set(title="Rewards of single responses", xlabel="reward", ylabel="responses")
+    spread.legend(frameon=False)
+    for axes in (reward, kl):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (reward, kl, spread):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=120)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 from copy import deepcopy
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -117,14 +118,9 @@ class RunData:
         return take_sample(self.run, self.rows)
 
     def step_evidence(self, steps: Iterable[int | None]) -> tuple[Evidence, ...]:
-        """Return the first rollout of each given step as evidence, ignoring None."""
-        at = [int(np.searchsorted(self.rows.step, step)) for step in steps if step is not None]
-        return tuple(Evidence(int(self.rows.step[i]), int(self.rows.sample[i])) for i in at if i < len(self.rows))
-
-    def rollout_evidence(self, numbers: Iterable[int], rows: Rows | None = None) -> tuple[Evidence, ...]:
-        """Return rollouts as evidence, given by their indices in ``rows`` (default: all trained rollouts)."""
-        of = self.rows if rows is None else rows
-        return tuple(Evidence(int(of.step[i]), int(of.sample[i])) for i in numbers)
+        """Return the first rollout of each of the first three given steps as evidence, ignoring None."""
+        at = (int(np.searchsorted(self.rows.step, step)) for step in islice(steps, 3) if step is not None)
+        return self.rows.evidence(i for i in at if i < len(self.rows))
 
     def not_finite_metrics(self) -> list[tuple[int, str, int]]:
         """Return the first step, name and count of each metric that has NaN or infinite values."""

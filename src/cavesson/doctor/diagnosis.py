@@ -52,7 +52,7 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
         out = _skipped(data, rule)
         reading = None if out else _read(data, rule)
         if reading is None or np.isnan(reading.seen):
-            skipped.append(out or Skipped(rule.name, rule.row, Phrase("nothing of the run lets it be measured")))
+            skipped.append(out or Skipped(rule.name, rule.number, Phrase("the run has nothing to measure")))
         elif reading.sick:
             sick.append((rule, reading))
         else:
@@ -69,19 +69,19 @@ def _read(data: RunData, rule: Rule) -> Reading | None:
 
 def _skipped(data: RunData, rule: Rule) -> Skipped | None:
     def because(reason: str, **words: str | float) -> Skipped:
-        return Skipped(rule.name, rule.row, Phrase(reason), words)
+        return Skipped(rule.name, rule.number, Phrase(reason), words)
 
     if rule.algorithms and data.algorithm is not None and data.algorithm not in rule.algorithms:
         algorithms = ", ".join(rule.algorithms)
         return because(
-            "is about {algorithms}, this run is {algorithm}", algorithms=algorithms, algorithm=data.algorithm
+            "applies to {algorithms}; this run is {algorithm}", algorithms=algorithms, algorithm=data.algorithm
         )
     missing = [need for need in rule.needs if not any(data.has(one) for one in need.split("|"))]
     if missing:
         return because("not recorded: {what}", what=", ".join(need.replace("|", " | ") for need in missing))
     steps = len(data.rows.steps)
-    if steps < rule.least_steps:
-        return because("needs {least} steps, the record has {steps}", least=float(rule.least_steps), steps=float(steps))
+    if steps < rule.min_steps:
+        return because("needs {least} steps; the record has {steps}", least=float(rule.min_steps), steps=float(steps))
     return None
 
 

@@ -1,12 +1,13 @@
 """The result of applying a rule to a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from cavesson.doctor.series import Series
 
 Severity = Literal["error", "warning", "note"]
-"""error: what is learned or logged is wrong. warning: the run is failing. note: worth a look."""
+"""error: what is trained or logged is wrong. warning: the run is failing. note: worth checking."""
 
 
 class Phrase(str):
@@ -21,7 +22,7 @@ class Share(Percent):
     """A part of a whole, from 0 % to 100 %."""
 
 
-Words = dict[str, str | float]
+Words = Mapping[str, str | float]
 """What the placeholders of a rule's texts stand for."""
 
 
@@ -32,16 +33,16 @@ class Curve:
     points: Series
     low: float | None = None
     high: float | None = None
-    """Between these it is healthy; None: there is no such limit."""
+    """The healthy range is between these; None: not limited on this side."""
     name: Phrase | None = None
-    """What it is; None: the number that the rule tells."""
+    """What the values are; None: the number that the rule measures."""
     along: Phrase | None = None
-    """What the points lie along; None: the steps."""
+    """What the x axis is; None: the steps."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A place in the record that shows the finding."""
+    """A place in the record that shows a finding."""
 
     step: int
     sample: int | None = None
@@ -49,7 +50,7 @@ class Evidence:
     start: int | None = None
     """First token of the response that matters; None: the whole response."""
     stop: int | None = None
-    """The token behind the last one."""
+    """The token after the last one."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class Reading:
     """The measurement of a rule, healthy or not; ``since`` and ``evidence`` matter only if it is not healthy."""
 
     seen: float
-    """The number; its meaning and unit are the rule's ``healthy`` text."""
+    """The measured number; the rule's ``healthy`` text has its meaning and unit."""
     sick: bool
     since: int | None = None
-    """First step of the trouble."""
+    """First step of the problem."""
     evidence: tuple[Evidence, ...] = ()
     words: Words = field(default_factory=dict)
     curve: Curve | None = None
-    """None where it is no number of a step."""
+    """None if the number is not one per step."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Skipped:
     """A rule that could not be applied."""
 
     rule: str
-    row: int
+    number: int
     reason: Phrase
     words: Words = field(default_factory=dict)
     """What the placeholders of the reason stand for."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
-from cavesson.record.files import replacing
+from cavesson.record.files import write_text
 
 
 class Place(BaseModel):
@@ -17,8 +17,8 @@ class Place(BaseModel):
     """First token of the response that matters; None: the whole response."""
 
 
-class Finding(BaseModel):
-    """One cause of trouble, in one language."""
+class StoredFinding(BaseModel):
+    """A finding that no other one explains, in one language."""
 
     id: str
     """Name of the rule."""
@@ -27,11 +27,11 @@ class Finding(BaseModel):
     text: str
     """The cause."""
     steps: tuple[int, int] | None
-    """Since when, and the newest step that was looked at."""
+    """The step at which it began, and the last step that was examined."""
     rollouts: tuple[Place, ...]
     seen: str
     healthy: str
-    """What the number seen is, and where it is healthy."""
+    """What the number seen is, and its healthy range."""
     fix: str
     source: str
     explains: tuple[str, ...]
@@ -41,16 +41,16 @@ class Finding(BaseModel):
 
 
 class Findings(BaseModel):
-    """What the doctor saw when it last looked."""
+    """The result of the last diagnosis."""
 
     run: str
     """Fingerprint of the run."""
     version: str
-    """What differs whenever the record does."""
+    """A value that changes whenever the record changes."""
     seconds: float
-    """How long the look took."""
-    found: dict[str, tuple[Finding, ...]]
-    """By language, the most certain first."""
+    """Duration of the diagnosis."""
+    found: dict[str, tuple[StoredFinding, ...]]
+    """The findings by language, the most certain first."""
 
 
 def findings_file(folder: Path) -> Path:
@@ -60,8 +60,7 @@ def findings_file(folder: Path) -> Path:
 
 def write_findings(file: Path, findings: Findings) -> None:
     """Write findings atomically."""
-    with replacing(file) as out:
-        out.write(findings.model_dump_json().encode())
+    write_text(file, findings.model_dump_json())
 
 
 def read_findings(file: Path) -> Findings | None:

@@ -44,7 +44,12 @@ def within(rows: Rows, values: Array) -> Array:
     """Return [n] the values minus the mean of their group, or of their step if most prompts occur only once."""
     grouped = groups(rows, values).members.sum() > 0.5 * len(rows)
     key = rows.group if grouped else np.searchsorted(rows.steps, rows.step)
+    return np.asarray(values - mean_of(key, values))
+
+
+def mean_of(key: Array, values: Array) -> Array:
+    """Return [n] for each rollout the mean of the finite values with the same key, which counts from 0."""
     there = np.isfinite(values)
     size = int(key.max(initial=-1)) + 1
-    mean = np.bincount(key[there], values[there], size) / np.maximum(np.bincount(key[there], minlength=size), 1)
-    return np.asarray(values - mean[key])
+    count = np.bincount(key[there], minlength=size)
+    return np.asarray((np.bincount(key[there], values[there], size) / np.maximum(count, 1))[key])

@@ -17,7 +17,7 @@ from cavesson.record.background import small_process, yield_cpu
 from cavesson.record.index_folder import fingerprint
 
 PAUSE = 0.3
-"""Seconds between two looks at whether somebody still waits."""
+"""Seconds between two checks whether the parent process still runs."""
 
 
 def look(path: str, file: Path, version: str) -> None:
@@ -41,16 +41,16 @@ def look(path: str, file: Path, version: str) -> None:
         findings_file.write_findings(file, seen)
 
 
-def causes(data: RunData, diagnosis: Diagnosis, words: Language) -> tuple[findings_file.Finding, ...]:
+def causes(data: RunData, diagnosis: Diagnosis, words: Language) -> tuple[findings_file.StoredFinding, ...]:
     """Return the findings that no other finding explains."""
-    titles = {one.rule.name: words.said(one.rule, one.reading).title for one in diagnosis.findings}
+    titles = {one.rule.name: words.texts(one.rule, one.reading).title for one in diagnosis.findings}
     return tuple(_cause(one, titles, data.last_step or 0, words) for one in diagnosis.causes)
 
 
-def _cause(finding: Finding, titles: dict[str, str], last_step: int, words: Language) -> findings_file.Finding:
+def _cause(finding: Finding, titles: dict[str, str], last_step: int, words: Language) -> findings_file.StoredFinding:
     rule, reading = finding.rule, finding.reading
-    texts = words.said(rule, reading)
-    return findings_file.Finding(
+    texts = words.texts(rule, reading)
+    return findings_file.StoredFinding(
         id=rule.name,
         severity=rule.severity,
         title=texts.title,

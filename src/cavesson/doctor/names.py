@@ -13,4 +13,4 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "optim/learning_rate": ("lr", "learning_rate", "actor/lr", "ppo/learning_rate"),
     "time/step": ("timing_s/step", "time/ppo/total", "step_time", "total_step_time"),
 }
-"""Our name → TRL's (PPO 1.x, then 0.x), OpenRLHF's, verl's, NeMo-RL's."""
+"""Cavesson's name → those of TRL (PPO 1.x, then 0.x), OpenRLHF, verl and NeMo-RL."""

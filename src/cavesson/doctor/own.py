@@ -11,7 +11,7 @@ from cavesson.doctor.finding import Reading
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.words import language
-from cavesson.errors import UserError, told
+from cavesson.errors import UserError, user_code
 
 
 def all_rules(files: Sequence[Path] = ()) -> tuple[Rule, ...]:
@@ -33,21 +33,21 @@ def rules_in(path: Path) -> list[Rule]:
     """Return the rules that a Python file defines, in the order of the file."""
     spec = importlib.util.spec_from_file_location(f"rules_of_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise UserError(f"{path} is no Python file; --rules takes one that makes rules with @cavesson.doctor.rule")
+        raise UserError(f"{path} is not a Python file; --rules needs one that defines rules with @cavesson.doctor.rule")
     module = importlib.util.module_from_spec(spec)
-    with told(f"the rules' file {path.name}"):
+    with user_code(f"the rules' file {path.name}"):
         spec.loader.exec_module(module)
     found = [value for value in vars(module).values() if isinstance(value, Rule)]
     if not found:
-        raise UserError(f"{path} makes no rule; decorate a function with @cavesson.doctor.rule(...)")
+        raise UserError(f"{path} defines no rule; decorate a function with @cavesson.doctor.rule(...)")
     return [_guarded(rule) for rule in found]
 
 
 def _installed(entry: EntryPoint) -> Rule:
-    with told(f"loading the rule {entry.value}"):
+    with user_code(f"loading the rule {entry.value}"):
         found = entry.load()
     if not isinstance(found, Rule):
-        raise UserError(f"the rule {entry.value} is none; decorate a function with @cavesson.doctor.rule(...)")
+        raise UserError(f"{entry.value} is not a rule; decorate a function with @cavesson.doctor.rule(...)")
     return _guarded(found)
 
 
@@ -55,7 +55,7 @@ def _guarded(rule: Rule) -> Rule:
     """Return the rule with errors converted to one-line messages that name the place of the error."""
 
     def statistic(data: RunData) -> Reading | None:
-        with told(f"the rule {rule.name}"):
+        with user_code(f"the rule {rule.name}"):
             reading = rule.statistic(data)
         if reading is not None and not isinstance(reading, Reading):
             raise UserError(f"the rule {rule.name} returns {reading!r}; it must return a Reading, or None")
@@ -68,7 +68,7 @@ def _guarded(rule: Rule) -> Rule:
 
 def _fill(rule: Rule, reading: Reading) -> None:
     try:
-        language("en").said(rule, reading)
+        language("en").texts(rule, reading)
     except (KeyError, IndexError, ValueError) as error:
         raise UserError(
             f"the rule {rule.name}: its cause or fix has a placeholder that the words of its reading do not fill: "

@@ -1,12 +1,15 @@
 """Rollouts as arrays: one value per rollout and column, in the order of step and sample."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cavesson.doctor.finding import Evidence
 from cavesson.doctor.series import Array, Series, read_only, series
 
 
@@ -31,8 +34,7 @@ class Rows:
         """Return a numeric column, [n] float64."""
         if name not in self._numbers:
             known = name in self._table.column_names
-            values = numbers(self.column(name)) if known else np.full(len(self), np.nan)
-            self._numbers[name] = read_only(values)
+            self._numbers[name] = read_only(numbers(self.column(name)) if known else np.full(len(self), np.nan))
         return self._numbers[name]
 
     def texts(self, name: str) -> list[str | None]:
@@ -90,7 +92,15 @@ class Rows:
         table = self._table if self._kept is None else self._table.filter(self._kept)
         return Rows(table.filter(pa.array(kept)))
 
-    def by_step(self, values: Array, statistic: Callable[[Array], float] = np.mean) -> Series:
+    def evidence(self, rollouts: Iterable[int]) -> tuple[Evidence, ...]:
+        """Return the first three of some rollouts, given by their indices, as evidence."""
+        return tuple(Evidence(int(self.step[i]), int(self.sample[i])) for i in islice(rollouts, 3))
+
+    def highest(self, values: Array) -> tuple[Evidence, ...]:
+        """Return the rollouts with the largest of the values [n] as evidence."""
+        return self.evidence(np.argsort(-np.nan_to_num(values)))
+
+    def by_step(self, values: Array, statistic: Callable[[Array], Any] = np.mean) -> Series:
         """Return a statistic of the finite values of each step; steps without finite values are left out.
 
         Args:

@@ -1,7 +1,9 @@
 """The definition of a rule: a function of the data of a run, and the meaning of its findings."""
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from string import Formatter
 from typing import TYPE_CHECKING, get_args
 
 from cavesson.doctor.finding import Reading, Severity
@@ -12,17 +14,17 @@ if TYPE_CHECKING:
 KINDS = ("info", "steps", "rows", "tokens")
 """What a rule may need."""
 Statistic = Callable[["RunData"], Reading | None]
-"""Returns None where the run gives it nothing to measure."""
+"""Measures a run; None if the run has nothing to measure. Its keyword-only parameters are the limits of the rule."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a rule in one language. ``{name}`` is replaced by a word of the reading."""
+    """The texts of a rule in one language. ``{name}`` is replaced by a limit of the rule or a word of the reading."""
 
     title: str
     cause: str
     healthy: str
-    """The healthy range of the number seen, with its unit."""
+    """What the number seen is, with its unit, and its healthy range; only limits are filled in."""
     fix: str
 
 
@@ -31,7 +33,7 @@ class Rule:
     """One way in which a run can go wrong."""
 
     name: str
-    row: int
+    number: int
     """Its number in docs/diagnosis."""
     statistic: Statistic
     needs: tuple[str, ...]
@@ -39,18 +41,20 @@ class Rule:
     joined by ``|`` one is enough."""
     texts: Texts
     source: str
+    limits: Mapping[str, float]
+    """The numbers that separate healthy from unhealthy, by the names that function and texts use."""
     explains: tuple[str, ...] = ()
     """Rules whose findings are consequences of this one."""
     severity: Severity = "warning"
-    least_steps: int = 1
-    """Fewest steps to say anything."""
+    min_steps: int = 1
+    """Steps that a run must have."""
     algorithms: tuple[str, ...] = ()
-    """Where it applies; empty: everywhere, also to records of trainers that say nothing of their algorithm."""
+    """Where it applies; empty: everywhere, including records that do not name their algorithm."""
 
 
 def rule(
     *,
-    row: int,
+    number: int,
     needs: Iterable[str],
     title: str,
     cause: str,
@@ -59,32 +63,41 @@ def rule(
     source: str,
     explains: Iterable[str] = (),
     severity: Severity = "warning",
-    least_steps: int = 1,
+    min_steps: int = 1,
     algorithms: Iterable[str] = (),
 ) -> Callable[[Statistic], Rule]:
     """Create a rule from a function, named after it with hyphens; for the arguments, see ``Rule`` and ``Texts``.
 
+    The function states each limit of the rule once, as the default of a keyword-only parameter. All texts, their
+    translations and the documentation are filled from these.
+
     Raises:
-        ValueError: The severity or the kind of a need is unknown.
+        ValueError: The severity or the kind of a need is unknown, or ``healthy`` names a limit that the function lacks.
     """
     needs = tuple(needs)
     unknown = [one for need in needs for one in need.split("|") if one.partition(".")[0] not in KINDS]
     if unknown:
-        raise ValueError(f"needs: {unknown[0]!r} is none of rows.NAME, tokens.NAME, steps.METRIC and info.PATH")
+        raise ValueError(f"needs: {unknown[0]!r} is not one of rows.NAME, tokens.NAME, steps.METRIC or info.PATH")
     if severity not in get_args(Severity):
-        raise ValueError(f"severity: {severity!r} is none of {', '.join(get_args(Severity))}")
+        raise ValueError(f"severity: {severity!r} is not one of {', '.join(get_args(Severity))}")
 
     def made(statistic: Statistic) -> Rule:
+        parameters = inspect.signature(statistic).parameters.values()
+        limits = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+        for _, name, _, _ in Formatter().parse(healthy):
+            if name is not None and name not in limits:
+                raise ValueError(f"healthy: {{{name}}} is not a keyword-only parameter of {statistic.__name__}")
         return Rule(
             name=statistic.__name__.replace("_", "-"),
-            row=row,
+            number=number,
             statistic=statistic,
             needs=needs,
             texts=Texts(title, cause, healthy, fix),
             source=source,
+            limits=limits,
             explains=tuple(explains),
             severity=severity,
-            least_steps=least_steps,
+            min_steps=min_steps,
             algorithms=tuple(algorithms),
         )
 

@@ -1,5 +1,6 @@
 """A sample of the rollouts of a run with texts and tokens, large enough for the rules but limited for long runs."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -9,20 +10,21 @@ from cavesson.doctor.finding import Evidence, Phrase
 from cavesson.doctor.rows import Rows, numbers
 from cavesson.doctor.series import Array, Series, read_only
 from cavesson.record import Run
+from cavesson.record.derived import DERIVED
 from cavesson.record.keys import rows_of_tokens
 from cavesson.record.segments import union
 
-MOST_TOKENS = 800_000
-MOST_STEPS = 96
+MAX_TOKENS = 800_000
+MAX_STEPS = 96
 EDGE = 4
-"""Steps at the beginning and at the end that are always looked at."""
+"""Number of steps at the beginning and at the end that are always included."""
 GOLDEN = (5**0.5 - 1) / 2
-"""Multiples of it, less whole numbers, lie evenly."""
+"""The fractional parts of its multiples are evenly spread."""
 WORST = 50
-"""Tokens among which places to look at are chosen."""
+"""Number of tokens from which the evidence is chosen."""
 TENTHS = Phrase("tenths of the tokens, the least probable first")
-LEAST_ROWS = 8
-"""Rollouts of a step that are looked at, if it has them, however long they are."""
+MIN_ROWS = 8
+"""Minimum number of rollouts per step, if it has so many, whatever their length."""
 
 
 class Sample:
@@ -40,20 +42,14 @@ class Sample:
         return len(self.line)
 
     def __getitem__(self, name: str) -> Array:
-        """Return a token column, [N] float64, NaN where not measured.
-
-        In addition to the recorded columns: ``log_ratio`` = logprob − ref_logprob, and ``sampler_gap`` = logprob −
-        sampler_logprob.
-        """
+        """Return a recorded or derived token column, [N] float64, NaN where not measured."""
         if name not in self._columns:
             self._columns[name] = read_only(self._made(name))
         return self._columns[name]
 
     def _made(self, name: str) -> Array:
-        if name == "log_ratio":
-            return self["logprob"] - self["ref_logprob"]
-        if name == "sampler_gap":
-            return self["logprob"] - self["sampler_logprob"]
+        if name in DERIVED:
+            return DERIVED[name].of({need: self[need] for need in DERIVED[name].needs})
         if name not in self._tokens.column_names:
             return np.full(len(self), np.nan)
         return numbers(self._tokens[name])
@@ -65,8 +61,7 @@ class Sample:
     @cached_property
     def trained(self) -> Array:
         """[N] whether a token is trained on; all are if the record has no mask."""
-        mask = self["mask"]
-        return read_only(np.asarray(mask != 0))
+        return read_only(np.asarray(self["mask"] != 0))
 
     @cached_property
     def position(self) -> Array:
@@ -113,24 +108,18 @@ class Sample:
         variance = np.bincount(where, (values[there] - mean[where]) ** 2) / count
         return Series(steps, mean), Series(steps, variance)
 
-    def evidence(self, rollouts: Array, most: int = 3) -> tuple[Evidence, ...]:
-        """Return the first of some rollouts, given by their indices, as evidence."""
-        return tuple(Evidence(int(self.rows.step[i]), int(self.rows.sample[i])) for i in rollouts[:most])
-
     def worst(self, values: Array) -> tuple[Evidence, ...]:
         """Return the tokens with the largest of the values [N] as evidence, at most one per rollout."""
         known = np.flatnonzero(np.isfinite(values))
         some = known[np.argpartition(-values[known], WORST)[:WORST]] if len(known) > WORST else known
         return self.spans(some[np.argsort(-values[some])])
 
-    def spans(self, tokens: Array, most: int = 3) -> tuple[Evidence, ...]:
-        """Return the first of some tokens, given by their indices, as evidence, at most one per rollout."""
+    def spans(self, tokens: Array) -> tuple[Evidence, ...]:
+        """Return the first three of some tokens, given by their indices, as evidence, at most one per rollout."""
         _, first = np.unique(self.line[tokens], return_index=True)
-        chosen = tokens[np.sort(first)][:most]
-        place = zip(self.line[chosen], self.position[chosen], strict=True)
-        return tuple(
-            Evidence(int(self.rows.step[i]), int(self.rows.sample[i]), int(at), int(at) + 1) for i, at in place
-        )
+        chosen = tokens[np.sort(first)][:3]
+        places = zip(self.rows.evidence(self.line[chosen]), self.position[chosen].tolist(), strict=True)
+        return tuple(replace(place, start=at, stop=at + 1) for place, at in places)
 
 
 def by_tenth(order: Array, values: Array) -> Series:
@@ -141,7 +130,7 @@ def by_tenth(order: Array, values: Array) -> Series:
 
 
 def take_sample(run: Run, rows: Rows) -> Sample:
-    """Read whole groups of rollouts from steps across the whole run, within the limit of ``MOST_TOKENS``.
+    """Read whole groups of rollouts from steps across the whole run, within the limit of ``MAX_TOKENS``.
 
     Args:
         run: The run.
@@ -149,7 +138,7 @@ def take_sample(run: Run, rows: Rows) -> Sample:
     """
     steps = chosen_steps(rows.steps)
     typical = max(float(np.nanmean(rows["length"])), 1.0) if rows.has("length") else 256.0
-    budget = max(LEAST_ROWS, int(MOST_TOKENS / max(len(steps), 1) / typical))
+    budget = max(MIN_ROWS, int(MAX_TOKENS / max(len(steps), 1) / typical))
     rollouts, tokens = [], [run.arrow("tokens", None, [])]
     for step in steps.tolist():
         samples = rows.sample[_some(rows, step, budget)].tolist()
@@ -158,7 +147,7 @@ def take_sample(run: Run, rows: Rows) -> Sample:
     return Sample(run.fetch(rollouts), union(*tokens))
 
 
-def chosen_steps(steps: Array, most: int = MOST_STEPS) -> Array:
+def chosen_steps(steps: Array, most: int = MAX_STEPS) -> Array:
     """Return the first and last steps, and evenly spaced steps between them."""
     if len(steps) <= most:
         return steps

@@ -6,8 +6,8 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-MOST_POINTS = 400
-"""Theil–Sen looks at all pairs of points: longer series are averaged down to this many."""
+MAX_POINTS = 400
+"""Theil–Sen compares all pairs of points, so longer series are averaged down to this many."""
 
 
 class Series(NamedTuple):
@@ -25,16 +25,17 @@ class Series(NamedTuple):
         """Return the points for which ``kept`` [S] is true."""
         return Series(self.step[kept], self.value[kept])
 
-    def first(self, share: float = 0.1, least: int = 3) -> float:
-        """Return the median of the first ``share`` of the points, at least ``least`` points."""
-        return float(np.median(self.value[: self._some(share, least)]))
+    def after(self, step: int | None) -> "Series":
+        """Return the points from a step on; all of them for None."""
+        return self if step is None else self.where(self.step >= step)
 
-    def last(self, share: float = 0.1, least: int = 3) -> float:
-        """Return the median of the last ``share`` of the points, at least ``least`` points."""
-        return float(np.median(self.value[-self._some(share, least) :]))
+    def first(self) -> float:
+        """Return the median of the first tenth of the points, at least of three."""
+        return float(np.median(self.value[: max(3, round(0.1 * len(self)))]))
 
-    def _some(self, share: float, least: int) -> int:
-        return max(least, round(share * len(self)), 1)
+    def last(self, share: float = 0.1) -> float:
+        """Return the median of the last ``share`` of the points, at least of three."""
+        return float(np.median(self.value[-max(3, round(share * len(self))) :]))
 
 
 def read_only(values: Array) -> Array:
@@ -49,6 +50,12 @@ def series(step: Array, value: Array) -> Series:
     finite = np.isfinite(value)
     order = np.argsort(step[finite], kind="stable")
     return Series(step[finite][order].astype(np.int64), value[finite][order].astype(np.float64))
+
+
+def mean_by_step(step: Array, values: Array) -> Series:
+    """Return the mean of the finite values [n] of each step."""
+    steps, where = np.unique(step, return_inverse=True)
+    return Series(steps, np.bincount(where, values) / np.bincount(where))
 
 
 def together(*several: Series) -> list[Series]:
@@ -80,7 +87,7 @@ def trend(points: Series) -> Trend:
 
     if len(points) < 4:
         return Trend(0.0, 1.0)
-    thin = averaged(points, MOST_POINTS)
+    thin = averaged(points, MAX_POINTS)
     slope = float(stats.theilslopes(thin.value, thin.step).slope)
     coarse = averaged(points, 20)
     p = float(stats.kendalltau(coarse.step, coarse.value).pvalue)

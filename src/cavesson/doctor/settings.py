@@ -6,32 +6,32 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
-from cavesson.doctor.findings_file import Finding
+from cavesson.doctor.findings_file import StoredFinding
 
 Answer = Literal["warn", "stop", "ignore"]
 
 
 class DoctorSettings(Settings):
-    """The doctor, who looks at the record while the run trains, in a process beside it."""
+    """The doctor, which examines the record in a separate process while the run trains."""
 
     on_finding: Answer = "warn"
-    """what happens at a finding. "warn": it is said; "stop": the run ends and leaves a checkpoint, except at notes,
-    which are only worth a look; "ignore": the doctor does not look"""
+    """action for a finding. "warn": report it; "stop": save a checkpoint and stop the run, except for findings of
+    severity "note", which are only reported; "ignore": do not run the doctor"""
     rules: dict[str, Answer] = Field(default={})
-    """another answer for the findings of some rules, such as {"length-exploited" = "stop", "stalls" = "ignore"}; "stop"
-    also where another finding explains them"""
+    """actions for single rules that differ from on_finding, such as {"length-exploited" = "stop", "stalls" = "ignore"};
+    "stop" also applies to a finding that another one explains"""
     share: float = Field(0.01, gt=0, le=1)
-    """of the time that looking may take: after a look of a second the doctor rests for 1 / share seconds"""
+    """maximum share of the time that the doctor may take: after a diagnosis of 1 s, it pauses for 1 / share s"""
 
     @model_validator(mode="after")
     def _check_share(self) -> Self:
         if not self.looks:
-            self.refuse("share", 'with on_finding "ignore": the doctor does not look')
+            self.refuse("share", 'with on_finding "ignore": the doctor does not run')
         return self
 
     @property
     def looks(self) -> bool:
-        """Whether anything is done about any finding."""
+        """Whether the doctor runs at all."""
         return self.on_finding != "ignore" or any(answer != "ignore" for answer in self.rules.values())
 
     @property
@@ -39,8 +39,8 @@ class DoctorSettings(Settings):
         """Whether any finding may end the run."""
         return "stop" in (self.on_finding, *self.rules.values())
 
-    def answer(self, finding: Finding) -> Answer:
-        """Return the answer to a finding."""
+    def answer(self, finding: StoredFinding) -> Answer:
+        """Return the action for a finding."""
         if self.stopping(finding):
             return "stop"
         named = self.rules.get(finding.id)
@@ -48,7 +48,7 @@ class DoctorSettings(Settings):
             return "warn"
         return named or self.on_finding
 
-    def stopping(self, finding: Finding) -> list[str]:
+    def stopping(self, finding: StoredFinding) -> list[str]:
         """Return the consequences of a finding that stop the run even if another finding explains them."""
         return [name for name in finding.consequences if self.rules.get(name) == "stop"]
 

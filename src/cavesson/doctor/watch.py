@@ -10,7 +10,7 @@ from pathlib import Path
 from cavesson.doctor.findings_file import read_findings
 
 SHARE = 0.01
-"""Of the time that looking may take."""
+"""Maximum share of the time that diagnoses may take."""
 
 
 class Watch:
@@ -36,7 +36,7 @@ class Watch:
             self._version = known.version
             self._next = max(self._next, file.stat().st_mtime + known.seconds / share)
 
-    def tend(self, state: str) -> bool:
+    def poll(self, state: str) -> bool:
         """Start a diagnosis if one is due; must be called from time to time.
 
         Args:

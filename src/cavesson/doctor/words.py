@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
+import numpy as np
+
 from cavesson.doctor.finding import Percent, Phrase, Reading, Skipped, Words
 from cavesson.doctor.rule import Rule, Texts
 from cavesson.text.visible import visible
@@ -30,6 +32,18 @@ def number(value: float) -> str:
     return text.replace("-", "−")
 
 
+def exact(value: float) -> str:
+    """Return a limit as it was stated: all its digits, no exponent, and shares in per cent."""
+    if isinstance(value, Percent):
+        return f"{100 * value:g} %"
+    return np.format_float_positional(value, trim="-").replace("-", "−")
+
+
+def limits_of(rule: Rule) -> dict[str, str]:
+    """Return the limits of a rule as its texts show them."""
+    return {name: exact(limit) for name, limit in rule.limits.items()}
+
+
 @dataclass(frozen=True)
 class Language:
     """The texts of the rules and of the report in one language; missing texts are in English."""
@@ -47,7 +61,7 @@ class Language:
 
     def healthy(self, rule: Rule) -> str:
         """Return the meaning of a rule's number and its healthy range."""
-        return self.rules.get(rule.name, {}).get("healthy", rule.texts.healthy)
+        return self._text(rule, "healthy").format_map(limits_of(rule))
 
     def reason(self, skipped: Skipped) -> str:
         """Return why a rule was skipped."""
@@ -58,16 +72,14 @@ class Language:
             name: number(word) if isinstance(word, int | float) else self._word(word) for name, word in words.items()
         }
 
-    def said(self, rule: Rule, reading: Reading) -> Texts:
-        """Return the texts of a rule that found something, with the numbers of its reading filled in."""
-        own = self.rules.get(rule.name, {})
-        words = self._filled({**reading.words, "seen": reading.seen})
+    def texts(self, rule: Rule, reading: Reading) -> Texts:
+        """Return the texts of a rule that found something, filled with its limits and the numbers of its reading."""
+        words = limits_of(rule) | self._filled({**reading.words, "seen": reading.seen})
+        cause, fix = (self._text(rule, name).format_map(words) for name in ("cause", "fix"))
+        return Texts(self._text(rule, "title"), cause, self.healthy(rule), fix)
 
-        def fill(name: str, filled: bool = True) -> str:
-            text = own.get(name, getattr(rule.texts, name))
-            return str(text).format_map(words) if filled else str(text)
-
-        return Texts(fill("title", False), fill("cause"), self.healthy(rule), fill("fix"))
+    def _text(self, rule: Rule, name: str) -> str:
+        return self.rules.get(rule.name, {}).get(name) or str(getattr(rule.texts, name))
 
 
 def language(name: str | None = None) -> Language:

@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from cavesson.exporters import rl_logging_board, tables
-from cavesson.record.storage import Place
+from cavesson.record.storage import Location
 
-EXPORTERS: dict[str, Callable[[Place, Path], int]] = {
+EXPORTERS: dict[str, Callable[[Location, Path], int]] = {
     "rl-logging-board": rl_logging_board.export,
     "csv": partial(tables.export, format="csv"),
     "jsonl": partial(tables.export, format="jsonl"),

@@ -77,7 +77,7 @@ def _explained(repo: str) -> Iterator[None]:
         # Raised by requests, by uploads of large files (hf_xet) and with HF_HUB_OFFLINE.
         raise UserError(f"{repo} cannot be pushed: the connection to {ENDPOINT} failed: {_line(error)}") from error
     except json.JSONDecodeError as error:
-        raise UserError(f"{repo} cannot be pushed: what answers at {ENDPOINT} is not a Hub") from error
+        raise UserError(f"{repo} cannot be pushed: the server at {ENDPOINT} is not a Hub") from error
     except (ValueError, RuntimeError) as error:
         if not str(error).startswith(_FAILED_UPLOADS):
             raise

@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cavesson.errors import UserError
+from cavesson.importers.fields import to_json
 from cavesson.importers.rl_logging_board import ROW_KEYS, TOKEN_KEYS
-from cavesson.importers.rollout import to_json
 from cavesson.record import open as open_run
 from cavesson.record.new_folder import new_folder
 from cavesson.record.reader import Run
 from cavesson.record.schema import TOKEN_COLUMNS, arrow_schema
 from cavesson.record.segments import TOKEN_ORDER, Segment, by_step, union
-from cavesson.record.storage import Place
+from cavesson.record.storage import Location
 
 
-def export(place: Place, out_folder: Path) -> int:
+def export(place: Location, out_folder: Path) -> int:
     """Write one ``rank-NNNN.jsonl`` per rank and return the number of lines.
 
     A line has ``prompt, response, response_tokens, logprobs, ref_logprobs, values, token_rewards, reward, step``, with

@@ -1,22 +1,21 @@
 """Export a run folder as tables in common formats: CSV, JSON lines or Parquet."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
 
-from cavesson.importers.rollout import to_json
+from cavesson.importers.fields import to_json
 from cavesson.record import open as open_run
 from cavesson.record.new_folder import new_folder
 from cavesson.record.reader import Run
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
 from cavesson.record.segments import Kind
-from cavesson.record.storage import Place
+from cavesson.record.storage import Location
 from cavesson.text.spreadsheet import cell
 
 AT_ONCE = 2_000
@@ -24,7 +23,7 @@ AT_ONCE = 2_000
 Format = Literal["csv", "jsonl", "parquet"]
 
 
-def export(place: Place, out_folder: Path, *, format: Format, quote_formulas: bool = False) -> int:
+def export(place: Location, out_folder: Path, *, format: Format, quote_formulas: bool = False) -> int:
     """Write ``rows``, ``tokens``, ``steps`` and ``vocabulary``, each as a file, and return the number of rollouts.
 
     The tables are those of docs/record.md, with all their columns and every value as recorded. Values that were not
@@ -45,9 +44,8 @@ def export(place: Place, out_folder: Path, *, format: Format, quote_formulas: bo
     with new_folder(out_folder) as folder:
 
         def write(name: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-            with closing(_WRITERS[format](folder / f"{name}.{format}", schema, quote_formulas)) as writer:
-                for table in tables:
-                    writer.write(table.select(schema.names).cast(schema))
+            columns = (table.select(schema.names).cast(schema) for table in tables)
+            _WRITERS[format](folder / f"{name}.{format}", schema, columns, quote_formulas)
 
         kinds: list[tuple[Kind, Sequence[Column]]] = [("rows", ROW_COLUMNS), ("tokens", TOKEN_COLUMNS)]
         for kind, declared in kinds:
@@ -88,53 +86,31 @@ def _schema(run: Run, kind: Kind, declared: Sequence[Column]) -> pa.Schema:
     return pa.schema([pa.field(column.name, known.field(column.name).type) for column in declared])
 
 
-class _Writer(Protocol):
-    def __init__(self, file: Path, schema: pa.Schema, quote_formulas: bool) -> None: ...
-    def write(self, table: pa.Table) -> None: ...
-    def close(self) -> None: ...
+def _write_parquet(file: Path, schema: pa.Schema, tables: Iterable[pa.Table], quote_formulas: bool) -> None:
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(table)
 
 
-class _Parquet:
-    def __init__(self, file: Path, schema: pa.Schema, quote_formulas: bool) -> None:
-        self._writer = pq.ParquetWriter(file, schema, compression="zstd")
-
-    def write(self, table: pa.Table) -> None:
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        self._writer.close()
+def _write_json_lines(file: Path, schema: pa.Schema, tables: Iterable[pa.Table], quote_formulas: bool) -> None:
+    with file.open("w", encoding="utf-8", newline="\n") as out:
+        for table in tables:
+            for line in table.to_pylist(maps_as_pydicts="strict"):
+                out.write(to_json({name: value for name, value in line.items() if value is not None}) + "\n")
 
 
-class _JsonLines:
-    def __init__(self, file: Path, schema: pa.Schema, quote_formulas: bool) -> None:
-        self._file = file.open("w", encoding="utf-8", newline="\n")
-
-    def write(self, table: pa.Table) -> None:
-        for line in table.to_pylist(maps_as_pydicts="strict"):
-            self._file.write(to_json({name: value for name, value in line.items() if value is not None}) + "\n")
-
-    def close(self) -> None:
-        self._file.close()
+def _write_csv(file: Path, schema: pa.Schema, tables: Iterable[pa.Table], quote_formulas: bool) -> None:
+    schema = pa.schema([pa.field(f.name, pa.string() if _is_text(f.type) else f.type) for f in schema])
+    with pc_csv.CSVWriter(file, schema) as writer:
+        for table in tables:
+            writer.write_table(pa.table([_cells(column, quote_formulas) for column in table.columns], schema=schema))
 
 
-class _Csv:
-    def __init__(self, file: Path, schema: pa.Schema, quote_formulas: bool) -> None:
-        self._quote_formulas = quote_formulas
-        self._schema = pa.schema([pa.field(f.name, pa.string() if _is_text(f.type) else f.type) for f in schema])
-        self._writer = pc_csv.CSVWriter(file, self._schema)
-
-    def write(self, table: pa.Table) -> None:
-        columns = [self._cells(column) if _is_text(column.type) else column for column in table.columns]
-        self._writer.write_table(pa.table(columns, schema=self._schema))
-
-    def _cells(self, column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-        if pa.types.is_string(column.type) and not self._quote_formulas:
-            return column
-        cells = [cell(value, self._quote_formulas) for value in column.to_pylist(maps_as_pydicts="strict")]
-        return pa.array(cells, pa.string())
-
-    def close(self) -> None:
-        self._writer.close()
+def _cells(column: pa.ChunkedArray, quote_formulas: bool) -> pa.Array | pa.ChunkedArray:
+    if not _is_text(column.type) or (pa.types.is_string(column.type) and not quote_formulas):
+        return column
+    cells = [cell(value, quote_formulas) for value in column.to_pylist(maps_as_pydicts="strict")]
+    return pa.array(cells, pa.string())
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -142,4 +118,4 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_nested(kind))
 
 
-_WRITERS: dict[Format, type[_Writer]] = {"csv": _Csv, "jsonl": _JsonLines, "parquet": _Parquet}
+_WRITERS = {"csv": _write_csv, "jsonl": _write_json_lines, "parquet": _write_parquet}

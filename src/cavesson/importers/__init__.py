@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cavesson.errors import UserError
 from cavesson.importers import nemo_rl, openrlhf, plain, prime_rl, rl_logging_board, trl, verl
-from cavesson.importers.importing import Report, follow, read_once
+from cavesson.importers.importing import ImportReport, follow, read_once
 from cavesson.importers.rollout import Format
 from cavesson.importers.sources import recognise
 
@@ -22,12 +22,12 @@ FORMATS: dict[str, Format] = {
     )
 }
 """Every format by its name."""
-__all__ = ["FORMATS", "Report", "follow_run", "import_run"]
+__all__ = ["FORMATS", "ImportReport", "follow_run", "import_run"]
 
 
 def import_run(
     source: Path | str, run: Path | str, format: str | None = None, columns: Mapping[str, str] | None = None
-) -> Report:
+) -> ImportReport:
     """Import another tool's rollouts into a new run folder, which appears complete at the end or not at all.
 
     Broken records are counted and kept in ``rejected.jsonl`` of the run folder; they do not stop the import. Memory use
@@ -55,7 +55,7 @@ def follow_run(
     columns: Mapping[str, str] | None = None,
     until_idle: float | None = None,
     progress: Callable[[int, int], None] = lambda rollouts, rejected: None,
-) -> Report:
+) -> ImportReport:
     """Import like ``import_run``, but from files that are still being written and from new files, until Ctrl-C.
 
     A line is read once it is terminated, a table once it is complete. The run folder can be read during the import.
@@ -79,10 +79,10 @@ def _format(source: Path, name: str | None, columns: Mapping[str, str] | None) -
     if not source.exists():
         raise UserError(f"{source} does not exist")
     if name is not None and name not in FORMATS:
-        raise UserError(f"there is no format {name!r}; there is {', '.join(FORMATS)}")
+        raise UserError(f"there is no format {name!r}; formats are {', '.join(FORMATS)}")
     if columns:
         if name not in (None, "plain"):
-            raise UserError(f"--map names the columns of the format plain; {name} has its own")
+            raise UserError(f"--map works only with the format plain; {name} has its own columns")
         return plain.mapped(columns)
     if name is not None:
         return FORMATS[name]

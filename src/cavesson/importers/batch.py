@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cavesson.importers.prime_annotations import Annotations
-from cavesson.importers.reading import File, Record, readable
-from cavesson.importers.rollout import Broken, Format, Inexact, Place, Rollout, parse, parse_exactly
+from cavesson.importers.reading import File, Record, parse, parse_exactly, readable
+from cavesson.importers.rollout import Broken, Format, ImportedRollout, Inexact, Origin
 from cavesson.importers.tables import tables_of
 from cavesson.record.compaction import write_uncommitted
 from cavesson.record.segments import Segment
 
 
-class Found(NamedTuple):
+class PartsRead(NamedTuple):
     """The content of some parts of files."""
 
     steps: Counter[int]
@@ -25,7 +25,7 @@ class Found(NamedTuple):
     """Of each part, how many lines it has."""
 
 
-class Batch:
+class RolloutBuffer:
     """Holds rollouts until their sample numbers within each step are known, then writes them.
 
     Args:
@@ -38,13 +38,13 @@ class Batch:
         self._annotations = annotations
         self._folder = folder
         self._format = format
-        self._rollouts: list[Rollout] = []
+        self._rollouts: list[ImportedRollout] = []
 
-    def read(self, parts: Sequence[File]) -> Found:
+    def read(self, parts: Sequence[File]) -> PartsRead:
         """Read some parts of files completely, replacing the rollouts held before."""
         self._rollouts = []
         broken = [self._read(part) for part in parts]
-        return Found(self.steps, broken, [part.lines for part in parts])
+        return PartsRead(self.steps, broken, [part.lines for part in parts])
 
     def _read(self, part: File) -> list[tuple[Record | None, str]]:
         broken: list[tuple[Record | None, str]] = []
@@ -66,11 +66,11 @@ class Batch:
         if record.content is None:
             raise Broken(record.problem)
         try:
-            self._rollouts += self._parsed(record.content, Place(file.path, record.line, file.rank))
+            self._rollouts += self._parsed(record.content, Origin(file.path, record.line, file.rank))
         except RecursionError:
             raise Broken("lists or objects are nested too deeply to be read") from None
 
-    def _parsed(self, content: bytes | dict[str, Any], place: Place) -> list[Rollout]:
+    def _parsed(self, content: bytes | dict[str, Any], place: Origin) -> list[ImportedRollout]:
         if not isinstance(content, bytes):
             return self._found(content, place._replace(exact=True))
         try:
@@ -78,7 +78,7 @@ class Batch:
         except Inexact:
             return self._found(_object(parse_exactly(content)), place._replace(exact=True))
 
-    def _found(self, record: dict[str, Any], place: Place) -> list[Rollout]:
+    def _found(self, record: dict[str, Any], place: Origin) -> list[ImportedRollout]:
         if self._annotations is not None:
             self._annotations.add_to(record)
         return list(self._format.rollouts(record, place))

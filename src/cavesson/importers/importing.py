@@ -1,21 +1,21 @@
 """Read another tool's files into a run folder: once, or continuously while they are being written."""
 
+import json
 import signal
 import time
+from base64 import b64encode
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cavesson.errors import UserError
 from cavesson.handlers import handling
-from cavesson.importers.batch import Batch, Found
+from cavesson.importers.batch import PartsRead, RolloutBuffer
 from cavesson.importers.prime_annotations import LATER, arrival
 from cavesson.importers.processes import read_parts
 from cavesson.importers.reading import WANDB_TABLE, File, Record, readable
-from cavesson.importers.rejected import Rejected
 from cavesson.importers.rollout import Broken, Format
 from cavesson.importers.sources import files_of
 from cavesson.record import begin_attempt, write_run
@@ -31,9 +31,11 @@ WORTH = 4
 """So many portions are worth the start of a further process."""
 WAIT = 0.5
 """Seconds between two looks at files that are being written."""
+QUOTED = 5
+"""How many broken records a report quotes."""
 
 
-class Report(NamedTuple):
+class ImportReport(NamedTuple):
     """The result of an import."""
 
     format: str
@@ -45,6 +47,35 @@ class Report(NamedTuple):
     notes: list[str]
 
 
+class Rejected:
+    """Counts broken records and keeps each with its file, line and reason.
+
+    A line of ``rejected.jsonl`` has ``file``, ``line`` (or row), ``offset`` and ``size`` in bytes, ``reason``, and the
+    line itself: as ``text``, or as ``base64`` if its bytes are not UTF-8. A row of a table is in ``row``. A line that
+    is too long to be held in memory, or a row that JSON cannot represent, is only in its source file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "rejected.jsonl"
+        self.count = 0
+        self.quotes: list[str] = []
+
+    def add(self, path: Path, record: Record | None, reason: str) -> None:
+        """Keep a record, or note a file that cannot be read at all."""
+        kept: dict[str, Any] = {"file": str(path)}
+        where = str(path)
+        if record is not None:
+            kept |= {"line": record.line, "offset": record.offset, "size": record.size}
+            where += f", {'row' if isinstance(record.content, dict) else 'line'} {record.line}"
+        kept |= {"reason": reason} | _content_of(record)
+        # ASCII ensures that every reader splits lines the same way and that no control character reaches a terminal.
+        with self._path.open("a", encoding="ascii", newline="\n") as file:
+            file.write(_line_of(kept) + "\n")
+        self.count += 1
+        if len(self.quotes) < QUOTED:
+            self.quotes.append(f"{where}: {reason}")
+
+
 class Import:
     """The state of one import into a run folder: it counts rollouts and numbers the samples of each step."""
 
@@ -54,7 +85,7 @@ class Import:
         self.notes: list[str] = []
         self._folder = folder
         self.annotations = None if format.annotations is None else format.annotations()
-        self._batch = Batch(folder, format, self.annotations)
+        self._batch = RolloutBuffer(folder, format, self.annotations)
         self._waiting: deque[tuple[File, Record, int]] = deque()
         self._newest = 0
         self._held = 0
@@ -73,7 +104,7 @@ class Import:
         self.count += steps.total()
         return first
 
-    def account(self, parts: Sequence[File], found: Found) -> dict[int, int]:
+    def account(self, parts: Sequence[File], found: PartsRead) -> dict[int, int]:
         """Record the rejected records and lines of the next parts of files, and return the same as ``numbers``."""
         for part, broken, lines in zip(parts, found.broken, found.lines, strict=True):
             for record, reason in broken:
@@ -122,7 +153,7 @@ class Import:
         self._held = 0
 
 
-def read_once(source: Path, run: Path, format: Format) -> Report:
+def read_once(source: Path, run: Path, format: Format) -> ImportReport:
     """Read the existing files; the run folder appears complete at the end or not at all."""
     with new_folder(run) as folder:
         work = Import(folder, format)
@@ -131,14 +162,15 @@ def read_once(source: Path, run: Path, format: Format) -> Report:
         work.read_annotations(files, last=True)
         of_lines = [file for file in files if not file.is_table]
         processes = 1 + sum(file.size() for file in of_lines) // (WORTH * AT_ONCE)
-        batch = Batch(folder, format, work.annotations)
+        batch = RolloutBuffer(folder, format, work.annotations)
         commit(folder, read_parts(_portions(of_lines), processes, batch, work.account))
         for file in files:
             if file.is_table:
                 work.read(file, last=True, ended=Event())
         work.write()
         if work.rejected.count and not work.count:
-            raise UserError(_nothing(source, format, work.rejected))
+            none = f"none of {work.rejected.count} records is a rollout of {format.name}"
+            raise UserError(f"{source}: {none}; the first: {work.rejected.quotes[0]}")
         return _report(work, format, len(files))
 
 
@@ -163,29 +195,19 @@ def follow(
     format: Format,
     until_idle: float | None,
     progress: Callable[[int, int], None],
-) -> Report:
+) -> ImportReport:
     """Read existing and new data until Ctrl-C, or until nothing new has arrived for ``until_idle`` seconds."""
     check_writable(run)
     check_free(run)
     if source.resolve() in run.resolve().parents and _finds_runs(format):
-        raise UserError(f"{run} lies in {source}, where it would be read as well: name a folder somewhere else")
-    with Lock(run) as lock:
-        check_free(run)  # the previous holder of the lock may have just written it
-        return _follow(source, run, format, until_idle, progress, lock)
-
-
-def _follow(
-    source: Path,
-    run: Path,
-    format: Format,
-    until_idle: float | None,
-    progress: Callable[[int, int], None],
-    lock: Lock,
-) -> Report:
+        raise UserError(f"{run} is inside {source} and would be read as well: choose a folder elsewhere")
+    ended = Event()
     files: dict[Path, File] = {}
-    work = Import(run, format)
-    _describe(run, source, format, [])
-    with _asked_to_end() as ended:
+    # Ctrl-C and SIGTERM set an event instead of interrupting the program at an arbitrary point.
+    with Lock(run) as lock, handling(lambda *_: ended.set(), signal.SIGINT, signal.SIGTERM):
+        check_free(run)  # the previous holder of the lock may have just written it
+        work = Import(run, format)
+        _describe(run, source, format, [])
         for _ in _looks(until_idle, lambda: work.seen, ended):
             _check_there(run, work, lock)
             _look(source, format, files, work, ended)
@@ -201,7 +223,7 @@ def _follow(
         work.read_annotations(list(files.values()), last=True)
         work.release(last=True)
         work.write()
-    _describe(run, source, format, list(files.values()))
+        _describe(run, source, format, list(files.values()))
     return _report(work, format, len(files))
 
 
@@ -210,14 +232,6 @@ def _check_there(run: Path, work: Import, lock: Lock) -> None:
     lock.check()
     if work.count and not (run / "record").is_dir():
         raise UserError(f"{run / 'record'} was deleted or moved while it was being written")
-
-
-@contextmanager
-def _asked_to_end() -> Iterator[Event]:
-    """Yield an event that Ctrl-C and SIGTERM set, instead of interrupting the program at an arbitrary point."""
-    asked = Event()
-    with handling(lambda *_: asked.set(), signal.SIGINT, signal.SIGTERM):
-        yield asked
 
 
 def _finds_runs(format: Format) -> bool:
@@ -235,12 +249,12 @@ def _unread(files: Iterable[File]) -> list[str]:
 def _look(source: Path, format: Format, files: dict[Path, File], work: Import, ended: Event) -> None:
     for file in files_of(source, format, missing_ok=True):
         if file.path.name.endswith(WANDB_TABLE):
-            raise UserError(f"{file.path} is written anew with every step: import it without --follow")
+            raise UserError(f"{file.path} is rewritten at every step: import it without --follow")
         known = files.setdefault(file.path, file)
         if known.rewritten():
             raise UserError(
-                f"{file.path} was written anew while it was followed, and what was read of it stays in the record: "
-                "import it again into another folder"
+                f"{file.path} was rewritten while it was followed, and the record keeps what was read "
+                "before: import it again into another folder"
             )
         if known.grown() and not ended.is_set():
             work.read(known, last=False, ended=ended)
@@ -271,9 +285,23 @@ def _name(path: Path | str) -> str:
     return str(path).encode(errors="backslashreplace").decode()
 
 
-def _report(work: Import, format: Format, files: int) -> Report:
-    return Report(format.name, files, work.count, work.rejected.count, work.rejected.quotes, work.notes)
+def _report(work: Import, format: Format, files: int) -> ImportReport:
+    return ImportReport(format.name, files, work.count, work.rejected.count, work.rejected.quotes, work.notes)
 
 
-def _nothing(source: Path, format: Format, rejected: Rejected) -> str:
-    return f"{source}: none of {rejected.count} records is a rollout of {format.name}; the first: {rejected.quotes[0]}"
+def _line_of(kept: dict[str, Any]) -> str:
+    try:
+        return json.dumps(kept, default=str)
+    except (RecursionError, TypeError):  # a row that is nested too deeply, or has keys that JSON does not allow
+        return json.dumps({name: value for name, value in kept.items() if name != "row"})
+
+
+def _content_of(record: Record | None) -> dict[str, Any]:
+    if record is None or record.content is None:
+        return {}
+    if isinstance(record.content, dict):
+        return {"row": record.content}
+    try:
+        return {"text": record.content.decode()}
+    except UnicodeDecodeError:
+        return {"base64": b64encode(record.content).decode()}

@@ -10,33 +10,20 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
-from cavesson.importers.rollout import (
-    Broken,
-    Format,
-    Place,
-    Rollout,
-    Values,
-    conversation,
-    excerpt,
-    group_of,
-    is_number,
-    is_text,
-    message_text,
-    pack,
-    pack_whole,
-    with_rest,
-)
+from cavesson.importers.fields import conversation, excerpt, group_of, message_text, with_rest
+from cavesson.importers.packing import Values, is_number, is_text, pack, pack_whole
+from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 
 TOKEN_KEYS = {"prev_logprobs": "logprob", "generation_logprobs": "sampler_logprob", "advantages": "advantage"}
 """The format's list → the record's column."""
 _FILE = re.compile(r"(train|val)_data_step(\d{1,9})\.jsonl$")
 
 
-def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
     """Return the rollout of one line; its step is in the file name."""
     name = _FILE.search(place.path.name)
     if name is None:
-        raise Broken("the file is not called train_data_step… or val_data_step…, which is where the step comes from")
+        raise Broken("the step is unknown, because the file name does not begin with train_data_step or val_data_step")
     flat = {key: _only(value) for key, value in record.items()}
     reward = flat.get("rewards")
     if not is_number(reward):
@@ -49,7 +36,7 @@ def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
         row["prompt_ids"] = prompt_ids
     real = tokens["mask"].size if tokens else 0
     row = with_rest(row, flat, ("rewards", "content", "idx", *used), place)
-    return [Rollout(int(name[2]), row, tokens, real)]
+    return [ImportedRollout(int(name[2]), row, tokens, real)]
 
 
 def _only(value: Any) -> Any:
@@ -63,7 +50,7 @@ def _tokens(flat: Mapping[str, Any]) -> tuple[dict[str, Values], list[str], list
         return {}, [], None, []
     length = flat.get("input_lengths")
     if not isinstance(ids, list) or not isinstance(mask, list) or len(ids) != len(mask):
-        raise Broken("'token_ids' and 'token_loss_mask' are no lists of the same length")
+        raise Broken("'token_ids' and 'token_loss_mask' are not lists of the same length")
     end = length if type(length) is int and 0 <= length <= len(ids) else len(ids)
     sampled = [value == 1 for value in mask[:end]]
     start = sampled.index(True) if True in sampled else end
@@ -78,11 +65,11 @@ def _tokens(flat: Mapping[str, Any]) -> tuple[dict[str, Values], list[str], list
             used.append(key)
     for name, values in packed.items():
         if values is None:
-            raise Broken(f"the list of the tokens' {name} holds something that is no number")
+            raise Broken(f"the list of the tokens' {name} contains something that is not a number")
     spans = [key for key, _ in groupby(sampled)]
     tokens = {name: values for name, values in packed.items() if values is not None}
     if pack_whole(ids[:start], low=0) is None:
-        raise Broken("'token_ids' holds something that is no token id")
+        raise Broken("'token_ids' contains something that is not a token id")
     return tokens, used, ids[:start], spans
 
 

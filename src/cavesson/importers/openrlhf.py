@@ -9,19 +9,20 @@ in one text.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cavesson.importers.rollout import Format, Place, Rollout, group_of, number_of, step_of, text_of, with_rest
+from cavesson.importers.fields import group_of, number_of, step_of, text_of, with_rest
+from cavesson.importers.rollout import Format, ImportedRollout, Origin
 
 
-def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
     """Return the rollout of one line, or of one row of the table."""
     row: dict[str, Any]
     if "global_step" in record:
         step = step_of(record, "global_step")
         row = {"prompt": "", "response": text_of(record, "text"), "reward": number_of(record, "reward")}
-        return [Rollout(step, with_rest(row, record, ("global_step", "text", "reward"), place), {}, 0)]
+        return [ImportedRollout(step, with_rest(row, record, ("global_step", "text", "reward"), place), {}, 0)]
     row = {"prompt": text_of(record, "input"), "response": text_of(record, "output")}
     row |= {"reward": number_of(record, "reward"), "group": group_of(row["prompt"])}
-    return [Rollout(0, with_rest(row, record, ("input", "output", "reward"), place), {}, 0)]
+    return [ImportedRollout(0, with_rest(row, record, ("input", "output", "reward"), place), {}, 0)]
 
 
 def _recognises(record: Mapping[str, Any]) -> bool:

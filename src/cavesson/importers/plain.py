@@ -7,25 +7,11 @@ from typing import Any
 import pyarrow as pa
 
 from cavesson.errors import UserError
-from cavesson.importers.rollout import (
-    Broken,
-    Format,
-    Place,
-    Rollout,
-    Values,
-    conversation,
-    group_of,
-    is_number,
-    is_text,
-    number_of,
-    pack,
-    pack_texts,
-    pack_whole,
-    step_of,
-    to_json,
-    with_rest,
-)
-from cavesson.record.schema import ROW_COLUMNS, STATISTICS, TOKEN_COLUMNS, Column
+from cavesson.importers.fields import conversation, group_of, number_of, step_of, to_json, with_rest
+from cavesson.importers.packing import is_number, is_text, pack_column, pack_whole
+from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
+from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, Column
+from cavesson.record.statistics import STATISTICS
 
 _FILLED_IN = {"attempt", "rank", "sample", "extra", "position", *STATISTICS}
 _IN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in _FILLED_IN}
@@ -43,7 +29,9 @@ def mapped(columns: Mapping[str, str]) -> Format:
     """
     known = _IN_ROWS.keys() | _IN_TOKENS.keys()
     if unknown := columns.keys() - known:
-        raise UserError(f"--map {min(unknown)}=…: the record has no such column; there is {', '.join(sorted(known))}")
+        raise UserError(
+            f"--map {min(unknown)}=…: the record has no such column; columns are {', '.join(sorted(known))}"
+        )
     names = {name: columns.get(name, name) for name in sorted(known)}
     return Format(
         "plain",
@@ -58,7 +46,7 @@ def _recognises(names: Mapping[str, str], record: Mapping[str, Any]) -> bool:
     return {names[name] for name in ("prompt", "response", "reward")} <= record.keys()
 
 
-def _rollouts(names: Mapping[str, str], record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+def _rollouts(names: Mapping[str, str], record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
     """Return the rollout of a record; its step defaults to 0, and row values that do not fit are kept in ``extra``."""
     used = {names["step"]}
     step = step_of(record, names["step"]) if record.get(names["step"]) is not None else 0
@@ -76,11 +64,11 @@ def _rollouts(names: Mapping[str, str], record: dict[str, Any], place: Place) ->
     row.setdefault("group", group_of(row["prompt"]))
     tokens = {}
     for name, column in _IN_TOKENS.items():
-        if (values := _packed(column, record.get(names[name]))) is not None:
-            tokens[column.name] = values
+        if (values := pack_column(column.type, record.get(names[name]))) is not None:
+            tokens[name] = values
             used.add(names[name])
     real = max((values.size for values in tokens.values()), default=0)
-    return [Rollout(step, with_rest(row, record, used, place), tokens, real)]
+    return [ImportedRollout(step, with_rest(row, record, used, place), tokens, real)]
 
 
 def _row_value(column: Column, value: Any, key: str) -> Any:
@@ -95,10 +83,6 @@ def _row_value(column: Column, value: Any, key: str) -> Any:
     return None
 
 
-def _is_whole_list(value: Any) -> bool:
-    return pack_whole(value, low=0) is not None
-
-
 def _is_parts(value: Any) -> bool:
     return isinstance(value, dict) and all(is_text(k) and (v is None or is_number(v)) for k, v in value.items())
 
@@ -108,19 +92,9 @@ _CHECKS: dict[Callable[[pa.DataType], bool], Callable[[Any], bool]] = {
     pa.types.is_floating: is_number,
     pa.types.is_int64: lambda value: type(value) is int and -(2**63) <= value < 2**63,
     pa.types.is_int32: lambda value: type(value) is int and -(2**31) <= value < 2**31,
-    pa.types.is_list: _is_whole_list,
+    pa.types.is_list: lambda value: pack_whole(value, low=0) is not None,
     pa.types.is_map: _is_parts,
 }
-
-
-def _packed(column: Column, values: Any) -> Values | None:
-    if not isinstance(values, list) or not values or values[-1] is None:
-        return None
-    if pa.types.is_string(column.type):
-        return pack_texts(values)
-    if pa.types.is_boolean(column.type):
-        return pack_whole([int(v) if isinstance(v, bool) else v for v in values], 0, 1)
-    return pack_whole(values) if pa.types.is_integer(column.type) else pack(values)
 
 
 FORMAT = mapped({})

@@ -13,8 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from cavesson.importers.reading import SEALED, File, Record, in_order, readable
-from cavesson.importers.rollout import Broken, parse
+from cavesson.importers.fields import nested
+from cavesson.importers.reading import SEALED, File, Record, in_order, parse, readable
+from cavesson.importers.rollout import Broken
 
 LATER = 2
 """Steps after which what is written about a trace has arrived, in a run that is followed."""
@@ -131,7 +132,7 @@ def paths_of(nodes: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """
     parents = [node.get("parent") for node in nodes]
     if any(p is not None and (type(p) is not int or not 0 <= p < i) for i, p in enumerate(parents)):
-        raise Broken("a node's 'parent' is no earlier node")
+        raise Broken("a node's 'parent' is not an earlier node")
     for leaf in sorted(set(range(len(nodes))) - {p for p in parents if p is not None}):
         path: list[dict[str, Any]] = []
         at: int | None = leaf
@@ -147,11 +148,5 @@ def arrival(content: bytes) -> int | None:
         record = parse(content)
     except Broken:
         return None
-    traces = record.get("traces") if isinstance(record, dict) else None
-    info = traces[0].get("info") if isinstance(traces, list) and traces and isinstance(traces[0], dict) else None
-    work = record.get("run") if isinstance(record, dict) else None
-    for place in (info, work):
-        inner = place.get("arrival" if place is info else "work") if isinstance(place, dict) else None
-        if isinstance(inner, dict) and type(inner.get("step")) is int:
-            return int(inner["step"])
-    return None
+    steps = nested(record, "traces", 0, "info", "arrival", "step"), nested(record, "run", "work", "step")
+    return next((step for step in steps if type(step) is int), None)

@@ -10,28 +10,13 @@ contains every episode under ``all``, and a copy of those that were trained on u
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cavesson.importers.fields import MAX_STEP, excerpt, group_of, message_text, nested, text_of, to_json, with_rest
+from cavesson.importers.packing import Values, is_number, is_text, pack, pack_whole
 from cavesson.importers.prime_annotations import Annotations, paths_of
-from cavesson.importers.rollout import (
-    MAX_STEP,
-    Broken,
-    Format,
-    Place,
-    Rollout,
-    Values,
-    excerpt,
-    group_of,
-    is_number,
-    is_text,
-    message_text,
-    pack,
-    pack_whole,
-    text_of,
-    to_json,
-    with_rest,
-)
+from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 
 SAMPLED = {
     "logprobs": "sampler_logprob",
@@ -45,7 +30,7 @@ _STEP = re.compile(r"step_(\d{1,9})$")
 Node = Mapping[str, Any]
 
 
-def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
     """Return one rollout per path of each trace of the episode.
 
     The step is taken from the record's ``run.work``, else from the folder name, else from the trace's ``arrival``.
@@ -57,16 +42,18 @@ def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
         raise Broken(f"the episode has no traces; its errors: {excerpt(record.get('errors'), 200)}")
     work = _work(record)
     step = work.get("step", _step_of_folder(place))
-    step = _step_of_arrival(traces) if step is None else step
+    step = nested(traces, 0, "info", "arrival", "step") if step is None else step
     if type(step) is not int or not 0 <= step <= MAX_STEP:
-        raise Broken("neither the record nor a folder step_… says which step it is of")
+        raise Broken("neither the record nor a folder step_… names its step")
     base: dict[str, Any] = {"split": work.get("type") or _split_of_folder(place)}
     group = record.get("group")
     base["group"] = group_of(str(group["id"])) if isinstance(group, Mapping) and "id" in group else None
     return [rollout for trace in traces for rollout in _of_trace(trace, step, base, record, place)]
 
 
-def _of_trace(trace: Node, step: int, base: Mapping[str, Any], record: Node, place: Place) -> Iterable[Rollout]:
+def _of_trace(
+    trace: Node, step: int, base: Mapping[str, Any], record: Node, place: Origin
+) -> Iterable[ImportedRollout]:
     reward, parts = _rewards(trace)
     nodes = trace.get("nodes")
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
@@ -80,32 +67,26 @@ def _of_trace(trace: Node, step: int, base: Mapping[str, Any], record: Node, pla
         cut = sampled.index(True) if True in sampled else len(path)
         row |= {"prompt": _text(path[:cut]), "response": _text(path[cut:])}
         row["group"] = group_of(row["prompt"]) if row["group"] is None else row["group"]
-        row["finish_reason"] = _finish_reason(trace)
+        reason = nested(trace, "calls", -1, "finish_reason")
+        row["finish_reason"] = reason if reason in ("stop", "length") else None
         tokens, prompt_ids = _tokens(path)
         if prompt_ids:
             row["prompt_ids"] = prompt_ids
         real = tokens["token_id"].size if tokens else 0
-        yield Rollout(step, with_rest(row, kept, (), place), tokens, real)
+        yield ImportedRollout(step, with_rest(row, kept, (), place), tokens, real)
 
 
 def _work(record: Node) -> Mapping[str, Any]:
-    run = record.get("run")
-    work = run.get("work") if isinstance(run, Mapping) else None
+    work = nested(record, "run", "work")
     return work if isinstance(work, Mapping) and work.get("type") in ("train", "eval") else {}
 
 
-def _step_of_arrival(traces: Sequence[Node]) -> Any:
-    info = traces[0].get("info")
-    came = info.get("arrival") if isinstance(info, Mapping) else None
-    return came.get("step") if isinstance(came, Mapping) else None
-
-
-def _step_of_folder(place: Place) -> int | None:
+def _step_of_folder(place: Origin) -> int | None:
     found = [int(match[1]) for part in place.path.parts if (match := _STEP.search(part))]
     return found[-1] if found else None
 
 
-def _split_of_folder(place: Place) -> str | None:
+def _split_of_folder(place: Origin) -> str | None:
     return next((part for part in reversed(place.path.parts) if part in ("train", "eval")), None)
 
 
@@ -130,42 +111,31 @@ def _text(path: Sequence[Node]) -> str:
     return text_of({"message": "\n\n".join(texts)}, "message")
 
 
-def _finish_reason(trace: Node) -> str | None:
-    calls = trace.get("calls")
-    last = calls[-1] if isinstance(calls, list) and calls else None
-    reason = last.get("finish_reason") if isinstance(last, Mapping) else None
-    return reason if reason in ("stop", "length") else None
-
-
 def _tokens(path: Sequence[Node]) -> tuple[dict[str, Values], list[int]]:
     """Return the token columns from the first sampled token on, and the ids before it."""
-    ids = _joined(path, lambda node: node.get("token_ids") or [])
-    sampled = _joined(path, lambda node: node.get("mask") or [])
-    packed = {"token_id": pack_whole(ids, low=0), "mask": pack_whole([int(bool(v)) for v in sampled])}
-    if packed["token_id"] is None or len(ids) != len(sampled):
-        raise Broken("the nodes' token_ids and mask are no lists of the same length")
+    ids = [value for node in path for value in _list(node, "token_ids")]
+    sampled = [bool(value) for node in path for value in _list(node, "mask")]
+    if pack_whole(ids, low=0) is None or len(ids) != len(sampled):
+        raise Broken("the nodes' token_ids and mask are not lists of the same length")
     if True not in sampled:
         return {}, ids
     start = sampled.index(True)
-    columns: dict[str, Any] = {name: _spread(path, key) for key, name in SAMPLED.items()}
+    packed = {"token_id": pack_whole(ids[start:]), "mask": pack_whole([int(value) for value in sampled[start:]])}
+    columns = {name: _spread(path, key) for key, name in SAMPLED.items()}
     packed |= {name: pack(values[start:]) for name, values in columns.items() if values is not None}
-    packed |= {"token_id": pack_whole(ids[start:]), "mask": pack_whole([int(v) for v in sampled[start:]])}
     tokens: dict[str, Values] = {}
     for name, values in packed.items():
         if values is None:
-            raise Broken(f"a node's list for {name} holds something that is no number")
+            raise Broken(f"a node's list for {name} contains something that is not a number")
         tokens[name] = values
     return tokens, ids[:start]
 
 
-def _joined(path: Sequence[Node], of: Callable[[Node], Any]) -> list[Any]:
-    joined: list[Any] = []
-    for node in path:
-        values = of(node)
-        if not isinstance(values, list):
-            raise Broken(f"a node's list of tokens is {excerpt(values)}")
-        joined += values
-    return joined
+def _list(node: Node, key: str) -> list[Any]:
+    values = node.get(key) or []
+    if not isinstance(values, list):
+        raise Broken(f"a node's list of tokens is {excerpt(values)}")
+    return values
 
 
 def _spread(path: Sequence[Node], key: str) -> list[Any] | None:
@@ -174,8 +144,8 @@ def _spread(path: Sequence[Node], key: str) -> list[Any] | None:
         return None
     spread: list[Any] = []
     for node in path:
-        values = iter(node.get(key) or [])
-        spread += [next(values, None) if sampled else None for sampled in node.get("mask") or []]
+        values = iter(_list(node, key))
+        spread += [next(values, None) if sampled else None for sampled in _list(node, "mask")]
     return spread
 
 

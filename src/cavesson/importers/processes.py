@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 
 from cavesson.errors import UserError
-from cavesson.importers.batch import Batch, Found
+from cavesson.importers.batch import PartsRead, RolloutBuffer
 from cavesson.importers.reading import File
-from cavesson.record.arrow import without_pandas
+from cavesson.record.background import without_pandas
 from cavesson.record.segments import Segment
 
 MOST = 4
 """Processes at once; each holds one portion."""
 Portion = Sequence[File]
 """Parts of files that one process reads at once."""
-Account = Callable[[Portion, Found], Mapping[int, int]]
+Account = Callable[[Portion, PartsRead], Mapping[int, int]]
 """Is told of the portions in their order, and says how the rollouts of each are numbered."""
 
 
-def read_parts(portions: Iterator[Portion], processes: int, batch: Batch, account: Account) -> list[Segment]:
+def read_parts(portions: Iterator[Portion], processes: int, batch: RolloutBuffer, account: Account) -> list[Segment]:
     """Read all portions and return the written segments, which are not yet committed.
 
     Args:
@@ -63,7 +63,7 @@ def _can_fork() -> bool:
     return sys.platform == "linux" and active_count() == 1 and not current_process().daemon  # daemons cannot fork
 
 
-def _work(batch: "Batch | _Process", turns: "_Turns", account: Account, segments: list[Segment]) -> None:
+def _work(batch: "RolloutBuffer | _Process", turns: "_Turns", account: Account, segments: list[Segment]) -> None:
     try:
         while (given := turns.next()) is not None:
             number, portion = given
@@ -108,7 +108,7 @@ class _Turns:
 
 
 @contextmanager
-def _process(batch: Batch) -> Iterator["_Process"]:
+def _process(batch: RolloutBuffer) -> Iterator["_Process"]:
     ours, theirs = Pipe()
     process = get_context("fork").Process(target=_answer_all, args=(theirs, ours, batch))
     process.start()
@@ -128,8 +128,8 @@ class _Process:
         self._process = process
         self._pipe = pipe
 
-    def read(self, portion: Portion) -> Found:
-        found: Found = self._ask("read", portion)
+    def read(self, portion: Portion) -> PartsRead:
+        found: PartsRead = self._ask("read", portion)
         return found
 
     def write(self, first: Mapping[int, int]) -> Segment:
@@ -143,19 +143,21 @@ class _Process:
         except (EOFError, OSError) as error:
             self._process.join()
             code = self._process.exitcode
-            raise UserError(f"a process of the import ended early (exit code {code}): memory may be short") from error
+            raise UserError(
+                f"a process of the import ended early (exit code {code}): the machine may be out of memory"
+            ) from error
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-def _answer_all(pipe: Connection, other_end: Connection, batch: Batch) -> None:
+def _answer_all(pipe: Connection, other_end: Connection, batch: RolloutBuffer) -> None:
     """Answer requests until the pipe is closed; the main loop of a child process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's cleanup must not run in its children
     other_end.close()  # inherited by the fork; while it is open, the pipe never reports EOF
     prepare()
-    answer: Found | Segment | Exception
+    answer: PartsRead | Segment | Exception
     with suppress(EOFError):
         while True:
             method, argument = pipe.recv()

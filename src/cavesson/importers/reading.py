@@ -3,13 +3,17 @@
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from cavesson.importers.rollout import Broken
 
 BUFFER = 1 << 20
 """Bytes that are read at once."""
@@ -20,6 +24,11 @@ REMEMBERED = 1024
 WANDB_TABLE = ".table.json"
 SEALED = ".zst"
 """Ends the name of a file of lines once nothing is added to it any more and it was compressed."""
+_PAIR = re.compile(rb'"\s*:')
+"""The end of a key; texts may hold or begin with what looks like one."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"(\s*:)?')
+"""A whole key or text, several times slower; the group is there for a key only."""
+_NESTED = (dict, list)
 
 
 class Record(NamedTuple):
@@ -164,7 +173,7 @@ class File:
                 size, content = size + more, None
             if not whole and not last:
                 return
-            problem = f"the line is longer than {LONGEST >> 20} MiB, the most that is read" if content is None else ""
+            problem = f"the line is longer than {LONGEST >> 20} MiB, the limit" if content is None else ""
             record = Record(self._line + 1, self._offset, size - whole, content, problem)
             self._line += 1
             self._offset += size
@@ -227,7 +236,10 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any] | str]:
                     try:
                         yield from _python_rows(batch.slice(number, 1))
                     except (ValueError, OverflowError, RecursionError) as problem:
-                        yield f"the row holds what Python cannot, such as a date: {str(problem)[:200]}"
+                        yield (
+                            "the row contains a value that Python cannot represent, such as a date: "
+                            f"{str(problem)[:200]}"
+                        )
 
 
 def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -257,3 +269,60 @@ def in_order(paths: list[Path]) -> list[Path]:
 
 def _parts(path: Path) -> list[str]:
     return re.split(r"(\d+)", str(path))
+
+
+def parse(line: bytes) -> Any:
+    """Parse the JSON of a line. Integers beyond 64 bits become floats; see ``Inexact``.
+
+    Raises:
+        Broken: The line is not JSON, or an object has duplicate keys.
+    """
+    try:
+        content = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return parse_exactly(line)
+    if _has_twice(line, content):
+        parse_exactly(line)
+    return content
+
+
+def _has_twice(line: bytes, content: Any) -> bool:
+    """Whether a line has more key-value pairs than were parsed."""
+    seen = len(_PAIR.findall(line))
+    if isinstance(content, dict) and seen == len(content):
+        return False
+    keys = _keys(content)
+    return seen != keys and sum(map(bool, _STRING.findall(line))) != keys
+
+
+def _keys(content: Any) -> int:
+    """Return the number of keys in all objects, however deeply nested."""
+    count, left = 0, [content] if type(content) in _NESTED else []
+    while left:
+        one = left.pop()
+        values = one
+        if isinstance(one, dict):
+            count += len(one)
+            values = one.values()
+        left += [value for value in values if type(value) in _NESTED]
+    return count
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        times = Counter(key for key, _ in pairs)
+        raise Broken(f"the key {next(key for key in times if times[key] > 1)!r} occurs twice")
+    return content
+
+
+def parse_exactly(line: bytes) -> Any:
+    """Parse like ``parse``, but exactly and more slowly; NaN and infinities, which Python writes, are numbers.
+
+    Raises:
+        Broken: The line is not JSON, or an object has duplicate keys.
+    """
+    try:
+        return json.loads(line.decode("utf-8-sig"), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as problem:
+        raise Broken(f"expected one JSON object per line: {str(problem)[:200]}") from problem

@@ -7,26 +7,12 @@ an empty list, a list that ends in null), are kept as JSON in ``extra``. For num
 spelling: 1 is exported as 1.0.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from cavesson.importers.rollout import (
-    Format,
-    Numbers,
-    Place,
-    Rollout,
-    Texts,
-    Values,
-    group_of,
-    is_number,
-    is_text,
-    number_of,
-    pack,
-    pack_texts,
-    step_of,
-    text_of,
-    with_rest,
-)
+from cavesson.importers.fields import group_of, number_of, step_of, text_of, with_rest
+from cavesson.importers.packing import Values, is_number, is_text, pack_column
+from cavesson.importers.rollout import Format, ImportedRollout, Origin
 from cavesson.record.schema import TOKEN_COLUMNS
 
 ROW_KEYS = ("prompt", "response", "reward", "ref_response", "ref_reward", "ground_truth")
@@ -44,12 +30,13 @@ PARTS = ("valid_reward", "ref_valid_reward")
 _OTHER_ROWS = {
     "group", "split", "reward_parts", "shaped_reward", "prompt_ids", "finish_reason", "policy_version", "kl_coef"
 }  # fmt: skip
-_OTHER_TOKENS = {column.name for column in TOKEN_COLUMNS}
-"""Columns of the record that this format does not have: a source with one of them is the format ``plain``."""
-_OPTIONAL = {"ref_response": is_text, "ref_reward": is_number, "ground_truth": is_text}
+_TOKEN_TYPES = {column.name: column.type for column in TOKEN_COLUMNS}
+"""Columns under the record's own names: a source with a list in one of them is the format ``plain``."""
+_Check = Callable[[Any], bool]
+_OPTIONAL: dict[str, _Check] = {"ref_response": is_text, "ref_reward": is_number, "ground_truth": is_text}
 
 
-def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
     """Return the rollout of one line."""
     row: dict[str, Any] = {"prompt": text_of(record, "prompt"), "response": text_of(record, "response")}
     row["reward"] = number_of(record, "reward")
@@ -63,20 +50,12 @@ def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
         row["rank"] = place.rank
     if parts := {key: float(record[key]) for key in PARTS if is_number(record.get(key))}:
         row["reward_parts"] = parts
-    return [Rollout(step, with_rest(row, record, used, place), tokens, _real(tokens))]
+    return [ImportedRollout(step, with_rest(row, record, used, place), tokens, _real(tokens))]
 
 
 def _tokens(record: Mapping[str, Any]) -> dict[str, Values]:
-    tokens: dict[str, Values] = {}
-    for key, name in TOKEN_KEYS.items():
-        values = record.get(key)
-        # A table of tokens cannot represent an empty list or trailing nulls.
-        if not isinstance(values, list) or not values or values[-1] is None:
-            continue
-        packed: Numbers | Texts | None = pack_texts(values) if name == "token" else pack(values)
-        if packed is not None:
-            tokens[name] = packed
-    return tokens
+    packed = {name: pack_column(_TOKEN_TYPES[name], record.get(key)) for key, name in TOKEN_KEYS.items()}
+    return {name: values for name, values in packed.items() if values is not None}
 
 
 def _real(tokens: Mapping[str, Values]) -> int:
@@ -90,7 +69,7 @@ def _real(tokens: Mapping[str, Values]) -> int:
 def _recognises(record: Mapping[str, Any]) -> bool:
     """Whether a record has the required keys and does not use the record's own column names instead."""
     keys = record.keys()
-    ours = any(isinstance(record.get(name), list) for name in _OTHER_TOKENS) or bool(_OTHER_ROWS & keys)
+    ours = any(isinstance(record.get(name), list) for name in _TOKEN_TYPES) or bool(_OTHER_ROWS & keys)
     return {"prompt", "response", "reward", "step"} <= keys and (bool(TOKEN_KEYS.keys() & keys) or not ours)
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cavesson.errors import UserError
-from cavesson.importers.reading import SEALED, WANDB_TABLE, File, Record, in_order
-from cavesson.importers.rollout import Broken, Format, parse
+from cavesson.importers.reading import SEALED, WANDB_TABLE, File, Record, in_order, parse
+from cavesson.importers.rollout import Broken, Format
 
 MAX_RANK = 9999
-MOST_RANKS = 2**15
+MAX_PROCESSES = 2**15
 """More files than that are not one per process."""
 LOOK_AT_FILES = 50
 LOOK_AT_RECORDS = 20
@@ -27,9 +27,7 @@ def files_of(source: Path, format: Format, missing_ok: bool = False) -> list[Fil
     if not paths and not missing_ok:
         patterns = " or ".join(format.patterns)
         raise UserError(f"{source} has no files like {patterns} ({format.what}): give their folder, or one file")
-    if not format.ranks:
-        return [File(path) for path in in_order(paths)]
-    if len(paths) > MOST_RANKS:
+    if not format.ranks or len(paths) > MAX_PROCESSES:
         return [File(path) for path in in_order(paths)]
     return [File(path, rank) for rank, path in _ranks(in_order(paths)).items()]
 
@@ -69,10 +67,10 @@ def recognise(source: Path, formats: Iterable[Format], otherwise: Format) -> For
         return found[0]
     names = [format.name for format in found]
     if found:
-        raise UserError(f"{source} can be {' or '.join(names)}: say which with --format {names[0]}")
+        raise UserError(f"{source} can be {' or '.join(names)}: choose one with --format {names[0]}")
     raise UserError(
-        f"{source} is of no known format{_first_keys(source)}; known: {', '.join(f.name for f in formats)}\n"
-        "the columns of any other table can be named: --map prompt=question --map response=answer --map reward=score"
+        f"{source} is not in a known format{_first_keys(source)}; known: {', '.join(f.name for f in formats)}\n"
+        "for any other table, name the columns: --map prompt=question --map response=answer --map reward=score"
     )
 
 
@@ -109,4 +107,4 @@ def _first_keys(source: Path) -> str:
             return f" ({path.name} begins with the keys {', '.join(map(str, list(record)[:12]))})"
     if not paths:
         return ": it has no .jsonl or .parquet files"
-    return f": {paths[0].name} begins with no JSON object on a line of its own, nor with the rows of a Parquet table"
+    return f": {paths[0].name} does not begin with a JSON object on one line, nor with the rows of a Parquet table"

@@ -7,26 +7,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cavesson.importers.rollout import Numbers, Rollout, Texts, Values
+from cavesson.importers.packing import PackedNumbers, PackedTexts, Values
+from cavesson.importers.rollout import ImportedRollout
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
-from cavesson.record.statistics import rollout_statistics
+from cavesson.record.statistics import NEEDS, rollout_statistics
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_BOTH = ("logprob", "ref_logprob")
-NEEDS = {
-    "k1": _BOTH,
-    "k3": _BOTH,
-    "log_ratio_max": _BOTH,
-    "entropy": ("entropy",),
-    "sampler_gap": ("logprob", "sampler_logprob"),
-    "value_error": ("value", "return"),
-    "distinct_2": ("token_id",),
-    "repetition": ("token_id",),
-}
-"""Statistic → the token columns it needs; where a rollout lacks a value of them, it is null."""
 
 
-def tables_of(rollouts: Sequence[Rollout], samples: Sequence[int]) -> tuple[pa.Table, pa.Table]:
+def tables_of(rollouts: Sequence[ImportedRollout], samples: Sequence[int]) -> tuple[pa.Table, pa.Table]:
     """Return the rows and the tokens of ``rollouts``, in their order.
 
     Args:
@@ -54,7 +43,7 @@ def tables_of(rollouts: Sequence[Rollout], samples: Sequence[int]) -> tuple[pa.T
     return _table(ROW_COLUMNS, _rows(rollouts, step, sample) | statistics), _table(TOKEN_COLUMNS, flat)
 
 
-def _rows(rollouts: Sequence[Rollout], step: Array, sample: Array) -> dict[str, pa.Array]:
+def _rows(rollouts: Sequence[ImportedRollout], step: Array, sample: Array) -> dict[str, pa.Array]:
     content = {"step": pa.array(step), "sample": pa.array(sample)}
     content["attempt"] = pa.array(np.zeros(len(rollouts), np.int16))
     names = set().union(*(r.row for r in rollouts))
@@ -82,8 +71,8 @@ def _flat(found: Sequence[Values | None], sizes: Array, column: Column) -> pa.Ar
         if values is not None and values.missing:
             missing[offset + np.array(values.missing)] = True
     if pa.types.is_string(column.type):
-        return _texts([v for v in found if isinstance(v, Texts)], missing, place)
-    content = np.frombuffer(b"".join([v.content for v in found if isinstance(v, Numbers)]))
+        return _texts([v for v in found if isinstance(v, PackedTexts)], missing, place)
+    content = np.frombuffer(b"".join([v.content for v in found if isinstance(v, PackedNumbers)]))
     if len(content) < len(missing):
         given, content = content, np.zeros(len(missing))
         content[place] = given
@@ -100,7 +89,7 @@ def _numbers(content: Array, missing: Array, type_: pa.DataType) -> pa.Array:
     return pa.array(np.where(missing, 0, content).astype(type_.to_pandas_dtype()), type_, mask=nulls)
 
 
-def _texts(found: Sequence[Texts], missing: Array, place: Array | slice) -> pa.Array:
+def _texts(found: Sequence[PackedTexts], missing: Array, place: Array | slice) -> pa.Array:
     """Return a string array of joined texts: offsets in characters come from Python, offsets in bytes from numpy."""
     joined = "".join([texts.content for texts in found])
     content = joined.encode()
@@ -117,7 +106,7 @@ def _texts(found: Sequence[Texts], missing: Array, place: Array | slice) -> pa.A
 
 
 def _statistics(index: Array, mask: Array, flat: Mapping[str, pa.Array], sizes: Array) -> dict[str, pa.Array]:
-    """Return the statistics of the rows, each null for rollouts that lack one of the values it needs."""
+    """Return the statistics of the rows, each null for rollouts that lack one of the values in ``NEEDS``."""
     count = len(sizes)
     chosen = slice(None) if mask.all() else mask
     real = index[chosen]

@@ -10,20 +10,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cavesson.importers.rollout import (
-    Broken,
-    Format,
-    Place,
-    Rollout,
-    conversation,
-    group_of,
-    is_text,
-    step_of,
-    with_rest,
-)
+from cavesson.importers.fields import conversation, group_of, step_of, with_rest
+from cavesson.importers.packing import is_text
+from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 
 
-def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
     """Return the rollout of one row. Every numeric column is a reward; their unweighted sum is the row's reward."""
     for key in ("prompt", "completion"):
         if key not in record:
@@ -32,11 +24,11 @@ def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
     row["group"] = group_of(row["prompt"])
     parts = {key: float(value) for key, value in record.items() if key not in _KNOWN and _is_reward(key, value)}
     if not parts:
-        raise Broken("no reward was measured: there is no number beside step and advantage")
+        raise Broken("no reward was measured: there is no number besides step and advantage")
     row["reward_parts"] = parts
     measured = [value for value in parts.values() if not math.isnan(value)]
     row["reward"] = sum(measured) if measured else math.nan
-    return [Rollout(step_of(record), with_rest(row, record, ("step", *_TEXTS.values(), *parts), place), {}, 0)]
+    return [ImportedRollout(step_of(record), with_rest(row, record, ("step", *_TEXTS.values(), *parts), place), {}, 0)]
 
 
 _TEXTS = {"prompt": "prompt", "response": "completion"}

@@ -8,22 +8,12 @@ A line has ``input, output, gts, score, step`` and everything else that the rewa
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cavesson.importers.rollout import (
-    Format,
-    Place,
-    Rollout,
-    group_of,
-    is_number,
-    is_text,
-    number_of,
-    step_of,
-    text_of,
-    to_json,
-    with_rest,
-)
+from cavesson.importers.fields import group_of, number_of, step_of, text_of, to_json, with_rest
+from cavesson.importers.packing import is_number, is_text
+from cavesson.importers.rollout import Format, ImportedRollout, Origin
 
 
-def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
+def rollouts(record: dict[str, Any], place: Origin) -> Iterable[ImportedRollout]:
     """Return the rollout of one line; other numbers that the reward function returned become parts of the reward."""
     row: dict[str, Any] = {"prompt": text_of(record, "input"), "response": text_of(record, "output")}
     row["reward"] = number_of(record, "score")
@@ -33,7 +23,7 @@ def rollouts(record: dict[str, Any], place: Place) -> Iterable[Rollout]:
     row["group"] = group_of(row["prompt"])
     if parts := {key: float(v) for key, v in record.items() if key not in used and is_text(key) and is_number(v)}:
         row["reward_parts"] = parts
-    return [Rollout(step_of(record), with_rest(row, record, [*used, *parts], place), {}, 0)]
+    return [ImportedRollout(step_of(record), with_rest(row, record, [*used, *parts], place), {}, 0)]
 
 
 def _recognises(record: Mapping[str, Any]) -> bool:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cavesson.errors import UserError
 from cavesson.index import texts
-from cavesson.index.columns import KEY, READ, Array, append, arrays, bury
+from cavesson.index.columns import KEY, READ, Array, append, arrays, mark_dead
 from cavesson.index.folder import State, clear, read_state, sweep, write_state
 from cavesson.index.metrics import add_metrics
 from cavesson.index.orders import due, store_orders
@@ -20,7 +21,7 @@ from cavesson.index.text import TextBuilder
 from cavesson.record import Run
 from cavesson.record.changes import Changes
 from cavesson.record.index_folder import fingerprint
-from cavesson.record.segments import snapshot
+from cavesson.record.segments import live_segments
 
 BATCH = 100_000
 """Rollouts that are read and added together."""
@@ -59,7 +60,7 @@ class Builder:
             Whether anything changed.
         """
         while True:
-            found = snapshot(self.run.storage)
+            found = live_segments(self.run.storage)
             changes = self.run.changes(self.state.cursor)
             try:
                 state = add_metrics(self.folder, self.state, self.run)
@@ -69,7 +70,7 @@ class Builder:
                 if changes.first_step is not None:
                     self._add(changes, changes.first_step)
             except FileNotFoundError as error:
-                if snapshot(self.run.storage) == found:
+                if live_segments(self.run.storage) == found:
                     raise UserError(f"the record in {self.run.folder} lacks a file: {error}") from error
                 continue  # a compaction replaced files in the meantime: their content is in other files now
             return True
@@ -110,7 +111,7 @@ class Builder:
                 state = self.state.with_(codes=codes, prompts=self.prompts.count)
                 self._commit(append(self.folder, state, columns, len(order)))
         gone = had["row"][~seen]
-        state = bury(self.folder, self.state, gone) if len(gone) else self.state
+        state = mark_dead(self.folder, self.state, gone) if len(gone) else self.state
         if len(gone) and state.pieces:
             state = self.text.recount(state)
         if state.rows:
@@ -136,7 +137,7 @@ class Builder:
         for segment in changes.segments:
             if segment.stop > first_step:
                 table = self.run.read(segment, "rows", READ)
-                tables.append(table.filter(pa.compute.field("step") >= first_step))
+                tables.append(table.filter(pc.field("step") >= first_step))
             if sum(table.num_rows for table in tables) >= BATCH:
                 yield pa.concat_tables(tables)
                 tables = []

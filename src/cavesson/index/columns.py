@@ -63,7 +63,7 @@ def append(folder: Path, state: State, columns: Mapping[str, Array], count: int)
     return state.with_(columns=files, rows=state.rows + count)
 
 
-def bury(folder: Path, state: State, rows: Array) -> State:
+def mark_dead(folder: Path, state: State, rows: Array) -> State:
     """Record that these rows are no longer part of the run."""
     write_at(folder / "dead", state.dead, rows.astype("<i4"))
     return state.with_(dead=state.dead + len(rows))

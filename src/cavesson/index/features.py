@@ -7,7 +7,8 @@ import numpy as np
 
 from cavesson.index.columns import Array
 from cavesson.index.sets import contains
-from cavesson.index.words import SIGN, SPACE, Words, kinds_of, mixed, words
+from cavesson.index.words import SIGN, SPACE, Words, code_points, kinds_of, mixed, words
+from cavesson.record.keys import are_first
 
 WORD, CHARACTER, NGRAM = range(3)
 KINDS = ("word", "character", "ngram")
@@ -53,10 +54,8 @@ def hash_of_character(code: Array) -> Array:
 def _grouped(hashes: Array, document: Array, start: Array, stop: Array, kind: int) -> Features:
     order = np.argsort(hashes, kind="stable")
     hashes, document = hashes[order], document[order]
-    new_hash = np.ones(len(hashes), np.bool_)
-    new_hash[1:] = hashes[1:] != hashes[:-1]
-    kept = new_hash.copy()
-    kept[1:] |= document[1:] != document[:-1]
+    new_hash = are_first(hashes)
+    kept = new_hash | are_first(document)
     first = np.flatnonzero(new_hash)
     feature = np.cumsum(new_hash)[kept] - 1
     count = np.bincount(feature, minlength=len(first))
@@ -67,7 +66,7 @@ def _grouped(hashes: Array, document: Array, start: Array, stop: Array, kind: in
 
 def _characters(texts: Sequence[str], cut: Words) -> list[Features]:
     """Return the texts that contain each sign and each letter of the Latin scripts."""
-    points = np.frombuffer(cut.text.encode("utf-32-le", "surrogatepass"), "<u4")
+    points = code_points(cut.text)
     document = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
     kinds = kinds_of(points)
     latin = np.flatnonzero((kinds != SPACE) & (points < LAST_CHARACTER))

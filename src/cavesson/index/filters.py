@@ -3,6 +3,7 @@
 import ast
 import operator
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def matches(text: str, snapshot: Snapshot) -> Array:
         UserError: The text is not a valid filter.
     """
     if len(text) > LONGEST:
-        raise UserError(f"the filter has {len(text)} characters; {LONGEST} are the most")
+        raise UserError(f"the filter has {len(text)} characters; the limit is {LONGEST}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         with np.errstate(all="ignore"):
@@ -59,37 +60,34 @@ class _Evaluation:
     def of(self, node: ast.expr) -> Any:
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
-            raise UserError(f"the filter cannot hold `{_source(node)}`")
+            raise UserError(f"the filter cannot contain `{_source(node)}`")
         return method(node)
 
     def _boolop(self, node: ast.BoolOp) -> Array:
         combine = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-        result = self._condition(node.values[0])
-        for value in node.values[1:]:
-            result = combine(result, self._condition(value))
-        return result
+        return reduce(combine, map(self._condition, node.values))
 
     def _unaryop(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not):
             return ~self._condition(node.operand)
         if isinstance(node.op, ast.USub):
             return -self._number(node.operand)
-        raise UserError(f"the filter cannot hold `{_source(node)}`")
+        raise UserError(f"the filter cannot contain `{_source(node)}`")
 
     def _binop(self, node: ast.BinOp) -> Any:
         if type(node.op) not in _ARITHMETIC:
-            raise UserError(f"the filter cannot hold `{_source(node)}`; known are + - * /")
+            raise UserError(f"the filter cannot contain `{_source(node)}`; operators are + - * /")
         return _ARITHMETIC[type(node.op)](self._number(node.left), self._number(node.right))
 
     def _call(self, node: ast.Call) -> Any:
         if isinstance(node.func, ast.Name) and node.func.id == "abs" and len(node.args) == 1 and not node.keywords:
             return np.abs(self._number(node.args[0]))
-        raise UserError(f"the filter cannot hold `{_source(node)}`; the one function is abs()")
+        raise UserError(f"the filter cannot contain `{_source(node)}`; the only function is abs()")
 
     def _constant(self, node: ast.Constant) -> Any:
         if isinstance(node.value, int | float | str) and not isinstance(node.value, bool):
             return node.value
-        raise UserError(f"the filter cannot hold `{_source(node)}`")
+        raise UserError(f"the filter cannot contain `{_source(node)}`")
 
     def _name(self, node: ast.Name) -> Array:
         return self._column(node.id)
@@ -97,15 +95,10 @@ class _Evaluation:
     def _subscript(self, node: ast.Subscript) -> Array:
         if isinstance(node.value, ast.Name) and node.value.id == "parts" and isinstance(node.slice, ast.Constant):
             return self._column(f"part/{node.slice.value!s}")
-        raise UserError(f'the filter cannot hold `{_source(node)}`; a part is parts["NAME"]')
+        raise UserError(f'the filter cannot contain `{_source(node)}`; a part is parts["NAME"]')
 
     def _compare(self, node: ast.Compare) -> Array:
-        result = np.ones(self.snapshot.rows, np.bool_)
-        left = node.left
-        for op, right in zip(node.ops, node.comparators, strict=True):
-            result &= self._pair(left, op, right)
-            left = right
-        return result
+        return reduce(np.logical_and, map(self._pair, [node.left, *node.comparators], node.ops, node.comparators))
 
     def _pair(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Array:
         if isinstance(op, ast.Is | ast.IsNot):
@@ -128,12 +121,12 @@ class _Evaluation:
         if not (isinstance(right, ast.Constant) and isinstance(right.value, str)):
             return None
         if not isinstance(op, ast.Eq | ast.NotEq):
-            raise UserError("a text can be compared by == and != only")
+            raise UserError("a text can only be compared with == and !=")
         return self._equal_text(left, [right.value], isinstance(op, ast.NotEq))
 
     def _equal_text(self, column: ast.expr, texts: list[str], negate: bool) -> Array:
         if not isinstance(column, ast.Name) or column.id not in CODED:
-            raise UserError(f"only {' and '.join(CODED)} are texts; words in responses are found by the search")
+            raise UserError(f"only {' and '.join(CODED)} are texts; to find words in responses, use the search")
         if column.id not in self.snapshot.state.columns:
             return np.zeros(self.snapshot.rows, np.bool_)
         codes = self.snapshot.raw(column.id)
@@ -143,12 +136,12 @@ class _Evaluation:
 
     def _among(self, left: ast.expr, right: ast.expr, negate: bool) -> Array:
         if not isinstance(right, ast.List | ast.Tuple | ast.Set):
-            raise UserError("after `in` comes a list, such as [1, 2]")
+            raise UserError("`in` needs a list, such as [1, 2]")
         values = [self.of(element) for element in right.elts]
         if values and all(isinstance(value, str) for value in values):
             return self._equal_text(left, values, negate)
         if not all(isinstance(value, int | float) for value in values):
-            raise UserError("a list holds numbers or texts")
+            raise UserError("a list must contain numbers or texts")
         numbers = np.asarray(self._number(left))
         found = np.isin(
             numbers, np.array(values, np.float64).astype(numbers.dtype if numbers.dtype.kind == "f" else "f8")
@@ -157,7 +150,7 @@ class _Evaluation:
 
     def _missing(self, left: ast.expr, right: ast.expr) -> Array:
         if not (isinstance(right, ast.Constant) and right.value is None):
-            raise UserError("after `is` comes None")
+            raise UserError("`is` needs None")
         if isinstance(left, ast.Name) and left.id in CODED:
             return np.asarray(self._column(left.id) == 255)
         return np.broadcast_to(_absent(self._number(left)), (self.snapshot.rows,))
@@ -165,7 +158,7 @@ class _Evaluation:
     def _condition(self, node: ast.expr) -> Array:
         value = self.of(node)
         if not isinstance(value, np.ndarray) or value.dtype != np.bool_:
-            raise UserError(f"`{_source(node)}` is no condition")
+            raise UserError(f"`{_source(node)}` is not a condition")
         return value
 
     def _number(self, node: ast.expr) -> Any:
@@ -173,7 +166,7 @@ class _Evaluation:
             raise UserError(f"{node.id} is a text: compare it with one in quotes")
         value = self.of(node)
         if isinstance(value, str) or (isinstance(value, np.ndarray) and value.dtype == np.bool_):
-            raise UserError(f"`{_source(node)}` is no number")
+            raise UserError(f"`{_source(node)}` is not a number")
         if isinstance(value, int):
             return float(value)
         return value
@@ -181,7 +174,7 @@ class _Evaluation:
     def _column(self, name: str) -> Array:
         if name not in self.snapshot.state.columns or name == "prompt":
             known = ", ".join(n for n in self.snapshot.names if not n.startswith("part/"))
-            raise UserError(f"there is no column {name!r} to filter by; there is {known}")
+            raise UserError(f"there is no column {name!r} to filter by; columns are {known}")
         return self.snapshot.raw(name) if name in CODED else self.snapshot.column(name)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from filelock import FileLock, Timeout
 
-from cavesson.record.files import replacing
+from cavesson.record.files import write_text
 
 BLOCK = 1 << 16
 """Rows whose words are kept together."""
@@ -27,7 +27,7 @@ OURS = re.compile(
     r"|(words|rows)-\d{6,}\.arrow|patterns-\d{6,}-\d+\.arrow|\.[\w.-]+"
 )
 """Names of the files of an index. Whatever else is in its folder is somebody else's: never opened, never removed."""
-VERSION = 2
+VERSION = 3
 """Raised whenever the files change their meaning: an index of another version is built anew."""
 
 
@@ -121,8 +121,7 @@ def _is_whole(folder: Path, state: State) -> bool:
 
 
 def write_state(folder: Path, state: State) -> None:
-    with replacing(folder / "state.json") as file:
-        file.write(json.dumps(asdict(state)).encode())
+    write_text(folder / "state.json", json.dumps(asdict(state)))
 
 
 def clear(folder: Path) -> None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from cavesson.index.columns import Array
 from cavesson.memory import resident
+from cavesson.record.files import replacing
 
 MUCH = 300 << 20
 """Bytes of memory."""
@@ -38,6 +39,12 @@ def mapped_table(path: Path) -> tuple[pa.Table, mmap.mmap]:
     """Return the table in an Arrow file, and the memory map that holds it."""
     whole = _map(path, 0)
     return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(whole))).read_all(), whole
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write an Arrow file that ``mapped_table`` reads."""
+    with replacing(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
 
 
 def ask_for(paths: Iterable[Path]) -> None:
@@ -67,7 +74,7 @@ def _read(file: FileIO, start: int, size: int) -> bytes:
     return file.read(size)
 
 
-def relieve() -> None:
+def release_memory() -> None:
     """Release the pages of all mapped files and free memory to the system if the process uses much memory."""
     if resident() > MUCH:
         for each in list(_maps):

@@ -3,12 +3,10 @@
 import hashlib
 from pathlib import Path
 
-import pyarrow as pa
-
 from cavesson.index.folder import State, metrics_name
+from cavesson.index.maps import write_table
 from cavesson.record import Run
-from cavesson.record.files import replacing
-from cavesson.record.segments import snapshot
+from cavesson.record.segments import live_segments
 
 GROWING = 8
 """The newest files, whose size is looked at: more metrics may be added to their steps."""
@@ -20,9 +18,7 @@ def add_metrics(folder: Path, state: State, run: Run) -> State:
     if cursor == state.metrics_cursor:
         return state
     number = state.metrics + 1
-    table = run.steps()
-    with replacing(folder / metrics_name(number)) as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
+    write_table(folder / metrics_name(number), run.steps().combine_chunks())
     # Readers may still be about to open the previous file, so only the one before it is removed.
     (folder / metrics_name(number - 2)).unlink(missing_ok=True)
     return state.with_(metrics=number, metrics_cursor=cursor)
@@ -30,7 +26,7 @@ def add_metrics(folder: Path, state: State, run: Run) -> State:
 
 def _cursor(run: Run) -> str:
     """Return a value that changes whenever the metrics of the record change."""
-    segments = snapshot(run.storage).steps
+    segments = live_segments(run.storage).steps
     names = [(segment.stem, segment.stop) for segment in segments]
     sizes = []
     for segment in segments[-GROWING:]:

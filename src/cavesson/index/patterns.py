@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from cavesson.index.columns import Array
 from cavesson.index.folder import BLOCK, Piece, State
-from cavesson.index.maps import mapped_table
+from cavesson.index.maps import mapped_table, write_table
 from cavesson.index.postings import PART, Postings
 from cavesson.index.snapshot import Snapshot
-from cavesson.record.files import replacing
 
 GROUPS = 16
 """Most groups of steps that a piece is counted in."""
@@ -100,8 +99,7 @@ def write_counts(folder: Path, state: State, piece: Piece, postings: Postings) -
             "reward": pa.FixedSizeListArray.from_arrays(counts.reward.astype(np.float32).ravel(), groups),
         }
     ).replace_schema_metadata({"groups": numbers.tobytes()})
-    with replacing(folder / piece.name("patterns")) as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+    write_table(folder / piece.name("patterns"), table)
 
 
 @lru_cache(maxsize=512)

@@ -15,9 +15,8 @@ import pyarrow as pa
 from cavesson.index.columns import Array
 from cavesson.index.features import slices
 from cavesson.index.folder import BLOCK, Piece
-from cavesson.index.maps import mapped_table, read_ranges
+from cavesson.index.maps import mapped_table, read_ranges, write_table
 from cavesson.index.sets import distinct
-from cavesson.record.files import replacing
 
 BITMAP_BYTES = BLOCK // 8
 MANY = BLOCK // 16
@@ -48,15 +47,10 @@ class Postings(NamedTuple):
 def write_piece(folder: Path, piece: Piece, new: New, postings: Postings) -> None:
     """Write the two files of a piece."""
     words = pa.table({"hash": new.hash, "kind": new.kind, "text": pa.array(new.text, pa.large_string())})
-    _write(folder / piece.name("words"), words)
-    rows = pa.table(
-        {
-            "feature": postings.feature.astype(np.uint32),
-            "count": postings.counts.astype(np.uint32),
-            "rows": _packed(postings),
-        }
-    )
-    _write(folder / piece.name("rows"), rows)
+    write_table(folder / piece.name("words"), words)
+    feature, count = postings.feature.astype(np.uint32), postings.counts.astype(np.uint32)
+    rows = pa.table({"feature": feature, "count": count, "rows": _packed(postings)})
+    write_table(folder / piece.name("rows"), rows)
 
 
 class PieceReader:
@@ -180,8 +174,3 @@ def _packed(postings: Postings) -> pa.Array:
         data[offsets[start] : offsets[stop]] = rows.view(np.uint8)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(count), buffers)
-
-
-def _write(path: Path, table: pa.Table) -> None:
-    with replacing(path) as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cavesson.index.columns import Array, write_at
 from cavesson.index.features import slices
@@ -70,7 +71,7 @@ def add_rollups(folder: Path, state: State, run: Run, first_step: int) -> State:
     for start in range(0, len(steps), STEPS_AT_ONCE):
         table = run.rollups(steps=steps[start : start + STEPS_AT_ONCE].tolist())
         for level in BINS:
-            state = _add(folder, state, level, table.filter(pa.compute.field("level") == level))
+            state = _add(folder, state, level, table.filter(pc.field("level") == level))
     return state
 
 

@@ -15,7 +15,7 @@ from cavesson.index.folder import BLOCK, Piece
 from cavesson.index.postings import PieceReader
 from cavesson.index.sets import contains
 from cavesson.index.snapshot import Snapshot
-from cavesson.index.words import ALONE, OVERLAP, SIGN, SPACE, fold, kind_of
+from cavesson.index.words import ALONE, OVERLAP, SIGN, SPACE, code_points, fold, kinds_of, runs
 
 
 class Dictionary:
@@ -25,20 +25,12 @@ class Dictionary:
         self.readers = [PieceReader(folder, piece) for piece in pieces]
         tables = [reader.words for reader in self.readers]
         self.texts: pa.ChunkedArray = pa.chunked_array([c for t in tables for c in t["text"].chunks], pa.large_string())
-        kinds = [table["kind"].to_numpy() for table in tables]
-        self.kinds: Array = np.concatenate(kinds) if kinds else np.empty(0, np.uint8)
+        self.kinds: Array = np.concatenate([np.empty(0, np.uint8), *(table["kind"].to_numpy() for table in tables)])
 
     def found(self, how: str, text: str, kind: int = WORD) -> Array:
         """Return [F] bool: the features of a kind that contain, start with, end with or equal a text."""
-        tests = {
-            "contains": pc.match_substring,
-            "starts": pc.starts_with,
-            "ends": pc.ends_with,
-        }
-        if not len(self.kinds):
-            return np.zeros(0, np.bool_)
-        test = pc.equal(self.texts, text) if how == "equals" else tests[how](self.texts, text)
-        wanted: Array = test.to_numpy() & (self.kinds == kind)
+        tests = {"contains": pc.match_substring, "starts": pc.starts_with, "ends": pc.ends_with, "equals": pc.equal}
+        wanted: Array = tests[how](self.texts, text).to_numpy() & (self.kinds == kind)
         return wanted
 
     def numbers(self, hashes: Array) -> Array:
@@ -92,17 +84,10 @@ class Part(NamedTuple):
 
 def parts_of(text: str) -> list[Part]:
     """Split a search text into words as the index splits responses."""
-    words: list[tuple[str, int]] = []
-    previous = SPACE
-    for character in fold(text):
-        kind = kind_of(character)
-        if kind == previous and kind not in (ALONE, SPACE):
-            words[-1] = (words[-1][0] + character, kind)
-        elif kind != SPACE:
-            words.append((character, kind))
-        previous = kind
-    final = len(words) - 1
-    return [Part(word, kind, i == 0, i == final) for i, (word, kind) in enumerate(words)]
+    text = fold(text)
+    kind = kinds_of(code_points(text))
+    begin, end = (places.tolist() for places in runs(kind, np.zeros(1, np.int64)))
+    return [Part(text[a:b], int(kind[a]), a == begin[0], b == end[-1]) for a, b in zip(begin, end, strict=True)]
 
 
 def is_exact(text: str) -> bool:

@@ -2,13 +2,14 @@
 
 import numpy as np
 
+from cavesson.record.keys import are_first
 from cavesson.record.precision import Array
 
 
 def distinct(values: Array) -> Array:
     """Return the distinct values, ascending."""
     ordered = np.sort(values)
-    return np.asarray(ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]])
+    return np.asarray(ordered[are_first(ordered)])
 
 
 def contains(ordered: Array, values: Array) -> Array:

@@ -50,11 +50,7 @@ class Snapshot:
         Raises:
             KeyError: There is no such column.
         """
-        values = self.raw(name)
-        column = self.state.columns[name]
-        if column.missing and values.dtype.kind == "i":
-            return np.where(values == MISSING[column.dtype], np.nan, values)
-        return values
+        return self._measured(name, self.raw(name))
 
     def raw(self, name: str) -> Array:
         """Return [rows] the values as they are stored."""
@@ -62,7 +58,14 @@ class Snapshot:
 
     def take(self, name: str, rows: Array) -> Array:
         """Return the values of some rows, NaN for those that were not measured."""
-        values = self.raw(name)[rows]
+        return self._measured(name, self.raw(name)[rows])
+
+    def keys(self, rows: Array) -> list[tuple[int, int]]:
+        """Return the step and sample of some rows."""
+        return list(zip(self.raw("step")[rows].tolist(), self.raw("sample")[rows].tolist(), strict=True))
+
+    def _measured(self, name: str, values: Array) -> Array:
+        """Return stored values of a column with NaN for those that were not measured."""
         column = self.state.columns[name]
         if column.missing and values.dtype.kind == "i":
             return np.where(values == MISSING[column.dtype], np.nan, values)

@@ -14,10 +14,11 @@ from cavesson.index.patterns import write_counts
 from cavesson.index.postings import New, PieceReader, Postings, merged, write_piece
 from cavesson.index.sets import contains
 from cavesson.index.snapshot import Snapshot
+from cavesson.index.texts import recorded
 from cavesson.index.words import LONGEST
 from cavesson.record import Run
 
-MOST_PIECES = 8
+MAX_PIECES = 8
 """Pieces of the block that is still growing; more are put together."""
 CHUNK_ROWS = 4_096
 CHUNK_BYTES = 4_000_000
@@ -60,7 +61,7 @@ class TextBuilder:
         size = FIRST_CHUNK
         while first < stop:
             rows = np.arange(first, min(first + size, stop))
-            texts = responses(self.run, snapshot, rows)
+            texts = recorded(self.run, snapshot, rows, ["response"])["response"]
             for some in portions(texts):
                 yield rows[[place for place, _ in some]], [text for _, text in some]
             first += len(rows)
@@ -86,7 +87,7 @@ class TextBuilder:
         block = state.pieces[-1].block
         of_block = [piece for piece in state.pieces if piece.block == block]
         full = state.text_rows == (block + 1) * BLOCK
-        if len(of_block) == 1 or not (full or len(of_block) > MOST_PIECES):
+        if len(of_block) == 1 or not (full or len(of_block) > MAX_PIECES):
             return state
         readers = [PieceReader(self.folder, piece) for piece in of_block]
         first, last = of_block[0], of_block[-1]
@@ -108,10 +109,9 @@ class TextBuilder:
         for piece in state.pieces:
             dead = np.fromfile(self.folder / "dead", "<i4", state.dead)[piece.dead :]
             if np.any((dead >= piece.first) & (dead < piece.stop)):
-                write_counts(
-                    self.folder, state, replace(piece, dead=state.dead), PieceReader(self.folder, piece).postings()
-                )
+                postings = PieceReader(self.folder, piece).postings()
                 piece = replace(piece, dead=state.dead)
+                write_counts(self.folder, state, piece, postings)
             pieces.append(piece)
         return state.with_(pieces=tuple(pieces))
 
@@ -119,15 +119,6 @@ class TextBuilder:
 def next_size(rows: int, size: int) -> int:
     """Return how many responses to read next, if the last ``rows`` responses had ``size`` bytes."""
     return max(1, min(CHUNK_ROWS, rows * CHUNK_BYTES // max(size, 1), 8 * rows))
-
-
-def responses(run: Run, snapshot: Snapshot, rows: Array) -> pa.ChunkedArray:
-    """Return the response of each row, null for rows whose attempt was superseded."""
-    alive = np.ones(len(rows), np.bool_) if snapshot.alive is None else snapshot.alive[rows]
-    living = rows[alive]
-    keys = list(zip(snapshot.raw("step")[living].tolist(), snapshot.raw("sample")[living].tolist(), strict=True))
-    texts = run.fetch(keys, ["response"])["response"]
-    return texts if alive.all() else texts.take(pa.array(np.cumsum(alive) - 1, mask=~alive))
 
 
 def portions(texts: pa.ChunkedArray) -> Iterator[list[tuple[int, str]]]:

@@ -6,7 +6,7 @@ their block is full. Blocks are only appended: ``texts`` holds the blocks, and `
 its uncompressed size in bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ CHUNK_BYTES = 4_000_000
 CODEC = pa.Codec("zstd", 3)
 
 
-class Texts(NamedTuple):
+class RowTexts(NamedTuple):
     """Texts of some rows; the texts of superseded attempts are empty."""
 
     prompt: list[str]
@@ -48,7 +48,7 @@ def store_texts(folder: Path, state: State, run: Run) -> State:
     sizes, packed = [], []
     for chunk in _chunks(run, Snapshot(folder, state), first, stop):
         for start in range(0, len(chunk.prompt), ROWS):
-            block = _block(Texts(*(texts[start : start + ROWS] for texts in chunk)))
+            block = _block(RowTexts(*(texts[start : start + ROWS] for texts in chunk)))
             sizes.append(len(block))
             packed.append(CODEC.compress(block, asbytes=True))
     end = int(_places(folder, first)[-1, 0])
@@ -60,14 +60,14 @@ def store_texts(folder: Path, state: State, run: Run) -> State:
     return state.with_(texts=stop)
 
 
-def read_texts(run: Run, snapshot: Snapshot, rows: Array) -> Texts:
+def read_texts(run: Run, snapshot: Snapshot, rows: Array) -> RowTexts:
     """Return the beginnings of the texts of some rows, at most ``LENGTH`` characters of each."""
     if not len(rows):
-        return Texts([], [])
+        return RowTexts([], [])
     stored = rows < snapshot.state.texts
     if stored.all():
-        return Texts(*(column.to_pylist() for column in _stored(snapshot, rows)))
-    found = Texts([""] * len(rows), [""] * len(rows))
+        return RowTexts(*(column.to_pylist() for column in _stored(snapshot, rows)))
+    found = RowTexts([""] * len(rows), [""] * len(rows))
     parts = (stored, read_texts(run, snapshot, rows[stored])), (~stored, _recorded(run, snapshot, rows[~stored]))
     for there, texts in parts:
         for some, column in zip(found, texts, strict=True):
@@ -84,8 +84,8 @@ def read_responses(run: Run, snapshot: Snapshot, rows: Array) -> pa.Array:
         place = pa.array(np.cumsum(stored) - 1, mask=~stored)
         found = _stored(snapshot, rows[stored]).response.take(place)
     if (lacking := np.flatnonzero(_cut(found) | ~stored)).size:
-        keys = zip(*(snapshot.raw(name)[rows[lacking]].tolist() for name in ("step", "sample")), strict=True)
-        whole = run.fetch(list(keys), ["response"])["response"].combine_chunks().cast(pa.large_string())
+        keys = snapshot.keys(rows[lacking])
+        whole = run.fetch(keys, ["response"])["response"].combine_chunks().cast(pa.large_string())
         found = pc.replace_with_mask(found, pa.array(np.isin(np.arange(len(rows)), lacking)), whole)
     return found
 
@@ -120,11 +120,11 @@ def _stored(snapshot: Snapshot, rows: Array) -> _Columns:
 def _strings(data: bytes, lengths: Array) -> pa.Array:
     offsets = np.append(0, np.cumsum(lengths))
     if lengths.size and (lengths.min() < 0 or offsets[-1] != len(data)):
-        raise ValueError("the texts of the index are broken")
+        raise ValueError("the texts of the index are damaged")
     return pa.LargeStringArray.from_buffers(lengths.size, pa.py_buffer(offsets), pa.py_buffer(data))
 
 
-def _block(texts: Texts) -> bytes:
+def _block(texts: RowTexts) -> bytes:
     """Return the byte lengths of all prompts and responses, followed by the texts."""
     encoded = [text.encode() for text in (*texts.prompt, *texts.response)]
     return np.array([len(text) for text in encoded], "<i4").tobytes() + b"".join(encoded)
@@ -137,7 +137,7 @@ def _places(folder: Path, rows: int) -> Array:
     return mapped(folder / "texts-places", "<i8", 2 + rows // ROWS * 2).reshape(-1, 2)
 
 
-def _chunks(run: Run, snapshot: Snapshot, first: int, stop: int) -> Iterator[Texts]:
+def _chunks(run: Run, snapshot: Snapshot, first: int, stop: int) -> Iterator[RowTexts]:
     """Yield the texts of the rows, several blocks at a time, as many as fit well into memory."""
     size = ROWS
     while first < stop:
@@ -148,12 +148,15 @@ def _chunks(run: Run, snapshot: Snapshot, first: int, stop: int) -> Iterator[Tex
         size = max(min(CHUNK_ROWS, 8 * size, size * CHUNK_BYTES // length) // ROWS, 1) * ROWS
 
 
-def _recorded(run: Run, snapshot: Snapshot, rows: Array) -> Texts:
+def _recorded(run: Run, snapshot: Snapshot, rows: Array) -> RowTexts:
     """Return the beginnings of the texts of some rows, read from the record."""
+    table = recorded(run, snapshot, rows, RowTexts._fields)
+    columns = [pc.utf8_slice_codeunits(column, 0, LENGTH).to_pylist() for column in table.columns]
+    return RowTexts(*([text or "" for text in texts] for texts in columns))
+
+
+def recorded(run: Run, snapshot: Snapshot, rows: Array, columns: Sequence[str]) -> pa.Table:
+    """Return columns of the record for some rows, null for rows whose attempt was superseded."""
     alive = np.ones(len(rows), np.bool_) if snapshot.alive is None else snapshot.alive[rows]
-    living = rows[alive]
-    keys = list(zip(snapshot.raw("step")[living].tolist(), snapshot.raw("sample")[living].tolist(), strict=True))
-    table = run.fetch(keys, list(Texts._fields))
-    place = np.where(alive, np.cumsum(alive) - 1, -1).tolist()
-    columns = [pc.utf8_slice_codeunits(table[name], 0, LENGTH).to_pylist() for name in Texts._fields]
-    return Texts(*([(texts[i] or "") if i >= 0 else "" for i in place] for texts in columns))
+    table = run.fetch(snapshot.keys(rows[alive]), columns)
+    return table if alive.all() else table.take(pa.array(np.cumsum(alive) - 1, mask=~alive))

@@ -45,13 +45,6 @@ class Words(NamedTuple):
     """[W] uint64, equal for equal words."""
 
 
-def kind_of(character: str) -> int:
-    """Return SPACE, LETTER, SIGN or ALONE."""
-    if any(first <= ord(character) <= last for first, last in _ALONE):
-        return ALONE
-    return SPACE if character in _SPACES else _of_category(unicodedata.category(character))
-
-
 def _of_category(category: str) -> int:
     if category[0] in "LNM" or category == "Cs":
         return LETTER
@@ -72,8 +65,13 @@ def _tables() -> tuple[Array, Array]:
     return kinds, lower
 
 
+def code_points(text: str) -> Array:
+    """Return the code point of each character."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+
+
 def kinds_of(points: Array) -> Array:
-    """Return the kind of each code point."""
+    """Return SPACE, LETTER, SIGN or ALONE for each code point."""
     kinds: Array = _tables()[0][points]
     return kinds
 
@@ -88,17 +86,16 @@ def words(texts: Sequence[str]) -> Words:
     kinds, lower = _tables()
     lengths = np.array([len(text) for text in texts], np.int64)
     starts = np.cumsum(lengths) - lengths
-    joined = "".join(texts).encode("utf-32-le", "surrogatepass")
-    points = lower[np.frombuffer(joined, "<u4")]
-    begin, end = _runs(kinds[points], starts)
+    points = lower[code_points("".join(texts))]
+    begin, end = runs(kinds[points], starts)
     begin, end = _pieces(begin, end)
     document = np.searchsorted(starts, begin, side="right") - 1
     text = points.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
     return Words(text, document, begin, end, _hashes(points, begin, end))
 
 
-def _runs(kind: Array, starts: Array) -> tuple[Array, Array]:
-    """Return the start and end (exclusive) of every word."""
+def runs(kind: Array, starts: Array) -> tuple[Array, Array]:
+    """Return the start and end (exclusive) of every word, given the kind of each character and where texts start."""
     if not len(kind):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     new = np.empty(len(kind), np.bool_)

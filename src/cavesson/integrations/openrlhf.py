@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.importers.rollout import group_of
+from cavesson.importers.fields import group_of
+from cavesson.integrations.tensors import as_array
 from cavesson.record import Lock, Recorder, begin_attempt, write_run
 from cavesson.record.padding import padded
 from cavesson.record.precision import Array
@@ -70,11 +71,11 @@ def rollouts_of(experiences: Iterable[Any], tokenizer: Any) -> tuple[dict[str, A
     rows: dict[str, list[Any]] = defaultdict(list)
     tokens: dict[str, list[Any]] = defaultdict(list)
     for experience in experiences:
-        sequences = _array(experience.sequences).astype(np.int64)
-        attention, actions = _array(experience.attention_mask) > 0, _array(experience.action_mask) > 0
+        sequences = as_array(experience.sequences)
+        attention, actions = as_array(experience.attention_mask) > 0, as_array(experience.action_mask) > 0
         shift = sequences.shape[1] - actions.shape[1]
         given = {name: getattr(experience, field, None) for field, name in COLUMNS.items()}
-        fields = {name: _array(value) for name, value in given.items() if value is not None}
+        fields = {name: as_array(value) for name, value in given.items() if value is not None}
         for i, chosen in enumerate(actions):
             places = np.flatnonzero(chosen) + shift
             start = int(places[0]) if len(places) else sequences.shape[1]
@@ -93,13 +94,8 @@ def rollouts_of(experiences: Iterable[Any], tokenizer: Any) -> tuple[dict[str, A
 def _add_outcomes(rows: dict[str, list[Any]], experience: Any, count: int, tokenizer: Any) -> None:
     prompts = list(experience.prompts)
     rows["prompt"] += prompts or [tokenizer.decode(ids) for ids in rows["prompt_ids"][-count:]]
-    rows["reward"] += _array(experience.info.get("reward", experience.rewards)).tolist()
+    rows["reward"] += as_array(experience.info.get("reward", experience.rewards)).tolist()
     if len(experience.labels) == count:
         rows["ground_truth"] += [None if label is None else str(label) for label in experience.labels]
     if experience.truncated is not None:
-        rows["finish_reason"] += ["length" if cut else "eos" for cut in _array(experience.truncated).tolist()]
-
-
-def _array(tensor: Any) -> Array:
-    array: Array = tensor.detach().double().cpu().numpy()
-    return array
+        rows["finish_reason"] += ["length" if cut else "eos" for cut in as_array(experience.truncated).tolist()]

@@ -33,9 +33,8 @@ def require(names: tuple[Name, ...]) -> None:
     """
     for name in names:
         spec = find_spec(name)
-        if (
-            spec is None or spec.origin is None
-        ):  # a folder called wandb, such as the one it writes, is found as a namespace package without an origin
+        # A folder called wandb, such as the one it writes, is found as a namespace package without an origin.
+        if spec is None or spec.origin is None:
             raise UserError(f"the tracker {name} is not installed; install it with: pip install {name}")
 
 
@@ -104,24 +103,21 @@ class Trackers:
 def _tracker(name: Name, folder: Path, project: str, ids: Mapping[str, str], start_step: int) -> Any:
     from accelerate.tracking import MLflowTracker, TensorBoardTracker, TrackioTracker, WandBTracker
 
-    identity = ids["id"]
     if name == "mlflow":
         return MLflowTracker(project, run_id=ids.get("mlflow"), run_name=folder.name)
-
     if name == "tensorboard":
         return TensorBoardTracker("tensorboard", folder, purge_step=start_step)
     if name == "wandb":
-        return WandBTracker(project, dir=folder, id=identity, name=folder.name, resume="allow")
-    return TrackioTracker(project, name=f"{folder.name}-{identity}", resume="allow")
+        return WandBTracker(project, dir=folder, id=ids["id"], name=folder.name, resume="allow")
+    return TrackioTracker(project, name=f"{folder.name}-{ids['id']}", resume="allow")
 
 
 def _start(tracker: Any) -> None:
     try:
         tracker.start()
     except _refusals(tracker.name) as error:
-        reason = first_line(error)
         offline = "\nWANDB_MODE=offline keeps the run on this machine instead" if tracker.name == "wandb" else ""
-        raise UserError(f"the tracker {tracker.name} did not start: {reason}{offline}") from error
+        raise UserError(f"the tracker {tracker.name} did not start: {first_line(error)}{offline}") from error
 
 
 def _refusals(name: Name) -> tuple[type[Exception], ...]:

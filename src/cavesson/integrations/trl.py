@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from cavesson.errors import UserError
-from cavesson.importers.rollout import conversation, group_of
+from cavesson.importers.fields import conversation, group_of
 from cavesson.record import Lock, Recorder, begin_attempt, write_run, write_vocabulary
 from cavesson.record.precision import Array
 
@@ -53,8 +54,9 @@ def record(trainer: Any, folder: Path | str) -> "RecorderCallback":
         from cavesson.integrations.trl_ppo import watch
     else:
         raise UserError(
-            f"{type(trainer).__name__} is none of GRPOTrainer, RLOOTrainer and PPOTrainer; for others that call reward "
-            "functions: callback = RecorderCallback(folder), reward_funcs=callback.rewards([…]), callbacks=[callback]"
+            f"{type(trainer).__name__} is not a GRPOTrainer, RLOOTrainer or PPOTrainer; for others that call "
+            "reward functions: callback = RecorderCallback(folder), reward_funcs=callback.rewards([…]), "
+            "callbacks=[callback]"
         )
     watch(trainer, callback)
     trainer.add_callback(callback)
@@ -111,7 +113,9 @@ class RecorderCallback(TrainerCallback):
         """
         for function in functions:
             if not callable(function) or hasattr(function, "forward") or inspect.iscoroutinefunction(function):
-                raise UserError(f"{function!r:.60} is no plain function: record(trainer, folder) records such rewards")
+                raise UserError(
+                    f"{function!r:.60} is not a plain function: record(trainer, folder) records such rewards"
+                )
         return [self._wrapped(function, functions, weights or [1.0] * len(functions)) for function in functions]
 
     def _wrapped(
@@ -132,13 +136,9 @@ class RecorderCallback(TrainerCallback):
     def _record_rewards(
         self, prompts: list[Any], completions: list[Any], given: Mapping[str, Any], weights: Sequence[float]
     ) -> None:
-        rows = text_rows(prompts, completions)
+        rows = text_rows(prompts, completions) | truths_of(given)
         rows |= reward_rows(list(self._parts), np.array(list(self._parts.values()), np.float64).T, weights)
         tokens = {"token_id": ids} if (ids := given.get("completion_ids")) else {}
-        for name in _TRUTHS:
-            if name in given:
-                rows["ground_truth"] = [None if value is None else str(value) for value in given[name]]
-                break
         self.rollouts(given["trainer_state"].global_step, rows, tokens)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -147,8 +147,10 @@ class RecorderCallback(TrainerCallback):
         attempt = lock = None
         if self._rank == 0:
             lock = Lock(self._folder)
+            scaled = str(getattr(args, "scale_rewards", False)) not in ("False", "none")
             settings = {"algorithm": type(args).__name__.removesuffix("Config").lower(), "config": args.to_dict()}
-            write_run(self._folder, settings | {"trainer": f"trl {_version('trl')}", "processes": self._world})
+            settings |= {"rewards_are_scaled": scaled}
+            write_run(self._folder, settings | {"trainer": f"trl {version('trl')}", "processes": self._world})
             _write_vocabulary(self._folder, given.get("processing_class"))
             attempt = begin_attempt(self._folder, state.global_step)
         attempt = _from_first(attempt, self._world)
@@ -169,12 +171,10 @@ class RecorderCallback(TrainerCallback):
             self._recorder.metrics(step, new)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Write the step's rollouts."""
+        """Write the rollouts of the step, or of the evaluation."""
         self.step_ended()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Write the evaluation's rollouts."""
-        self.step_ended()
+    on_evaluate = on_step_end
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Write what is left."""
@@ -196,24 +196,16 @@ def reward_rows(names: Sequence[str], scores: Array, weights: Sequence[float]) -
     sums = np.nansum(scores * np.asarray(weights, np.float64), axis=1)
     sums[np.isnan(scores).all(axis=1)] = math.nan
     parts = [
-        {name: None if math.isnan(value) else value for name, value in zip(names, row, strict=True)}
+        {name: value for name, value in zip(names, row, strict=True) if not math.isnan(value)}
         for row in scores.tolist()
     ]
-    return {"reward": sums.tolist(), "reward_parts": [{k: v for k, v in row.items() if v is not None} for row in parts]}
+    return {"reward": sums.tolist(), "reward_parts": parts}
 
 
-def truths_of(inputs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def truths_of(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Return the correct answers if the data set has them under one of the usual names."""
-    for name in _TRUTHS:
-        if all(name in row for row in inputs):
-            return {"ground_truth": [None if row[name] is None else str(row[name]) for row in inputs]}
-    return {}
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)
+    values = next((columns[name] for name in _TRUTHS if name in columns), None)
+    return {} if values is None else {"ground_truth": [None if value is None else str(value) for value in values]}
 
 
 def _from_first(attempt: int | None, world: int) -> int:
@@ -223,8 +215,8 @@ def _from_first(attempt: int | None, world: int) -> int:
         return attempt
     from accelerate.utils import broadcast_object_list
 
-    told: list[int] = broadcast_object_list([attempt])
-    return told[0]
+    received: list[int] = broadcast_object_list([attempt])
+    return received[0]
 
 
 def _write_vocabulary(folder: Path, processor: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.integrations.padding import left_padded
+from cavesson.integrations.tensors import as_array, without_padding
 from cavesson.integrations.trl import RecorderCallback, reward_rows, text_rows, truths_of
 from cavesson.record.precision import Array
 
@@ -77,7 +77,8 @@ class _Watcher:
         finally:
             self._generating = None
         count = len(batch.rows["prompt"])
-        batch.rows |= _rows(self._trainer, output, now) | truths_of(inputs)
+        columns = {name: [row[name] for row in inputs] for name in inputs[0] if all(name in row for row in inputs)}
+        batch.rows |= _rows(self._trainer, output, now) | truths_of(columns)
         batch.tokens = _tokens(output, batch.scored)
         batch.seen = np.zeros(count, np.bool_)
         output[LINE] = output["completion_ids"].new_tensor(range(self._count, self._count + count))
@@ -90,8 +91,8 @@ class _Watcher:
         if self._generating is not None:
             trainer = self._trainer
             first = trainer.accelerator.process_index * len(prompts)  # the scores cover all processes
-            mine = _array(scores)[first : first + len(prompts)]
-            weights = _array(trainer.reward_weights).tolist()
+            mine = as_array(scores)[first : first + len(prompts)]
+            weights = as_array(trainer.reward_weights).tolist()
             self._generating.rows |= text_rows(prompts, completions)
             self._generating.rows |= reward_rows(trainer.reward_func_names, mine, weights)
         return scores
@@ -102,13 +103,13 @@ class _Watcher:
             self._generating.scored.append(result[0])
         elif self._lines is not None:
             named = {"logprob": result[0], "entropy": result[1]}
-            columns = {name: _array(values) for name, values in named.items() if values is not None}
+            columns = {name: as_array(values) for name, values in named.items() if values is not None}
             for batch in self._batches:
                 batch.add(self._lines, columns)
         return result
 
     def loss(self, model: Any, inputs: Any) -> Any:
-        self._lines = _array(inputs[LINE]).astype(np.int64) if LINE in inputs else None
+        self._lines = as_array(inputs[LINE]).astype(np.int64) if LINE in inputs else None
         try:
             return self._loss(model, inputs)
         finally:
@@ -121,18 +122,13 @@ class _Watcher:
         self._batches = []
 
 
-def _array(tensor: Any) -> Array:
-    array: Array = tensor.detach().double().cpu().numpy()
-    return array
-
-
 def _rows(trainer: Any, output: Any, now: int) -> dict[str, list[Any]]:
-    ids, mask = output["completion_ids"].cpu().numpy(), output["completion_mask"].cpu().numpy()
+    ids, mask = as_array(output["completion_ids"]), as_array(output["completion_mask"])
     count, lengths = len(ids), mask.sum(1)
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
     last = [row[length - 1] if length else None for row, length in zip(ids, lengths, strict=True)]
     return {
-        "prompt_ids": left_padded(output["prompt_ids"].cpu().numpy(), output["prompt_mask"].cpu().numpy()),
+        "prompt_ids": without_padding(output["prompt_ids"].cpu(), output["prompt_mask"].cpu()),
         "finish_reason": ["eos" if token == tokenizer.eos_token_id else "length" for token in last],
         "policy_version": [now] * count,
         "kl_coef": [float(trainer.beta)] * count,
@@ -141,15 +137,15 @@ def _rows(trainer: Any, output: Any, now: int) -> dict[str, list[Any]]:
 
 def _tokens(output: Any, scored: list[Any]) -> dict[str, Array]:
     """Return the token columns that are known once the rollouts are scored."""
-    mask = output["completion_mask"].cpu().numpy().astype(bool)
+    mask = as_array(output["completion_mask"]).astype(bool)
     if "tool_mask" in output:
-        mask &= output["tool_mask"].cpu().numpy().astype(bool)
-    advantage = _array(output["advantages"])
-    columns = {"token_id": output["completion_ids"].cpu().numpy(), "mask": mask}
+        mask &= as_array(output["tool_mask"]).astype(bool)
+    advantage = as_array(output["advantages"])
+    columns = {"token_id": as_array(output["completion_ids"]), "mask": mask}
     columns["advantage"] = np.broadcast_to(advantage[:, None] if advantage.ndim == 1 else advantage, mask.shape)
     if "old_logps" in output:  # RLOO keeps only sums, and always scores the policy before the reference
         named = dict(zip(("logprob", "ref_logprob"), scored, strict=False))
     else:
         named = {"logprob": output.get("old_per_token_logps"), "ref_logprob": output.get("ref_per_token_logps")}
         named["sampler_logprob"] = output.get("sampling_per_token_logps")
-    return columns | {name: _array(values) for name, values in named.items() if values is not None}
+    return columns | {name: as_array(values) for name, values in named.items() if values is not None}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.integrations.padding import left_padded
+from cavesson.integrations.tensors import as_array, without_padding
 from cavesson.integrations.trl import RecorderCallback
 from cavesson.record.precision import Array
 
@@ -50,15 +50,14 @@ def _variables(trainer: Any) -> dict[str, Any] | None:
 
 def _rows(trainer: Any, variables: dict[str, Any], step: int) -> dict[str, Any]:
     tokenizer = trainer.processing_class
-    queries = variables["queries"].cpu().numpy()
-    texts = variables["postprocessed_responses"].cpu().numpy()
-    shaped, ended = _array(variables["scores"]), variables["contain_eos_token"].cpu().numpy()
+    queries, texts = as_array(variables["queries"]), as_array(variables["postprocessed_responses"])
+    shaped, ended = as_array(variables["scores"]), as_array(variables["contain_eos_token"])
     penalty = trainer.args.missing_eos_penalty or 0.0
     count = len(queries)
     return {
         "prompt": tokenizer.batch_decode(queries, skip_special_tokens=True),
         "response": tokenizer.batch_decode(texts, skip_special_tokens=True),
-        "prompt_ids": left_padded(queries, queries != tokenizer.pad_token_id),
+        "prompt_ids": without_padding(queries, queries != tokenizer.pad_token_id),
         "reward": shaped + np.where(ended, 0.0, penalty),
         "shaped_reward": shaped,
         "finish_reason": ["eos" if end else "length" for end in ended],
@@ -68,11 +67,5 @@ def _rows(trainer: Any, variables: dict[str, Any], step: int) -> dict[str, Any]:
 
 
 def _tokens(variables: dict[str, Any]) -> dict[str, Array]:
-    tokens = {name: _array(variables[local]) for name, local in COLUMNS.items()}
-    tokens["token_id"] = tokens["token_id"].astype(np.int64)
-    return tokens | {"mask": ~variables["padding_mask"].cpu().numpy()}
-
-
-def _array(tensor: Any) -> Array:
-    array: Array = tensor.detach().double().cpu().numpy()
-    return array
+    tokens = {name: as_array(variables[local]) for name, local in COLUMNS.items()}
+    return tokens | {"mask": ~as_array(variables["padding_mask"])}

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.importers.rollout import group_of
-from cavesson.integrations.padding import left_padded
+from cavesson.importers.fields import group_of
+from cavesson.integrations.tensors import as_array, without_padding
 from cavesson.record import Lock, Recorder, begin_attempt, write_run
 from cavesson.record.precision import Array
 
@@ -83,21 +83,21 @@ def rollouts_of(batch: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, A
         tokenizer: Decodes the ids.
     """
     tensors, others = batch.batch, batch.non_tensor_batch
-    ids, prompts = _array(tensors["responses"]), _array(tensors["prompts"])
-    attention = _array(tensors["attention_mask"]).astype(bool)
+    ids, prompts = as_array(tensors["responses"]), as_array(tensors["prompts"])
+    attention = as_array(tensors["attention_mask"]).astype(bool)
     width = ids.shape[1]
-    mask = _array(tensors["response_mask"]).astype(bool) if "response_mask" in tensors else attention[:, -width:]
-    prompt_ids = left_padded(prompts, attention[:, :-width])
+    mask = as_array(tensors["response_mask"]).astype(bool) if "response_mask" in tensors else attention[:, -width:]
+    prompt_ids = without_padding(prompts, attention[:, :-width])
     rows: dict[str, Any] = {"sample": np.arange(len(ids)), "split": ["train"] * len(ids), "prompt_ids": prompt_ids}
     rows["prompt"] = [tokenizer.decode(row, skip_special_tokens=True) for row in prompt_ids]
     there = zip(ids, attention[:, -width:], strict=True)
     rows["response"] = [tokenizer.decode(row[kept], skip_special_tokens=True) for row, kept in there]
-    rows["reward"] = (_array(tensors["token_level_scores"]) * mask).sum(1)
-    rows["shaped_reward"] = (_array(tensors["token_level_rewards"]) * mask).sum(1)
+    rows["reward"] = (as_array(tensors["token_level_scores"]) * mask).sum(1)
+    rows["shaped_reward"] = (as_array(tensors["token_level_rewards"]) * mask).sum(1)
     rows["group"] = list(map(group_of, rows["prompt"]))
     if (truths := _truths(others)) is not None:
         rows["ground_truth"] = truths
-    tokens = {name: _array(tensors[key]) for key, name in COLUMNS.items() if key in tensors}
+    tokens = {name: as_array(tensors[key]) for key, name in COLUMNS.items() if key in tensors}
     return rows, {name: np.broadcast_to(a, mask.shape) for name, a in tokens.items()} | {"mask": mask}
 
 
@@ -107,11 +107,6 @@ def _truths(others: Mapping[str, Any]) -> list[str | None] | None:
         return None
     found = [row.get("ground_truth") if isinstance(row, Mapping) else None for row in given]
     return [None if truth is None else str(truth) for truth in found]
-
-
-def _array(tensor: Any) -> Array:
-    values = tensor.detach().cpu()
-    return np.asarray((values.double() if values.dtype.is_floating_point else values).numpy())
 
 
 def _started(trainer: Any) -> bool:

@@ -38,7 +38,9 @@ def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
     except ValueError:
         kind = config.model_type
-        raise UserError(f"{settings.path} is a {kind} model, of which there is no sequence classifier") from None
+        raise UserError(
+            f"{settings.path} is a {kind} model, for which transformers has no sequence classifier"
+        ) from None
     prefix = base.base_model_prefix
     setattr(model, prefix, getattr(base, prefix))
     model.score = nn.Linear(config.get_text_config().hidden_size, 1, bias=False, dtype=base.dtype)

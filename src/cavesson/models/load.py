@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -19,11 +19,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from cavesson.command_line import continuation
 from cavesson.config_paths import expanded
-from cavesson.continuing import continuation
 from cavesson.errors import UserError, first_line
-from cavesson.models.fast_linear import use_fast_linear
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.ops.linear import linear
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -32,6 +32,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 """Any of these makes a folder one with a tokenizer."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_FAST_FROM = 64 * 1024
+"""Elements of a weight; for smaller ones, the Python overhead of `FastLinear` outweighs the gain."""
 
 
 def load_causal(
@@ -129,7 +131,7 @@ def load_classifier(path: str, dtype: str = "float32") -> tuple[Any, PreTrainedT
         raise UserError(f"cannot load a reward model from {path!r}: {first_line(error)}") from error
     model, info = loaded
     if info["missing_keys"]:
-        raise UserError(f"{path} is no trained classifier: {sorted(info['missing_keys'])[0]} is missing")
+        raise UserError(f"{path} is not a trained classifier: {sorted(info['missing_keys'])[0]} is missing")
     model.config.pad_token_id = tokenizer.pad_token_id
     return prepare(model), tokenizer
 
@@ -179,7 +181,7 @@ def only_gguf(source: str) -> str | None:
         return None
     found = sorted(path.name for path in folder.glob("*.gguf"))
     if len(found) > 1:
-        raise UserError(f"{source} has several GGUF files ({', '.join(found)}): name one by model.gguf_file")
+        raise UserError(f"{source} has several GGUF files ({', '.join(found)}): choose one with model.gguf_file")
     return found[0] if found else None
 
 
@@ -260,3 +262,18 @@ def explain(path: str, error: Exception) -> str:
         return f"there is no model folder {path}"
     reason = first_line(error)
     return f"cannot load a model from {path!r}: {reason}"
+
+
+class FastLinear(nn.Linear):
+    """An `nn.Linear` whose float32 product on CPU uses oneDNN; the weights and their names stay the same."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        product = linear(input, self.weight)
+        return product if self.bias is None else product + self.bias
+
+
+def use_fast_linear(model: nn.Module) -> None:
+    """Change the class of every large plain linear layer in place; has no effect except in float32 on CPU."""
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.numel() >= _FAST_FROM and module.weight.dtype == torch.float32:
+            module.__class__ = FastLinear

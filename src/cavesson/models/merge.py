@@ -9,12 +9,7 @@ import torch
 from peft import PeftModel
 from peft.utils import load_peft_weights
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from cavesson.config import Settings
@@ -41,7 +36,7 @@ class MergeSettings(Settings):
     """Merge an adapter into its base model."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """numbers of the merged weights; auto = those of the base model, and float32 where these are others"""
+    """dtype of the merged weights; auto = that of the base model if it is one of these, else float32"""
 
 
 class Merged(NamedTuple):
@@ -62,7 +57,7 @@ class Merged(NamedTuple):
     def __str__(self) -> str:
         return (
             f"base     {self.base} ({self.dtype})\n"
-            f"merged   {self.layers} layers; the adapter moves logits (up to {self.largest:.3g}) by up to "
+            f"merged   {self.layers} layers; the adapter changes logits (up to {self.largest:.3g}) by up to "
             f"{self.effect:.3g}\n"
             f"checked  merged and unmerged logits differ by at most {self.difference:.2g}\n"
             f"model    {self.folder}"
@@ -105,7 +100,9 @@ def merge(adapter: str, out: Path, settings: MergeSettings | None = None) -> Mer
         largest=float(with_adapter.abs().max()),
     )
     _check_same(adapter, report)
-    _save(merged, tokenizer, out)
+    with new_folder(out) as place:
+        merged.save_pretrained(str(place))
+        tokenizer.save_pretrained(str(place))
     return report
 
 
@@ -113,7 +110,7 @@ def _check_same(adapter: str, merged: Merged) -> None:
     """Raise a UserError if the merge changed the logits by more than the tolerance."""
     if not merged.difference <= TOLERANCE[merged.dtype] * merged.largest:  # also where it is NaN
         raise UserError(
-            f"merging {adapter} changes what the model says: logits up to {merged.largest:.3g} differ by up to "
+            f"merging {adapter} changes the outputs of the model: logits up to {merged.largest:.3g} differ by up to "
             f"{merged.difference:.3g}; nothing was written" + ("; try --dtype float32" * (merged.dtype != "float32"))
         )
 
@@ -145,7 +142,7 @@ def _load_classifier(folder: Path, dtype: str) -> PeftModel:
         raise UserError(f"cannot load a classifier from {base['path']!r}: {first_line(error)}") from error
     model, info = loaded
     if info["missing_keys"] and head is None:
-        raise UserError(f"{folder} is no trained classifier: {sorted(info['missing_keys'])[0]} is missing")
+        raise UserError(f"{folder} is not a trained classifier: {sorted(info['missing_keys'])[0]} is missing")
     return PeftModel.from_pretrained(model, folder)
 
 
@@ -194,9 +191,3 @@ def _logits_without(model: PeftModel, texts: list[Tensor]) -> Tensor:
 
 def _farthest(first: Tensor, second: Tensor) -> float:
     return float((first - second).abs().max())
-
-
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    with new_folder(out) as folder:
-        model.save_pretrained(str(folder))
-        tokenizer.save_pretrained(str(folder))

@@ -2,17 +2,21 @@
 
 import copy
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import Cache, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cavesson.errors import UserError, first_line
-from cavesson.models.checkpointing import recompute_layers
 from cavesson.models.classifier import is_classifier, load_scalar_classifier
 from cavesson.models.parts import causal, check_head, output_head, trunk
 from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
@@ -73,8 +77,8 @@ class Policy(nn.Module):
         self.temperature = temperature
         self.shares_prompts = shares_prompts
         self.critic = value if isinstance(value, nn.Module) else None
-        read = causal(model) if self.critic is None else self.critic
-        self.value_head = None if value is None else ValueHead(_hidden_size(read))
+        read: Any = causal(model) if self.critic is None else self.critic
+        self.value_head = None if value is None else ValueHead(read.config.get_text_config().hidden_size)
         # In a tuple, a frozen reference is not a submodule: its weights are not trained or saved with the policy's.
         self._reference = (reference,)
         # Evaluation mode disables all randomness: dropout and the noise of mixture-of-experts routers.
@@ -126,14 +130,14 @@ class Policy(nn.Module):
         cache = growing_cache(causal(model).config) if self.shares_prompts else None
         if cache is None:
             tokens = torch.cat([prompt, response], dim=1)[:, :-1]
-            return _states(model, tokens, mask, positions(mask))[:, prompt.shape[1] - 1 :]
+            return last_states(model, tokens, mask)[:, prompt.shape[1] - 1 :]
         among = distinct(prompt, batch["prompt_mask"])
         prompt_mask = batch["prompt_mask"][among.first]
-        before = _states(model, prompt[among.first], prompt_mask, positions(prompt_mask), cache)[among.prompt, -1:]
+        before = last_states(model, prompt[among.first], prompt_mask, cache)[among.prompt, -1:]
         if response.shape[1] == 1:
             return before
         among.spread(cache)
-        after = _states(model, response[:, :-1], mask, positions(mask)[:, prompt.shape[1] :], cache)
+        after = last_states(model, response[:, :-1], mask, cache)
         return torch.cat([before, after], dim=1)
 
     def _logprobs(self, model: nn.Module, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -208,8 +212,9 @@ def positions(mask: Tensor) -> Tensor:
     return (mask.cumsum(1) - 1).clamp_min(0)
 
 
-def _states(model: nn.Module, ids: Tensor, mask: Tensor, position: Tensor, cache: Cache | None = None) -> Tensor:
-    """Compute the trunk's last hidden states of tokens `[B, L]`, which follow the tokens in the cache."""
+def last_states(model: nn.Module, ids: Tensor, mask: Tensor, cache: Cache | None = None) -> Tensor:
+    """Compute the trunk's last hidden states of tokens `[B, L]`; `mask` also covers those in the cache before them."""
+    position = positions(mask)[:, -ids.shape[1] :]
     output = trunk(model)(
         input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=cache is not None
     )
@@ -240,7 +245,7 @@ def check_vocabulary(reference: nn.Module, path: str, policy: nn.Module, policy_
         UserError: they do not.
     """
     if output_head(reference).weight.shape[0] != output_head(policy).weight.shape[0]:
-        raise UserError(f"the reference {path} has another vocabulary than the policy {policy_path}")
+        raise UserError(f"the reference {path} has a different vocabulary from the policy {policy_path}")
 
 
 def _critic(
@@ -255,7 +260,7 @@ def _critic(
     is_reward_model = is_classifier(start.path)
     other: PreTrainedModel = load_scalar_classifier(start) if is_reward_model else load_start(start)
     if _vocabulary(other) != _vocabulary(model):
-        raise UserError(f"the critic {start.path} has another vocabulary than the policy {settings.path}")
+        raise UserError(f"the critic {start.path} has a different vocabulary from the policy {settings.path}")
     head = getattr(other, "score", None) if is_reward_model else None
     if is_reward_model and not isinstance(head, nn.Linear):
         raise UserError(f"the critic {start.path} is a {other.config.model_type}, which does not score every token")
@@ -266,11 +271,6 @@ def _vocabulary(model: PreTrainedModel) -> int:
     """Return the number of rows of the input embedding."""
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.weight.shape[0])
-
-
-def _hidden_size(model: nn.Module) -> int:
-    config: Any = model.config
-    return int(config.get_text_config().hidden_size)
 
 
 def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrainedModel | PeftModel:
@@ -306,3 +306,26 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
     if isinstance(model.get_output_embeddings(), BaseTunerLayer):
         raise UserError(f"model.lora.targets {targets} include the output head, which is scored without adapters")
     return wrapped
+
+
+def recompute_layers(model: nn.Module) -> None:
+    """Store only the input of every layer, and recompute the layer in the backward pass.
+
+    transformers supports this only in training mode, which also enables dropout and the noise of mixture-of-experts
+    routers: training would see other numbers than scoring.
+
+    Raises:
+        UserError: the architecture has no layers that support this.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"model.gradient_checkpointing: {type(model).__name__} cannot recompute its layers")
+    for layer in layers:
+        # The forward method of the class, so that a model that is trained twice is not wrapped twice.
+        layer.forward = partial(_again, MethodType(type(layer).forward, layer))
+
+
+def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)

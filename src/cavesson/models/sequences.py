@@ -29,15 +29,8 @@ class Layout(NamedTuple):
     """`[B, L]`: the index in the flattened rows of every token; 0 on padding"""
 
 
-class PairLogprobs(NamedTuple):
-    """Summed log-probabilities of the learned tokens of both responses, `[B]` float32."""
-
-    chosen: Tensor
-    rejected: Tensor
-
-
-class PairRewards(NamedTuple):
-    """Rewards of both responses, `[B]` float32."""
+class PairScores(NamedTuple):
+    """Scores of both responses of each pair, `[B]` float32: summed log-probabilities, or rewards."""
 
     chosen: Tensor
     rejected: Tensor
@@ -64,7 +57,8 @@ def lay_out(ids: Tensor, length: Tensor, packed: bool) -> Layout:
             start += size
         # Padding gets positions of its own, so that it is a separate sequence.
         positions[start : (row + 1) * width] = torch.arange((row + 1) * width - start)
-    flat[place[_inside(place, length.cpu())]] = ids.cpu()[_inside(ids, length.cpu())]
+    inside = _inside(place, length.cpu())
+    flat[place[inside]] = ids.cpu()[inside]
     shape = (len(rows), width)
     several = positions.view(shape) if len(rows) < len(lengths) else None
     on_device = [x if x is None else x.to(ids.device) for x in (flat.view(shape), several, place)]
@@ -116,10 +110,10 @@ class SequencePolicy(nn.Module):
 class PairPolicy(SequencePolicy):
     """A causal language model that scores both responses of a pair."""
 
-    def forward(self, batch: Batch) -> PairLogprobs:  # type: ignore[override]
-        """Compute the summed log-probability `[B]` of each response."""
+    def forward(self, batch: Batch) -> PairScores:  # type: ignore[override]
+        """Compute the summed log-probability of the learned tokens of each response."""
         scores = super().forward(_both(batch))
-        return PairLogprobs(*scores.logprob.sum(1).chunk(2))
+        return PairScores(*scores.logprob.sum(1).chunk(2))
 
 
 class RewardModel(nn.Module):
@@ -132,8 +126,8 @@ class RewardModel(nn.Module):
         if packed and hasattr(causal(model), "score"):
             check_packing(model)
 
-    def forward(self, batch: Batch) -> PairRewards:
-        """Compute the reward `[B]` of each response."""
+    def forward(self, batch: Batch) -> PairScores:
+        """Compute the reward of each response."""
         both = _both(batch)
         classifier = causal(self.model)
         head = getattr(classifier, "score", None)
@@ -145,7 +139,7 @@ class RewardModel(nn.Module):
             states = hidden_states(self.model, layout).flatten(0, 1)
             last = layout.place.gather(1, last_token(both, classifier.config.pad_token_id)[:, None]).squeeze(1)
             rewards = head(states[last])
-        return PairRewards(*rewards.float().squeeze(-1).chunk(2))
+        return PairScores(*rewards.float().squeeze(-1).chunk(2))
 
 
 def hidden_states(model: nn.Module, layout: Layout) -> Tensor:

@@ -18,11 +18,11 @@ class LoraSettings(Settings):
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """names of the layers that get an adapter, or "all-linear" for all but the output head"""
     dora: bool = False
-    """learn the length of every weight column apart from its direction (DoRA, arXiv:2402.09353)"""
+    """train the magnitude of every weight column separately from its direction (DoRA, arXiv:2402.09353)"""
 
 
 class NewModelSettings(Settings):
-    """A Llama of random weights, and a tokenizer made of the texts it is to learn from."""
+    """A Llama with random weights, and a tokenizer built from the training texts."""
 
     vocabulary: Literal["characters", "bytes"] = "characters"
     """one token per character of the texts, or per byte"""
@@ -31,13 +31,13 @@ class NewModelSettings(Settings):
     hidden_size: int = Field(256, ge=2)
     """width of the hidden states"""
     heads: int = Field(4, ge=1)
-    """attention heads; they divide the width"""
+    """attention heads; `hidden_size` must be a multiple of twice their number"""
     max_length: int = Field(1024, ge=2)
     """longest sequence"""
 
 
 class StartSettings(Settings):
-    """A model to begin from."""
+    """A model to start from."""
 
     path: LocalPath = "tiny"
     """a local folder, a run's folder (its adapters are merged into their base), a Hub name, "package:NAME" for a folder
@@ -45,7 +45,7 @@ class StartSettings(Settings):
     gguf_file: str | None = None
     """name of the GGUF file inside the folder, if the weights come as GGUF"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """numbers of the forward pass; weights that learn are kept in float32 either way"""
+    """dtype of the forward pass; trained weights are always kept in float32"""
 
     @model_validator(mode="after")
     def _check_gguf_file(self) -> Self:
@@ -55,37 +55,33 @@ class StartSettings(Settings):
 
 
 class ModelSettings(StartSettings):
-    """The model that learns."""
+    """The model to train."""
 
     lora: LoraSettings | None = None
-    """train low-rank adapters only; without this group every weight is trained"""
+    """train low-rank adapters only; none = train every weight"""
     quantization: Literal["nf4", "int8"] | None = None
     """keep the base's weights in 4 or 8 bits (bitsandbytes) and train adapters on them (QLoRA, arXiv:2305.14314)"""
     new: NewModelSettings | None = None
     """start from random weights and a new tokenizer instead of `path`; for `cavesson sft`"""
     gradient_checkpointing: bool = False
-    """compute activations again in the backward pass instead of keeping them: less memory, a third more time"""
+    """recompute activations in the backward pass instead of keeping them: less memory, a third more time"""
     device: str | None = None
-    """where to compute: "cpu", "cuda", "cuda:1"; none = a GPU where there is one"""
+    """where to compute: "cpu", "cuda", "cuda:1"; none = a GPU if there is one"""
 
     @model_validator(mode="after")
-    def _check_new(self) -> Self:
+    def _check_start(self) -> Self:
         if self.new is not None:
             for name in ("path", "gguf_file", "quantization"):
-                self.refuse(name, "beside new, which starts from random weights")
+                self.refuse(name, "with new, which starts from random weights")
         if self.path == "tiny":
             self.refuse("quantization", 'with path "tiny", whose weights are random')
-        return self
-
-    @model_validator(mode="after")
-    def _check_quantization(self) -> Self:
         if self.quantization is not None and self.lora is None:
-            raise ValueError("quantized weights cannot learn; add model.lora, which learns on them")
+            raise ValueError("quantized weights cannot be trained; add model.lora to train adapters on them")
         return self
 
 
 class OtherModelSettings(Settings):
-    """A model beside the one that learns."""
+    """A model besides the one that is trained."""
 
     path: LocalPath | None = None
     """another model than the starting point, written as `model.path`; it must use the policy's tokenizer"""
@@ -99,19 +95,19 @@ class OtherModelSettings(Settings):
     @model_validator(mode="after")
     def _check_file(self) -> Self:
         if self.path is None:
-            self.refuse("gguf_file", "without path, the folder that it is in")
+            self.refuse("gguf_file", "without path, the folder that contains it")
         return self
 
 
 class ValueSettings(OtherModelSettings):
-    """The critic, which predicts what a response will still earn."""
+    """The critic, which predicts the return at each token."""
 
     kind: Literal["auto", "trunk", "separate"] = "auto"
     """"trunk": a linear head on the policy's own hidden states; "separate": a model of its own, which starts from
     `path`, else from the policy; "auto": separate with a path, else trunk"""
     path: LocalPath | None = None
-    """what a separate critic starts from, written as `model.path`; of a reward model (a run, or a folder of a sequence
-    classifier with one output) it takes the head too, as InstructGPT does (arXiv:2203.02155)"""
+    """the model that a separate critic starts from, written as `model.path`; from a reward model (a run, or a folder of
+    a sequence classifier with one output) it takes the head too, as InstructGPT does (arXiv:2203.02155)"""
 
     @property
     def is_separate(self) -> bool:
@@ -126,7 +122,7 @@ class ValueSettings(OtherModelSettings):
 
 
 class ReferenceSettings(OtherModelSettings):
-    """The model the policy is held close to."""
+    """The model that the policy is kept close to."""
 
     kind: Literal["auto", "adapters-off", "copy", "model", "none"] = "auto"
     """"adapters-off": the policy without its LoRA adapters, which costs no memory; "copy": a frozen copy of the
@@ -151,4 +147,4 @@ class ReferenceSettings(OtherModelSettings):
 
 
 class FrozenSettings(OtherModelSettings):
-    """The model a policy is compared with, where all that is needed of it is computed before training."""
+    """The model that a policy is compared with, if it is only needed before training."""

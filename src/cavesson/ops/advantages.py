@@ -6,11 +6,7 @@ from torch import Tensor
 
 
 def gae(
-    rewards: Float[Tensor, "B T"],
-    values: Float[Tensor, "B T"],
-    mask: Float[Tensor, "B T"],
-    gamma: float,
-    lam: float,
+    rewards: Float[Tensor, "B T"], values: Float[Tensor, "B T"], mask: Float[Tensor, "B T"], gamma: float, lam: float
 ) -> Float[Tensor, "B T"]:
     """Return the generalised advantage estimates Â_t = δ_t + γλ·Â_{t+1}.
 

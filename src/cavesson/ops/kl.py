@@ -28,11 +28,8 @@ def absolute(logprob: Float[Tensor, "*s"], ref_logprob: Float[Tensor, "*s"]) -> 
     return (logprob - ref_logprob).abs()
 
 
-# TRL's names; "full" needs the whole distribution and is `ops.logprobs.full_kl`.
-ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": k1, "abs": absolute, "mse": k2, "k3": k3}
-
-# The names used in http://joschu.net/blog/kl-approx.html.
-SCHULMAN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+# "full" needs the whole distribution and is `ops.logprobs.full_kl`.
+ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
 
 
 def adapted_coefficient(coef: float, kl: float, target: float, horizon: float, samples: int) -> float:

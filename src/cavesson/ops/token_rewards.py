@@ -17,7 +17,7 @@ def token_rewards(
     penalty = (-coef * kl * mask).masked_fill(mask == 0, 0.0)
     lengths = mask.sum(1).long()
     positions = torch.arange(mask.shape[1], device=mask.device)
-    return penalty + score[:, None] * (positions == lengths[:, None] - 1)
+    return penalty + score[:, None].to(penalty.dtype) * (positions == lengths[:, None] - 1)
 
 
 def penalised(

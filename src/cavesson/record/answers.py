@@ -25,7 +25,7 @@ def to_json(answer: "Answer") -> str:
     """
     double = next((name for name in answer.columns if answer.columns.count(name) > 1), None)
     if double is not None:
-        raise UserError(f"two columns are called {double!r}; name one of them otherwise: … AS other")
+        raise UserError(f"two columns are called {double!r}; rename one of them: … AS other")
     lines = [
         json.dumps(dict(zip(answer.columns, row, strict=True)), default=str, ensure_ascii=False)
         for row in _rows(answer)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from cavesson.record.segments import Segment, Snapshot, growing, listing
+from cavesson.record.segments import LiveSegments, Segment, growing, listing
 from cavesson.record.storage import Storage
 
 
@@ -18,12 +18,12 @@ class Changes(NamedTuple):
     segments: list[Segment]
 
 
-def changes(files: Storage, now: Snapshot, cursor: str | None) -> Changes:
+def changes(files: Storage, now: LiveSegments, cursor: str | None) -> Changes:
     """Compare the record with the state in a cursor; merging segments does not count as a change.
 
     Args:
         files: Storage of the run.
-        now: Current snapshot of the run.
+        now: The live segments of the run.
         cursor: From an earlier call; None = the reader knows nothing.
 
     Raises:

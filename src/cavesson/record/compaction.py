@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from cavesson.record.merging import in_order, merge_rollouts, merge_steps, write_large
 from cavesson.record.segments import MANIFESTS, Kind, Listing, Segment, file_name, growing, listing, write_manifest
-from cavesson.record.storage import Place, Storage, storage
+from cavesson.record.storage import Location, Storage, storage
 
 WAITING = 256
 """Closed segments that a recorder lets gather before it merges them."""
@@ -27,7 +27,7 @@ ABANDONED = 3600
 
 
 def compact(
-    place: Place,
+    place: Location,
     rank: int | None = None,
     before: tuple[int, int] | None = None,
     *,
@@ -87,7 +87,7 @@ def _compact(files: Storage, found: Listing, choice: _Choice, go_on: Callable[[]
     if count:
         sources = {(kind, stem) for kind, stems in replaces.items() for stem in stems}
         if not sources <= _committed(listing(files)):
-            raise FileNotFoundError("what was merged has been merged by somebody else")
+            raise FileNotFoundError("another process has already merged these segments")
         write_manifest(files, f"{label}.json", replaces, outputs)
     return count
 
@@ -101,7 +101,7 @@ def _committed(found: Listing) -> set[tuple[Kind, str]]:
     return {(kind, segment.stem) for kind, segments in _by_kind(found) for segment in segments}
 
 
-def write_rollouts(place: Place, attempt: int, rows: pa.Table, tokens: pa.Table) -> None:
+def write_rollouts(place: Location, attempt: int, rows: pa.Table, tokens: pa.Table) -> None:
     """Write rollouts of any steps as one large segment, for callers that have many of them at once.
 
     Args:
@@ -113,7 +113,7 @@ def write_rollouts(place: Place, attempt: int, rows: pa.Table, tokens: pa.Table)
     commit(place, [write_uncommitted(place, attempt, rows, tokens)])
 
 
-def write_uncommitted(place: Place, attempt: int, rows: pa.Table, tokens: pa.Table) -> Segment:
+def write_uncommitted(place: Location, attempt: int, rows: pa.Table, tokens: pa.Table) -> Segment:
     """Like ``write_rollouts``, but readers see the segment only after ``commit`` is called with it."""
     files = storage(place)
     steps = rows["step"].to_numpy()
@@ -123,7 +123,7 @@ def write_uncommitted(place: Place, attempt: int, rows: pa.Table, tokens: pa.Tab
     return Segment(first, last, last + 1, attempt, None, stem, rows.num_rows)
 
 
-def commit(place: Place, segments: Sequence[Segment]) -> None:
+def commit(place: Location, segments: Sequence[Segment]) -> None:
     """Add segments that ``write_uncommitted`` returned to the record, atomically."""
     if not segments:
         return
@@ -222,10 +222,10 @@ def _delete_orphans(files: Storage, rank: int | None) -> None:
             files.delete(f"record/{name}")
 
 
-def _delete(files: Storage, segments: set[tuple[Kind, str]], names: list[str] | None = None) -> None:
-    """Delete all files of segments, the committing ones first: without its rows, a segment does not exist."""
+def _delete(files: Storage, segments: set[tuple[Kind, str]], names: list[str]) -> None:
+    """Delete those files of segments that exist, the committing ones first: without its rows, a segment is gone."""
     for kind, stem in segments:
         kinds: tuple[Kind, ...] = ("rows", "tokens", "rollups") if kind == "rows" else ("steps",)
         for name in (file_name(each, stem) for each in kinds):
-            if names is None or name.removeprefix("record/") in names:
+            if name.removeprefix("record/") in names:
                 files.delete(name)

@@ -10,14 +10,14 @@ from cavesson.record.keys import rollout_keys
 from cavesson.record.lines import lines_at, lines_of_keys, lines_of_steps
 from cavesson.record.precision import Array
 from cavesson.record.schema import PLACE_COLUMNS, ROW_COLUMNS, TOKEN_COLUMNS, arrow_schema
-from cavesson.record.segments import Segment, Snapshot, union, with_steps
+from cavesson.record.segments import LiveSegments, Segment, union, with_steps
 from cavesson.record.storage import Storage
 from cavesson.text.counting import counted
 
 _PLACES = [column.name for column in PLACE_COLUMNS]
 
 
-def fetched(storage: Storage, found: Snapshot, keys: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
+def fetched(storage: Storage, found: LiveSegments, keys: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
     """Return the rows of some rollouts, given by step and sample, in the requested order.
 
     Raises:
@@ -39,7 +39,7 @@ def fetched(storage: Storage, found: Snapshot, keys: Sequence[tuple[int, int]], 
     return union(*tables).take(np.argsort(there)[place])
 
 
-def fetched_tokens(storage: Storage, found: Snapshot, step: int, keys: Array) -> pa.Table:
+def fetched_tokens(storage: Storage, found: LiveSegments, step: int, keys: Array) -> pa.Table:
     """Return the tokens of some rollouts of a step, unordered."""
     parts = [arrow_schema(TOKEN_COLUMNS).empty_table()]
     for segment in with_steps(found.rows, {step}):
@@ -49,7 +49,7 @@ def fetched_tokens(storage: Storage, found: Snapshot, step: int, keys: Array) ->
     return union(*parts)
 
 
-def _rollouts_of(storage: Storage, found: Snapshot, step: int) -> int:
+def _rollouts_of(storage: Storage, found: LiveSegments, step: int) -> int:
     segments = with_steps(found.rows, {step})
     return sum(lines_of_steps(storage, segment, "rows", ["sample"], {step}).num_rows for segment in segments)
 

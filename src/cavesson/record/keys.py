@@ -11,9 +11,14 @@ def rollout_keys(table: pa.Table) -> Array:
     return np.asarray((table["step"].to_numpy().astype(np.int64) << 32) + table["sample"].to_numpy())
 
 
+def are_first(values: Array) -> Array:
+    """Return [N] whether each value is the first of a run of equal values."""
+    return np.append(True, values[1:] != values[:-1])[: len(values)]
+
+
 def starts_of_runs(values: Array) -> Array:
     """Return the start index of each run of equal values."""
-    return np.append(0, np.flatnonzero(values[1:] != values[:-1]) + 1)[: len(values)]
+    return np.flatnonzero(are_first(values))
 
 
 def rows_of_tokens(rows: pa.Table, tokens: pa.Table) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ from typing import Any, Self
 from filelock import BaseFileLock, FileLock, Timeout
 
 from cavesson.errors import UserError
-from cavesson.record.storage import Place, Storage, storage
+from cavesson.record.storage import Location, Storage, storage
 
 WRITER = "writer.json"
 """Says which process writes the run; it is there as long as somebody does, or was killed while doing so."""
@@ -65,7 +65,7 @@ class Lock:
         LockedError: Another process is writing the run; the message names it.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Location) -> None:
         self._files = storage(place)
         self._process = os.getpid()
         self._me = _myself()
@@ -100,12 +100,12 @@ class Lock:
             UserError: The run was deleted, or another lock or process has taken it over.
         """
         if _held.get(self._key) is not self:
-            raise UserError(f"{self._files.root} is recorded by something else of this process, which began later")
+            raise UserError(f"{self._files.root} is now recorded by another recorder of this process")
         owner = _owner(self._files)
         if owner == self._me:
             return
         if owner is not None:
-            raise UserError(f"{self._files.root} is written by {_named(owner)} now: this process stops")
+            raise UserError(f"{self._files.root} is now written by {_named(owner)}: this process stops")
         # Without run.json the run no longer exists; writer.json alone may have been removed by mistake.
         if not self._files.exists("run.json") or not self._files.create(WRITER, json.dumps(self._me).encode()):
             raise UserError(f"{self._files.root} was deleted or moved while it was being written")
@@ -197,8 +197,7 @@ def _locked(files: Storage) -> BaseFileLock:
     except OSError as error:
         # File systems without locks, such as NFS without its lock service, or another account's lock in /tmp.
         raise UserError(
-            f"{file_lock.lock_file} cannot be locked, so nothing would keep a second process from {files.root}: "
-            f"{error.strerror}"
+            f"{file_lock.lock_file} cannot be locked, so a second process could write to {files.root}: {error.strerror}"
         ) from error
     return file_lock
 

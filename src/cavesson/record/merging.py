@@ -137,18 +137,20 @@ class _Ahead:
 
 
 @contextmanager
-def _writing(files: Storage, kind: Kind, stem: str, schema: pa.Schema, level: int = LEVEL) -> Iterator["_Writer"]:
+def _writing(
+    files: Storage, kind: Kind, stem: str, schema: pa.Schema, level: int = LEVEL
+) -> Iterator["_RowGroupWriter"]:
     """Write one file, which becomes visible when the block ends."""
     with (
         files.writing(file_name(kind, stem)) as file,
         pq.ParquetWriter(file, schema, **layout(schema, level)) as parquet,
     ):
-        writer = _Writer(parquet, GROUP_LINES[kind])
+        writer = _RowGroupWriter(parquet, GROUP_LINES[kind])
         yield writer
         writer.finish()
 
 
-class _Writer:
+class _RowGroupWriter:
     """Collects rows into row groups of the same size."""
 
     def __init__(self, parquet: pq.ParquetWriter, group: int) -> None:
@@ -161,14 +163,15 @@ class _Writer:
         self.lines += table.num_rows
         self._waiting = pa.concat_tables([self._waiting, _conformed(table, self._parquet.schema)])
         while self._waiting.num_rows >= (group := self._size()):
-            self._parquet.write_table(self._waiting.slice(0, group), row_group_size=group)
-            self._waiting = self._waiting.slice(group)
+            self._write(group)
 
     def finish(self) -> None:
         while self._waiting.num_rows:
-            group = self._size()
-            self._parquet.write_table(self._waiting.slice(0, group), row_group_size=group)
-            self._waiting = self._waiting.slice(group)
+            self._write(self._size())
+
+    def _write(self, group: int) -> None:
+        self._parquet.write_table(self._waiting.slice(0, group), row_group_size=group)
+        self._waiting = self._waiting.slice(group)
 
     def _size(self) -> int:
         """Return the number of rows of the next group."""

@@ -57,7 +57,7 @@ def _take_name(temporary: Path, path: Path) -> None:
 def check_free(path: Path) -> None:
     """Raise UserError if ``path`` exists and is not an empty folder."""
     if not is_free(path):
-        raise UserError(f"{path} exists and is not an empty folder: name a new one, or remove it first")
+        raise UserError(f"{path} exists and is not an empty folder: choose a new one, or remove it first")
 
 
 def _clear(folder: Path, kept: set[str]) -> None:

@@ -20,7 +20,7 @@ from duckdb.sqltypes import DuckDBPyType
 
 from cavesson.errors import UserError, first_line
 from cavesson.record.reader import Run, open
-from cavesson.record.segments import Kind, Segment, Snapshot
+from cavesson.record.segments import Kind, LiveSegments, Segment
 from cavesson.record.views import connect
 from cavesson.text.quoting import quoted
 
@@ -79,7 +79,7 @@ def query(run: Run, text: str, *, seconds: float = 10.0, memory: int = 1 << 30, 
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UserError("the query has something in it that is no character: write it in UTF-8") from None
+        raise UserError("the query is not valid UTF-8: encode it as UTF-8") from None
     task = {"run": run.folder, "text": text, "seconds": seconds, "memory": memory, "limit": limit}
     started = time.perf_counter()
     code, out, errors = _in_a_process(task)
@@ -128,7 +128,7 @@ def _answer(task: dict[str, Any]) -> pa.Table:
     return run.consistent(lambda found: _answered(run, found, task))
 
 
-def _answered(run: Run, found: Snapshot, task: dict[str, Any]) -> pa.Table:
+def _answered(run: Run, found: LiveSegments, task: dict[str, Any]) -> pa.Table:
     """Run the query on a snapshot; raise FileNotFoundError if a compaction has just removed some of its files."""
     memory = f"{task['memory'] // 2**20}MiB"
     connection = connect(run, found, task["text"], memory_limit=memory, temp_directory="", threads="2")

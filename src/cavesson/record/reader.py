@@ -20,16 +20,16 @@ from cavesson.record.schema import PLACE_COLUMNS, ROW_COLUMNS, STEP_COLUMNS, TOK
 from cavesson.record.segments import (
     TOKEN_KEYS,
     Kind,
+    LiveSegments,
     Segment,
-    Snapshot,
     growing,
+    live_segments,
     overlapping,
     rollups_in,
-    snapshot,
     union,
     with_steps,
 )
-from cavesson.record.storage import Place, Storage, storage
+from cavesson.record.storage import Location, Storage, storage
 
 if TYPE_CHECKING:
     import duckdb
@@ -47,7 +47,7 @@ class Rollout(NamedTuple):
     tokens: pa.Table
 
 
-def open(run: Place) -> "Run":
+def open(run: Location) -> "Run":
     """Open a run for reading.
 
     Args:
@@ -60,9 +60,9 @@ def open(run: Place) -> "Run":
     try:
         info = json.loads(_read_first(files, "run.json"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{files.path('run.json')} is no JSON: {error}") from error
+        raise UserError(f"{files.path('run.json')} is not JSON: {error}") from error
     if not isinstance(info, dict):
-        raise UserError(f"{files.path('run.json')} is no JSON object")
+        raise UserError(f"{files.path('run.json')} is not a JSON object")
     return Run(files, info)
 
 
@@ -71,7 +71,7 @@ def _read_first(files: Storage, name: str) -> bytes:
     try:
         return files.read(name)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{files.root} is no run folder: it has no {name}") from None
+        raise UserError(f"{files.root} is not a run folder: it has no {name}") from None
     except Exception as error:
         # Each fsspec file system raises its own exceptions for a wrong key or an unreachable server.
         raise UserError(f"{files.root} cannot be reached: {str(error).strip() or type(error).__name__}") from error
@@ -90,28 +90,28 @@ class Run:
         return self.storage.root
 
     def __repr__(self) -> str:
-        known = {"algorithm": self.info.get("algorithm"), "format": self.info.get("format"), "model": self._model}
-        said = [f"{name}={value!r}" for name, value in known.items() if value is not None]
+        said = [f"{name}={value!r}" for name, value in self.facts.items() if value is not None]
         return f"Run({', '.join([repr(self.folder), *said])})"
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows: facts about the run and curves of the main metrics."""
         steps = self.steps()
         rollouts = self.rows(["step"]).num_rows
-        facts = {"algorithm": self.info.get("algorithm"), "format": self.info.get("format"), "model": self._model}
-        facts |= {"steps": steps.num_rows or None, "rollouts": rollouts or None}
+        facts = {**self.facts, "steps": steps.num_rows or None, "rollouts": rollouts or None}
         numbers = steps["step"].to_pylist()
         curves = {name: (numbers, steps[name].to_pylist()) for name in steps.column_names if name in SHOWN}
         return page(f"Run {self.folder}", facts, curves)
 
     @property
-    def _model(self) -> str | None:
+    def facts(self) -> dict[str, Any]:
+        """The algorithm, the format and the model's name, of those that run.json has."""
         model = self.info.get("model")
-        return model.get("name") if isinstance(model, dict) else None
+        name = model.get("name") if isinstance(model, dict) else None
+        return {"algorithm": self.info.get("algorithm"), "format": self.info.get("format"), "model": name}
 
     def segments(self) -> list[Segment]:
         """Return the committed segments that no later attempt superseded, ordered by step."""
-        return snapshot(self.storage).rows
+        return live_segments(self.storage).rows
 
     def changes(self, cursor: str | None) -> Changes:
         """Return what is new since the cursor of an earlier call; None = since the beginning."""
@@ -143,7 +143,7 @@ class Run:
     def steps(self) -> pa.Table:
         """Return the metrics, one row per step and one column per metric, ordered by step."""
 
-        def read(found: Snapshot) -> pa.Table:
+        def read(found: LiveSegments) -> pa.Table:
             declared = arrow_schema(STEP_COLUMNS).empty_table()
             tables = [lines_of_steps(self.storage, segment, "steps", None, None) for segment in found.steps]
             table = union(declared, *tables).sort_by("step")
@@ -157,11 +157,11 @@ class Run:
         """Return the roll-ups, one row per level, column, split and step; see docs/record.md for their content.
 
         Args:
-            columns: Only these, such as ``reward``, ``part/length`` or ``log_ratio``; all of them if None.
+            columns: Only these, such as ``reward``, ``part/length`` or ``kl_k1``; all of them if None.
             steps: Only these steps; all of them if None.
         """
 
-        def read(found: Snapshot) -> pa.Table:
+        def read(found: LiveSegments) -> pa.Table:
             tables = [ROLLUP_SCHEMA.empty_table()]
             for segment in with_steps(found.rows, steps):
                 table = rollups_in(self.storage, segment)
@@ -181,7 +181,7 @@ class Run:
         The table has a row for each process and level with such values, unordered.
         """
 
-        def read(found: Snapshot) -> pa.Table:
+        def read(found: LiveSegments) -> pa.Table:
             parts = [ROLLUP_SCHEMA.empty_table().select(_NOT_FINITE)]
             for segment in found.rows:
                 table = rollups_in(self.storage, segment, _NOT_FINITE)
@@ -256,7 +256,7 @@ class Run:
         if name == "tokens":
             return self._table("tokens", TOKEN_COLUMNS, columns, steps, TOKEN_KEYS)
         if name not in ("steps", "rollups"):
-            raise ValueError(f"there is no table {name!r}; there are rows, tokens, steps and rollups")
+            raise ValueError(f"there is no table {name!r}; tables are rows, tokens, steps and rollups")
         table = self.steps() if name == "steps" else self.rollups()
         if steps is not None:
             table = table.filter(pc.is_in(table["step"], pa.array(steps, pa.int32())))
@@ -311,19 +311,19 @@ class Run:
     def _vocabularies(self) -> dict[str, dict[int | None, str]]:
         return {name: dict(enumerate(self.vocabulary[name].to_pylist())) for name in ("token", "text")}
 
-    def consistent(self, read: Callable[[Snapshot], T]) -> T:
-        """Call ``read`` with a snapshot, and retry if a compaction removed some of its files in the meantime.
+    def consistent(self, read: Callable[[LiveSegments], T]) -> T:
+        """Call ``read`` with the live segments, and retry if a compaction removed some of its files in the meantime.
 
         Raises:
             UserError: A file is broken, or is missing although it was not merged.
         """
         while True:
             try:
-                found = snapshot(self.storage)
+                found = live_segments(self.storage)
                 try:
                     return read(found)
                 except FileNotFoundError:
-                    if found == snapshot(self.storage):
+                    if found == live_segments(self.storage):
                         raise
             except (ValueError, OSError) as error:
                 reason = first_line(error)
@@ -343,7 +343,7 @@ class Run:
 
         empty = arrow_schema([c for c in declared if c.name in read]).empty_table()
 
-        def table(found: Snapshot) -> pa.Table:
+        def table(found: LiveSegments) -> pa.Table:
             parts, open_ones = [empty], growing(found.rows)
             for segments in overlapping(with_steps(found.rows, wanted)):
                 lines = (self._lines(kind, segment, segment in open_ones, read, wanted) for segment in segments)

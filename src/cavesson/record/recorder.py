@@ -18,10 +18,10 @@ from cavesson.record.merger import Merger
 from cavesson.record.padding import padded
 from cavesson.record.precision import Array, rounded
 from cavesson.record.run_folder import begin_attempt, write_run
-from cavesson.record.schema import ROW_COLUMNS, STATISTICS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
+from cavesson.record.schema import ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
 from cavesson.record.segments import Kind, listing, segment_name, write_parquet, write_segment
-from cavesson.record.statistics import rollout_statistics
-from cavesson.record.storage import Place, storage
+from cavesson.record.statistics import STATISTICS, rollout_statistics
+from cavesson.record.storage import Location, storage
 
 FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
 GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}
@@ -50,7 +50,7 @@ class Recorder:
 
     def __init__(
         self,
-        folder: Place,
+        folder: Location,
         *,
         attempt: int | None = None,
         rank: int = 0,
@@ -58,7 +58,7 @@ class Recorder:
         lock: Lock | None = None,
     ) -> None:
         if queue_size < 1:
-            raise ValueError(f"queue_size is {queue_size}, at least 1 is needed")
+            raise ValueError(f"queue_size is {queue_size}, expected at least 1")
         if rank and attempt is None:
             raise ValueError(f"rank {rank} needs the attempt that begin_attempt returned to one of the processes")
         self._files = storage(folder)
@@ -117,7 +117,7 @@ class Recorder:
             ValueError: A metric is called ``step`` or ``attempt`` or occurs twice, or the step is closed.
         """
         if clash := {column.name for column in STEP_COLUMNS} & metrics.keys():
-            raise ValueError(f"a metric cannot be called {clash.pop()!r}: that column is the recorder's")
+            raise ValueError(f"a metric cannot be called {clash.pop()!r}: that column is reserved for the recorder")
         self._claim("steps", step, metrics)
         self._put(partial(self._write_metrics, step, dict(metrics)))
 
@@ -162,7 +162,7 @@ class Recorder:
             if step < 0 or step <= latest:
                 raise ValueError(f"step {step} is closed: attempt {self._attempt} has recorded it or a later one")
         if twice := taken.intersection(keys):
-            raise ValueError(f"step {step} has {twice.pop()!r} already")
+            raise ValueError(f"step {step} already has {twice.pop()!r}")
         self._latest[kind] = (step, taken.union(keys))
 
     def _next_samples(self, step: int, count: int) -> Array:
@@ -259,9 +259,9 @@ class Recorder:
 
 def _check_names(what: str, given: Mapping[str, Any], known: Iterable[str], required: set[str]) -> None:
     if unknown := given.keys() - set(known):
-        raise ValueError(f"{what} have no column {min(unknown)!r} to give; known: {', '.join(known)}")
+        raise ValueError(f"{what} have no column {min(unknown)!r}; known: {', '.join(known)}")
     if missing := required - given.keys():
-        raise ValueError(f"{what} lack the required column {min(missing)!r}")
+        raise ValueError(f"{what} are missing the required column {min(missing)!r}")
 
 
 def _check_shapes(rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Array]) -> None:

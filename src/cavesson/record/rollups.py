@@ -5,15 +5,17 @@ sign and the leading bits of the float32: the exponent and six bits after the le
 therefore at most 1/64 of the magnitude of its values, and its midpoint is within 0.8 % of each of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cavesson.record.keys import rows_of_tokens, starts_of_runs
+from cavesson.record.derived import DERIVED
+from cavesson.record.keys import are_first, rows_of_tokens, starts_of_runs
 from cavesson.record.precision import Array
 from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS
 
@@ -34,15 +36,6 @@ _NUMERIC = [
     c.name for c in ROW_COLUMNS if c.name not in _KEYS and (pa.types.is_integer(c.type) or pa.types.is_floating(c.type))
 ]
 _SIGNALS = [column.name for column in TOKEN_COLUMNS if pa.types.is_floating(column.type)]
-_DERIVED: list[tuple[str, Sequence[str], Callable[..., Array]]] = [
-    ("log_ratio", ["logprob", "ref_logprob"], lambda policy, reference: policy - reference),
-    ("prob", ["logprob"], np.exp),
-    ("ref_prob", ["ref_logprob"], np.exp),
-    # k3 of Schulman's "Approximating KL divergence" (2020)
-    ("kl", ["logprob", "ref_logprob"], lambda policy, reference: np.expm1(reference - policy) + policy - reference),
-    ("sampler_gap", ["logprob", "sampler_logprob"], lambda policy, sampler: policy - sampler),
-]
-"""What follows from the columns of a token: name, columns, formula."""
 _DROPPED = 17
 """Bits of a float32 that a key lacks."""
 
@@ -113,12 +106,9 @@ def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
         rows: Columns of ``ROW_COLUMNS``.
         tokens: Their tokens, columns of ``TOKEN_COLUMNS``; padding is ignored.
     """
-    steps, splits = _groups(rows)
-    pairs, group = _unique_pairs(steps, splits)
-    names = {int(code): name for code, name in zip(splits, _splits(rows).to_pylist(), strict=True)}
-    where = {"step": [int(step) for step, _ in pairs], "split": [names[int(code)] for _, code in pairs]}
+    where, group = _groups(rows)
     parts = [ROLLUP_SCHEMA.empty_table()]
-    groups = _Groups(group, len(pairs))
+    groups = _Groups(group, len(where["step"]))
     for name, values in _row_values(rows):
         numbers, there = _numbers(values)
         shown = there & np.isfinite(numbers)
@@ -151,10 +141,9 @@ def merged(rollups: pa.Table) -> pa.Table:
     if not lines.num_rows:
         return lines
     new = np.full(lines.num_rows, False)
-    new[0] = True
     for name, _ in ORDER:
         codes = lines[name].combine_chunks().dictionary_encode(null_encoding="encode").indices.to_numpy()
-        new[1:] |= codes[1:] != codes[:-1]
+        new |= are_first(codes)
     first, group = np.flatnonzero(new), np.cumsum(new) - 1
     if len(first) == len(new):
         return lines
@@ -199,19 +188,14 @@ def _from_bits(keys: Array) -> Array:
     return np.where(np.isinf(found), 2.0**128, found)  # the upper edge of the last bin
 
 
-def _splits(rows: pa.Table) -> pa.ChunkedArray:
-    return rows["split"] if "split" in rows.column_names else pa.chunked_array([pa.nulls(len(rows), pa.string())])
-
-
-def _groups(rows: pa.Table) -> tuple[Array, Array]:
-    """Return the step of each row and an integer code of its split."""
-    codes = pc.fill_null(_splits(rows).combine_chunks().dictionary_encode().indices, -1)
-    return rows["step"].to_numpy().astype(np.int64), codes.to_numpy().astype(np.int64)
-
-
-def _unique_pairs(first: Array, second: Array) -> tuple[Array, Array]:
-    pairs, group = np.unique(np.stack([first, second], axis=1), axis=0, return_inverse=True)
-    return pairs, group.reshape(-1)
+def _groups(rows: pa.Table) -> tuple[dict[str, list[Any]], Array]:
+    """Return the step and split of each group, and [N] the group of each row."""
+    split = rows["split"].combine_chunks() if "split" in rows.column_names else pa.nulls(len(rows), pa.string())
+    encoded = split.dictionary_encode()
+    codes = encoded.indices.fill_null(-1).to_numpy()
+    pairs, group = np.unique(np.stack([rows["step"].to_numpy(), codes], axis=1), axis=0, return_inverse=True)
+    names = [*encoded.dictionary.to_pylist(), None]  # the last one is that of code −1
+    return {"step": pairs[:, 0].tolist(), "split": [names[code] for code in pairs[:, 1]]}, group.reshape(-1)
 
 
 def _row_values(rows: pa.Table) -> Iterator[tuple[str, pa.Array]]:
@@ -243,13 +227,12 @@ def _token_values(tokens: pa.Table) -> Iterator[tuple[str, Array, Array]]:
     found = {name: _numbers(tokens[name]) for name in _SIGNALS if name in tokens.column_names}
     for name, (numbers, there) in found.items():
         yield name, numbers, there
-    for name, needs, formula in _DERIVED:
-        if not found.keys() >= set(needs):
+    for name, derived in DERIVED.items():
+        if not found.keys() >= set(derived.needs):
             continue
-        with np.errstate(invalid="ignore", over="ignore"):
-            numbers = formula(*(found[need][0] for need in needs))
+        numbers = derived.of({need: found[need][0] for need in derived.needs})
         # Non-finite numbers are counted only once, in the recorded column that contains them.
-        yield name, numbers, np.logical_and.reduce([found[need][1] for need in needs]) & np.isfinite(numbers)
+        yield name, numbers, np.logical_and.reduce([found[need][1] for need in derived.needs]) & np.isfinite(numbers)
 
 
 def _numbers(values: pa.Array | pa.ChunkedArray) -> tuple[Array, Array]:

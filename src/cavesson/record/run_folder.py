@@ -8,15 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cavesson.record.storage import Place, Storage, storage
+from cavesson.record.storage import Location, Storage, storage
 
 
-def write_run(place: Place, info: Mapping[str, Any]) -> None:
+def write_run(place: Location, info: Mapping[str, Any]) -> None:
     """Write ``run.json``: the resolved config, versions and other facts about the whole run."""
     _write_json(storage(place), "run.json", info)
 
 
-def write_vocabulary(place: Place, tokens: Sequence[str], texts: Sequence[str]) -> None:
+def write_vocabulary(place: Location, tokens: Sequence[str], texts: Sequence[str]) -> None:
     """Write ``vocabulary.parquet``, which maps token ids to text.
 
     Args:
@@ -30,7 +30,7 @@ def write_vocabulary(place: Place, tokens: Sequence[str], texts: Sequence[str]) 
         pq.write_table(pa.table(columns, names=["token_id", "token", "text"]), file, compression="zstd")
 
 
-def begin_attempt(place: Place, start_step: int) -> int:
+def begin_attempt(place: Location, start_step: int) -> int:
     """Record that the run starts or resumes at ``start_step``, and return the number of the new attempt.
 
     Data that earlier attempts recorded at ``start_step`` and later stays on disk but is no longer read. One process

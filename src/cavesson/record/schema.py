@@ -25,14 +25,9 @@ LOGPROB = Grid(17)
 SIGNAL = Mantissa(10)
 """What only steers or explains training: a relative error of at most 2^-11 = 0.05 %."""
 
-STATISTICS = (
-    "length", "k1", "k3", "log_ratio_max", "entropy", "sampler_gap", "value_error", "distinct_2", "repetition",
-)  # fmt: skip
-"""The row columns that the recorder computes from the token columns."""
-
 ROW_COLUMNS = (
     Column("step", pa.int32(), "optimisation step the rollout was sampled for", required=True),
-    Column("attempt", pa.int16(), "which start of the run wrote it; a resumed run counts on"),
+    Column("attempt", pa.int16(), "attempt that wrote it: 0 for the start of the run, and 1 more with each resume"),
     Column("rank", pa.int16(), "process that wrote it"),
     Column("group", pa.int64(), "index of the prompt among those kept of the data set"),
     Column("sample", pa.int32(), "index in the step's global batch; with step it is the key", required=True),
@@ -42,31 +37,33 @@ ROW_COLUMNS = (
     Column("prompt_ids", pa.list_(pa.int32()), "token ids of the prompt, without padding"),
     Column("reward", pa.float64(), "weighted sum of the parts, or the reward of discards; unscaled", required=True),
     Column("reward_parts", pa.map_(pa.string(), pa.float64()), "score of each reward by its name, before weighting"),
-    Column("shaped_reward", pa.float64(), "what training used: after query baseline, scaling, clipping, EOS penalty"),
+    Column(
+        "shaped_reward", pa.float64(), "reward used in training: after query baseline, scaling, clipping, EOS penalty"
+    ),
     Column("ref_response", pa.string(), "the reference policy's response to the same prompt"),
     Column("ref_reward", pa.float64(), "reward of ref_response"),
     Column("ground_truth", pa.string(), "the answer the data set gives"),
     Column("finish_reason", pa.string(), "eos, stop or length"),
-    Column("policy_version", pa.int32(), "training steps behind the weights that sampled it"),
-    Column("kl_coef", pa.float64(), "KL coefficient in force"),
+    Column("policy_version", pa.int32(), "number of training steps of the weights that sampled it"),
+    Column("kl_coef", pa.float64(), "KL coefficient in force when it was sampled"),
     Column("length", pa.int32(), "response tokens, padding not counted"),
-    Column("k1", pa.float64(), "sum over the response of logprob − ref_logprob, in nats"),
-    Column("k3", pa.float64(), "mean over the tokens of exp(−Δ) − 1 + Δ with Δ = logprob − ref_logprob, in nats"),
+    Column("kl_k1", pa.float64(), "sum over the response of Δ = logprob − ref_logprob, in nats"),
+    Column("kl_k3", pa.float64(), "mean over the tokens of e^(−Δ) − 1 + Δ, in nats"),
     Column("log_ratio_max", pa.float64(), "largest absolute value of logprob − ref_logprob of a token, in nats"),
     Column("entropy", pa.float64(), "mean over the tokens of the policy's entropy, in nats"),
     Column("sampler_gap", pa.float64(), "mean over the tokens of |logprob − sampler_logprob|, in nats"),
     Column("value_error", pa.float64(), "root of the mean over the tokens of (value − return)²"),
     Column("distinct_2", pa.float64(), "different pairs of neighbouring tokens, divided by all pairs"),
-    Column("repetition", pa.float64(), "share of the runs of four tokens that the response has had before"),
-    Column("extra", pa.string(), "JSON object of columns that have no place of their own"),
+    Column("repetition", pa.float64(), "share of the 4-grams of tokens that occur earlier in the response"),
+    Column("extra", pa.string(), "JSON object of all other columns"),
 )
 
 TOKEN_COLUMNS = (
     Column("step", pa.int32(), "as in rows", required=True),
     Column("sample", pa.int32(), "as in rows", required=True),
     Column("position", pa.int32(), "index in the response, from 0", required=True),
-    Column("token_id", pa.int32(), "id in the vocabulary; null where only the text is known"),
-    Column("token", pa.string(), "the token as text, where the source gave text instead of ids"),
+    Column("token_id", pa.int32(), "id in the vocabulary; null if only the text is known"),
+    Column("token", pa.string(), "the token as text, if the source gave text instead of ids"),
     Column("mask", pa.bool_(), "true for the response, false for padding that the source kept"),
     Column("logprob", pa.float32(), "log probability under the policy before the update, in nats", precision=LOGPROB),
     Column("ref_logprob", pa.float32(), "log probability under the reference policy, in nats", precision=LOGPROB),
@@ -81,13 +78,13 @@ TOKEN_COLUMNS = (
 
 PLACE_COLUMNS = (
     Column("token_start", pa.int64(), "first line of its tokens in the tokens file of the same name"),
-    Column("token_count", pa.int32(), "how many lines they are"),
+    Column("token_count", pa.int32(), "number of these lines"),
 )
 """What a file of rows has besides, for who reads the files themselves."""
 
 STEP_COLUMNS = (
     Column("step", pa.int32(), "optimisation step", required=True),
-    Column("attempt", pa.int16(), "which start of the run wrote it", required=True),
+    Column("attempt", pa.int16(), "attempt that wrote it", required=True),
 )
 """What every row of the steps table has; each metric is one more float64 column."""
 

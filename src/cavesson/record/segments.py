@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from cavesson.record.rollups import rollups_of
 from cavesson.record.run_folder import attempts
 from cavesson.record.schema import PLACE_COLUMNS
-from cavesson.record.storage import Place, Storage, storage
+from cavesson.record.storage import Location, Storage, storage
 
 Kind = Literal["rows", "tokens", "steps", "rollups"]
 KINDS: tuple[Kind, Kind] = ("rows", "steps")
@@ -79,7 +79,7 @@ class Listing(NamedTuple):
     """manifests that lost a race: of two compactions of the same file the first by its name counts"""
 
 
-class Snapshot(NamedTuple):
+class LiveSegments(NamedTuple):
     """The segments in force, ordered by step."""
 
     rows: list[Segment]
@@ -126,22 +126,22 @@ def _stem(step: int, attempt: int, rank: int) -> str:
     return f"{step:08d}-{attempt:04d}-{rank:04d}"
 
 
-def snapshot(place: Storage) -> Snapshot:
+def live_segments(place: Storage) -> LiveSegments:
     """Return the committed segments that no later attempt superseded."""
     state = place.state(FOLDERS)
-    return _snapshot(place) if state is None else _remembered(place, state)
+    return _live_segments(place) if state is None else _remembered(place, state)
 
 
 @lru_cache(maxsize=64)
-def _remembered(place: Storage, state: tuple[int, ...]) -> Snapshot:
-    return _snapshot(place)
+def _remembered(place: Storage, state: tuple[int, ...]) -> LiveSegments:
+    return _live_segments(place)
 
 
-def _snapshot(place: Storage) -> Snapshot:
+def _live_segments(place: Storage) -> LiveSegments:
     # The attempts are read after the files: a new attempt in between can only hide files, never show both attempts.
     found = listing(place)
     starts = attempts(place)
-    return Snapshot(_live(found.rows, starts), _live(found.steps, starts), starts)
+    return LiveSegments(_live(found.rows, starts), _live(found.steps, starts), starts)
 
 
 def _live(segments: Iterable[Segment], starts: Sequence[tuple[int, int]]) -> list[Segment]:
@@ -221,7 +221,7 @@ def write_manifest(
         file.write(json.dumps(content).encode())
 
 
-def write_segment(place: Place, step: int, attempt: int, rank: int, rows: pa.Table, tokens: pa.Table) -> None:
+def write_segment(place: Location, step: int, attempt: int, rank: int, rows: pa.Table, tokens: pa.Table) -> None:
     """Write one process's rollouts of one step, or add to them if they have not been compacted.
 
     The rows file is written last and commits the rollouts: tokens without a row do not count.
@@ -235,7 +235,7 @@ def write_segment(place: Place, step: int, attempt: int, rank: int, rows: pa.Tab
         rows = union(files.parquet(names["rows"]).read(), rows)
         tokens = union(files.parquet(names["tokens"]).read(), tokens)
     elif any(_stem(step, attempt, rank) in manifest.replaces["rows"] for manifest in _manifests(files)):
-        raise ValueError(f"step {step} of attempt {attempt} and rank {rank} is compacted: nothing is added to it")
+        raise ValueError(f"step {step} of attempt {attempt} and rank {rank} is compacted: nothing can be added to it")
     tokens = tokens.sort_by(TOKEN_ORDER)
     samples = tokens["sample"].to_numpy()
     wanted = rows["sample"].to_numpy()

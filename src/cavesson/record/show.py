@@ -11,20 +11,21 @@ from rich.table import Table
 from rich.text import Text
 
 from cavesson.errors import UserError
+from cavesson.record.derived import DERIVED
 from cavesson.record.reader import Run
 from cavesson.record.reader import open as open_run
 from cavesson.record.schema import ROW_COLUMNS
-from cavesson.record.storage import Place
+from cavesson.record.storage import Location
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible_line
 
-MOST_STEPS = 20
-MEANS = {"reward": "reward", "k1": "KL", "entropy": "entropy", "length": "length"}
+MAX_STEPS = 20
+MEANS = ("reward", "kl_k1", "entropy", "length")
 EXTREMES = {
     "best by reward": ("reward", "DESC"),
     "worst by reward": ("reward", "ASC"),
-    "highest KL": ("k1", "DESC"),
-    "lowest KL": ("k1", "ASC"),
+    "highest KL": ("kl_k1", "DESC"),
+    "lowest KL": ("kl_k1", "ASC"),
 }
 METRICS = (
     "loss/nll", "perplexity", "eval/perplexity", "loss/preference", "reward/accuracy", "eval/reward/accuracy",
@@ -46,17 +47,12 @@ LONGEST = 100_000
 """Characters of one text; to lay out ten million in lines takes the terminal minutes."""
 NARROW = 8
 """Characters that a column of an answer has at least, if it has so many."""
-TOKEN_NUMBERS = {
-    "logprob": "logprob",
-    "ref_logprob": "ref logprob",
-    "kl": "KL",
-    "value": "value",
-    "token_reward": "token reward",
-    "advantage": "advantage",
-}
+TOKEN_NUMBERS = ("logprob", "ref_logprob", "kl_k1", "value", "token_reward", "advantage")
 
 
-def show(place: Place, console: Console, *, step: int | None = None, sample: int | None = None, limit: int = 5) -> None:
+def show(
+    place: Location, console: Console, *, step: int | None = None, sample: int | None = None, limit: int = 5
+) -> None:
     """Print a run, or one of its rollouts; values that were not measured are omitted.
 
     Args:
@@ -78,7 +74,7 @@ def show(place: Place, console: Console, *, step: int | None = None, sample: int
         for title, (column, order) in EXTREMES.items():
             _show_extremes(run, console, title, f"{column} {order}", step, limit)
     elif step is None:
-        raise UserError("a rollout is named by step and sample: give the step too")
+        raise UserError("a rollout is identified by step and sample: give the step too")
     else:
         _show_rollout(run, console, step, sample)
 
@@ -94,7 +90,7 @@ def _check_step(run: Run, step: int) -> None:
         raise UserError(f"{run.folder} has no rollout of step {step}; {known}")
 
 
-def headline(place: Place) -> str | None:
+def headline(place: Location) -> str | None:
     """Return the main result of a run, such as ``held-out perplexity 256 → 1.31 (fell)``; None if not measured."""
     table = open_run(place).steps()
     name = next((name for name in HEADLINES if name in table.column_names), None)
@@ -111,8 +107,7 @@ def headline(place: Place) -> str | None:
 def _show_header(run: Run, console: Console) -> None:
     rows = run.rows(["step"])
     steps = rows["step"].unique().to_pylist() or run.steps()["step"].to_pylist()
-    facts: dict[str, Any] = {"model": run.info.get("model", {}).get("name")}
-    facts |= {name: run.info.get(name) for name in ("algorithm", "format", "source")}
+    facts = {"model": run.facts["model"], **run.facts, "source": run.info.get("source")}
     facts["steps"] = f"{steps[0]} to {steps[-1]}, {len(steps)} recorded" if steps else "none recorded yet"
     facts["rollouts"] = rows.num_rows or None
     facts["changed"] = "; ".join(map(_changed, run.info.get("changes", []))) or None
@@ -139,9 +134,9 @@ def _show_steps(run: Run, console: Console) -> None:
     for step, split in ((step, split) for step in shown for split in splits):
         mine = rows.filter((pc.field("step") == step) & (pc.field("split") == split))
         if mine.num_rows:
-            means = {name: _mean(mine[column], spread=name == "reward") for column, name in MEANS.items()}
+            means = {name: _mean(mine[name], spread=name == "reward") for name in MEANS}
             only = {"split": split} if len(splits) > 1 else {}
-            lines.append({"step": step, **only, **means, "KL coefficient": coefficients.get(step)})
+            lines.append({"step": step, **only, **means, "kl/coef": coefficients.get(step)})
     console.print(_table("steps: means over the rollouts, reward ± standard deviation", lines))
 
 
@@ -155,8 +150,8 @@ def _show_metrics(run: Run, console: Console) -> None:
 
 
 def _some(steps: np.ndarray[Any, np.dtype[Any]]) -> list[int]:
-    """Return at most MOST_STEPS of the steps, evenly spaced, including the first and the last."""
-    chosen: list[int] = steps[np.unique(np.linspace(0, len(steps) - 1, MOST_STEPS).round().astype(int))].tolist()
+    """Return at most MAX_STEPS of the steps, evenly spaced, including the first and the last."""
+    chosen: list[int] = steps[np.unique(np.linspace(0, len(steps) - 1, MAX_STEPS).round().astype(int))].tolist()
     return chosen
 
 
@@ -178,16 +173,11 @@ def _mean(column: pa.ChunkedArray, *, spread: bool) -> str | None:
 def _show_extremes(run: Run, console: Console, title: str, order: str, step: int | None, limit: int) -> None:
     where = "" if step is None else f"AND step = {step:d}"
     column = order.split()[0]
-    query = f"SELECT step, sample, reward, k1 FROM rows WHERE {column} IS NOT NULL {where}"
-    found = run.sql(f"{query} ORDER BY {order}, step, sample LIMIT {limit:d}").fetchall()
-    lines = []
-    for at, sample, reward, kl in found:
-        rows = run.rows(["sample", "prompt", "response"], [at]).to_pylist()
-        row = next(row for row in rows if row["sample"] == sample)
-        texts = {name: _shorten(row[name]) for name in TEXTS}
-        lines.append({"step": at, "sample": sample, "reward": reward, "KL": kl, **texts})
+    query = f"SELECT step, sample FROM rows WHERE {column} IS NOT NULL {where}"
+    keys = run.sql(f"{query} ORDER BY {order}, step, sample LIMIT {limit:d}").fetchall()
+    lines = run.fetch(keys, ["step", "sample", "reward", "kl_k1", *TEXTS]).to_pylist()
     if lines:
-        console.print(_table(title, lines))
+        console.print(_table(title, [line | {name: _shorten(line[name]) for name in TEXTS} for line in lines]))
 
 
 def _show_rollout(run: Run, console: Console, step: int, sample: int) -> None:
@@ -196,11 +186,11 @@ def _show_rollout(run: Run, console: Console, step: int, sample: int) -> None:
     console.print(_facts(facts))
     lines = []
     texts = run.token_texts(tokens["token_id"].to_pylist())
+    kl_k1 = DERIVED["kl_k1"].of({name: tokens[name].to_numpy() for name in DERIVED["kl_k1"].needs})
+    tokens = tokens.append_column("kl_k1", pa.array(kl_k1, from_pandas=True))
     for token, text in zip(tokens.to_pylist(), texts, strict=True):
         shown = text if token["token"] is None else token["token"]
-        if token["logprob"] is not None and token["ref_logprob"] is not None:
-            token["kl"] = token["logprob"] - token["ref_logprob"]
-        numbers = {name: token.get(column) for column, name in TOKEN_NUMBERS.items()}
+        numbers = {name: token[name] for name in TOKEN_NUMBERS}
         lines.append({"position": token["position"], "token": shown, **numbers})
     if lines:
         console.print(_table("tokens", lines))

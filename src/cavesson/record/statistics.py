@@ -1,14 +1,50 @@
 """Statistics of each rollout's tokens, computed once, when the record is written."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
 
+from cavesson.record.derived import DERIVED
+from cavesson.record.keys import are_first
 from cavesson.record.precision import Array
 
-_NUMBERS = ("logprob", "ref_logprob", "sampler_logprob", "value", "return", "entropy")
+
+def _sum(index: Array, count: int, values: Array) -> Array:
+    return np.bincount(index, values, minlength=count)
+
+
+def _mean(index: Array, count: int, values: Array) -> Array:
+    return _sum(index, count, values) / np.bincount(index, minlength=count)
+
+
+def _largest(index: Array, count: int, values: Array) -> Array:
+    largest = np.zeros(count)
+    np.maximum.at(largest, index, np.abs(values))
+    return largest
+
+
+_K1, _K3, _GAP = DERIVED["kl_k1"], DERIVED["kl_k3"], DERIVED["sampler_gap"]
+_FORMULAS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Array]], Array], Callable[..., Array]]] = {
+    "kl_k1": (_K1.needs, _K1.of, _sum),
+    "kl_k3": (_K3.needs, _K3.of, _mean),
+    "log_ratio_max": (_K1.needs, _K1.of, _largest),
+    "entropy": (("entropy",), lambda tokens: tokens["entropy"], _mean),
+    "sampler_gap": (_GAP.needs, lambda tokens: np.abs(_GAP.of(tokens)), _mean),
+    "value_error": (
+        ("value", "return"),
+        lambda tokens: tokens["value"] - tokens["return"],
+        lambda index, count, values: np.sqrt(_mean(index, count, values**2)),
+    ),
+}
+"""Statistic of a rollout → the token columns it needs, what it takes of each token, and what it makes of them."""
+NEEDS = {name: needs for name, (needs, *_) in _FORMULAS.items()} | dict.fromkeys(
+    ("distinct_2", "repetition"), ("token_id",)
+)
+"""Statistic of a rollout → the token columns it is computed from."""
+STATISTICS = ("length", *NEEDS)
+"""The row columns that the recorder computes from the token columns."""
 
 
 def rollout_statistics(index: Array, count: int, tokens: Mapping[str, Array]) -> dict[str, pa.Array]:
@@ -18,40 +54,23 @@ def rollout_statistics(index: Array, count: int, tokens: Mapping[str, Array]) ->
         index: [N] which rollout, 0 to ``count`` − 1, each response token belongs to; no padding. The tokens of a
             rollout are contiguous, ordered by position.
         count: Number of rollouts.
-        tokens: [N] columns, of which ``token_id``, ``logprob``, ``ref_logprob``, ``sampler_logprob``, ``value``,
-            ``return`` and ``entropy`` are read.
+        tokens: [N] columns, of which those in ``NEEDS`` are read.
 
     Returns:
-        [count] arrays; a mean over no tokens is null. k1 and k3 follow Schulman, "Approximating KL Divergence",
-        http://joschu.net/blog/kl-approx.html, with samples from the policy.
+        [count] arrays; a mean over no tokens is null.
     """
-    wide = {name: np.asarray(tokens[name], np.float64) for name in _NUMBERS if name in tokens}
+    needed = {name for needs, *_ in _FORMULAS.values() for name in needs}
+    wide = {name: np.asarray(tokens[name], np.float64) for name in needed if name in tokens}
     length = np.bincount(index, minlength=count)
-    found: dict[str, Array] = {}
+    columns = {}
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        if {"logprob", "ref_logprob"} <= wide.keys():
-            delta = wide["logprob"] - wide["ref_logprob"]
-            found["k1"] = np.bincount(index, delta, minlength=count)
-            found["k3"] = np.bincount(index, np.expm1(-delta) + delta, minlength=count) / length
-            found["log_ratio_max"] = _largest(index, count, np.abs(delta))
-        if "entropy" in wide:
-            found["entropy"] = np.bincount(index, wide["entropy"], minlength=count) / length
-        if {"logprob", "sampler_logprob"} <= wide.keys():
-            gap = np.abs(wide["logprob"] - wide["sampler_logprob"])
-            found["sampler_gap"] = np.bincount(index, gap, minlength=count) / length
-        if {"value", "return"} <= wide.keys():
-            squares = (wide["value"] - wide["return"]) ** 2
-            found["value_error"] = np.sqrt(np.bincount(index, squares, minlength=count) / length)
-    columns = {name: pa.array(found[name], mask=(length == 0) & (name != "k1")) for name in found}
+        for name, (needs, values, reduce) in _FORMULAS.items():
+            if wide.keys() >= set(needs):
+                found = reduce(index, count, values(wide))
+                columns[name] = pa.array(found, mask=(length == 0) & (name != "kl_k1"))
     if "token_id" in tokens:
         columns |= _ngram_statistics(index, count, np.asarray(tokens["token_id"]))
     return {"length": pa.array(length, pa.int32()), **columns}
-
-
-def _largest(index: Array, count: int, values: Array) -> Array:
-    largest = np.zeros(count)
-    np.maximum.at(largest, index, values)
-    return largest
 
 
 def _ngram_statistics(index: Array, count: int, ids: Array) -> dict[str, pa.Array]:
@@ -68,7 +87,7 @@ def _ngram_statistics(index: Array, count: int, ids: Array) -> dict[str, pa.Arra
     whole = _within(index, 4)
     owner = index[:-3][whole]
     ordered = np.sort(_combined(owner, pairs[:-2][whole], pairs[2:][whole]))
-    different, has_fours = _share(owner, _first_ones(ordered), count)
+    different, has_fours = _share(owner, are_first(ordered), count)
     return {
         "distinct_2": pa.array(distinct_2, mask=~has_pairs),
         "repetition": pa.array(1 - different, mask=~has_fours),
@@ -94,14 +113,10 @@ def _sorted(numbers: Array) -> tuple[Array, Array]:
     bits = len(numbers).bit_length()
     if int(numbers.max(initial=0)) >= 2 ** (63 - bits):
         order = np.argsort(numbers)
-        return order, _first_ones(numbers[order])
+        return order, are_first(numbers[order])
     # If the index fits into the same integer as the number, sorting both at once takes a third of the time.
     both = np.sort(numbers << bits | np.arange(len(numbers)))
-    return both & (1 << bits) - 1, _first_ones(both >> bits)
-
-
-def _first_ones(ordered: Array) -> Array:
-    return np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    return both & (1 << bits) - 1, are_first(both >> bits)
 
 
 def _share(owner: Array, new: Array, count: int) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Protocol
 
@@ -69,11 +69,11 @@ class Storage(Protocol):
         """Return the local file that processes on this machine lock while they write this run."""
 
 
-Place = Path | str | Storage
+Location = Path | str | Storage
 """A folder, a URL, or what was made of one."""
 
 
-def storage(place: Place) -> Storage:
+def storage(place: Location) -> Storage:
     """Return the storage of a run; a storage object is returned unchanged.
 
     Raises:
@@ -90,7 +90,7 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowInvalid as error:
-        raise UserError(f"{path} is no whole Parquet file: {first_line(error)}") from error
+        raise UserError(f"{path} is not a complete Parquet file: {first_line(error)}") from error
 
 
 class Folder:
@@ -217,10 +217,8 @@ class Remote:
         return True
 
     def delete(self, name: str) -> None:
-        try:
+        with suppress(FileNotFoundError):
             self.filesystem.rm_file(self._at(name))
-        except FileNotFoundError:
-            return
 
     def lock_file(self) -> Path:
         return Path(tempfile.gettempdir()) / f"cavesson-{hashlib.sha256(self.root.encode()).hexdigest()[:16]}.lock"

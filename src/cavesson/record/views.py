@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from cavesson.record.lines import lines_of_steps, tokens_of_rows
 from cavesson.record.schema import PLACE_COLUMNS, ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
-from cavesson.record.segments import Kind, Segment, Snapshot, growing
+from cavesson.record.segments import Kind, LiveSegments, Segment, growing
 from cavesson.record.storage import Storage
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ _COLUMNS: dict[Kind, Sequence[Column]] = {
 }  # fmt: skip
 
 
-def connect(run: "Run", found: Snapshot, query: str, **config: str) -> duckdb.DuckDBPyConnection:
+def connect(run: "Run", found: LiveSegments, query: str, **config: str) -> duckdb.DuckDBPyConnection:
     """Return a connection with the views that the query may use.
 
     Args:
         run: Run whose record is read.
-        found: Snapshot of the run to read.
+        found: The segments of the run to read.
         query: Only views whose names occur here are created, because a view opens every file to read its columns.
         config: DuckDB's settings.
 
@@ -53,7 +53,7 @@ def connect(run: "Run", found: Snapshot, query: str, **config: str) -> duckdb.Du
     return connection
 
 
-def _growing(files: Storage, found: Snapshot, wanted: Sequence[Kind]) -> dict[Kind, list[pa.Table]]:
+def _growing(files: Storage, found: LiveSegments, wanted: Sequence[Kind]) -> dict[Kind, list[pa.Table]]:
     """Return the content of the files that may still be replaced.
 
     DuckDB opens a file once to read its columns and again for every query, and might find a different file then.

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from cavesson.errors import UserError
-from cavesson.rewards.base import RewardFunction, call_reward
+from cavesson.rewards.base import RewardFunction, call_reward, load_function
 from cavesson.rewards.classifier import ClassifierReward
 from cavesson.rewards.exact_match import exact_match
-from cavesson.rewards.function import load_function
 from cavesson.rewards.http import HttpReward
 from cavesson.rewards.lowercase import lowercase
 from cavesson.rewards.pipeline import PipelineReward

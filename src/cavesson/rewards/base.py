@@ -1,14 +1,19 @@
-"""Calling rewards: any function of prompts and responses that returns numbers, or named parts of them."""
+"""Loading and calling rewards: any function of prompts and responses that returns numbers, or named parts of them."""
 
+import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cavesson.errors import UserCodeError, told
+from cavesson.errors import UserCodeError, UserError, user_code
+from cavesson.text.counting import counted
 
 RewardFunction = Callable[..., Sequence[float] | Mapping[str, Sequence[float]]]
 """`(prompts, responses, **columns) -> one number per response, or named parts of one number per response each`"""
@@ -37,9 +42,9 @@ def call_reward(
         UserCodeError: it takes other arguments, raises an exception, or does not return one finite number per response.
     """
     given = _given(function, name, columns)
-    with told(f"copying the data's columns for the reward {name}"):
+    with user_code(f"copying the data's columns for the reward {name}"):
         copies = deepcopy(dict(given))
-    with told(f"the reward {name}"):
+    with user_code(f"the reward {name}"):
         result = function(list(prompts), list(responses), **copies)
         result = dict(result) if isinstance(result, Mapping) else result
     try:
@@ -76,7 +81,7 @@ def _given(function: RewardFunction, name: str, columns: Mapping[str, Any]) -> M
     problem = next(_problems(signature, given), None)
     if problem is None:
         return given
-    has = f"; the data has {', '.join(columns)} beside the prompt" if columns else "; the data has no other column"
+    has = f"; the data has {', '.join(columns)} besides the prompt" if columns else "; the data has no other column"
     raise UserCodeError(
         f"the reward {name}{signature}{_line(function)} {problem}\n"
         f"a reward is called with (prompts, responses, **columns){has}"
@@ -109,7 +114,7 @@ def _numbers(label: str, values: Any, expected: int) -> list[float]:
         raise UserCodeError(f"the reward {label} returned {_short(values)}; it must return one number per response")
     if len(values) != expected:
         raise UserCodeError(
-            f"the reward {label} returned {_count(len(values), 'value')} for {_count(expected, 'response')}"
+            f"the reward {label} returned {counted(len(values), 'value')} for {counted(expected, 'response')}"
         )
     return [_number(value, f"the reward {label} returned {{}} for response {row}") for row, value in enumerate(values)]
 
@@ -136,13 +141,42 @@ def _number(value: Any, returned: str) -> float:
     return number
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _short(value: Any) -> str:
     """Return a value as text, shortened; Python refuses to convert very long integers to text."""
     if isinstance(value, int) and value.bit_length() > 300:
         return "an integer of more than 90 digits"
     text = str(value) if isinstance(value, Real) else repr(value)
     return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def load_function(name: str) -> RewardFunction:
+    """Load a reward given as "file.py:function" or "module:function".
+
+    Raises:
+        UserError: the file, module or function does not exist, or importing it raises an exception.
+    """
+    place, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise UserError(f"reward {name!r}: write file.py:function or module:function")
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise UserError(f"reward {name!r}: {place} has no function {attribute!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def _from_file(file: Path) -> object:
+    name = f"cavesson_reward_{file.stem}"  # a file called random.py must not shadow the module `random`
+    spec = importlib.util.spec_from_file_location(name, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise UserError(f"reward {file}: there is no such file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # so that objects defined in the file can be pickled and found by name
+    with user_code(f"the reward's file {file.name}"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _from_module(place: str) -> object:
+    with user_code(f"the reward's module {place}"):
+        return importlib.import_module(place)

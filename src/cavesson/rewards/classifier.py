@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from cavesson.data.special_tokens import Around, Reading, Span, SpecialTokens, Written
+from cavesson.data.special_tokens import Around, Span, SpecialTokenMode, SpecialTokens, Written
 from cavesson.errors import UserError
 from cavesson.models.classifier import ADDS_START
 from cavesson.models.load import DTYPES, load_classifier
@@ -39,7 +39,7 @@ class ClassifierReward:
         batch_size: int = 16,
         dtype: str = "float32",
         device: str | torch.device = "cpu",
-        special_tokens: Reading = "text",
+        special_tokens: SpecialTokenMode = "text",
     ) -> None:
         if dtype not in DTYPES or score not in ("logit", "probability"):
             raise UserError(

@@ -29,13 +29,13 @@ class CleaningSettings(Settings):
     """Where responses are cut, and which are discarded."""
 
     cut: tuple[str, ...] = ()
-    """cut responses, text and tokens alike, before what these name: "next_turn" (the marks of a human's or assistant's
-    next turn), "next_line", "next_paragraph"; texts of your own belong into sampling.stop"""
+    """cut responses, both text and tokens, before the first of these: "next_turn" (a mark of the human's or assistant's
+    next turn), "next_line", "next_paragraph"; for other texts, set sampling.stop"""
     discard: tuple[str, ...] = ()
-    """responses that get discard_reward whatever they scored: "stray_hash" (with a #), "stray_smiley" (with :) or ;)),
-    "too_short" (fewer than two characters)"""
+    """responses that get discard_reward instead of their reward: "stray_hash" (with a #), "stray_smiley" (with :) or
+    ;)), "too_short" (fewer than two characters)"""
     discard_reward: float | None = None
-    """the reward of a discarded response; it should lie below what your rewards give"""
+    """the reward of a discarded response; it should be below all other rewards"""
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -54,9 +54,9 @@ class CleaningSettings(Settings):
             if unknown is not None:
                 raise ValueError(f"{field}: there is no {unknown!r}; use {', '.join(table)}")
         if self.discard and self.discard_reward is None:
-            raise ValueError("discard needs discard_reward: a reward below what yours give, such as -10")
+            raise ValueError("discard needs discard_reward: a value below all other rewards, such as -10")
         if not self.discard:
-            self.refuse("discard_reward", "without discard, which names the responses that get it")
+            self.refuse("discard_reward", "without discard, which selects the responses that get it")
         return self
 
 

@@ -24,10 +24,10 @@ _BACKOFF = wait_exponential_jitter(multiplier=0.5, max=30)
 
 
 class HttpSettings(Settings):
-    """Where the server is, and how it is asked."""
+    """The server, and how requests are made."""
 
     url: str = Field(pattern=r"^https?://[^/]")
-    """what requests are posted to"""
+    """URL that requests are posted to"""
     batch_size: int = Field(64, ge=1)
     """responses per request"""
     concurrency: int = Field(4, ge=1)
@@ -35,10 +35,10 @@ class HttpSettings(Settings):
     timeout: float = Field(60.0, gt=0)
     """seconds that one request may take in all"""
     attempts: int = Field(5, ge=1)
-    """how often a request is made that fails for a reason which may pass"""
+    """attempts per request, if it fails for a reason that may be temporary"""
     headers_env: dict[str, str] = Field(default_factory=dict)
     """headers and the environment variables that hold their values, such as {Authorization = "REWARD_TOKEN"}: the
-    recipe and the record never hold the value"""
+    recipe and the record never contain the values"""
 
     @field_validator("url")
     @classmethod
@@ -140,7 +140,7 @@ class HttpReward:
 
     def _read(self, content: bytes, count: int) -> "_Parts":
         try:
-            rewards = _Answer.model_validate_json(content).rewards
+            rewards = _Rewards.model_validate_json(content).rewards
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "dict[")))
@@ -171,7 +171,7 @@ _Parts = dict[str, list[float]]
 _Numbers = list[Annotated[FiniteFloat, Field(strict=True)]]
 
 
-class _Answer(BaseModel):
+class _Rewards(BaseModel):
     """What a server says of one batch."""
 
     model_config = ConfigDict(strict=True)

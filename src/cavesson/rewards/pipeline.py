@@ -41,7 +41,7 @@ class PipelineReward:
         model, tokenizer = load_classifier(path)
         if getattr(model.config, ADDS_START, None) is False and Around.of(tokenizer).start:
             raise UserError(
-                f"reward {path}: it learned from texts without the start token, which a pipeline adds; "
+                f"reward {path}: it was trained on texts without the start token, which a pipeline adds; "
                 'set use = "classifier"'
             )
         self.pipe: Any = pipeline(task, model=model, tokenizer=tokenizer, device=device)  # type: ignore[call-overload]

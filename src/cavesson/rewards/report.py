@@ -12,13 +12,13 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.record.files import replacing, write_json
-from cavesson.rewards.report_figures import Scored, extreme_cases, summarise, warnings
+from cavesson.rewards.report_figures import ScoredPairs, extreme_cases, summarise, warnings
 
-MOST_CHARACTERS = 600
+MAX_CHARACTERS = 600
 """Of a prompt or response in the page; `extreme_cases.jsonl` has all."""
 
 
-def write(scored: Scored, tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, Any]:
+def write(scored: ScoredPairs, tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, Any]:
     """Write `reward_model.json`, `.md` and `.png` and `extreme_cases.jsonl` to the run's folder.
 
     Returns:
@@ -43,14 +43,14 @@ def show(summary: dict[str, Any], folder: Path, console: Console) -> None:
     for name, value in _numbers(summary):
         console.print(f"{name}: {value}", highlight=False)
     for warning in warnings(summary):
-        console.print(Text(f"Careful: {warning}.", style="bold"), soft_wrap=True)
+        console.print(Text(f"Warning: {warning}.", style="bold"), soft_wrap=True)
     console.print(f"report   {folder}/reward_model.md", soft_wrap=True, highlight=False)
 
 
 def page(summary: dict[str, Any], cases: list[dict[str, Any]]) -> str:
     """Return the report in Markdown."""
     lines = [f"# The reward model on {summary['pairs']} held-out pairs", ""]
-    lines += [line for warning in warnings(summary) for line in (f"**Careful:** {warning}.", "")]
+    lines += [line for warning in warnings(summary) for line in (f"**Warning:** {warning}.", "")]
     lines += ["| held-out pairs | share right | 95 % interval | pairs |", "|---|---|---|---|"]
     lines += [f"| {' | '.join(row)} |" for row in _shares(summary)] + [""]
     lines += ["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in _numbers(summary))]
@@ -85,7 +85,7 @@ def _numbers(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "rank correlation of reward and length, within pairs", f"{length:+.3f}"
     if prompt is not None:
         low, mean, high = (f"{max(0.0, prompt[name]):.0%}" for name in ("low", "mean", "high"))
-        yield "share of the rewards' variance that the prompt decides", f"{mean} ({low} to {high})"
+        yield "share of the rewards' variance that the prompt explains", f"{mean} ({low} to {high})"
 
 
 def _case(case: dict[str, Any]) -> list[str]:
@@ -93,13 +93,13 @@ def _case(case: dict[str, Any]) -> list[str]:
     return [
         f"Pair {case['pair']}, prompt:",
         "",
-        _quoted(case["prompt"][-MOST_CHARACTERS:]),
+        _quoted(case["prompt"][-MAX_CHARACTERS:]),
         f"Chosen, reward {chosen:+.3f}:",
         "",
-        _quoted(case["chosen"][:MOST_CHARACTERS]),
+        _quoted(case["chosen"][:MAX_CHARACTERS]),
         f"Rejected, reward {rejected:+.3f}:",
         "",
-        _quoted(case["rejected"][:MOST_CHARACTERS]),
+        _quoted(case["rejected"][:MAX_CHARACTERS]),
     ]
 
 

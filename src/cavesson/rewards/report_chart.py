@@ -3,22 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
-from cavesson.rewards.report_figures import CALIBRATION, Scored
+from cavesson.rewards.report_figures import CALIBRATION, ScoredPairs
 
 _CHOSEN, _REJECTED, _GUIDE = "#1a73e8", "#9aa0a6", "#5f6368"
 
 
-def draw(scored: Scored, summary: dict[str, Any], file: Path) -> None:
+def draw(scored: ScoredPairs, summary: dict[str, Any], file: Path) -> None:
     """Write the charts to a PNG file."""
-    figure, (calibration, length, spread) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-    calibration.plot(CALIBRATION, CALIBRATION, color=_GUIDE, linestyle=":", label="as sure as it is right")
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    (calibration, length, spread) = figure.subplots(1, 3)
+    calibration.plot(CALIBRATION, CALIBRATION, color=_GUIDE, linestyle=":", label="perfect calibration")
     _shares(calibration, "confidence", summary["calibration"])
     calibration.set(title="Calibration", xlabel="confidence in its choice", ylabel="share right")
     calibration.legend(frameon=False, loc="lower right")
@@ -35,7 +32,6 @@ def draw(scored: Scored, summary: dict[str, Any], file: Path) -> None:
     for axes in (calibration, length, spread):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=120)
-    plt.close(figure)
 
 
 def _shares(axes: Any, x: str, shares: list[dict[str, Any]]) -> None:

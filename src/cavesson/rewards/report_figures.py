@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.data.examples import Examples, size_of
-from cavesson.data.tokens import PairTokens, Tokens
+from cavesson.correlation import rank_correlation
+from cavesson.data.examples import Examples, PairTokens, Tokens, size_of
 from cavesson.ops.intervals import share_interval, twin_correlation
 from cavesson.processes import Processes
 
@@ -33,7 +33,7 @@ MANY_TIES = 0.05
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredPairs:
     """Held-out pairs with their rewards, `[N]` each."""
 
     pairs: Sequence[PairTokens]
@@ -56,7 +56,7 @@ class Scored:
 
 
 @torch.no_grad()
-def score(model: nn.Module, examples: Examples[PairTokens], processes: Processes, at_once: int) -> Scored:
+def score(model: nn.Module, examples: Examples[PairTokens], processes: Processes, at_once: int) -> ScoredPairs:
     """Score all held-out pairs with a `RewardModel`; every process scores its share."""
     pairs = examples.held_out
     device = next(model.parameters()).device
@@ -67,10 +67,10 @@ def score(model: nn.Module, examples: Examples[PairTokens], processes: Processes
         seen = model(examples.collate([pairs[i] for i in rows]).to(device))
         rewards[rows] = torch.stack([seen.chosen, seen.rejected], dim=1).cpu()
     chosen, rejected = processes.sum_tensor(rewards).double().numpy().T
-    return Scored(pairs, chosen, rejected)
+    return ScoredPairs(pairs, chosen, rejected)
 
 
-def summarise(scored: Scored) -> dict[str, Any]:
+def summarise(scored: ScoredPairs) -> dict[str, Any]:
     """Return all statistics of the report as plain values; None if the pairs do not determine a statistic."""
     right, longer, difference = scored.right, scored.longer_by, scored.difference
     confidence = 1 / (1 + np.exp(-np.abs(difference)))
@@ -89,7 +89,7 @@ def summarise(scored: Scored) -> dict[str, Any]:
             "chosen shorter": _share(right[longer < 0]),
         },
         "by_length_difference": list(_by_length_difference(longer, right)),
-        "length_correlation": _rank_correlation(difference, longer),
+        "length_correlation": rank_correlation(difference, longer),
         "confidence": float(confidence.mean()),
         "calibration": list(_calibration(confidence, right)),
         "prompt_correlation": prompt and asdict(prompt),
@@ -99,15 +99,10 @@ def summarise(scored: Scored) -> dict[str, Any]:
 
 def warnings(summary: dict[str, Any]) -> list[str]:
     """Return warnings about this reward model, in words."""
-    return [
-        *_about_accuracy(summary),
-        *_about_length(summary),
-        *_about_confidence(summary),
-        *_about_prompts(summary),
-    ]
+    return [*_about_accuracy(summary), *_about_length(summary), *_about_confidence(summary), *_about_prompts(summary)]
 
 
-def extreme_cases(scored: Scored, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+def extreme_cases(scored: ScoredPairs, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Return the pairs worth reading: the most wrong, the most surely right, and the highest and lowest rewards."""
     difference = scored.difference
     everywhere = np.ones(len(difference), dtype=bool)
@@ -153,30 +148,16 @@ def _calibration(confidence: Numbers, right: Numbers) -> Iterator[dict[str, Any]
             yield {"from": low, "to": high, "confidence": float(confidence[inside].mean()), **share}
 
 
-def _rank_correlation(x: Numbers, y: Numbers) -> float | None:
-    """Return Spearman's ρ, with the mean rank for ties, or None if all values of one variable are equal."""
-    first, second = _ranks(x), _ranks(y)
-    if first.std() == 0 or second.std() == 0:
-        return None
-    return float(np.corrcoef(first, second)[0, 1])
-
-
-def _ranks(values: Numbers) -> Numbers:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = counts.cumsum()
-    return np.asarray((last - (counts - 1) / 2)[inverse], dtype=float)
-
-
 def _about_accuracy(summary: dict[str, Any]) -> Iterator[str]:
     accuracy, ties = summary["accuracy"], summary["ties"]
     if accuracy["high"] < 0.5:
-        yield "it is worse than a coin: are chosen and rejected the right way round?"
+        yield "it is worse than chance: are chosen and rejected swapped?"
     elif accuracy["low"] <= 0.5:
-        yield "nothing shows that it is better than a coin: the interval of its accuracy reaches down to 0.5"
+        yield "it may be no better than chance: the interval of its accuracy reaches down to 0.5"
     if ties > MANY_TIES:
         yield (
-            f"both responses get the same reward in {ties:.0%} of the pairs; bfloat16 and responses that "
-            "data.max_length cuts off do that"
+            f"both responses get the same reward in {ties:.0%} of the pairs; common causes are bfloat16 "
+            "and responses that data.max_length cuts off"
         )
 
 
@@ -190,7 +171,7 @@ def _about_length(summary: dict[str, Any]) -> Iterator[str]:
     if longer and shorter and (longer["low"] > shorter["high"] or shorter["low"] > longer["high"]):
         liked = "long" if longer["mean"] > shorter["mean"] else "short"
         yield (
-            f"it likes {liked} responses: right {longer['mean']:.0%} of the time where the better one is longer, "
+            f"it prefers {liked} responses: right {longer['mean']:.0%} of the time where the better one is longer, "
             f"{shorter['mean']:.0%} where it is shorter"
         )
 
@@ -198,7 +179,7 @@ def _about_length(summary: dict[str, Any]) -> Iterator[str]:
 def _about_confidence(summary: dict[str, Any]) -> Iterator[str]:
     if summary["confidence"] > summary["accuracy"]["high"]:
         yield (
-            f"it is too sure of itself: {summary['confidence']:.0%} sure of its choices on average, and right in "
+            f"it is overconfident: its mean confidence is {summary['confidence']:.0%}, but it is right in only "
             f"{summary['accuracy']['mean']:.0%}; fewer epochs or a lower learning rate help"
         )
 
@@ -207,12 +188,12 @@ def _about_prompts(summary: dict[str, Any]) -> Iterator[str]:
     prompt = summary["prompt_correlation"]
     if prompt and prompt["low"] > 0.5:
         yield (
-            f"the prompt decides {prompt['mean']:.0%} of the variance of the rewards, the response the rest; in PPO "
-            "set shaping.subtract_query, elsewhere compare responses to the same prompt only"
+            f"the prompt explains {prompt['mean']:.0%} of the variance of the rewards, the response the rest; in PPO, "
+            "set shaping.subtract_query; elsewhere, compare only responses to the same prompt"
         )
 
 
-def _case(scored: Scored, row: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _case(scored: ScoredPairs, row: int, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     pair = scored.pairs[row]
     return {
         "pair": row,

@@ -9,13 +9,13 @@ from cavesson.config_paths import FunctionName, full_path
 
 
 class RewardSettings(Settings):
-    """One reward. Several are added up, each times its weight."""
+    """One reward. The total is the weighted sum of all rewards."""
 
     use: FunctionName
     """"sentiment", "exact_match", "lowercase", "classifier", "pipeline", "http", or your own function as
     file.py:function or module:function"""
     name: str | None = None
-    """what it is called in the record; none = the name of the function, or `use`"""
+    """name in the record; none = the name of the function, or `use`"""
     weight: float = 1.0
     """factor in the sum"""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -33,10 +33,10 @@ class RewardSettings(Settings):
 
 
 class ShapingSettings(Settings):
-    """What happens to the summed reward before training uses it, in this order."""
+    """How the summed reward is changed before training uses it, in this order."""
 
     subtract_query: bool = False
-    """subtract the reward of an empty response to the same prompt, where the query dominates the score"""
+    """subtract the reward of an empty response to the same prompt, if the prompt dominates the score"""
     scale: bool = False
     """divide by the running standard deviation of all rewards so far"""
     normalise: bool = False
@@ -44,4 +44,4 @@ class ShapingSettings(Settings):
     clip: float | None = Field(None, gt=0)
     """clip to [-clip, clip]"""
     missing_eos_penalty: float = Field(0.0, ge=0)
-    """subtracted from responses that did not end by themselves; 0 = off"""
+    """subtracted from the reward of responses that did not end by themselves; 0 = off"""

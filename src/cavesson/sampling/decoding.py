@@ -157,7 +157,7 @@ def check_generate(model: Any) -> None:
     except UNSUPPORTED as error:
         raise UserError(f"{kind} cannot generate: {type(error).__name__} ({first_line(error)})") from error
     if not bool(close(torch.stack(output.logits, dim=1), expected, causal(model).dtype).all()):
-        raise UserError(f"{kind} generates from other distributions than its full forward pass; choose another model")
+        raise UserError(f"{kind} samples from different distributions than its full forward pass; choose another model")
 
 
 def reach(config: PretrainedConfig, size: int) -> int | None:

@@ -11,11 +11,11 @@ class SamplingSettings(Settings):
     """How responses are sampled."""
 
     temperature: float = Field(1.0, ge=0)
-    """divides the logits, when sampling and when scoring alike; 0 takes the likeliest token (not for training)"""
+    """divides the logits, both for sampling and for scoring; 0 = always the most likely token (not for training)"""
     top_k: int = Field(0, ge=0)
-    """keep only the k likeliest tokens; 0 = off. Filtered sampling makes the KL estimate wrong"""
+    """sample only from the k most likely tokens; 0 = off. Filtered sampling makes the KL estimate wrong"""
     top_p: float = Field(1.0, gt=0, le=1)
-    """keep the smallest set of tokens with at least this probability; 1 = off"""
+    """sample only from the smallest set of tokens with at least this probability; 1 = off"""
     min_new_tokens: int = Field(0, ge=0)
     """forbid the end of the response before this many tokens; 0 = off. It makes the KL estimate wrong"""
     max_new_tokens: int = Field(32, ge=1)
@@ -49,12 +49,12 @@ class SamplingSettings(Settings):
         if self.random_length and not 1 <= self.random_length[0] <= self.random_length[1]:
             raise ValueError(f"random_length must be [low, high] with 1 <= low <= high, not {list(self.random_length)}")
         if self.random_length:
-            self.refuse("max_new_tokens", "beside random_length; set one of them")
+            self.refuse("max_new_tokens", "with random_length; set only one of them")
         if self.temperature == 0:
             for name in ("top_k", "top_p"):
-                self.refuse(name, "with temperature 0, which always takes the likeliest token")
+                self.refuse(name, "with temperature 0, which always takes the most likely token")
         if self.min_new_tokens > self.longest:
-            raise ValueError(f"min_new_tokens {self.min_new_tokens} is over the length limit {self.longest}")
+            raise ValueError(f"min_new_tokens {self.min_new_tokens} is above the length limit {self.longest}")
         if "" in self.stop:
             raise ValueError("an empty stop text would end every response at once")
         return self

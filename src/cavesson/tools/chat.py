@@ -23,12 +23,12 @@ from cavesson.tools.generate import UseSettings, load_policy
 
 
 class TalkSettings(UseSettings):
-    """Talk to a model in the terminal."""
+    """Chat with a model in the terminal."""
 
     template: str | None = None
     """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
     system: str | None = None
-    """what the system says first"""
+    """system message"""
     sampling: SamplingSettings = SamplingSettings(max_new_tokens=512, temperature=0.7, top_p=0.95)
     """how to sample"""
     seed: int = Field(0, ge=0)
@@ -46,7 +46,7 @@ def chat(model: str, settings: TalkSettings) -> None:
     policy, tokenizer = load_policy(model, settings)
     talk = Talk(policy, tokenizer, settings)
     if sys.stdin.isatty():
-        print("/reset forgets what was said; /quit, Ctrl-C or Ctrl-D leaves")
+        print("/reset starts a new conversation; /quit, Ctrl-C or Ctrl-D exits")
     try:
         for line in _lines():
             if line == "/quit":

@@ -29,7 +29,7 @@ from cavesson.record.writable import check_new
 from cavesson.text.statistics import contains, distinct, words
 from cavesson.text.visible import visible, visible_line
 from cavesson.tools.generate import Response, ResponseSettings, load_policy, responses
-from cavesson.tools.scorers import ScorerSettings, check_scorers, estimate, parts_of, score_by_length, shown
+from cavesson.tools.score import ScorerSettings, check_scorers, estimate, score_responses, shown
 
 
 class CompareSettings(ResponseSettings, ScorerSettings):
@@ -51,7 +51,7 @@ class CompareSettings(ResponseSettings, ScorerSettings):
 
 
 @dataclass(frozen=True)
-class Column:
+class ComparedModel:
     """One model of a comparison."""
 
     name: str
@@ -80,7 +80,7 @@ class Column:
 class Comparison:
     """The result of a comparison."""
 
-    columns: list[Column]
+    columns: list[ComparedModel]
     prompts: int
     samples: int
     dropped: int
@@ -117,14 +117,15 @@ def compare(models: Sequence[str], settings: CompareSettings) -> Comparison:
         raise UserError("name the models to compare, each of them once: cavesson compare A B --prompts FILE")
     if settings.prompts is not None:
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"path": settings.prompts})})
-    sets = [load_prompts(settings.data, load_start_tokenizer(_start(model, settings))) for model in models]
+    starts = [StartSettings(path=model, gguf_file=settings.gguf_file) for model in models]
+    sets = [load_prompts(settings.data, load_start_tokenizer(start)) for start in starts]
     indices = _common(sets)
     if not indices[0]:
         raise UserError("no prompt is short enough for every model; raise data.max_prompt_tokens")
     if settings.rewards:
         check_scorers(settings, settings.device, sets[0])
     answers = [_answers(*each, settings) for each in zip(models, sets, indices, strict=True)]
-    scores = [_scores(answer, settings) for answer in answers]
+    scores = [score_responses(answer, settings, settings.device) if settings.rewards else {} for answer in answers]
     comparison = Comparison(
         columns=[_column(*each, scores[0]) for each in zip(models, answers, scores, strict=True)],
         prompts=len(indices[0]),
@@ -189,10 +190,6 @@ def rows(comparison: Comparison) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _start(model: str, settings: CompareSettings) -> StartSettings:
-    return StartSettings(path=model, gguf_file=settings.gguf_file)
-
-
 def _common(sets: Sequence[PromptSet]) -> list[list[int]]:
     """Return, for each model, the indices of the prompts that no model drops."""
     kept = [sorted(set(range(len(prompts) + len(prompts.dropped))) - set(prompts.dropped)) for prompts in sets]
@@ -205,24 +202,16 @@ def _answers(model: str, prompts: PromptSet, indices: Sequence[int], settings: C
     return list(responses(policy, tokenizer, prompts, settings, indices))
 
 
-def _scores(answers: Sequence[Response], settings: CompareSettings) -> dict[str, list[float]]:
-    if not settings.rewards:
-        return {}
-    columns = {name: [one.columns[name] for one in answers] for name in answers[0].columns}
-    texts = [one.prompt for one in answers], [one.response for one in answers]
-    return parts_of(score_by_length(settings, settings.device, *texts, columns))
-
-
 def _column(
     name: str, answers: Sequence[Response], scores: dict[str, list[float]], first: dict[str, list[float]]
-) -> Column:
+) -> ComparedModel:
     groups = [one.group for one in answers]
     texts = [one.response for one in answers]
     split = [words(text) for text in texts]
     total, others = (next(iter(parts.values()), []) for parts in (scores, first))
     compared = scores is not first and scores != {}
     gains = [mine - other for mine, other in zip(total, others, strict=True)]
-    return Column(
+    return ComparedModel(
         name=name,
         rewards={part: estimate(values, groups) for part, values in scores.items()},
         difference=mean_interval(gains, groups) if compared else None,

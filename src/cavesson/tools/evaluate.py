@@ -13,15 +13,15 @@ from cavesson.record.files import write_json
 from cavesson.record.writable import check_new
 from cavesson.text.counting import counted
 from cavesson.tools.generate import ResponseSettings, load_policy, responses
-from cavesson.tools.perplexity import Likelihood, TextSettings, measure, read_documents
-from cavesson.tools.scorers import ScorerSettings, check_scorers, estimate, parts_of, score_by_length, shown
+from cavesson.tools.perplexity import HeldOutTextSettings, Likelihood, measure, read_documents
+from cavesson.tools.score import ScorerSettings, check_scorers, estimate, score_responses, shown
 
 
 class EvaluateSettings(ResponseSettings, ScorerSettings):
     """Evaluate a model on held-out text, by rewards, or both."""
 
-    text: TextSettings = TextSettings()
-    """text whose perplexity is measured; of prompts with responses, the responses'"""
+    text: HeldOutTextSettings = HeldOutTextSettings()
+    """text whose perplexity is measured; with prompts and responses, that of the responses"""
     out: Path | None = None
     """a .json file to write, with every response"""
 
@@ -31,7 +31,7 @@ class EvaluateSettings(ResponseSettings, ScorerSettings):
             raise ValueError("give --text.path FILE for the perplexity, --data.path FILE and --rewards, or both")
         if not (self.data.path or self.data.mix):
             for name in ("rewards", "samples", "seed"):
-                self.refuse(name, "without --data.path, the prompts that responses are sampled to")
+                self.refuse(name, "without --data.path, the prompts to sample responses to")
         if not (self.text.path or self.text.mix):
             for name in ("context", "stride"):
                 self.refuse(f"text.{name}", "without --text.path")
@@ -83,9 +83,7 @@ def evaluate(model: str, settings: EvaluateSettings) -> Evaluation:
     answers: list[dict[str, Any]] = []
     if prompts is not None:
         said = list(responses(policy, tokenizer, prompts, settings))
-        columns = {name: [one.columns[name] for one in said] for name in prompts.columns}
-        texts = [one.prompt for one in said], [one.response for one in said]
-        parts = parts_of(score_by_length(settings, settings.device, *texts, columns))
+        parts = score_responses(said, settings, settings.device)
         rewards = {name: estimate(values, [one.group for one in said]) for name, values in parts.items()}
         answers = [one._asdict() | {name: parts[name][n] for name in parts} for n, one in enumerate(said)]
     evaluation = Evaluation(model, likelihood, rewards, answers)

@@ -30,14 +30,14 @@ FORMATS = (".jsonl", ".json", ".parquet")
 
 
 class UseSettings(Settings):
-    """How a trained model is used."""
+    """How a trained model is loaded."""
 
     gguf_file: str | None = None
     """name of the GGUF file inside the model's folder, if the weights come as GGUF"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """numbers to compute in"""
+    """dtype of the computation"""
     device: str | None = None
-    """where to compute; none = a GPU where there is one"""
+    """where to compute; none = a GPU if there is one"""
 
 
 class ResponseSettings(UseSettings):
@@ -52,7 +52,7 @@ class ResponseSettings(UseSettings):
     sampling: SamplingSettings = SamplingSettings(max_new_tokens=64)
     """how to sample"""
     batch_size: int = Field(32, ge=1)
-    """responses sampled at the same time; it changes no response"""
+    """responses sampled at the same time; it has no effect on the responses"""
 
     @model_validator(mode="after")
     def _check_data(self) -> Self:
@@ -61,12 +61,12 @@ class ResponseSettings(UseSettings):
 
 
 class GenerateSettings(ResponseSettings):
-    """Sample responses of a model."""
+    """Sample responses from a model."""
 
     prompt: tuple[str, ...] | str = ()
     """a prompt, or a list of them, instead of data"""
     raw: bool = False
-    """continue prompts as plain text, also where the run that trained the model made conversations of them"""
+    """continue prompts as plain text, even if the run that trained the model turned them into conversations"""
     out: Path | None = None
     """a .jsonl, .json or .parquet file to write; none = print"""
 
@@ -121,12 +121,12 @@ def responses(
     for start in range(0, total, settings.batch_size):
         rows = range(start, min(start + settings.batch_size, total))
         groups = [row // settings.samples for row in rows]
-        batch, texts = collector.sample([chosen[group] for group in groups], 0, rows)
-        lengths = batch["mask"].sum(1).long().tolist()
+        rollouts = collector.generate([chosen[group] for group in groups], 0, rows)
+        lengths = rollouts["mask"].sum(1).long().tolist()
         for n, group in enumerate(groups):
             columns = {name: values[chosen[group]] for name, values in prompts.columns.items()}
-            prompt, response, reason = (texts[name][n] for name in ("prompt", "response", "finish_reason"))
-            yield Response(group, prompt, response, reason, lengths[n], columns)
+            prompt, response = rollouts.prompt[n], rollouts.response[n]
+            yield Response(group, prompt, response, rollouts.finish_reason[n], lengths[n], columns)
 
 
 def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]:
@@ -141,7 +141,7 @@ def generate(model: str, settings: GenerateSettings) -> Iterator[dict[str, Any]]
     prompts = _prompts(settings, tokenizer)
     taken = {"response", "finish_reason"} & set(prompts.columns)
     if taken:
-        raise UserError(f"{settings.data.path}: rename the column {min(taken)!r}; what is generated gets that name")
+        raise UserError(f"{settings.data.path}: rename the column {min(taken)!r}; the output uses that name")
     for one in responses(policy, tokenizer, prompts, settings):
         yield {
             "prompt": one.prompt,

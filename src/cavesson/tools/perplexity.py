@@ -21,11 +21,11 @@ from cavesson.models.policy import Policy
 _LONGEST_WINDOW = 1024
 
 
-class TextSettings(ChatSettings):
+class HeldOutTextSettings(ChatSettings):
     """Held-out text."""
 
     context: int | None = Field(None, ge=2)
-    """tokens the model reads at a time; none = 1024, or fewer where the model cannot read more"""
+    """tokens the model reads at a time; none = 1024, or fewer if the model cannot read as many"""
     stride: int | None = Field(None, ge=1)
     """tokens from one window of a long document to the next, fewer than `context`: from the second window on, every
     token is predicted from at least context − stride others; none = half of `context`"""
@@ -63,7 +63,7 @@ class Window:
     counts: Sequence[bool]
 
 
-def read_documents(settings: TextSettings, chat: Chat) -> list[Document]:
+def read_documents(settings: HeldOutTextSettings, chat: Chat) -> list[Document]:
     """Read and tokenize the rows. In plain text every token counts; in prompts with responses, the learned tokens."""
     rows = load(settings, Demonstration).train
     encoder = Encoder(chat)
@@ -95,7 +95,7 @@ def windows(document: Document, context: int, stride: int) -> list[Window]:
 
 
 def measure(
-    policy: Policy, documents: Sequence[Document], settings: TextSettings, batch_size: int, pad: int
+    policy: Policy, documents: Sequence[Document], settings: HeldOutTextSettings, batch_size: int, pad: int
 ) -> Likelihood:
     """Measure the mean of −log p over all tokens that count, in all documents together.
 

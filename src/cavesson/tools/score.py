@@ -1,42 +1,62 @@
-"""Rewards of the responses in a file: `cavesson score`."""
+"""Rewards of responses and confidence intervals of their means, and those of a file: `cavesson score`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import Field
+import torch
+from pydantic import Field, field_validator
 
+from cavesson.config import Settings
 from cavesson.data.fields import Fields, Row
 from cavesson.data.notes import Notes
+from cavesson.data.prompts import PromptSet
 from cavesson.data.settings import SourceSettings
 from cavesson.data.sources import read
-from cavesson.data.special_tokens import Reading
+from cavesson.data.special_tokens import SpecialTokenMode
 from cavesson.errors import UserError
-from cavesson.ops.intervals import Interval
+from cavesson.ops.intervals import Interval, mean_interval, share_interval
+from cavesson.processes import Processes
 from cavesson.record.files import replacing
 from cavesson.record.writable import check_new
+from cavesson.rewards import FUNCTIONS, Reward, Scored, build_rewards, rehearse
+from cavesson.rewards import score as score_all
+from cavesson.rewards.settings import RewardSettings
 from cavesson.text.counting import counted
-from cavesson.tools.generate import write
-from cavesson.tools.scorers import ScorerSettings, estimate, parts_of, score_by_length, shown
+from cavesson.tools.generate import Response, write
 
 # Names of output columns, and of the arguments with which rewards get prompts and responses.
 _TAKEN = ("reward", "reward_parts", "prompts", "responses")
+
+
+class ScorerSettings(Settings):
+    """What responses are scored with."""
+
+    rewards: tuple[RewardSettings, ...] = ()
+    """rewards as in a recipe, or short: a name such as "exact_match", a function as file.py:function, the URL of a
+    server, or a reward model's run, folder or Hub name; several in a list"""
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        several = [given] if isinstance(given, str | dict) else given
+        return [_written_out(one) if isinstance(one, str) else one for one in several]
 
 
 class ScoreSettings(ScorerSettings):
     """Score the responses in a file."""
 
     columns: dict[str, str] = Field(default={})
-    """what the file calls `prompt`, `response` and what a reward asks for, such as {prompt = "question", ground_truth =
-    "answer"}; input and output are known too"""
+    """the file's column names for `prompt`, `response` and what a reward needs, such as {prompt = "question",
+    ground_truth = "answer"}; input and output are recognised"""
     split: str = "train"
     """split of a Hub data set"""
-    special_tokens: Reading = "control"
-    """how a reward model reads special tokens in prompts: control = as such, since prompts that `generate` or a record
-    wrote have those of the chat template; text = as text like any other. In responses they are text"""
+    special_tokens: SpecialTokenMode = "control"
+    """how a reward model reads special tokens in prompts: control = as control tokens, because prompts from `generate`
+    or a record contain those of the chat template; text = as text like any other. In responses they are text"""
     device: str | None = None
-    """where to compute; none = a GPU where there is one"""
+    """where to compute; none = a GPU if there is one"""
     out: Path | None = None
     """a .jsonl file with a line per response, or a .json file in LMFlow's format text_to_scored_textlist"""
 
@@ -54,7 +74,7 @@ class Summary(NamedTuple):
         return "\n".join([*lines, *(f"{name}  {shown(interval)}" for name, interval in self.rewards.items())])
 
 
-class _Said(NamedTuple):
+class _Response(NamedTuple):
     row: int
     prompt: str
     response: str
@@ -75,19 +95,97 @@ def score(path: str, settings: ScoreSettings) -> Summary:
     """
     if settings.out is not None:
         check_new(settings.out)
-    said = list(_responses(path, settings))
-    if not said:
-        raise UserError(f"{path}: there is no response in it")
-    prompts, responses = [one.prompt for one in said], [one.response for one in said]
-    scored = score_by_length(_reading(settings), settings.device, prompts, responses, _columns(said, settings.columns))
+    rows = list(_responses(path, settings))
+    if not rows:
+        raise UserError(f"{path} contains no responses")
+    prompts, responses = [one.prompt for one in rows], [one.response for one in rows]
+    scored = score_by_length(_reading(settings), settings.device, prompts, responses, _columns(rows, settings.columns))
     if settings.out is not None:
         parts = [dict(zip(scored.parts, values, strict=True)) for values in zip(*scored.parts.values(), strict=True)]
-        _write(said, scored.total, parts, settings.out)
+        _write(rows, scored.total, parts, settings.out)
     numbers: dict[str, int] = {}
-    groups = [numbers.setdefault(one.prompt, len(numbers)) for one in said]
+    groups = [numbers.setdefault(one.prompt, len(numbers)) for one in rows]
     return Summary(
-        len(numbers), len(said), {name: estimate(values, groups) for name, values in parts_of(scored).items()}
+        len(numbers), len(rows), {name: estimate(values, groups) for name, values in parts_of(scored).items()}
     )
+
+
+def check_scorers(settings: ScorerSettings, device: str | None, prompts: PromptSet) -> None:
+    """Build the rewards and call them on the first prompts, before any response is sampled.
+
+    Raises:
+        UserError: one of them cannot be built or called.
+    """
+    rehearse(_build(settings, device), prompts.texts, prompts.columns)
+
+
+def score_by_length(
+    settings: ScorerSettings,
+    device: str | None,
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    columns: Mapping[str, Sequence[Any]],
+) -> Scored:
+    """Score responses, sorted from long to short, so that reward models read little padding.
+
+    Raises:
+        UserError: there is no reward, or one of them cannot be built.
+    """
+    order = sorted(range(len(responses)), key=lambda row: -len(prompts[row]) - len(responses[row]))
+    scored = score_all(
+        _build(settings, device),
+        [prompts[row] for row in order],
+        [responses[row] for row in order],
+        {name: [values[row] for row in order] for name, values in columns.items()},
+    )
+    back = sorted(range(len(order)), key=order.__getitem__)
+    parts = {name: [values[row] for row in back] for name, values in scored.parts.items()}
+    return Scored(parts, [scored.total[row] for row in back])
+
+
+def score_responses(
+    answers: Sequence[Response], settings: ScorerSettings, device: str | None
+) -> dict[str, list[float]]:
+    """Return the scores of sampled responses, of which there must be at least one, as `parts_of` names them."""
+    columns = {name: [one.columns[name] for one in answers] for name in answers[0].columns}
+    texts = [one.prompt for one in answers], [one.response for one in answers]
+    return parts_of(score_by_length(settings, device, *texts, columns))
+
+
+def parts_of(scored: Scored) -> dict[str, list[float]]:
+    """Return the weighted sum as `reward` together with every part, or just the part if it equals the sum."""
+    several = len(scored.parts) > 1 or list(scored.parts.values()) != [scored.total]
+    return {"reward": scored.total} | scored.parts if several else dict(scored.parts)
+
+
+def estimate(values: Sequence[float], groups: Sequence[int]) -> Interval:
+    """Estimate the mean and its 95 % interval, treating prompts as independent.
+
+    With one response per prompt, values that are all 0 or 1 form a proportion and get Wilson's interval, which stays
+    within 0 and 1. Everything else gets a normal interval over the means of the prompts.
+    """
+    if set(values) <= {0.0, 1.0} and len(set(groups)) == len(groups):
+        return share_interval(float(sum(values)), len(values))
+    return mean_interval(values, groups)
+
+
+def shown(interval: Interval) -> str:
+    """Format an interval as text."""
+    return f"{interval.mean:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+
+
+def _build(settings: ScorerSettings, device: str | None) -> tuple[Reward, ...]:
+    if not settings.rewards:
+        raise UserError('give the rewards: --rewards FOLDER, --rewards exact_match or --rewards "[…]"')
+    return build_rewards(settings.rewards, torch.device(Processes(device).device))
+
+
+def _written_out(scorer: str) -> dict[str, Any]:
+    if scorer.startswith(("http://", "https://")):
+        return {"use": "http", "options": {"url": scorer}}
+    if scorer in FUNCTIONS or ":" in scorer:
+        return {"use": scorer}
+    return {"use": "classifier", "name": Path(scorer).name, "options": {"path": scorer}}
 
 
 def _reading(settings: ScoreSettings) -> ScoreSettings:
@@ -100,22 +198,22 @@ def _reading(settings: ScoreSettings) -> ScoreSettings:
     return settings.model_copy(update={"rewards": tuple(rewards)})
 
 
-def _responses(path: str, settings: ScoreSettings) -> Iterator[_Said]:
+def _responses(path: str, settings: ScoreSettings) -> Iterator[_Response]:
     for number, row in enumerate(read(SourceSettings(path=path, split=settings.split))):
         prompt, response = _names(row, settings.columns)
         fields = Fields(row, Notes())
         taken = next((name for name in _TAKEN if name in row.values), None)
         if taken is not None:
-            raise UserError(f"{row.place}: rename the column {taken!r}; what is scored or written gets that name")
+            raise UserError(f"{row.place}: rename the column {taken!r}; the output uses that name")
         asked = fields.text(prompt)
         for text in _texts(fields, response):
-            yield _Said(number, asked, text, {**row.values, response: text})
+            yield _Response(number, asked, text, {**row.values, response: text})
 
 
-def _columns(said: Sequence[_Said], mapping: Mapping[str, str]) -> dict[str, list[Any]]:
+def _columns(rows: Sequence[_Response], mapping: Mapping[str, str]) -> dict[str, list[Any]]:
     """Return the columns that rewards get in addition to prompt and response."""
-    names = {name: name for name in dict.fromkeys(name for one in said for name in one.values)}
-    return {ours: [one.values.get(theirs) for one in said] for ours, theirs in {**names, **mapping}.items()}
+    names = {name: name for name in dict.fromkeys(name for one in rows for name in one.values)}
+    return {ours: [one.values.get(theirs) for one in rows] for ours, theirs in {**names, **mapping}.items()}
 
 
 def _names(row: Row, columns: Mapping[str, str]) -> tuple[str, str]:
@@ -139,15 +237,15 @@ def _texts(fields: Fields, response: str) -> list[str]:
     return fields.texts(response)
 
 
-def _write(said: list[_Said], rewards: list[float], parts: list[dict[str, float]], out: Path) -> None:
+def _write(rows: list[_Response], rewards: list[float], parts: list[dict[str, float]], out: Path) -> None:
     if out.suffix == ".json":
         instances: dict[int, dict[str, Any]] = {}
-        for one, reward in zip(said, rewards, strict=True):
+        for one, reward in zip(rows, rewards, strict=True):
             instance = instances.setdefault(one.row, {"input": one.prompt, "output": []})
             instance["output"].append({"score": reward, "text": one.response})
         content = {"type": "text_to_scored_textlist", "instances": list(instances.values())}
         with replacing(out) as file:
             file.write(json.dumps(content, ensure_ascii=False, indent=1).encode())
         return
-    lines = zip(said, rewards, parts, strict=True)
+    lines = zip(rows, rewards, parts, strict=True)
     write(({**one.values, "reward": reward, "reward_parts": part} for one, reward, part in lines), out)

@@ -9,24 +9,24 @@ from rich.console import Console
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.config import Settings, check, load
+from cavesson.data.examples import TextSettings
 from cavesson.data.formats import NAMES
 from cavesson.data.prompts import PromptSettings
 from cavesson.data.show import show_row
-from cavesson.data.tokens import TextSettings
 from cavesson.data.view import AnyDataSettings, ViewSettings, recognised
 from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
 
 
 class RecipeRowSettings(Settings):
-    """Show a row of a recipe's data. Every other setting is one of the recipe."""
+    """Show a row of a recipe's data. All other settings are those of the recipe."""
 
     model_config = ConfigDict(extra="allow")
 
     row: int = Field(1, ge=1)
     """number of the row"""
     kind: Literal["prompts", "demonstrations", "pairs"] | None = None
-    """what rows are read as, where several commands take the recipe; none = whatever the first row is"""
+    """kind of the rows, if several commands accept the recipe; none = that of the first row"""
 
 
 def show_recipe(recipe: Path, flags: Sequence[str], console: Console) -> None:

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.data.chat import Chat, ChatSettings, read_template
+from cavesson.data.chat import Chat, read_template
 from cavesson.data.prompts import PromptSet, load_prompts, tokenize
 from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
@@ -53,7 +53,7 @@ def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processe
     if inputs.model is not None and inputs.tokenizer is None:
         raise UserError("a model object comes without its tokenizer; pass tokenizer= as well")
     if settings.batch_size < processes.count:
-        raise UserError(f"batch_size {settings.batch_size} is less than one row for each process")
+        raise UserError(f"batch_size {settings.batch_size} is less than the {processes.count} processes")
     require(settings.trackers)
     for name, start in settings.starts().items():
         if name != "model" or inputs.model is None:
@@ -61,6 +61,20 @@ def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processe
     if isinstance(settings, RolloutRun):
         return build_rollout_trainer(settings, inputs, processes)
     return build_example_trainer(settings, inputs, processes)
+
+
+def as_loaded(settings: RolloutRun | ExampleRun, model: PreTrainedModel) -> RolloutRun | ExampleRun:
+    """Return the settings of a run with the dtype of its model object, which a reference or critic is loaded in too.
+
+    Raises:
+        UserError: a setting of how the model is loaded has no effect, because the object is already loaded.
+    """
+    for name in ("gguf_file", "quantization", "new"):
+        settings.refuse(f"model.{name}", "beside a model object, which is already loaded")
+    given, dtype = settings.model, str(model.dtype).removeprefix("torch.")
+    if "dtype" in given.model_fields_set and given.dtype != dtype:
+        raise UserError(f"model.dtype {given.dtype} contradicts the model object, which is in {dtype}")
+    return settings.model_copy(update={"model": given.model_copy(update={"dtype": dtype})})
 
 
 def check_place(name: str, start: StartSettings) -> None:
@@ -79,8 +93,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     """Build the trainer of an algorithm that learns from its own responses."""
     # As far as possible, the user's errors are detected before any weights are loaded.
     rewards = _rewards(settings, inputs, processes.device)
-    tokenizer = inputs.tokenizer or settings.load_tokenizer()
-    tokenizer = _ready(tokenizer, settings.model.path, settings.data)
+    tokenizer = _tokenizer(settings, inputs)
     prompts = _prompts(settings, inputs, tokenizer)
     rehearse(rewards, prompts.texts, prompts.columns)
     policy = _policy(settings, inputs, processes)
@@ -88,22 +101,47 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
     sampler = Sampler(policy, tokenizer, sampling, settings.seed, is_scored=True)
     sampler.prepare(len(processes.share(settings.batch_size)), max(map(len, prompts.ids)))
+    collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query)
     return RolloutTrainer(
-        settings=settings,
+        folder=settings.run,
         learner=Learner(policy, Optimizer(policy, settings.optimizer), settings.algorithm, processes),
         tokenizer=tokenizer,
+        model_settings=settings.model,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
         steps=settings.steps,
-        recorder=None,
-        trackers=None,
-        next_step=0,
         algorithm=settings.algorithm,
         policy=policy,
+        collector=collector,
         order=prompts.order(settings.seed, settings.data.shuffle),
-        collector=Collector(prompts, sampler, rewards, tokenizer, settings.cleaning),
+        samples_per_prompt=settings.samples_per_prompt,
+        temperature=settings.sampling_temperature,
         shaping=Shaping(settings.shaping),
+        kl_estimator=settings.kl_estimator,
+        kl=settings.kl,
         kl_coef=settings.kl.coef,
-        folder=settings.run,
+        updates=settings.update,
+        remarks=_remarks(settings, prompts),
     )
+
+
+def _remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
+    """Return notes for the user on the prompts, and on settings that weaken the KL penalty."""
+    notes = list(prompts.notes)
+    dropped = prompts.dropped
+    if dropped:
+        rows = ", ".join(str(row + 1) for row in dropped[:10]) + (", …" if len(dropped) > 10 else "")
+        count = len(dropped) + len(prompts)
+        notes.append(
+            f"{len(dropped)} of {count} prompts are longer than data.max_prompt_tokens and were dropped: rows {rows}"
+        )
+    weakness = settings.kl_use.weakness
+    if settings.kl.coef and weakness:
+        notes.append(weakness)
+    filters = settings.sampling.filters
+    if filters:
+        notes.append(f"sampling is filtered ({', '.join(filters)}): the KL estimate is wrong and may become negative")
+    return notes
 
 
 def _policy(settings: RolloutRun, inputs: Inputs, processes: Processes) -> Policy:
@@ -127,24 +165,24 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     wrong = {"prompts", "rewards"} & set(inputs.given)
     if wrong:
         raise UserError(f"this algorithm learns from the examples in data.path; it takes no {min(wrong)}=")
-    tokenizer = inputs.tokenizer or settings.load_tokenizer()
-    tokenizer = _ready(tokenizer, settings.model.path, settings.data)
+    tokenizer = _tokenizer(settings, inputs)
     examples = settings.examples(tokenizer)
     steps = settings.steps_over(examples.train.size)
     if steps is None:
-        raise UserError("data.stream: nobody knows how many rows there are; set steps")
+        raise UserError("data.stream: the number of rows is unknown; set steps")
     _seed_initial_weights(settings.seed)  # adapters and new heads are initialised at random
     model = inputs.model or settings.load_model(tokenizer)
     role = settings.role(build_learner(prepare(model), settings.model)).to(processes.device)
     processes.share_weights(role)
     return ExampleTrainer(
-        settings=settings,
+        folder=settings.run,
         learner=Learner(role, Optimizer(role, settings.optimizer), settings.algorithm, processes),
         tokenizer=tokenizer,
+        model_settings=settings.model,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
         steps=steps,
-        recorder=None,
-        trackers=None,
-        next_step=0,
+        settings=settings,
         examples=examples,
     )
 
@@ -153,11 +191,12 @@ def _seed_initial_weights(seed: int) -> None:
     torch.manual_seed(int(generator(seed, Purpose.INITIAL_WEIGHTS).integers(2**32)))
 
 
-def _ready(tokenizer: PreTrainedTokenizerBase, name: str, data: ChatSettings) -> PreTrainedTokenizerBase:
+def _tokenizer(settings: RolloutRun | ExampleRun, inputs: Inputs) -> PreTrainedTokenizerBase:
     """Return a tokenizer that can pad, with the chat template of the settings, which is saved with the model."""
-    if data.template is not None:
-        tokenizer.chat_template = read_template(data.template)
-    return with_pad_token(tokenizer, name)
+    tokenizer = inputs.tokenizer or settings.load_tokenizer()
+    if settings.data.template is not None:
+        tokenizer.chat_template = read_template(settings.data.template)
+    return with_pad_token(tokenizer, settings.model.path)
 
 
 def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tuple[Reward, ...]:

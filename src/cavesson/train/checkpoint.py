@@ -1,5 +1,6 @@
 """Checkpoints, from which a run resumes: written atomically as safetensors and JSON, and verified when read."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -20,8 +21,8 @@ _NAME = "step-{:08d}"
 _INSIDE = "-update-{:08d}"  # sorts after the checkpoint before the step and before the one after it
 _REPLACED = "-replaced"  # sorts after the checkpoint that replaces it, which removes all later ones
 _CHECKSUMS = "checksums.json"
-_PIECE = 16 << 20
-"""Bytes of a file that are in memory while its checksum is computed."""
+FORMAT = 2
+"""Number of the layout of a checkpoint's files and state; a version with another layout cannot read it."""
 
 
 class _DamagedError(Exception):
@@ -69,7 +70,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         save_file(_plain(checkpoint.optimizer), temporary / "optimizer.safetensors")
         if checkpoint.tensors:
             save_file(_plain(checkpoint.tensors), temporary / "tensors.safetensors")
-        state = json.dumps({"step": checkpoint.step, **checkpoint.state}, indent=1)
+        state = json.dumps({"format": FORMAT, "step": checkpoint.step, **checkpoint.state}, indent=1)
         (temporary / "state.json").write_text(state, encoding="utf-8")
         checksums = {file.name: _checksum(file) for file in sorted(temporary.iterdir())}
         (temporary / _CHECKSUMS).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
@@ -118,7 +119,7 @@ def latest(folder: Path, say: Callable[[str], None] = lambda _: None) -> Checkpo
         say: called with one line about damaged checkpoints that are skipped.
 
     Raises:
-        UserError: there are checkpoints, and all of them are damaged.
+        UserError: there are checkpoints, and all of them are damaged, or the newest has another format.
     """
     damaged: list[str] = []
     for place in reversed(_complete(folder / "checkpoints")):
@@ -128,7 +129,7 @@ def latest(folder: Path, say: Callable[[str], None] = lambda _: None) -> Checkpo
             damaged.append(f"{place.name} ({error})")
             continue
         if damaged:
-            say(f"damaged in {folder / 'checkpoints'}: {', '.join(damaged)}; the run goes on from {place.name}")
+            say(f"damaged in {folder / 'checkpoints'}: {', '.join(damaged)}; the run resumes from {place.name}")
         return checkpoint
     if damaged:
         raise UserError(
@@ -142,6 +143,7 @@ def _read(place: Path) -> Checkpoint:
     try:
         _verify(place)
         state = json.loads((place / "state.json").read_bytes())
+        _check_format(state.pop("format", 1), place)
         tensors = place / "tensors.safetensors"
         return Checkpoint(
             state.pop("step"),
@@ -152,6 +154,14 @@ def _read(place: Path) -> Checkpoint:
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise _DamagedError(first_line(error)) from error
+
+
+def _check_format(number: int, place: Path) -> None:
+    if number != FORMAT:
+        raise UserError(
+            f"{place} has format {number}, and this version of Cavesson reads format {FORMAT}: "
+            "resume with the version that wrote it, or start again in another folder"
+        )
 
 
 def _verify(place: Path) -> None:
@@ -166,17 +176,13 @@ def _verify(place: Path) -> None:
         if not (place / name).exists():
             raise _DamagedError(f"{name} is missing")
         if _checksum(place / name) != checksum:
-            raise _DamagedError(f"{name} is not what was written")
+            raise _DamagedError(f"{name} does not match its checksum")
 
 
 def _checksum(path: Path) -> str:
     """Return the 128-bit XXH3 hash of a file, which detects accidental damage at memory speed."""
-    digest = xxhash.xxh3_128()
-    piece = memoryview(bytearray(_PIECE))
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(piece):
-            digest.update(piece[:count])
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _complete(place: Path) -> list[Path]:

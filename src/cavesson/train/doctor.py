@@ -2,46 +2,59 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cavesson.command_line import command_line
-from cavesson.doctor.findings_file import Finding, findings_file, read_findings
+from cavesson.doctor.findings_file import StoredFinding, findings_file, read_findings
 from cavesson.doctor.settings import DoctorSettings
 from cavesson.doctor.watch import Watch
 from cavesson.doctor.words import language
+from cavesson.errors import StoppedError
 from cavesson.record import open as open_run
 from cavesson.record.index_folder import index_folder
 from cavesson.train.log import LOGGER
+from cavesson.train.loop import Callback, Trainer
 
-MOST_LINES = 2
+MAX_LINES = 2
 """Findings that are named at the end of a run."""
 
 
-@dataclass
-class Attendance:
-    """Applies the doctor's rules to a run while it trains.
+class Doctor(Callback):
+    """Applies the doctor's rules to a run while it trains, on the main process.
 
     Args:
         settings: determine what happens at a finding.
-        folder: of the run.
-        told: rules whose findings have been reported, including before the run was resumed. The finding of each rule is
-            reported once, and stops the run at most once.
+        reported: rules whose findings have been reported, including before the run was resumed. The finding of each
+            rule is reported once, and stops the run at most once.
     """
 
-    settings: DoctorSettings
-    folder: Path
-    told: set[str]
+    def __init__(self, settings: DoctorSettings, reported: set[str]) -> None:
+        self.settings = settings
+        self.reported = reported
+        self.watch: Watch | None = None
 
-    def __post_init__(self) -> None:
-        self.watch = _watch(self.settings, self.folder)
+    def on_start(self, trainer: Trainer) -> None:
+        if trainer.learner.processes.is_main:
+            self.start(trainer.folder)
+
+    def start(self, folder: Path) -> None:
+        """Watch the run in a folder."""
+        self.watch = _watch(self.settings, folder)
+
+    def on_step(self, trainer: Trainer) -> None:
+        reason = self.reason_to_stop(trainer.next_step)
+        if self.settings.stops:
+            reason = trainer.learner.processes.of_main(reason)
+        if reason and trainer.stop is None:
+            done = f"{trainer.next_step} of {trainer.steps} steps"
+            trainer.stop = StoppedError(f"stopped after {done}\n{reason}\nThe checkpoint is complete")
 
     def reason_to_stop(self, step: int) -> str | None:
         """Return the findings that must stop the run before `step`, or None; print other new findings."""
-        if not self.watch.tend(str(step)):
+        if self.watch is None or not self.watch.poll(str(step)):
             return None
-        new = [finding for finding in _found(self.watch, self.settings) if self._names(finding) - self.told]
-        self.told.update(*map(self._names, new))
+        new = [finding for finding in _found(self.watch, self.settings) if self._names(finding) - self.reported]
+        self.reported.update(*map(self._names, new))
         grave = [finding for finding in new if self.settings.answer(finding) == "stop"]
         for finding in new:
             if finding not in grave:
@@ -49,7 +62,7 @@ class Attendance:
                 print(f"doctor: {_described(finding)}", file=sys.stderr)
         return "\n".join(_described(finding, self.settings.stopping(finding)) for finding in grave) or None
 
-    def _names(self, finding: Finding) -> set[str]:
+    def _names(self, finding: StoredFinding) -> set[str]:
         """Return the rules that are reported with a finding: its own, and those of consequences that stop the run."""
         return {finding.id, *self.settings.stopping(finding)}
 
@@ -58,11 +71,11 @@ def verdict(settings: DoctorSettings, folder: Path) -> list[str]:
     """Examine a run that has ended, and return lines that report the findings."""
     watch = _watch(settings, folder)
     if not watch.look("end"):
-        return [f"doctor   could not look at the record; {command_line('doctor', folder)} says why"]
+        return [f"doctor   could not read the record; {command_line('doctor', folder)} says why"]
     found = _found(watch, settings)
     if not found:
-        return ["doctor   found nothing wrong"]
-    lines = [f"doctor   {_title(finding)}; change: {finding.fix}" for finding in found[:MOST_LINES]]
+        return ["doctor   no problems found"]
+    lines = [f"doctor   {_title(finding)}; change: {finding.fix}" for finding in found[:MAX_LINES]]
     return [*lines, f"         {len(found)} found in all: {command_line('doctor', folder)}"]
 
 
@@ -73,17 +86,17 @@ def _watch(settings: DoctorSettings, folder: Path) -> Watch:
     return Watch(str(folder), findings_file(place), settings.share, after=1 / settings.share)
 
 
-def _found(watch: Watch, settings: DoctorSettings) -> list[Finding]:
+def _found(watch: Watch, settings: DoctorSettings) -> list[StoredFinding]:
     seen = read_findings(watch.file)
     found = seen.found[language().name] if seen else ()
     return [finding for finding in found if settings.answer(finding) != "ignore"]
 
 
-def _described(finding: Finding, explains: Sequence[str] = ()) -> str:
+def _described(finding: StoredFinding, explains: Sequence[str] = ()) -> str:
     follows = f" Explains: {', '.join(explains)}." if explains else ""
     return f"{_title(finding)}. {finding.text}{follows} Change: {finding.fix}"
 
 
-def _title(finding: Finding) -> str:
+def _title(finding: StoredFinding) -> str:
     since = f" since step {finding.steps[0]}" if finding.steps else ""
     return f"{finding.severity} {finding.id}{since}: {finding.title}"

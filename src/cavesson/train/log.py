@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from cavesson.record.run_folder import attempts
 from cavesson.record.storage import storage
@@ -58,20 +58,20 @@ def _listening(handler: logging.Handler) -> Iterator[None]:
     If the root logger has no other handlers, messages still reach stderr, as they do without any handler.
     """
     root = logging.getLogger()
-    bare = not root.handlers and logging.lastResort is not None
+    last_resort = None if root.handlers else logging.lastResort
     loggers = [root, LOGGER, *map(logging.getLogger, _APART)]
     level, propagate = LOGGER.level, LOGGER.propagate
     LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False  # its messages have already been printed
     for logger in loggers:
         logger.addHandler(handler)
-    if bare and logging.lastResort is not None:
-        root.addHandler(logging.lastResort)
+    if last_resort is not None:
+        root.addHandler(last_resort)
     try:
         yield
     finally:
-        if bare and logging.lastResort is not None:
-            root.removeHandler(logging.lastResort)
+        if last_resort is not None:
+            root.removeHandler(last_resort)
         for logger in loggers:
             logger.removeHandler(handler)
         LOGGER.setLevel(level)
@@ -85,15 +85,10 @@ def _warnings_too() -> Iterator[None]:
     show = warnings.showwarning
 
     def shown(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **named: Any
     ) -> None:
         LOGGER.warning("%s:%d: %s: %s", filename, lineno, category.__name__, message)
-        show(message, category, filename, lineno, file, line)
+        show(message, category, filename, lineno, *rest, **named)
 
     warnings.showwarning = shown
     try:

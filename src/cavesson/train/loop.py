@@ -1,7 +1,7 @@
-"""The common part of all training loops: steps, checkpoints, and resuming from a checkpoint."""
+"""The loop over training steps, whatever a step does, and the callbacks that hang on it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,54 +10,78 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.algorithms.settings import CheckpointSettings
-from cavesson.errors import SignalledError, StoppedError
-from cavesson.integrations.trackers import Trackers
+from cavesson.errors import SignalledError, StoppedError, UserCodeError
+from cavesson.models.settings import ModelSettings
 from cavesson.record.recorder import Recorder
-from cavesson.train.checkpoint import Checkpoint, save
+from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.signals import Signals
-from cavesson.train.update import Learner
+from cavesson.train.update import Learner, Metrics
 
-Report = Callable[[int, dict[str, float]], None]
+Report = Callable[[int, Metrics], None]
 """Called after every step with its number and its metrics."""
 
 
-@dataclass
+class Callback:
+    """What a run does beside training. All processes call the same callbacks in the same order."""
+
+    def on_start(self, trainer: "Trainer") -> None:
+        """Called before the next step; the run's folder exists."""
+
+    def on_metrics(self, trainer: "Trainer", step: int, metrics: Metrics) -> None:
+        """Called with the metrics of every step, and with those of the trained model, whose step is `trainer.steps`."""
+
+    def on_update(self, trainer: "Trainer", done: int) -> None:
+        """Called inside a step after every optimiser step but the last; `done` is the number of those of the step."""
+
+    def on_step(self, trainer: "Trainer") -> None:
+        """Called between two steps; setting `trainer.stop` ends the run before `trainer.next_step`."""
+
+    def on_failed_reward(self, trainer: "Trainer") -> None:
+        """Called if a reward failed, which ends the run; the state is that before the step."""
+
+
+@dataclass(kw_only=True)
 class Trainer(ABC):
     """All parts of one run, and its state between two steps."""
 
-    settings: RolloutRun | ExampleRun
+    folder: Path
     learner: Learner
     tokenizer: PreTrainedTokenizerBase
+    model_settings: ModelSettings
+    seed: int
+    batch_size: int
+    """rows per step, over all processes"""
     steps: int
     """of the whole run"""
-    recorder: Recorder | None
+    next_step: int = 0
+    recorder: Recorder | None = None
     """None on all processes but the main one"""
-    trackers: Trackers | None
-    """None on all processes but the main one"""
-    next_step: int
-    signals: Signals = field(default_factory=Signals, kw_only=True)
+    signals: Signals = field(default_factory=Signals)
     """what asks for the end of the run"""
+    callbacks: Sequence[Callback] = ()
+    stop: StoppedError | None = None
+    """why the run must stop, raised when the checkpoint has been written"""
 
     @abstractmethod
-    def step(self, step: int) -> dict[str, float]:
+    def step(self, step: int) -> Metrics:
         """Do one training step and return its metrics."""
 
-    @abstractmethod
     def state(self) -> dict[str, Any]:
         """Return the state that the next step depends on, besides weights and optimiser, as plain values."""
+        return {}
 
-    @abstractmethod
-    def load_state(self, checkpoint: Checkpoint) -> None:
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors of a step that has begun."""
+        return {}
+
+    def load_state(self, checkpoint: Checkpoint) -> None:  # noqa: B027  # a trainer need not have such a state
         """Restore the state from a checkpoint."""
 
-    @abstractmethod
-    def prepare(self, folder: Path) -> None:
+    def prepare(self) -> None:  # noqa: B027  # most trainers need nothing beforehand
         """Compute what all steps need, before the next step; the run's folder exists."""
 
     @abstractmethod
-    def finish(self, folder: Path) -> dict[str, float]:
+    def finish(self) -> Metrics:
         """Save the model to `folder`/model and return the metrics of its evaluation."""
 
     @property
@@ -69,76 +93,69 @@ class Trainer(ABC):
         """Return facts about the data and the model for run.json."""
         return {}
 
-    def reason_to_stop(self) -> str | None:
-        """Return why the run must stop before the next step, or None; the same on all processes."""
-        return None
-
     def notes(self) -> list[str]:
         """Return notes for the user, shown before the first step."""
         return []
 
-    def run(self, folder: Path, report: Report) -> dict[str, float]:
-        """Do the remaining steps, with checkpoints at intervals and at the end, and save the model.
+    def run(self, callbacks: Sequence[Callback]) -> Metrics:
+        """Do the remaining steps and save the model.
 
         Returns:
             The metrics of the trained model.
 
         Raises:
-            StoppedError: there was a reason to stop, or a signal; the checkpoint has been written.
+            StoppedError: there was a reason to stop, or a signal; the callbacks have been called before.
         """
-        self.prepare(folder)
-        checkpoint: CheckpointSettings = self.settings.checkpoint
+        self.callbacks = callbacks
+        self.prepare()
+        self._call(lambda callback: callback.on_start(self))
         while self.next_step < self.steps:
             with self.signals.deferred():
-                metrics = self.step(self.next_step)
-                self._log(self.next_step, metrics)
-                report(self.next_step, metrics)
+                try:
+                    metrics = self.step(self.next_step)
+                except UserCodeError:
+                    self._call(lambda callback: callback.on_failed_reward(self))
+                    raise
+                self._log(metrics)
                 self.next_step += 1
-                reason, signal = self.reason_to_stop(), self.signal()
-                due = checkpoint.every and self.next_step % checkpoint.every == 0
-                if due or self.next_step == self.steps or reason or signal:
-                    self.save(folder)
-            if self.next_step < self.steps:
-                self._stop(reason, signal)
-        final = self.finish(folder)
+                self._heed_signal(f"after {self.next_step} of {self.steps} steps")
+                self._call(lambda callback: callback.on_step(self))
+            if self.stop is not None and self.next_step < self.steps:
+                raise self.stop
+        final = self.finish()
         if final:
-            self._log(self.steps, final)
+            self._log(final)
         return final
 
-    def signal(self) -> int:
-        """Return the signal that asked any process to stop, or 0 if there was none. All processes must call this."""
-        return int(self.learner.processes.combine({"signal": float(self.signals.asked)}, max)["signal"])
+    def _call(self, hook: Callable[[Callback], None]) -> None:
+        for callback in self.callbacks:
+            hook(callback)
 
-    def _stop(self, reason: str | None, signal: int) -> None:
-        """Stop the run between two steps if there is a signal or a reason; the checkpoint has been written.
+    def _log(self, metrics: Metrics) -> None:
+        self._call(lambda callback: callback.on_metrics(self, self.next_step, metrics))
+
+    def between_updates(self, done: int, total: int) -> None:
+        """Call the callbacks after `done` of a step's `total` optimiser steps.
 
         Raises:
-            SignalledError: there is a signal.
-            StoppedError: there is a reason to stop.
+            StoppedError: there was a signal.
         """
-        place = f"{self.next_step} of {self.steps} steps"
+        self._heed_signal(f"in step {self.next_step}, after {done} of its {total} updates")
+        self._call(lambda callback: callback.on_update(self, done))
+        if self.stop is not None:
+            raise self.stop
+
+    def _heed_signal(self, place: str) -> None:
+        """Set `stop` if a signal asked any process to stop."""
+        asked = {"signal": float(self.signals.asked)}
+        signal = int(self.learner.processes.combine(asked, max)["signal"])
         if signal:
-            raise SignalledError(f"interrupted after {place}; the checkpoint is complete", signal)
-        if reason:
-            raise StoppedError(f"stopped after {place}\n{reason}\nThe checkpoint is complete")
+            self.stop = SignalledError(f"interrupted {place}; the checkpoint is complete", signal)
 
-    def _log(self, step: int, metrics: dict[str, float]) -> None:
-        if self.recorder is not None:
-            self.recorder.metrics(step, metrics)
-        if self.trackers is not None:
-            self.trackers.log(step, metrics)
-
-    def save(self, folder: Path, tensors: Mapping[str, Tensor] | None = None, **inside: Any) -> None:
-        """Write a checkpoint of the state between two steps, or `inside` a step, with the tensors that it uses."""
-        if self.recorder is not None:
-            self.recorder.flush()  # a checkpoint must never include a step that is not in the record
-        if self.learner.processes.is_main:
-            weights: dict[str, Tensor] = dict(self.learner.optimizer.parameters)
-            checkpoint = Checkpoint(
-                self.next_step, {**self.state(), **inside}, weights, self.learner.optimizer.state(), tensors or {}
-            )
-            save(folder, checkpoint, self.settings.checkpoint.keep)
-        self.learner.processes.wait()
+    def checkpoint(self) -> Checkpoint:
+        """Return the state between two steps, or inside one that has begun."""
+        optimizer = self.learner.optimizer
+        return Checkpoint(self.next_step, self.state(), dict(optimizer.parameters), optimizer.state(), self.tensors())
 
     @torch.no_grad()
     def restore(self, checkpoint: Checkpoint) -> None:

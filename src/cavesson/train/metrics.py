@@ -3,15 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from cavesson.ops import kl
 from cavesson.ops.masked import weighted_mean, weighted_var
+from cavesson.ops.ratios import response_sum
 from cavesson.text.statistics import response_statistics
-from cavesson.types import Batch
+from cavesson.types import Batch, Rollouts
 
 
 class Clock:
@@ -33,13 +30,17 @@ class Clock:
         return {**self.seconds, "time/total": total, "tokens_per_second": tokens / total}
 
 
-def rollout_metrics(
-    batch: Batch, rows: Mapping[str, Sequence[Any]], kl_coef: float, penalty: str | None
-) -> dict[str, float]:
-    """Return metrics of rewards, KL, entropy, lengths and values of one step's rollouts, before any update."""
-    mask = batch["mask"]
+def rollout_metrics(rollouts: Rollouts, kl_coef: float, estimator: str | None) -> dict[str, float]:
+    """Return metrics of rewards, KL, entropy, lengths and values of one step's rollouts, before any update.
+
+    Args:
+        rollouts: with their credit.
+        kl_coef: β in force.
+        estimator: of the KL penalty, or None for no penalty.
+    """
+    batch, mask = rollouts.batch, rollouts["mask"]
     spreads = {
-        "reward/": torch.tensor(rows["reward"]),
+        "reward/": batch["reward"],
         "length/response_": mask.sum(1),
         "length/prompt_": batch["prompt_mask"].sum(1).float(),
     }
@@ -47,7 +48,7 @@ def rollout_metrics(
     metrics |= {f"{name}std": float(x.std(correction=0)) for name, x in spreads.items()}
     metrics |= {
         "reward/shaped": float(batch["shaped_reward"].mean()),
-        "entropy/sampled": float(_per_response(-batch["logprob"], mask).mean()),
+        "entropy/sampled": float(response_sum(-batch["logprob"], mask).mean()),
         "logprob/policy": float(weighted_mean(batch["logprob"], mask)),
         "logprob/sampler_gap": float(weighted_mean((batch["logprob"] - batch["sampler_logprob"]).abs(), mask)),
     }
@@ -56,14 +57,16 @@ def rollout_metrics(
             metrics[f"{name}/rollout_mean"] = float(weighted_mean(batch[name], mask))
             metrics[f"{name}/rollout_var"] = float(weighted_var(batch[name], mask))
     for reason in ("eos", "stop", "length"):
-        metrics[f"finish/{reason}"] = sum(r == reason for r in rows["finish_reason"]) / len(rows["finish_reason"])
+        metrics[f"finish/{reason}"] = rollouts.finish_reason.count(reason) / len(rollouts)
     if "ref_logprob" in batch:
         metrics |= _reference_metrics(batch, kl_coef)
-    if penalty is not None:
-        metrics["kl/penalty"] = float(_per_response(batch["kl_penalty"], mask).mean())
+    if estimator is not None:
+        metrics["kl/penalty"] = float(response_sum(batch["kl_penalty"], mask).mean())
         metrics["reward/kl_per_token"] = float(weighted_mean(-kl_coef * batch["kl_penalty"], mask))
     ids = [row[: int(length)] for row, length in zip(batch["response_ids"].tolist(), mask.sum(1), strict=True)]
-    return metrics | _part_means(rows["reward_parts"]) | response_statistics(rows["response"], ids)
+    parts = rollouts.reward_parts
+    means = {f"reward/part/{name}": sum(part[name] for part in parts) / len(parts) for name in parts[0]}
+    return metrics | means | response_statistics(rollouts.response, ids)
 
 
 def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -79,19 +82,11 @@ def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, f
 
 def _reference_metrics(batch: Batch, kl_coef: float) -> dict[str, float]:
     mask, logprob, reference = batch["mask"], batch["logprob"], batch["ref_logprob"]
-    objective = _per_response(kl.k1(logprob, reference), mask)
+    objective = response_sum(kl.k1(logprob, reference), mask)
     return {
         "kl/objective": float(objective.mean()),
         "kl/objective_std": float(objective.std(correction=0)),
-        "kl/objective_k3": float(_per_response(kl.k3(logprob, reference), mask).mean()),
+        "kl/objective_k3": float(response_sum(kl.k3(logprob, reference), mask).mean()),
         "kl/coef": kl_coef,
         "logprob/reference": float(weighted_mean(reference, mask)),
     }
-
-
-def _per_response(x: Tensor, mask: Tensor) -> Tensor:
-    return (x * mask).masked_fill(mask == 0, 0.0).sum(1)
-
-
-def _part_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {f"reward/part/{name}": sum(p[name] for p in parts) / len(parts) for name in parts[0]}

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,18 +10,19 @@ import torch
 from cavesson.algorithms.runs import ExampleRun
 from cavesson.data.examples import Examples, size_of
 from cavesson.models.trained import save_trained
-from cavesson.train.checkpoint import Checkpoint
-from cavesson.train.finite import check_finite
 from cavesson.train.loop import Trainer
 from cavesson.train.metrics import Clock
 from cavesson.train.optimizer import learning_rate
-from cavesson.train.update import Metrics, Place, measure, optimize
+from cavesson.train.update import Metrics, StepInfo, check_finite, measure, optimize
 from cavesson.types import Batch
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ExampleTrainer(Trainer):
-    """Does one optimiser step per batch of examples, and evaluates the held-out ones at intervals."""
+    """Does one optimiser step per batch of examples, and evaluates the held-out ones at intervals.
+
+    It has no state besides weights and optimiser: the step alone determines which examples come next.
+    """
 
     settings: ExampleRun
     examples: Examples[Any]
@@ -31,9 +31,11 @@ class ExampleTrainer(Trainer):
     def model(self) -> Any:
         return self.learner.model.model
 
-    def prepare(self, folder: Path) -> None:
+    def prepare(self) -> None:
         learner = self.learner
-        self.examples = self.settings.prepare(self.examples, learner.model, learner.processes, folder, self.next_step)
+        self.examples = self.settings.prepare(
+            self.examples, learner.model, learner.processes, self.folder, self.next_step
+        )
 
     def step(self, step: int) -> Metrics:
         """Do one optimiser step, after an evaluation on the held-out examples if one is due."""
@@ -44,26 +46,27 @@ class ExampleTrainer(Trainer):
             with clock("evaluate"):
                 evaluation = self.evaluate()
         with clock("data"):
-            start = step * settings.batch_size
+            start = step * self.batch_size
             batch = self._batch(
                 self.examples.train.take(start, settings.batch_size_at(start, self.examples.train.size)), step
             )
         rate = learning_rate(settings.optimizer, step, self.steps)
         with clock("update"):
-            seen = optimize(self.learner, batch, settings.update, Place(settings.seed, step, rate))
+            seen = optimize(self.learner, batch, settings.update, StepInfo(self.seed, step, rate))
         tokens = sum(float(batch[name].sum()) for name in batch.columns if name.endswith("length"))
         progress = {"optim/learning_rate": rate, "data/examples": float(start + len(batch)), "data/tokens": tokens}
         if self.examples.train.size:
             progress["data/passes"] = (start + len(batch)) / self.examples.train.size
         return seen | _perplexity(seen, "") | evaluation | progress | clock.metrics(tokens)
 
-    def finish(self, folder: Path) -> Metrics:
+    def finish(self) -> Metrics:
         """Evaluate the held-out examples once more, write the run's report, and save the model."""
         metrics = self.evaluate()
         learner = self.learner
-        self.settings.report(learner.model, self.tokenizer, self.examples, learner.processes, folder)
+        self.settings.report(learner.model, self.tokenizer, self.examples, learner.processes, self.folder)
         if self.learner.processes.is_main:
-            save_trained(folder / "model", self.settings.finished(self.model), self.tokenizer, self.settings.model)
+            model = self.settings.finished(self.model)
+            save_trained(self.folder / "model", model, self.tokenizer, self.model_settings)
         return metrics
 
     def evaluate(self) -> Metrics:
@@ -81,12 +84,6 @@ class ExampleTrainer(Trainer):
         seen = {f"eval/{name}": value / total for name, value in processes.combine(sums, sum).items()}
         check_finite(self.next_step, {name: torch.tensor(value) for name, value in seen.items()})
         return seen | _perplexity(seen, "eval/")
-
-    def state(self) -> dict[str, Any]:
-        return {}  # the step alone determines which examples come next
-
-    def load_state(self, checkpoint: Checkpoint) -> None:
-        pass
 
     def describe(self) -> dict[str, Any]:
         return {"examples": {"train": self.examples.train.size, "held_out": len(self.examples.held_out)}}

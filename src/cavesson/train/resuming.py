@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.command_line import command_line
+from cavesson.command_line import command_line, continuation, is_trained_here
 from cavesson.config import check, overlaid
-from cavesson.continuing import continuation, is_trained_here
 from cavesson.errors import UserError
 from cavesson.record import open as open_run
 from cavesson.record import write_run
@@ -37,7 +37,7 @@ def recorded(folder: Path) -> dict[str, Any]:
     """
     info = open_run(folder).info
     if not is_trained_here(info):
-        raise UserError(f"{folder} was not trained here: there is nothing to resume")
+        raise UserError(f"{folder} was not trained by Cavesson: there is nothing to resume")
     return info
 
 
@@ -50,7 +50,7 @@ def settings_of(folder: Path, algorithm: str, flags: Sequence[str]) -> RolloutRu
     """
     if is_free(folder):
         way = command_line(algorithm, "RECIPE.toml", "--resume", folder)
-        raise UserError(f"nothing was begun in {folder}; start it by giving its recipe too: {way}")
+        raise UserError(f"{folder} has no run to resume; to start one, give its recipe too: {way}")
     info = recorded(folder)
     if info["inputs"]:
         raise UserError(
@@ -58,13 +58,14 @@ def settings_of(folder: Path, algorithm: str, flags: Sequence[str]) -> RolloutRu
             "continue it there with Training(..., resume=True)"
         )
     _check_algorithm(info, folder, algorithm)
-    values = overlaid(copy.deepcopy(info["config"]), flags)
+    kind = ALGORITHMS[algorithm].settings
+    values = overlaid(kind, copy.deepcopy(info["config"]), flags)
     if values["run"] != info["config"]["run"]:
         way = command_line(algorithm, "--resume", folder)
-        raise UserError(f"--resume goes on in {folder}; leave out --run, or copy the folder and resume the copy: {way}")
+        raise UserError(f"--resume continues in {folder}; remove --run, or copy the folder and resume the copy: {way}")
     values["run"] = folder
     source = "the flags" if flags else f"{folder}/run.json"
-    return check(ALGORITHMS[algorithm].settings, values, source)  # type: ignore[no-any-return]
+    return check(kind, values, source)  # type: ignore[no-any-return]
 
 
 def changes(settings: RolloutRun | ExampleRun) -> Changes:
@@ -76,12 +77,12 @@ def changes(settings: RolloutRun | ExampleRun) -> Changes:
     folder, info = settings.run, recorded(settings.run)
     _check_algorithm(info, folder, name_of(settings))
     before = check(type(settings), {**info["config"], "run": folder}, f"{folder}/run.json")
-    then, now = dict(_flat(before)), dict(_flat(settings))
+    then, now = (to_jsonable_python(dict(flattened(one))) for one in (before, settings))
     found = {name: [then.get(name), now.get(name)] for name in {**then, **now} if then.get(name) != now.get(name)}
     for name, (was, given) in found.items():
         if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in MAY_CHANGE):
             raise UserError(
-                f"{folder} was started with {name} = {json.dumps(was)}, and cannot go on with {json.dumps(given)}; "
+                f"{folder} was started with {name} = {json.dumps(was)}, and cannot resume with {json.dumps(given)}; "
                 f"only these may change: {', '.join(MAY_CHANGE)}"
             )
     return found
@@ -102,11 +103,11 @@ def notes_on(settings: RolloutRun | ExampleRun, changed: Changes, start_step: in
     if isinstance(settings, RolloutRun) and settings.sampling_temperature(0) != settings.sampling_temperature(
         steps - 1
     ):
-        notes += [f"the sampling temperature now falls over {counted(steps, 'step')}"] if "steps" in changed else []
+        notes += [f"the sampling temperature now changes over {counted(steps, 'step')}"] if "steps" in changed else []
     schedule = settings.optimizer.schedule
     if schedule != "constant" and not changed.keys().isdisjoint(LENGTH):
         notes.append(
-            f"the {schedule} schedule now falls to zero over {counted(steps, 'step')}: the learning rates from step "
+            f"the {schedule} schedule now decays to zero over {counted(steps, 'step')}: the learning rates from step "
             f"{start_step} are those of a run of that length, the earlier ones are not"
         )
     return notes
@@ -118,10 +119,10 @@ def _check_algorithm(info: dict[str, Any], folder: Path, algorithm: str) -> None
         raise UserError(f"{folder} is a run of {info['algorithm']}, not of {algorithm}; continue it with: {way}")
 
 
-def _flat(settings: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every setting except the folder, by its dotted name, with its value as in JSON."""
+def flattened(settings: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting by its dotted name, with its value."""
     for name, value in settings:
         if isinstance(value, BaseModel):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif prefix or name != "run":
-            yield f"{prefix}{name}", settings.model_dump(mode="json", include={name})[name]
+            yield from flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

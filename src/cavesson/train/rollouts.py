@@ -1,7 +1,7 @@
 """The first half of a step: sample responses, and score them with the rewards, the policy and the reference."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -16,16 +16,20 @@ from cavesson.processes import Processes
 from cavesson.rewards import Reward, score
 from cavesson.rewards.cleaning import CleaningSettings, discard, is_discarded
 from cavesson.sampling.sampler import Responses, Sampler
-from cavesson.types import Batch, stacked
-
-Rows = dict[str, list[Any]]
+from cavesson.types import Batch, Rollouts
 
 
 @dataclass(frozen=True)
 class Collector:
-    """Makes rollouts from prompts.
+    """Makes rollouts from prompts: generates responses and rewards them.
 
-    `rows` holds the data with one value per response that are not tensors: texts, names and lists.
+    Attributes:
+        prompts: the prompts.
+        sampler: generates the responses.
+        rewards: score them.
+        tokenizer: turns token ids into text.
+        cleaning: where responses are cut, and which are discarded.
+        subtract_query: whether every prompt is also rewarded with an empty response.
     """
 
     prompts: PromptSet
@@ -33,42 +37,58 @@ class Collector:
     rewards: tuple[Reward, ...]
     tokenizer: PreTrainedTokenizerBase
     cleaning: CleaningSettings = field(default_factory=CleaningSettings)
+    subtract_query: bool = False
 
-    def sample(
-        self, indices: Sequence[int], step: int, rows: range, temperature: float | None = None
-    ) -> tuple[Batch, Rows]:
+    def generate(self, indices: Sequence[int], step: int, sample: range, temperature: float | None = None) -> Rollouts:
         """Sample one response to each of the prompts with these indices.
 
-        `rows` are their positions in the step's global batch. `temperature` overrides that of the sampler.
+        Args:
+            indices: of the prompts.
+            step: training step; with `sample` it determines the random numbers.
+            sample: positions of the responses in the step's global batch.
+            temperature: overrides that of the sampler.
+
+        Returns:
+            Rollouts with the columns `prompt_ids`, `prompt_mask` `[B, S]`, `response_ids`, `mask`, `sampler_logprob`
+            `[B, T]` and `ended` `[B]`: 1 unless the response was cut at the length limit.
         """
         batch = self.prompts.batch(indices, int(self.tokenizer.pad_token_id))
-        responses = self.sampler.sample(batch, step, rows, temperature)
+        responses = self.sampler.sample(batch, step, sample, temperature)
         texts = [self.text(self.prompts.ids[i], ids) for i, ids in zip(indices, _unpadded(responses), strict=True)]
         batch = batch.with_columns(
-            response_ids=responses.response_ids, mask=responses.mask, sampler_logprob=responses.sampler_logprob
+            response_ids=responses.response_ids,
+            mask=responses.mask,
+            sampler_logprob=responses.sampler_logprob,
+            ended=torch.tensor([float(reason != "length") for reason in responses.finish_reasons]),
         )
-        known = {"ground_truth": [str(v) for v in self._columns(indices)["ground_truth"]]} if self._has_truth else {}
-        return batch, known | {
-            "group": list(indices),
-            "sample": list(rows),
-            "prompt": [self.prompts.texts[i] for i in indices],
-            "prompt_ids": [list(self.prompts.ids[i]) for i in indices],
-            "response": texts,
-            "finish_reason": responses.finish_reasons,
-        }
+        return Rollouts(
+            prompt=[self.prompts.texts[i] for i in indices],
+            prompt_index=list(indices),
+            sample=list(sample),
+            response=texts,
+            finish_reason=responses.finish_reasons,
+            batch=batch,
+            ground_truth=[str(answer) for answer in self._columns(indices).get("ground_truth", ())],
+        )
 
-    def reward(self, rows: Rows, subtract_query: bool) -> Rows:
-        """Add `reward`, `reward_parts`, `discarded` and, with `subtract_query`, `query_reward`."""
-        columns = self._columns(rows["group"])
-        scored = score(self.rewards, rows["prompt"], rows["response"], columns)
-        total, discards = discard(self.cleaning, rows["response"], scored.total)
+    def reward(self, rollouts: Rollouts) -> Rollouts:
+        """Add `reward_parts`, `reward` `[B]` float64, `discarded` `[B]` bool and, if configured, `query_reward` `[B]`.
+
+        Raises:
+            UserCodeError: a reward failed.
+        """
+        columns = self._columns(rollouts.prompt_index)
+        scored = score(self.rewards, rollouts.prompt, rollouts.response, columns)
+        total, discards = discard(self.cleaning, rollouts.response, scored.total)
         named = scored.parts | discards
         parts = [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
-        rows = {**rows, "reward": total, "reward_parts": parts, "discarded": [is_discarded(part) for part in parts]}
-        if subtract_query:
-            empty = [""] * len(rows["prompt"])
-            rows["query_reward"] = score(self.rewards, rows["prompt"], empty, columns).total
-        return rows
+        # In float64, because the record must have the reward exactly as it was given.
+        new = {"reward": torch.tensor(total, dtype=torch.float64)}
+        new["discarded"] = torch.tensor([is_discarded(part) for part in parts])
+        if self.subtract_query:
+            empty = score(self.rewards, rollouts.prompt, [""] * len(rollouts), columns).total
+            new["query_reward"] = torch.tensor(empty, dtype=torch.float64)
+        return replace(rollouts.with_columns(**new), reward_parts=parts)
 
     def text(self, prompt: Sequence[int], response: Sequence[int]) -> str:
         """Return the text of a response, decoded together with its prompt.
@@ -81,54 +101,49 @@ class Collector:
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    @property
-    def _has_truth(self) -> bool:
-        return "ground_truth" in self.prompts.columns
-
     def _columns(self, indices: Sequence[int]) -> Mapping[str, list[Any]]:
         return {name: [values[i] for i in indices] for name, values in self.prompts.columns.items()}
 
 
 def score_rollouts(
     policy: Policy,
-    batch: Batch,
+    rollouts: Batch,
     estimator: str | None,
     parts: Sequence[Tensor],
     processes: Processes,
     keep_graph: bool = False,
-) -> tuple[Batch, Scores | None]:
-    """Add the scores of policy, critic and reference to the rollouts.
-
-    The columns are `logprob` and `entropy`; with a critic, `value`; with a reference, `ref_logprob`; and with a
-    reference and an estimator, `kl_penalty`. Each is `[B, T]`.
+) -> tuple[dict[str, Tensor], Scores | None]:
+    """Score rollouts by policy, critic and reference.
 
     Args:
         policy: with its reference.
-        batch: the rollouts of all processes.
+        rollouts: of all processes.
         estimator: of the KL penalty, or None for no penalty.
         parts: the rows that this process scores, in micro-batches; all processes together score all rows.
         processes: the processes that score the rest.
-        keep_graph: return the policy's scores of the first part with their graph, for a step that needs no other
+        keep_graph: also return the policy's scores of the first part with their graph, for a step that needs no other
             forward pass.
 
     Returns:
-        The rollouts with the new columns, and the scores with their graph, or None without `keep_graph`.
+        The new columns, and the scores with their graph, or None without `keep_graph`. The columns are `logprob` and
+        `entropy`; with a critic, `value`; with a reference, `ref_logprob`; and with a reference and an estimator,
+        `kl_penalty`. Each is `[B, T]`.
     """
-    scored, first = [], None
+    scored, kept = [], None
     for number, rows in enumerate(parts):
-        micro = batch.take(rows).to(policy.device)
+        micro = rollouts.take(rows).to(policy.device)
         keeps = keep_graph and number == 0
         with torch.set_grad_enabled(keeps):
             scores = policy(micro)
-        first = scores if keeps else first
+        kept = scores if keeps else kept
         columns = {name: column.cpu() for name, column in _score_columns(policy, micro, scores, estimator)}
         scored.append((rows, columns))
     whole: dict[str, Tensor] = {}
     for rows, columns in chain.from_iterable(processes.of_all(scored)):
         for name, column in columns.items():
-            place = whole.setdefault(name, torch.zeros_like(batch["mask"]))
+            place = whole.setdefault(name, torch.zeros_like(rollouts["mask"]))
             place[rows, : column.shape[1]] = column
-    return batch.with_columns(**whole), first
+    return whole, kept
 
 
 def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str | None) -> Iterator[tuple[str, Tensor]]:
@@ -146,14 +161,19 @@ def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str 
         yield "kl_penalty", kl.ESTIMATORS[estimator](logprob, reference)
 
 
-def joined(batches: Sequence[Batch], rows: Sequence[Rows]) -> tuple[Batch, Rows]:
-    """Join several batches and their rows; every column is padded to its longest part."""
-    if len(batches) == 1:
-        return batches[0], rows[0]
-    columns = {name: stacked([batch[name] for batch in batches], name) for name in batches[0].columns}
-    return Batch(columns), {name: [value for part in rows for value in part[name]] for name in rows[0]}
-
-
 def _unpadded(responses: Responses) -> list[list[int]]:
     lengths = responses.mask.sum(1).long().tolist()
     return [ids[:length] for ids, length in zip(responses.response_ids.tolist(), lengths, strict=True)]
+
+
+# Far from any training step, so that held-out responses never share random numbers with rollouts.
+EVALUATION_STEP = 2**32
+
+
+def evaluate(collector: Collector, samples_per_prompt: int) -> Rollouts:
+    """Sample responses to every prompt of the collector and reward them.
+
+    Repeated calls use the same prompts in the same order with the same random numbers, even if the policy has changed.
+    """
+    indices = [i for i in range(len(collector.prompts)) for _ in range(samples_per_prompt)]
+    return collector.reward(collector.generate(indices, EVALUATION_STEP, range(len(indices))))

@@ -3,8 +3,8 @@
 import hashlib
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +15,8 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
+from cavesson.command_line import continuation
 from cavesson.config import describe
-from cavesson.continuing import continuation
 from cavesson.errors import (
     NonFiniteError,
     NoRoomError,
@@ -38,11 +38,12 @@ from cavesson.registry import name_of
 from cavesson.rewards import Reward
 from cavesson.rewards.base import RewardFunction
 from cavesson.text.counting import counted
-from cavesson.train.build import Inputs, build
+from cavesson.train.build import Inputs, as_loaded, build
+from cavesson.train.callbacks import Checkpoints, Log, Reports
 from cavesson.train.checkpoint import latest
-from cavesson.train.doctor import verdict
+from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
-from cavesson.train.loop import Report, Trainer
+from cavesson.train.loop import Callback, Report, Trainer
 from cavesson.train.memory import keep_freed_memory
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.progress import Progress
@@ -80,7 +81,8 @@ class Training:
 
     Args:
         settings: of the run; they can also name everything below.
-        model: a causal language model object, changed in place; needs `tokenizer`.
+        model: a causal language model object, changed in place; needs `tokenizer`. Its dtype and quantization are its
+            own, not those of the settings.
         tokenizer: of the model.
         prompts: texts, or columns by name, where one is called `prompt` and the others are passed to the rewards.
         rewards: a function `(prompts, responses, **columns)`, or several `Reward`s.
@@ -101,13 +103,13 @@ class Training:
         rewards: RewardFunction | Sequence[Reward] | None = None,
         resume: bool = False,
     ) -> None:
-        self.settings = settings
+        self.settings = settings if model is None else as_loaded(settings, model)
         self._inputs = Inputs(model, tokenizer, prompts, rewards)
         self._begun = resume and (settings.run / "run.json").exists()
         if not self._begun:
             check_writable(settings.run)
             _check_free(settings.run)
-        self._changes = changes(settings) if self._begun else {}
+        self._changes = changes(self.settings) if self._begun else {}
         self._made = False
         """whether the folder is this process' own, and not one that another has made meanwhile"""
         self._remarks: list[str] = []
@@ -135,7 +137,7 @@ class Training:
             trainer.restore(checkpoint)
         if trainer.next_step > trainer.steps:
             raise UserError(
-                f"{folder} has done {counted(trainer.next_step, 'step')} already: it cannot end after {trainer.steps}"
+                f"{folder} has already done {counted(trainer.next_step, 'step')}: it cannot end after {trainer.steps}"
             )
         self._remarks += notes_on(self.settings, self._changes, trainer.next_step, trainer.steps)
 
@@ -172,13 +174,33 @@ class Training:
             StoppedError: the doctor, Ctrl-C or SIGTERM stopped the run; the checkpoint is complete. If the run can be
                 continued after this or another error, a note on the error says how.
         """
+        trainer, is_main = self.trainer, self.processes.is_main
+        with self._opened() as trackers:
+            notes = self._notes()
+            with (
+                trainer.signals,
+                Progress(trainer.steps, trainer.next_step, notes, quiet=bool(report) or not is_main) as progress,
+                trainer.recorder or nullcontext(),
+                trackers or nullcontext(),
+            ):
+                reports = Reports(report or progress.report)
+                final = trainer.run([Log(trackers), reports, *self._callbacks()])
+                if report is None:
+                    progress.finish(final, [note for note in trainer.notes() if note not in notes])
+            if report is None and is_main:
+                self._show(Console())
+            self.processes.wait()
+            return Result(self.settings.run, reports.metrics, final, trainer.learner.model, trainer.tokenizer)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Trackers | None]:
+        """Open the run's folder on the main process; an error says how to continue the run, if that is possible."""
         self.processes.wait()
         try:
-            if self.processes.is_main:
-                self._open_folder()
+            trackers = self._open_folder() if self.processes.is_main else None
             self.processes.wait()
             with logging_to(self.settings.run, self.processes.rank):
-                return self._run(report)
+                yield trackers
         except BaseException as error:
             self._remove_unbegun(error)
             self._add_way_on(error)
@@ -210,23 +232,13 @@ class Training:
         if mine and not begun and not is_kept:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _run(self, report: Report | None) -> Result:
-        folder, trainer, main = self.settings.run, self.trainer, self.processes.is_main
-        metrics: list[dict[str, float]] = []
-        notes = self._notes()
-        with (
-            trainer.signals,
-            Progress(trainer.steps, trainer.next_step, notes, quiet=bool(report) or not main) as progress,
-            trainer.recorder or nullcontext(),
-            trainer.trackers or nullcontext(),
-        ):
-            final = trainer.run(folder, lambda step, seen: _collect(metrics, report or progress.report, step, seen))
-            if report is None:
-                progress.finish(final, [note for note in trainer.notes() if note not in notes])
-        if report is None and main:
-            self._show(Console())
-        self.processes.wait()
-        return Result(folder, metrics, final, trainer.learner.model, trainer.tokenizer)
+    def _callbacks(self) -> list[Callback]:
+        """Return what the settings ask for beside training; checkpoints come last, since they save why a run stops."""
+        settings, trainer = self.settings, self.trainer
+        if not isinstance(trainer, RolloutTrainer) or not isinstance(settings, RolloutRun):
+            return [Checkpoints(settings.checkpoint, updates=0)]
+        doctor = [Doctor(settings.doctor, trainer.reported)] if settings.doctor.looks else []
+        return [*doctor, Checkpoints(settings.checkpoint, settings.checkpoint.updates)]
 
     def _show(self, console: Console) -> None:
         """Print the results of a finished run other than its metrics, and the doctor's findings."""
@@ -244,8 +256,11 @@ class Training:
             notes.append(f"{done}; to train longer, resume it with a larger number of steps")
         return notes
 
-    def _open_folder(self) -> None:
-        """Lock the folder and write the description of the run; run.json comes first, since resuming needs only it."""
+    def _open_folder(self) -> Trackers:
+        """Lock the folder, write the description of the run, and return its trackers.
+
+        run.json comes first, since resuming needs only it.
+        """
         folder, settings, trainer = self.settings.run, self.settings, self.trainer
         if not self._begun:
             self._lock = Lock(folder)
@@ -258,7 +273,7 @@ class Training:
         if not (folder / "vocabulary.parquet").exists():
             _write_vocabulary(folder, trainer.tokenizer)
         trainer.recorder = Recorder(folder, attempt=begin_attempt(folder, trainer.next_step), lock=self._lock)
-        trainer.trackers = Trackers(
+        return Trackers(
             settings.trackers, folder, settings.project, settings.model_dump(mode="json"), trainer.next_step
         )
 
@@ -290,11 +305,6 @@ def _check_free(folder: Path) -> None:
     check_free(folder)
 
 
-def _collect(metrics: list[dict[str, float]], report: Report, step: int, seen: dict[str, float]) -> None:
-    metrics.append(seen)
-    report(step, dict(seen))
-
-
 def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
     """Return the contents of run.json."""
     tokenizer = trainer.tokenizer
@@ -303,6 +313,7 @@ def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[s
         "algorithm": name_of(settings),
         "config": settings.model_dump(mode="json"),
         "inputs": inputs.given,
+        **settings.facts(),
         "model": {"name": settings.model.path, "fingerprint": fingerprint(causal(trainer.model))},
         "tokenizer": {
             "fingerprint": _hash(sorted(tokenizer.get_vocab().items())),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Thread
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from cavesson.handlers import handling
@@ -38,9 +38,7 @@ class Signals:
         self._block.enter_context(handling(self._handle, *SIGNALS))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._block.close()
 
     @contextmanager

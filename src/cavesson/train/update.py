@@ -1,27 +1,27 @@
 """From credited data to new weights. Only this module normalises losses: by the weight of the whole mini-batch."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from cavesson.algorithms.base import Algorithm
+from cavesson.algorithms.base import Algorithm, Loss
 from cavesson.algorithms.settings import OptimizeSettings, UpdateSettings
+from cavesson.errors import NonFiniteError
 from cavesson.ops.masked import weighted_mean
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
-from cavesson.train.finite import check_finite
 from cavesson.train.optimizer import Optimizer
 from cavesson.types import Batch
 
 Metrics = dict[str, float]
 
 
-class Place(NamedTuple):
+class StepInfo(NamedTuple):
     """The position of an update in the run."""
 
     seed: int
@@ -50,62 +50,84 @@ def update(
     learner: Learner,
     batch: Batch,
     settings: UpdateSettings,
-    place: Place,
+    info: StepInfo,
     *,
-    first: Any = None,
+    scores: Any = None,
     done: Sequence[Metrics] = (),
-    after: Callable[[list[Metrics]], None] = lambda _: None,
-) -> list[Metrics]:
-    """Train on one step's rollouts.
+) -> Iterator[Metrics]:
+    """Train on one step's rollouts, and yield the metrics of every mini-batch.
 
     Args:
         learner: changed in place.
         batch: the credited rollouts of all processes.
         settings: epochs, mini-batches and guards.
-        place: seed, step and learning rate.
-        first: scores of this process's share under the current weights, with their graph. Given if the step is a single
-            pass over a single micro-batch, for which scoring has already done the forward pass.
+        info: seed, step and learning rate.
+        scores: of this process's share under the current weights, with their graph. Given if the step is a single pass
+            over a single micro-batch, for which scoring has already done the forward pass.
         done: metrics of the mini-batches that were done before the run was interrupted.
-        after: called after every mini-batch with the metrics so far.
-
-    Returns:
-        The metrics of every mini-batch, in order.
     """
-    metrics = list(done)
-    if done and done[-1]["optim/stopped"]:
-        return metrics
-    epochs = (mini_batches(len(batch), settings, place, epoch) for epoch in range(settings.epochs))
-    for rows in list(chain.from_iterable(epochs))[len(done) :]:
-        seen = optimize(learner, batch.take(rows), settings, place, first, lambda seen: _verdict(seen, settings))
-        metrics.append(seen)
-        after(metrics)
-        if seen["optim/stopped"]:
-            break
-    return metrics
+    epochs = (mini_batches(len(batch), settings, info, epoch) for epoch in range(settings.epochs))
+    stopped = bool(done and done[-1]["optim/stopped"])
+    for rows in islice(chain.from_iterable(epochs), len(done), None):
+        if stopped:
+            return
+        seen = optimize(learner, batch.take(rows), settings, info, scores, lambda seen: _verdict(seen, settings))
+        stopped = bool(seen["optim/stopped"])
+        yield seen
 
 
 def optimize(
     learner: Learner,
     mini: Batch,
     settings: OptimizeSettings,
-    place: Place,
-    first: Any = None,
+    info: StepInfo,
+    scores: Any = None,
     judge: Callable[[Metrics], str] = lambda _: "step",
 ) -> Metrics:
     """Do one optimiser step on a mini-batch of all processes, unless `judge` returns "skip" or "stop" for it."""
-    optimizer, processes = learner.optimizer, learner.processes
+    algorithm, optimizer, processes = learner.algorithm, learner.optimizer, learner.processes
     optimizer.zero_grad()
-    seen = _accumulate(learner, mini, settings, place, first)
+    # Computed before the first micro-batch, over all processes, so that how rows are split cannot affect the gradient.
+    total, weight = float(algorithm.total(mini)), float(algorithm.weights(mini).sum())
+    sums = _Sums(weight)
+    for rows in micro_batches(len(mini), settings, processes) if weight else ():
+        micro = mini.take(rows).to(learner.device)
+        weights = algorithm.weights(micro)
+        result = algorithm.loss(learner.model(micro) if scores is None else scores, micro)
+        loss = weighted_mean(result.loss, weights, total)
+        check_finite(info.step, {"the loss": loss.detach(), **_detached(result.means)}, weights)
+        loss.backward()
+        sums.add(result, weights)
+    seen = {**processes.combine(sums.means, sum), **processes.combine(sums.maxima, max), "optim/weight": weight}
     # A weight of 0 means that there is nothing to learn, for example if all responses are empty.
-    verdict = judge(seen) if seen["optim/weight"] else "skip"
+    verdict = judge(seen) if weight else "skip"
     if verdict == "step":
         processes.sum_gradients(learner.model)
         norm = optimizer.grad_norm(settings.max_grad_norm)
-        check_finite(place.step, {"the gradient": norm})
-        optimizer.step(place.learning_rate)
+        check_finite(info.step, {"the gradient": norm})
+        optimizer.step(info.learning_rate)
         seen["optim/grad_norm"] = float(norm)
     optimizer.zero_grad()
     return {**seen, "optim/skipped": float(verdict == "skip"), "optim/stopped": float(verdict == "stop")}
+
+
+class _Sums:
+    """The metrics of a mini-batch, summed up over its micro-batches in this process.
+
+    Args:
+        weight: what the weighted sums are divided by.
+    """
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.means: Metrics = {}
+        self.maxima: Metrics = {}
+
+    def add(self, result: Loss, weights: Tensor) -> None:
+        for name, items in _detached(result.means).items():
+            self.means[name] = self.means.get(name, 0.0) + float(weighted_mean(items, weights, self.weight))
+        for name, items in _detached(result.maxima).items() if bool((weights > 0).any()) else ():
+            self.maxima[name] = max(self.maxima.get(name, -math.inf), float(items[weights > 0].max()))
 
 
 @torch.no_grad()
@@ -114,15 +136,13 @@ def measure(learner: Learner, batch: Batch, micro_batch_size: int) -> tuple[Metr
 
     Both cover only this process; `batch` is its share.
     """
-    sums: Metrics = {}
-    weight = 0.0
+    sums, weight = _Sums(1.0), 0.0
     for micro in batch.split(micro_batch_size or len(batch)):
         micro = micro.to(learner.device)
         weights = learner.algorithm.weights(micro)
-        for name, items in learner.algorithm.loss(learner.model(micro), micro).means.items():
-            sums[name] = sums.get(name, 0.0) + float(weighted_mean(items, weights, 1.0))
+        sums.add(learner.algorithm.loss(learner.model(micro), micro), weights)
         weight += float(weights.sum())
-    return sums, weight
+    return sums.means, weight
 
 
 def averaged(metrics: list[Metrics]) -> Metrics:
@@ -132,11 +152,11 @@ def averaged(metrics: list[Metrics]) -> Metrics:
     return {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in values.items()}
 
 
-def mini_batches(size: int, settings: UpdateSettings, place: Place, epoch: int) -> list[Tensor]:
+def mini_batches(size: int, settings: UpdateSettings, info: StepInfo, epoch: int) -> list[Tensor]:
     """Return the rows of each optimiser step in one pass over a step's `size` rollouts."""
     if settings.mini_batches == 1:  # the order would only affect rounding
         return [torch.arange(size)]
-    order = generator(place.seed, Purpose.MINI_BATCHES, place.step, epoch).permutation(size)
+    order = generator(info.seed, Purpose.MINI_BATCHES, info.step, epoch).permutation(size)
     # An algorithm may learn from fewer rows than there are mini-batches.
     return [part for part in torch.from_numpy(order).tensor_split(settings.mini_batches) if len(part)]
 
@@ -145,26 +165,6 @@ def micro_batches(size: int, settings: OptimizeSettings, processes: Processes) -
     """Return the micro-batches of this process, as rows of a mini-batch of `size` rows."""
     mine = torch.tensor(processes.share(size), dtype=torch.long)
     return mine.split(settings.micro_batch_size or len(mine)) if len(mine) else ()
-
-
-def _accumulate(learner: Learner, mini: Batch, settings: OptimizeSettings, place: Place, first: Any) -> Metrics:
-    algorithm, processes = learner.algorithm, learner.processes
-    # Computed before the first micro-batch, over all processes, so that how rows are split cannot affect the gradient.
-    total, weight = float(algorithm.total(mini)), float(algorithm.weights(mini).sum())
-    means: Metrics = {}
-    maxima: Metrics = {}
-    for rows in micro_batches(len(mini), settings, processes) if weight else ():
-        micro = mini.take(rows).to(learner.device)
-        weights = algorithm.weights(micro)
-        result = algorithm.loss(learner.model(micro) if first is None else first, micro)
-        loss = weighted_mean(result.loss, weights, total)
-        check_finite(place.step, {"the loss": loss.detach(), **_detached(result.means)}, weights)
-        loss.backward()
-        for name, items in _detached(result.means).items():
-            means[name] = means.get(name, 0.0) + float(weighted_mean(items, weights, weight))
-        for name, items in _detached(result.maxima).items() if bool((weights > 0).any()) else ():
-            maxima[name] = max(maxima.get(name, -math.inf), float(items[weights > 0].max()))
-    return {**processes.combine(means, sum), **processes.combine(maxima, max), "optim/weight": weight}
 
 
 def _verdict(seen: Metrics, settings: UpdateSettings) -> str:
@@ -177,3 +177,20 @@ def _verdict(seen: Metrics, settings: UpdateSettings) -> str:
 
 def _detached(items: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in items.items()}
+
+
+def check_finite(step: int, tensors: Mapping[str, Tensor], mask: Tensor | None = None) -> None:
+    """Raise an error if a tensor has a NaN or infinite value where `mask` is set.
+
+    Without a mask, or if a tensor has a different shape, all its values are checked.
+
+    Raises:
+        NonFiniteError: there is such a value; the message names the first tensor with one.
+    """
+    for name, tensor in tensors.items():
+        seen = tensor if mask is None or tensor.shape != mask.shape else tensor[mask > 0]
+        if not bool(torch.isfinite(seen).all()):
+            kind = "NaN" if bool(torch.isnan(seen).any()) else "infinite"
+            raise NonFiniteError(
+                f"step {step}: {name} is {kind}; the run stopped before using it, and the record up to here is complete"
+            )

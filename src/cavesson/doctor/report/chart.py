@@ -9,7 +9,7 @@ from cavesson.doctor.words import Language
 
 WIDTH, HEIGHT = 720, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 18, 24
-MOST_POINTS = 600
+MAX_POINTS = 600
 TINY = 1e-300
 NEARLY = 1e-4
 """A curve that varies by less than this share of its size is drawn as if it did not."""
@@ -37,7 +37,7 @@ def chart(curve: Curve, since: int | None, label: str, along: str, *, share: boo
         along: The label of the x axis.
         share: Whether the values are shares, shown in per cent.
     """
-    points = averaged(curve.points, MOST_POINTS)
+    points = averaged(curve.points, MAX_POINTS)
     if len(points) < 2:
         return ""
     limits = [limit for limit in (curve.low, curve.high) if limit is not None]

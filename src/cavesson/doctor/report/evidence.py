@@ -15,13 +15,13 @@ from cavesson.doctor.words import Language, number
 from cavesson.record import Run
 from cavesson.text.visible import visible
 
-MOST_PLACES = 3
+MAX_PLACES = 3
 BEFORE, BEHIND = 60, 140
 """Tokens that are shown before and behind the place that matters."""
-MOST_CHARACTERS = 1200
-MOST_PROMPT, PROMPT_TOKENS = 300, 12
+MAX_CHARACTERS = 1200
+MAX_PROMPT, PROMPT_TOKENS = 300, 12
 SHADES = 8
-"""Of each of the two colours."""
+"""Number of shades of each of the two colours."""
 
 
 class Measure(NamedTuple):
@@ -29,7 +29,7 @@ class Measure(NamedTuple):
 
     name: str
     columns: tuple[str, ...]
-    """One, or two of which the second is taken from the first."""
+    """One, or two of which the second is subtracted from the first."""
 
 
 MEASURES = (
@@ -40,7 +40,7 @@ MEASURES = (
     Measure("log π − log π_ref", ("logprob", "ref_logprob")),
     Measure("log π", ("logprob",)),
 )
-"""Of those that a rule needs, the first that these tokens have is shown."""
+"""The first of them that a rule needs and the tokens have is shown."""
 
 
 def coloured_by(rule: Rule, tokens: pa.Table) -> tuple[Measure, Array]:
@@ -55,7 +55,7 @@ def coloured_by(rule: Rule, tokens: pa.Table) -> tuple[Measure, Array]:
 
 def evidence(run: Run, rule: Rule, places: tuple[Evidence, ...], language: Language, board: str | None = None) -> str:
     """Return the first places as HTML, with their addresses on the board, which are links if the board's is given."""
-    return "".join(_place(run, rule, place, language, board) for place in places[:MOST_PLACES])
+    return "".join(_place(run, rule, place, language, board) for place in places[:MAX_PLACES])
 
 
 def plain_text(text: str) -> str:
@@ -76,7 +76,7 @@ def _place(run: Run, rule: Rule, place: Evidence, language: Language, board: str
     measure, values = coloured_by(rule, rollout.tokens)
     body, legend = _tokens(run, rollout.tokens, values, place)
     if not body:
-        body = plain_text(str(rollout.row["response"] or "")[:MOST_CHARACTERS])
+        body = plain_text(str(rollout.row["response"] or "")[:MAX_CHARACTERS])
     caption = f"{escape(head)} {address}"
     if legend:
         caption += f' <span class="scale">{escape(say(measure.name))}: {legend}</span>'
@@ -90,7 +90,7 @@ def _prompt(run: Run, rule: Rule, row: dict[str, Any]) -> str:
     if any(texts):
         return "".join(f"<b>{plain_text(text)}</b> " for text in texts) + "… "
     prompt = str(row["prompt"] or "")
-    return plain_text(("…" if len(prompt) > MOST_PROMPT else "") + prompt[-MOST_PROMPT:])
+    return plain_text(("…" if len(prompt) > MAX_PROMPT else "") + prompt[-MAX_PROMPT:])
 
 
 def _or_nan(value: float | None) -> float:

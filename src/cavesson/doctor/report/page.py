@@ -24,7 +24,7 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
     folded = {finding.rule.name: finding for finding in diagnosis.findings if not finding.cause}
     causes = "".join(_cause(data, finding, folded, language, board) for finding in diagnosis.causes)
     name = plain_text(data.run.folder.rstrip("/").rpartition("/")[2])
-    nothing = say("Nothing was found wrong.") if diagnosis.healthy else say("Nothing could be looked at.")
+    nothing = say("No problems found.") if diagnosis.healthy else say("Nothing could be checked.")
     healthy = ((rule.name, number(reading.seen), language.healthy(rule)) for rule, reading in diagnosis.healthy)
     skipped = ((one.rule, language.reason(one)) for one in diagnosis.skipped)
     return f"""<!doctype html>
@@ -38,7 +38,7 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
 <p>{plain_text(data.algorithm or "")} {escape(where)}{len(data.rows)} {escape(say("rollouts"))}</p></header>
 {causes or f"<article>{escape(nothing)}</article>"}
 {_table(say("Healthy"), healthy)}
-{_table(say("Not looked at"), skipped)}
+{_table(say("Not checked"), skipped)}
 </html>
 """
 
@@ -54,7 +54,7 @@ def _style() -> str:
 
 
 def _cause(data: RunData, finding: Finding, folded: dict[str, Finding], language: Language, board: str | None) -> str:
-    title = language.said(finding.rule, finding.reading).title
+    title = language.texts(finding.rule, finding.reading).title
     under = "".join(_consequence(data, folded[name], language) for name in finding.explains)
     consequences = language.phrase("explains")
     explains = f'<p class="muted">{escape(consequences)}</p>{under}' if under else ""
@@ -65,7 +65,7 @@ def _cause(data: RunData, finding: Finding, folded: dict[str, Finding], language
 
 
 def _consequence(data: RunData, finding: Finding, language: Language) -> str:
-    title = language.said(finding.rule, finding.reading).title
+    title = language.texts(finding.rule, finding.reading).title
     since = _since(finding, language)
     head = f'<summary>{escape(title)} <span class="muted">{escape(since)}</span></summary>'
     return f"<details>{head}{_body(finding, language)}</details>"
@@ -78,7 +78,7 @@ def _since(finding: Finding, language: Language) -> str:
 
 def _body(finding: Finding, language: Language) -> str:
     rule, reading, say = finding.rule, finding.reading, language.phrase
-    texts = language.said(rule, reading)
+    texts = language.texts(rule, reading)
     facts = (
         ("", say("seen"), f"{number(reading.seen)} ({texts.healthy})"),
         ("fix", say("change"), texts.fix),
@@ -91,7 +91,7 @@ def _body(finding: Finding, language: Language) -> str:
 def _drawn(reading: Reading, language: Language) -> str:
     curve = reading.curve
     if curve is None:
-        return f'<p class="muted">{escape(language.phrase("One number for the whole run: there is no curve."))}</p>'
+        return f'<p class="muted">{escape(language.phrase("One number for the whole run, so there is no curve."))}</p>'
     caption = f"<figcaption>{escape(language.phrase(curve.name))}</figcaption>" if curve.name else ""
     return f"<figure>{caption}{drawn(reading, language)}</figure>"
 

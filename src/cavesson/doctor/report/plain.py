@@ -20,17 +20,19 @@ def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, 
         "rollouts": len(data.rows),
         "findings": [plain_finding(finding, language) for finding in diagnosis.findings],
         "healthy": [_healthy(rule, reading, language) for rule, reading in diagnosis.healthy],
-        "skipped": [{"rule": one.rule, "row": one.row, "reason": language.reason(one)} for one in diagnosis.skipped],
+        "skipped": [
+            {"rule": one.rule, "number": one.number, "reason": language.reason(one)} for one in diagnosis.skipped
+        ],
     }
 
 
 def plain_finding(finding: Finding, language: Language) -> dict[str, Any]:
     """Return one finding as plain data."""
     rule, reading = finding.rule, finding.reading
-    texts = language.said(rule, reading)
+    texts = language.texts(rule, reading)
     return {
         "rule": rule.name,
-        "row": rule.row,
+        "number": rule.number,
         "severity": finding.severity,
         "title": texts.title,
         "cause": texts.cause,
@@ -46,7 +48,7 @@ def plain_finding(finding: Finding, language: Language) -> dict[str, Any]:
 
 
 def _healthy(rule: Rule, reading: Reading, language: Language) -> dict[str, Any]:
-    return {"rule": rule.name, "row": rule.row, "seen": _finite(reading.seen), "healthy": language.healthy(rule)}
+    return {"rule": rule.name, "number": rule.number, "seen": _finite(reading.seen), "healthy": language.healthy(rule)}
 
 
 def _finite(value: float) -> float | None:

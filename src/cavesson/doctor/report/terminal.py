@@ -24,9 +24,9 @@ def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Langua
     where = f"{say('steps')} {steps[0]}–{steps[-1]}, " if len(steps) else ""
     console.print(Text.assemble((visible(data.run.folder), "bold"), f"  {where}{len(data.rows)} {say('rollouts')}"))
     if diagnosis.healthy and not diagnosis.findings:
-        console.print(Text(say("Nothing was found wrong."), "bold green"))
+        console.print(Text(say("No problems found."), "bold green"))
     elif not diagnosis.findings:
-        console.print(Text(say("Nothing could be looked at."), "bold yellow"))
+        console.print(Text(say("Nothing could be checked."), "bold yellow"))
     folded = {finding.rule.name: finding for finding in diagnosis.findings if not finding.cause}
     for finding in diagnosis.causes:
         _show_cause(console, finding, folded, language)
@@ -37,7 +37,7 @@ def show(console: Console, data: RunData, diagnosis: Diagnosis, language: Langua
     for reason in dict.fromkeys(one.reason for one in diagnosis.skipped):
         alike = [one for one in diagnosis.skipped if one.reason == reason]
         why = language.reason(_together(alike))
-        _show_names(console, say("Not looked at"), f" – {why}", [one.rule for one in alike])
+        _show_names(console, say("Not checked"), f" – {why}", [one.rule for one in alike])
 
 
 def _show_names(console: Console, title: str, why: str, names: list[str]) -> None:
@@ -54,7 +54,7 @@ def _together(skipped: list[Skipped]) -> Skipped:
 
 
 def _show_cause(console: Console, finding: Finding, folded: dict[str, Finding], language: Language) -> None:
-    say, texts = language.phrase, language.said(finding.rule, finding.reading)
+    say, texts = language.phrase, language.texts(finding.rule, finding.reading)
     since = finding.reading.since
     console.print()
     head = Text(f"{say(finding.severity)}: {texts.title}", COLOURS[finding.severity])
@@ -66,7 +66,7 @@ def _show_cause(console: Console, finding: Finding, folded: dict[str, Finding], 
     lines = [
         (say("seen"), f"{number(finding.reading.seen)}  ({texts.healthy})"),
         (say("change"), texts.fix),
-        (say("explains"), "; ".join(language.said(folded[n].rule, folded[n].reading).title for n in finding.explains)),
+        (say("explains"), "; ".join(language.texts(folded[n].rule, folded[n].reading).title for n in finding.explains)),
         (say("look at"), ", ".join(_place(place, language) for place in finding.reading.evidence)),
         (say("source"), finding.rule.source),
     ]

@@ -1,14 +1,14 @@
 """Consequences that many rules have in common; findings of these rules are folded under their cause."""
 
 CRITIC = ("value-not-fitting", "value-constant", "value-loss-spike")
-"""A critic learns what it is given: wrong rewards show in its numbers too."""
+"""A critic learns from the rewards, so wrong rewards show in its numbers too."""
 RUNAWAY = (
     "pattern-spreading", "zero-variance-groups", "zero-gradient", "rollouts-fail", "reward-falls", "distinct-collapse",
     "repetition-loops", "template-collapse", "entropy-collapse", "entropy-explosion", "length-collapse", "truncated",
     "likelihood-displacement", "gradient-spike", "echo-trap", "reward-exhausted", *CRITIC,
 )  # fmt: skip
-"""A policy that runs away shows all this in what it writes, and in the numbers of its updates."""
+"""A policy that diverges shows all of these in its responses and updates."""
 MISMATCH = (
     "sampler-mismatch", "mismatch-tail", "mismatch-growing", "mismatch-rare-tokens", "precision-noise", "retokenised"
 )  # fmt: skip
-"""Sampler and trainer disagree on log-probabilities wherever one of them is wrong."""
+"""Sampler and trainer disagree on log-probabilities if one of them is wrong."""

@@ -5,76 +5,69 @@ from itertools import combinations
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH, RUNAWAY
-from cavesson.doctor.series import Array, Series, earliest
+from cavesson.doctor.series import Array, Series, earliest, mean_by_step
 
-EXACT = {"float32": 1e-3, "float64": 1e-3}
-ROUNDED = 0.05
-"""How far log-probabilities of the same weights may lie apart, in nats: bfloat16 has 8 bits."""
-ROUNDED_MOST = 0.5
-"""The same of the token on which they lie furthest apart."""
+EXACT, ROUNDED = 1e-3, 0.05
+"""Maximum difference between log-probabilities of the same weights, in nats: in float32, and in bfloat16 (8 bits)."""
 IMPROBABLE = 12.0
-"""Nats of surprise: two independent samples agree on such a response once in e^12 = 160,000 times."""
+"""Nats of surprise from which two independent samples do not agree on a response by chance."""
 
 
-def tolerance(data: RunData) -> float:
-    """Return how much log-probabilities under the same weights can differ."""
-    return EXACT.get(str(data.setting("config.model.dtype")), ROUNDED)
+def is_exact(data: RunData) -> bool:
+    """Return whether the model computes in float32 or better."""
+    return data.setting("config.model.dtype") in ("float32", "float64")
 
 
 @rule(
-    row=1,
+    number=1,
     needs=["steps.policy/first_ratio_error"],
     severity="error",
-    title="The probability ratio is not 1 before anything was learned",
-    cause="Before the first update of a step the policy that learns is the policy that was scored, so π/π_old is 1 for "
-    "every token. Here it is off by up to {worst}: scoring and training do not compute the same thing (dropout, "
-    "padding or position ids, a temperature in one of them, log-probabilities shifted by one).",
-    healthy="distance of π/π_old from 1 in a step's first mini-batch: in float32 at most 0.001 on any token; in "
-    "bfloat16 below 0.05 as a root mean square, or below 0.5 where only the largest is known",
-    fix="score and train by the same code: dropout 0, the same attention mask and position ids, the same temperature",
+    title="The probability ratio is not 1 before the first update",
+    cause="Before the first update of a step, the policy being trained is the policy that was scored, so π/π_old is 1 "
+    "for every token. Here it is off by up to {worst}: scoring and training compute different things (dropout, "
+    "padding or position ids, a temperature in only one of them, log-probabilities shifted by one).",
+    healthy="distance of π/π_old from 1 in the first mini-batch of a step: in float32 at most {exact} for any token; "
+    "in bfloat16 below {rounded} as a root mean square, or below {largest} if only the maximum is known",
+    fix="score and train with the same code: dropout 0, the same attention mask and position ids, the same temperature",
     source="TRL's PPO page; trlX issue 107; Huang et al., The N implementation details of RLHF with PPO",
     explains=["clip-fraction-high", "ratio-blow-up", "update-kl-large", "kl-at-start", "negative-kl", "penalty-wrong",
               "reward-position", "reward-accounting", "kl-explosion", *MISMATCH, *RUNAWAY],
 )  # fmt: skip
-def ratio_not_one(data: RunData) -> Reading | None:
-    points, limit = data.metric("policy/first_ratio_error"), tolerance(data)
+def ratio_not_one(
+    data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED, largest: float = 0.5
+) -> Reading | None:
+    points, limit = data.metric("policy/first_ratio_error"), exact
     if not len(points):
         return None
     worst = float(points.value.max())
-    if limit == ROUNDED:  # rounding errors have a tail over many tokens, so use the root mean square
+    if not is_exact(data):  # rounding errors have a tail over many tokens, so use the root mean square
         squares = data.metric("policy/first_approx_kl")
-        points, limit = (
-            (Series(squares.step, np.sqrt(2 * squares.value)), limit) if len(squares) else (points, ROUNDED_MOST)
-        )
-    bad = points.value > limit
-    sick = bool(np.mean(bad) > 0.5)
-    return Reading(
-        float(np.median(points.value)),
-        sick,
-        earliest(points.step[bad]),
-        data.step_evidence(points.step[bad][:3]),
-        {"worst": worst},
-        curve=Curve(points, high=limit),
-    )
+        limit = rounded if len(squares) else largest
+        points = Series(squares.step, np.sqrt(2 * squares.value)) if len(squares) else points
+    seen = float(np.median(points.value))
+    bad = points.step[points.value > limit]
+    sick = len(bad) > 0.5 * len(points)
+    curve = Curve(points, high=limit)
+    return Reading(seen, sick, earliest(bad), data.step_evidence(bad), {"worst": worst}, curve)
 
 
 @rule(
-    row=2,
+    number=2,
     needs=["tokens.ref_logprob", "tokens.logprob"],
     severity="error",
     title="The policy differs from its reference before any training",
     cause="At the first step both are the same model, so every Δ = log π − log π_ref is 0. Here it is {seen} nats per "
-    "token: the reference has other weights, another precision, dropout, or is scored otherwise.",
-    healthy="mean |Δ| of the first step: below 0.001 nats in float32, 0.05 in bfloat16",
-    fix='make the reference a copy of the policy as it starts (reference.kind = "copy"): same checkpoint, same dtype, '
-    "dropout off",
+    "token: the reference has other weights or another precision, uses dropout, or is scored differently.",
+    healthy="mean |Δ| of the first step: below {exact} nats in float32, {rounded} in bfloat16",
+    fix='make the reference a copy of the initial policy (reference.kind = "copy"): same checkpoint, same dtype, no '
+    "dropout",
     source="The N implementation details of RLHF with PPO; TRL issue 495",
     explains=["negative-kl", "kl-explosion", "kl-in-few-tokens"],
 )
-def kl_at_start(data: RunData) -> Reading | None:
+def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED) -> Reading | None:
     sample = data.sample
     first = int(sample.rows.steps[0])
     version = sample.rows["policy_version"][sample.rows.step == first]
@@ -82,103 +75,91 @@ def kl_at_start(data: RunData) -> Reading | None:
         return None  # the record starts later than the training
     if data.setting("config.reference.path") is not None:
         return None  # the reference is a different model by design
-    mine = (sample.step == first) & sample.trained & np.isfinite(sample["log_ratio"])
+    mine = (sample.step == first) & sample.trained & np.isfinite(sample["kl_k1"])
     if not mine.any():
         return None
-    distance = np.abs(sample["log_ratio"])
+    distance = np.abs(sample["kl_k1"])
     size = float(distance[mine].mean())
-    sick = size > tolerance(data)
-    return Reading(
-        size,
-        sick,
-        first,
-        sample.worst(np.where(mine, distance, np.nan)),
-        curve=Curve(sample.mean_by_step(distance)),
-    )
+    sick = size > (exact if is_exact(data) else rounded)
+    worst = sample.worst(np.where(mine, distance, np.nan))
+    curve = Curve(sample.mean_by_step(distance))
+    return Reading(size, sick, first, worst, curve=curve)
 
 
 @rule(
-    row=3,
+    number=3,
     needs=["tokens.ref_logprob", "tokens.logprob"],
     severity="error",
-    least_steps=5,
-    title="The reference moves with the policy",
-    cause="The weights change with every step, yet log π − log π_ref stays 0 on {seen} of the tokens: policy and "
-    "reference share their weights, an adapter stays switched on in the reference's pass, or β = 0 and the reference "
-    "is never computed.",
-    healthy="share of tokens with |Δ| < 0.00001 after five updates: far below 99 %",
-    fix='give the reference weights of its own (reference.kind = "copy"), or switch the adapter off while it scores',
+    min_steps=5,
+    title="The reference changes with the policy",
+    cause="The weights change at every step, but log π − log π_ref stays 0 on {seen} of the tokens: policy and "
+    "reference share their weights, an adapter stays enabled in the reference's forward pass, or β = 0 and the "
+    "reference is never computed.",
+    healthy="share of tokens with |Δ| < {equal} after {updates} updates: far below {limit}",
+    fix='give the reference its own weights (reference.kind = "copy"), or disable the adapter while it scores',
     source="TRL issues 1340, 3194, 4040",
     explains=["kl-flat", "penalty-mis-scaled"],
 )
-def reference_is_policy(data: RunData) -> Reading | None:
+def reference_is_policy(
+    data: RunData, *, limit: float = Share(0.99), updates: int = 5, equal: float = 1e-5
+) -> Reading | None:
     moved = data.metric("policy/approx_kl")
     if not len(moved) or not np.any(moved.value > 1e-9):
         return None  # there is no evidence that the policy changed
     sample = data.sample
-    later = sample.trained & (sample.step >= sample.rows.steps[0] + 5) & np.isfinite(sample["log_ratio"])
+    later = sample.trained & (sample.step >= sample.rows.steps[0] + updates) & np.isfinite(sample["kl_k1"])
     if not later.any():
         return None
-    same = np.abs(sample["log_ratio"]) < 1e-5
-    share = float(same[later].mean())
-    sick = share > 0.99
-    return Reading(
-        Share(share),
-        sick,
-        int(sample.rows.steps[0]),
-        sample.spans(np.flatnonzero(later & same)),
-        curve=Curve(sample.mean_by_step(same.astype(float)), high=0.99),
-    )
+    same = np.abs(sample["kl_k1"]) < equal
+    share = Share(same[later].mean())
+    evidence = sample.spans(np.flatnonzero(later & same))
+    curve = Curve(sample.mean_by_step(same.astype(float)), high=limit)
+    return Reading(share, share > limit, int(sample.rows.steps[0]), evidence, curve=curve)
 
 
 @rule(
-    row=4,
+    number=4,
     needs=["tokens.logprob", "tokens.ref_logprob"],
     severity="error",
-    least_steps=12,
+    min_steps=12,
     title="The reference was replaced during training",
     cause="The distance |log π − log π_ref| falls by up to {drop} from one step to the next, {times} times, and grows "
     "again each time: the reference is synchronised with the policy, or was loaded from a checkpoint of the policy.",
-    healthy="largest relative fall of the mean |log π − log π_ref| per token from one step to the next: below 80 %, or "
-    "a single time and not to 0",
-    fix="keep the reference frozen (or say in the recipe that it is meant to follow), and reload it from the initial "
+    healthy="largest relative fall of the mean |log π − log π_ref| per token from one step to the next: below {limit}, "
+    "or a single time and not to 0",
+    fix="keep the reference frozen (or state in the recipe that it follows the policy), and reload it from the initial "
     "checkpoint",
     source="TRL issue 1340; own threshold",
     explains=["kl-flat"],
 )
-def reference_replaced(data: RunData) -> Reading | None:
-    points = data.sample.mean_by_step(np.abs(data.sample["log_ratio"]))
+def reference_replaced(data: RunData, *, limit: float = Share(0.8)) -> Reading | None:
+    points = data.sample.mean_by_step(np.abs(data.sample["kl_k1"]))
     before, after = points.value[:-1], points.value[1:]
     drop = np.where(before > 0.02, 1 - after / np.maximum(before, 0.02), 0.0)
-    falls = np.flatnonzero(drop > 0.8)
+    falls = np.flatnonzero(drop > limit)
     # A policy can return close to its reference once, but an exact return is not a coincidence.
     sick = len(falls) >= 2 or bool(np.any(after[falls] < 1e-5))
     steps = points.step[falls + 1]
-    words: Words = {"drop": Share(drop.max(initial=0.0)), "times": float(len(falls))}
-    return Reading(
-        Share(drop.max(initial=0.0)),
-        sick,
-        earliest(steps),
-        data.step_evidence(steps[:3]),
-        words,
-        curve=Curve(points, name=Phrase("mean |log π − log π_ref|")),
-    )
+    largest = Share(drop.max(initial=0.0))
+    words = {"drop": largest, "times": float(len(falls))}
+    curve = Curve(points, name=Phrase("mean |log π − log π_ref|"))
+    return Reading(largest, sick, earliest(steps), data.step_evidence(steps), words, curve)
 
 
 @rule(
-    row=8,
+    number=8,
     needs=["rows.prompt_ids"],
     severity="error",
     title="Prompts begin with two start tokens",
     cause="{seen} of the prompts begin with the same token twice (id {token}): the template already writes the start "
-    "token and the tokenizer adds another. No model was trained on that.",
-    healthy="share of prompts that begin with the start token twice: 0; it is named above 95 %, since a prompt may "
-    "begin with a doubled word",
+    "token and the tokenizer adds another. No model was trained on such prompts.",
+    healthy="share of prompts that begin with the start token twice: 0; reported above {limit}, since a prompt may "
+    "begin with a repeated word",
     fix="tokenise the templated text with add_special_tokens=False",
     source="reward-bench issue 464, open-r1 issue 462, NeMo-RL issue 855, TRL issue 3520",
     explains=["reward-is-noise", "kl-in-few-tokens"],
 )
-def double_start(data: RunData) -> Reading | None:
+def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None:
     rows = data.sample.rows
     prompts = [tuple(ids or ()) for ids in rows.texts("prompt_ids")]
     different = {ids for ids in prompts if len(ids) >= 3}
@@ -186,36 +167,30 @@ def double_start(data: RunData) -> Reading | None:
         return None
     known = data.setting("tokenizer.bos")
     twice = {ids for ids in different if ids[0] == ids[1] and (known is None or ids[0] == known)}
-    share = len(twice) / len(different)
+    share = Share(len(twice) / len(different))
     # If the start token is not known and all prompts begin alike, they may begin with a repeated word.
     follow = {next((one for one in ids if one != ids[0]), None) for ids in different}
-    sick = share > 0.95 and (known is not None or len(follow) > 1)
-    token = float(next(iter(different))[0])
-    has = np.array([ids in twice for ids in prompts])
-    return Reading(
-        Share(share),
-        sick,
-        int(rows.steps[0]),
-        data.sample.evidence(np.flatnonzero(has)),
-        {"token": token},
-        curve=Curve(rows.by_step(has.astype(float)), 0.0, 0.0),
-    )
+    sick = share > limit and (known is not None or len(follow) > 1)
+    words = {"token": float(next(iter(different))[0])}
+    has = np.array([ids in twice for ids in prompts], float)
+    curve = Curve(rows.by_step(has), 0.0, 0.0)
+    return Reading(share, sick, int(rows.steps[0]), rows.evidence(np.flatnonzero(has)), words, curve)
 
 
 @rule(
-    row=10,
+    number=10,
     needs=["tokens.token_id", "info.eos_token_ids", "tokens.logprob"],
     severity="error",
-    title="Tokens after the end of the response are trained",
-    cause="{seen} of the tokens that count stand after an end token: the mask keeps padding (which may be the end "
-    "token itself), or spans that the policy did not write.",
-    healthy="share of trained tokens after the first end token: 0, at most 0.1 %",
-    fix="end the mask at the first end token, and give padding a token of its own",
+    title="Tokens after the end of the response are trained on",
+    cause="{seen} of the trained tokens come after an end token: the mask keeps padding (which may be the end token "
+    "itself), or text that the policy did not write.",
+    healthy="share of trained tokens after the first end token: 0, at most {limit}",
+    fix="end the mask at the first end token, and use a separate padding token",
     source="TRL issue 2708, miles issue 2476",
     explains=["negative-kl", "padding-counted", "reward-position", "reward-accounting", "value-not-fitting",
               "filtered-sampling", "temperature-missing", "likelihood-displacement", *MISMATCH],
 )  # fmt: skip
-def trained_behind_end(data: RunData) -> Reading | None:
+def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading | None:
     sample = data.sample
     ends = np.isin(sample["token_id"], np.array(data.setting("eos_token_ids"), np.float64))
     # End tokens before each token in its own response: the running count minus that at the start of the response.
@@ -223,30 +198,24 @@ def trained_behind_end(data: RunData) -> Reading | None:
     start = np.searchsorted(sample.line, np.arange(len(sample.rows)))
     behind = (before - before[np.minimum(start, len(sample) - 1)][sample.line]) > 0
     wrong = np.flatnonzero(behind & sample.trained)
-    share = len(wrong) / max(1, int(sample.trained.sum()))
-    sick = len(wrong) > 0 and share > 1e-3
-    return Reading(
-        Share(share),
-        sick,
-        earliest(sample.step[wrong]),
-        sample.spans(wrong),
-        curve=Curve(sample.mean_by_step(behind.astype(float)), high=1e-3),
-    )
+    share = Share(len(wrong) / max(1, int(sample.trained.sum())))
+    curve = Curve(sample.mean_by_step(behind.astype(float)), high=limit)
+    return Reading(share, share > limit, earliest(sample.step[wrong]), sample.spans(wrong), curve=curve)
 
 
 @rule(
-    row=11,
+    number=11,
     needs=["rows.prompt", "rows.response", "tokens.logprob"],
     severity="error",
-    title="Processes or siblings sample the same random numbers",
+    title="Processes or responses of a group share random numbers",
     cause="{seen} of the pairs of responses to the same prompt in the same step are equal, although such a response "
-    "comes up once in 160,000 samples: the same seed is used by every process or every sibling.",
-    healthy="share of improbable responses that a sibling repeats word for word: below 5 %",
-    fix="draw the seed from the rank and the sample's number as well",
+    "occurs less than once in {samples} samples: every process, or every response of a group, uses the same seed.",
+    healthy="share of pairs of improbable responses to the same prompt that are equal word for word: below {limit}",
+    fix="derive the seed from the rank and the sample's index as well",
     source="The N implementation details of RLHF with PPO",
     explains=["zero-variance-groups", "zero-gradient"],
 )
-def same_seed(data: RunData) -> Reading | None:
+def same_seed(data: RunData, *, limit: float = Share(0.05)) -> Reading | None:
     sample = data.sample
     # The sampler's probability counts, as a policy that generates garbage may consider that garbage certain.
     surprise = -sample.total(sample["sampler_logprob" if sample.has("sampler_logprob") else "logprob"])
@@ -257,16 +226,10 @@ def same_seed(data: RunData) -> Reading | None:
     pairs = [(i, j) for members in asked.values() for i, j in combinations(members[:16], 2)]
     if len(pairs) < 20:
         return None
-    same = [(i, j) for i, j in pairs if responses[i] == responses[j]]
-    share = len(same) / len(pairs)
-    sick = share > 0.05
-    rows = np.array(list(dict.fromkeys(i for pair in same for i in pair)), np.int64)
-    steps, where = np.unique(sample.rows.step[[i for i, _ in pairs]], return_inverse=True)
-    equal = np.bincount(where, [responses[i] == responses[j] for i, j in pairs])
-    return Reading(
-        Share(share),
-        sick,
-        earliest(sample.rows.step[rows]),
-        sample.evidence(rows),
-        curve=Curve(Series(steps, equal / np.bincount(where)), high=0.05),
-    )
+    equal = np.array([responses[i] == responses[j] for i, j in pairs])
+    share = Share(equal.mean())
+    rows = np.array(list(dict.fromkeys(np.array(pairs)[equal].ravel().tolist())), np.int64)
+    curve = Curve(mean_by_step(sample.rows.step[[i for i, _ in pairs]], equal), high=limit)
+    words = {"samples": f"{np.exp(IMPROBABLE):,.0f}"}
+    first = earliest(sample.rows.step[rows])
+    return Reading(share, share > limit, first, sample.rows.evidence(rows), words, curve)

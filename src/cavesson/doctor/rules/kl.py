@@ -3,128 +3,136 @@
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
-from cavesson.doctor.kl import NAMES, estimates
+from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
+from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
+from cavesson.record.derived import DERIVED
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "last")
 PERSISTENT = 5
-"""Steps that a trouble must last."""
+"""Steps that a problem must last."""
+
+
+def estimates(log_ratio: Array) -> dict[str, Array]:
+    """Return the KL estimates of each token from Δ = log π − log π_ref (http://joschu.net/blog/kl-approx.html)."""
+    with np.errstate(over="ignore"):
+        return {
+            "k1": log_ratio,
+            "abs": np.abs(log_ratio),
+            "k2": log_ratio**2 / 2,
+            "k3": DERIVED["kl_k3"].of({"logprob": log_ratio, "ref_logprob": np.zeros_like(log_ratio)}),
+        }
+
+
+def penalty(data: RunData, sample: Sample) -> Array:
+    """Return [N] the KL estimates that β multiplies, by the run's estimator (default: k1); NaN for the exact KL."""
+    return estimates(sample["kl_k1"]).get(str(data.setting("kl.estimator", "k1")), np.full(len(sample), np.nan))
 
 
 def objective(data: RunData) -> Series:
     """Return the mean of Σ(log π − log π_ref) per response by step, recomputed if possible, else as logged."""
-    return data.rows.mean("k1") if data.has("rows.k1") else data.metric("kl/objective")
+    return data.rows.mean("kl_k1") if data.has("rows.kl_k1") else data.metric("kl/objective")
 
 
 def _noise(data: RunData, points: Series) -> Array:
     """Return the standard error of each step's mean; estimated from neighbouring steps if only means are known."""
-    errors = data.rows.by_step(data.rows["k1"], standard_error)
+    errors = data.rows.by_step(data.rows["kl_k1"], standard_error)
     if len(errors):
         return np.asarray(np.interp(points.step, *errors))
     return np.full(len(points), float(np.median(np.abs(np.diff(points.value)))) if len(points) > 1 else 0.0)
 
 
 @rule(
-    row=12,
-    needs=["rows.k1|steps.kl/objective"],
+    number=12,
+    needs=["rows.kl_k1|steps.kl/objective"],
     severity="error",
-    least_steps=3,
+    min_steps=3,
     title="The KL to the reference is negative",
     cause="The estimated KL is {seen} nats per response and stays below 0 (in {share} of the steps since). A true KL "
-    "cannot be negative: the responses were not sampled from the distribution that is scored, and the penalty then "
-    "pays the policy for leaving the reference.",
-    healthy="mean of Σ(log π − log π_ref) per response: never clearly below 0; TRL warns below −1",
-    fix="sampling.top_k = 0, sampling.top_p = 1.0, sampling.min_new_tokens = 0, sampling.temperature = 1.0; count no "
-    "padding",
+    "cannot be negative: the responses were not sampled from the distribution that scores them, and the penalty then "
+    "rewards the policy for moving away from the reference.",
+    healthy="mean of Σ(log π − log π_ref) per response: never clearly below 0; TRL warns below {warned}",
+    fix="sampling.top_k = 0, sampling.top_p = 1.0, sampling.min_new_tokens = 0, sampling.temperature = 1.0; leave "
+    "padding out",
     source="TRL 0.7.10 ppo_trainer.py; TRL issues 235, 351, 925, 1161; TRL's How-to-train FAQ",
     explains=["penalty-mis-scaled"],
 )
-def negative_kl(data: RunData) -> Reading | None:
+def negative_kl(data: RunData, *, warned: float = -1.0) -> Reading | None:
     points = objective(data)
     noise = _noise(data, points)
     first = since(points, points.value < -np.maximum(3 * noise, 0.05), PERSISTENT)
-    deep = points.step[points.value < -1 - 3 * noise]
+    deep = points.step[points.value < warned - 3 * noise]
     if first is None and len(deep) >= 3:
         first = int(deep[0])
-    after = points.where(points.step >= first) if first is not None else points
-    return Reading(
-        float(np.median(after.value)),
-        first is not None,
-        first,
-        data.step_evidence(after.step[np.argsort(after.value)][:3]),
-        {"share": Share(float(np.mean(after.value < 0)))},
-        curve=Curve(points, low=0.0),
-    )
+    after = points.after(first)
+    seen = float(np.median(after.value))
+    words = {"share": Share(np.mean(after.value < 0))}
+    evidence = data.step_evidence(after.step[np.argsort(after.value)])
+    return Reading(seen, first is not None, first, evidence, words, Curve(points, low=0.0))
 
 
 @rule(
-    row=17,
-    needs=["rows.k1", "rows.length"],
+    number=17,
+    needs=["rows.kl_k1", "rows.length"],
     severity="error",
-    least_steps=5,
-    title="The policy earns by saying nothing",
+    min_steps=5,
+    title="The policy is rewarded for empty responses",
     cause="Responses shrink from {before} to {after} tokens while the KL estimate falls to {seen} nats: an empty "
-    "answer avoids the penalty, or is paid by a negative KL.",
+    "response avoids the penalty, or a negative KL rewards it.",
     healthy="mean KL per response while responses shrink: not below 0",
-    fix='cleaning.discard = "too_short" with a low cleaning.discard_reward; mend what makes the KL negative',
+    fix='cleaning.discard = "too_short" with a low cleaning.discard_reward; fix what makes the KL negative',
     source="MedicalGPT issue 374",
     explains=["negative-kl", "length-collapse"],
 )
 def stops_generating(data: RunData) -> Reading | None:
     length, kl = together(data.rows.mean("length"), objective(data))
     before, after = length.first(), length.last()
-    shrunk = after < 0.3 * before and after < 4
-    return Reading(
-        kl.last(),
-        shrunk and kl.last() < 0.0,
-        since(length, length.value < 0.3 * before, 2),
-        data.step_evidence(length.step[-1:]),
-        {"before": before, "after": after},
-        curve=Curve(kl, low=0.0),
-    )
+    short = 0.3 * before
+    sick = after < min(short, 4) and kl.last() < 0
+    first = since(length, length.value < short, 2)
+    evidence = data.step_evidence(length.step[-1:])
+    return Reading(kl.last(), sick, first, evidence, {"before": before, "after": after}, Curve(kl, low=0.0))
 
 
 @rule(
-    row=18,
-    needs=["rows.k1|steps.kl/objective"],
-    least_steps=5,
+    number=18,
+    needs=["rows.kl_k1|steps.kl/objective"],
+    min_steps=5,
     title="The KL to the reference explodes",
-    cause="The KL rises from {before} to {seen} nats per response: the policy leaves the reference faster than the "
-    "penalty holds it.",
-    healthy="KL per response: 0 to 10 nats (more for long ones: 0.25 nats per token; less for short ones: 0.75); while "
-    "it pays 3 times as much, and any without a penalty",
-    fix="raise kl.coef (or set kl.target), lower optimizer.learning_rate, stop at the last good checkpoint",
+    cause="The KL rises from {before} to {seen} nats per response: the policy moves away from the reference faster "
+    "than the penalty can hold it.",
+    healthy="KL per response: 0 to {limit} nats (long responses: up to {long} nats per token; short ones: at most "
+    "{short} nats per token); {factor} times as much while the reward stays near its maximum, and any amount then if "
+    "there is no penalty",
+    fix="raise kl.coef (or set kl.target), lower optimizer.learning_rate, return to the last good checkpoint",
     source="TRL's How-to-train FAQ (0 to 10); Bai et al. 2204.05862; Gao et al. 2210.10760",
     explains=["over-optimised", "clip-fraction-high", "ratio-blow-up", "distinct-collapse", "template-collapse",
               "likelihood-displacement", "truncated", "gradient-spike", "zero-variance-groups", "zero-gradient",
               *CRITIC],
 )  # fmt: skip
-def kl_explosion(data: RunData) -> Reading | None:
+def kl_explosion(
+    data: RunData, *, limit: float = 10.0, long: float = 0.25, short: float = 0.75, factor: float = 3.0
+) -> Reading | None:
     points = objective(data)
     per_token = np.full(len(points), np.nan)
     if data.has("rows.length"):
         length = data.rows.mean("length")
         per_token = points.value / np.maximum(np.interp(points.step, length.step, length.value), 1)
-    # Long responses can have more than ten nats in total, but short ones must not differ much on every token.
+    # Long responses can have a larger KL in total, but short ones must not differ much on every token.
     pays = _pays(data)
-    most = 30.0 if pays else 10.0
-    limit = np.where(np.isfinite(per_token), (points.value > most) & (per_token > most / 40), points.value > most)
-    bad = limit | (np.nan_to_num(per_token) > most * 3 / 40)
+    scale = factor if pays else 1.0
+    high = points.value > scale * limit
+    bad = np.where(np.isfinite(per_token), high & (per_token > scale * long), high)
+    bad |= np.nan_to_num(per_token) > scale * short
     first = since(smoothed(points), bad, 3)
     # While the reward is high, a rise from which the KL has returned does not count, nor any rise without a penalty.
     sick = first is not None and not (pays and (not bad[-3:].any() or _free(data)))
-    worst = points.step[np.argsort(-points.value)][:3]
-    return Reading(
-        points.last(),
-        sick,
-        first,
-        data.step_evidence(worst),
-        {"before": float(points.value[0])},
-        curve=Curve(points, 0.0, most),
-    )
+    evidence = data.step_evidence(points.step[np.argsort(-points.value)])
+    words = {"before": float(points.value[0])}
+    curve = Curve(points, 0.0, scale * limit)
+    return Reading(points.last(), sick, first, evidence, words, curve)
 
 
 def _free(data: RunData) -> bool:
@@ -144,114 +152,106 @@ def _pays(data: RunData) -> bool:
 
 
 @rule(
-    row=19,
-    needs=["rows.k1|steps.kl/objective"],
-    least_steps=10,
+    number=19,
+    needs=["rows.kl_k1|steps.kl/objective"],
+    min_steps=10,
     title="Nothing is learned: the KL stays at 0",
-    cause="After {steps} steps the policy is still its reference (KL {seen} nats per response): a learning rate of 0, "
-    "advantages that are all 0, frozen weights, or an optimiser that never steps.",
-    healthy="largest |KL| per response after the first steps: above 0.0001 nats",
-    fix="look at optim/learning_rate, optim/grad_norm and the spread of the rewards within a group",
+    cause="After {steps} steps the policy still equals its reference (KL {seen} nats per response): the learning rate "
+    "is 0, all advantages are 0, the weights are frozen, or the optimiser never steps.",
+    healthy="largest |KL| per response after the first steps: above {limit} nats",
+    fix="check optim/learning_rate, optim/grad_norm and the standard deviation of the rewards within a group",
     source="rldoctor's default",
     explains=["value-constant"],
 )
-def kl_flat(data: RunData) -> Reading | None:
+def kl_flat(data: RunData, *, limit: float = 1e-4) -> Reading | None:
     points = objective(data)
     later = points.where(points.step >= points.step[0] + 2)
     if not len(later):
         return None
     size = float(np.abs(later.value).max())
-    return Reading(
-        size,
-        size < 1e-4,
-        int(points.step[0]),
-        data.step_evidence(points.step[-1:]),
-        {"steps": float(len(points))},
-        curve=Curve(points, low=1e-4),
-    )
+    evidence = data.step_evidence(points.step[-1:])
+    words = {"steps": float(len(points))}
+    return Reading(size, size < limit, int(points.step[0]), evidence, words, Curve(points, low=limit))
 
 
 @rule(
-    row=20,
-    needs=["rows.k1", "rows.kl_coef", "rows.reward"],
-    least_steps=5,
+    number=20,
+    needs=["rows.kl_k1", "rows.kl_coef", "rows.reward"],
+    min_steps=5,
     title="The KL coefficient does not fit the reward's scale",
     cause="In standard deviations of the reward, {what} is {seen}{direction}.",
-    healthy="in standard deviations of the reward at the start: β, the price of one nat, below 1; β·KL above 0.01 once "
-    "the KL has risen",
-    fix="run some steps with kl.coef = 0, look at KL and spread of the reward, and set β to spread / (10 · KL)",
+    healthy="in standard deviations of the reward at the start: β, the price of one nat, below {limit}; β·KL above "
+    "{floor} once the KL has risen",
+    fix="run a few steps with kl.coef = 0, measure the KL and the standard deviation of the reward, and set β to "
+    "standard deviation / (10 · KL)",
     source="InstructGPT 2203.02155 (0.02), Bai et al. 2204.05862 (0.001), Secrets of RLHF 2307.04964 (0.05)",
     explains=["kl-flat", "kl-explosion", "reward-falls", *CRITIC],
 )
-def penalty_mis_scaled(data: RunData) -> Reading | None:
+def penalty_mis_scaled(data: RunData, *, limit: float = 1.0, floor: float = 0.01) -> Reading | None:
     rows = data.rows
-    spread = rows.by_step(rows["reward"], lambda values: float(np.std(values)))
+    spread = rows.by_step(rows["reward"], np.std)
     if len(spread) < 5 or spread.first() < 1e-6 or not np.any(rows["kl_coef"] > 0):
         return None
-    # GRPO divides rewards by their standard deviation unless configured otherwise.
-    scaled = data.algorithm == "grpo" and data.setting("config.grpo.scale") != "none"
-    unit = 1.0 if scaled else spread.first()
-    price, kl = rows.mean("kl_coef"), rows.mean("k1")
-    spent, kl = together(rows.by_step(np.abs(rows["kl_coef"] * rows["k1"]) / unit), kl)
+    unit = 1.0 if data.setting("rewards_are_scaled") else spread.first()
+    price, kl = rows.mean("kl_coef"), rows.mean("kl_k1")
+    spent, kl = together(rows.by_step(np.abs(rows["kl_coef"] * rows["kl_k1"]) / unit), kl)
     # The optimal policy is proportional to π_ref · exp(reward / β), close to π_ref if β is a standard deviation.
-    drowned = price.last(0.3) / unit > 1
-    loose = spent.last(0.3) < 0.01 and kl.last() > 5 and trend(kl).p < 0.01
-    points = Series(price.step, price.value / unit) if drowned else spent
-    bad = points.value > 1 if drowned else points.value < 0.01
-    words: Words = {
-        "what": Phrase("the price of one nat of KL" if drowned else "the whole penalty β·KL"),
-        "direction": Phrase(": the penalty drowns the reward" if drowned else ", and the KL rises: it holds nothing"),
+    outweighs = price.last(0.3) / unit > limit
+    weak = spent.last(0.3) < floor and kl.last() > 5 and trend(kl).p < 0.01
+    points = Series(price.step, price.value / unit) if outweighs else spent
+    bad = points.value > limit if outweighs else points.value < floor
+    words = {
+        "what": Phrase("the price of one nat of KL" if outweighs else "the whole penalty β·KL"),
+        "direction": Phrase(": it outweighs the reward" if outweighs else ", and the KL rises: it is too weak"),
     }
-    curve = Curve(points, high=1.0) if drowned else Curve(points, low=0.01)
+    curve = Curve(points, high=limit) if outweighs else Curve(points, low=floor)
     first, evidence = since(points, bad, 3), data.step_evidence(points.step[-1:])
-    return Reading(points.last(0.3), drowned or loose, first, evidence, words, curve)
+    return Reading(points.last(0.3), outweighs or weak, first, evidence, words, curve)
 
 
 @rule(
-    row=21,
-    needs=["steps.kl/coef|rows.kl_coef", "rows.k1|steps.kl/objective"],
-    least_steps=10,
-    title="The KL coefficient runs away",
-    cause="The controller raised β by a factor of {seen} while the KL did not fall: the policy outruns it.",
-    healthy="β now / its median at the start: below 10, or the KL falls",
+    number=21,
+    needs=["steps.kl/coef|rows.kl_coef", "rows.kl_k1|steps.kl/objective"],
+    min_steps=10,
+    title="The KL coefficient grows without effect",
+    cause="The controller raised β by a factor of {seen}, but the KL did not fall: the policy changes faster than the "
+    "controller adapts.",
+    healthy="current β / its median at the start: below {limit}, or the KL falls",
     fix="lower optimizer.learning_rate or update.epochs; a smaller kl.horizon adapts faster",
     source="TRL 0.7.10, logging",
     explains=["reward-falls"],
 )
-def coefficient_runaway(data: RunData) -> Reading | None:
+def coefficient_runaway(data: RunData, *, limit: float = 10.0) -> Reading | None:
     coef = data.metric("kl/coef") if data.has("steps.kl/coef") else data.rows.mean("kl_coef")
     coef = coef.where(coef.value > 0)
     if len(coef) < 10:
         return None
     kl = objective(data)
-    growth = coef.last() / coef.first()
     falls = trend(kl.where(kl.step >= np.median(kl.step))).change < -0.2 * abs(kl.last())
-    return Reading(
-        growth,
-        growth >= 10 and not falls,
-        since(coef, coef.value > 3 * coef.first(), 3),
-        data.step_evidence(coef.step[-1:]),
-        curve=Curve(Series(coef.step, coef.value / coef.first()), high=10.0),
-    )
+    growth = coef.last() / coef.first()
+    first = since(coef, coef.value > 3 * coef.first(), 3)
+    evidence = data.step_evidence(coef.step[-1:])
+    curve = Curve(Series(coef.step, coef.value / coef.first()), high=limit)
+    return Reading(growth, growth >= limit and not falls, first, evidence, curve=curve)
 
 
 @rule(
-    row=22,
+    number=22,
     needs=["tokens.logprob", "tokens.ref_logprob"],
-    least_steps=5,
-    title="The KL comes from a few tokens or one place",
-    cause="{seen} of all |log π − log π_ref| lies {where}: it is not the answers that change but one habit, such as a "
-    "template that does not fit, an ending, a format.",
-    healthy="share of Σ|Δ| in the top 1 % of the tokens: below 50 %; in one tenth of the positions: below 45 %",
-    fix="look at these tokens; compare the prompt template with the one the model was tuned with",
+    min_steps=5,
+    title="Most of the KL comes from a few tokens or one place",
+    cause="{seen} of all |log π − log π_ref| is {where}: a single habit changes rather than the content of the "
+    "responses, such as a mismatched template, an ending, or a format.",
+    healthy="share of Σ|Δ| in the top 1 % of the tokens: below {few}; in one tenth of the positions: below {tenth}",
+    fix="inspect these tokens; compare the prompt template with the one that the model was fine-tuned with",
     source="rlprobe; Secrets of RLHF 2307.04964",
     severity="note",
 )
-def kl_in_few_tokens(data: RunData) -> Reading | None:
+def kl_in_few_tokens(data: RunData, *, few: float = Share(0.5), tenth: float = Share(0.45)) -> Reading | None:
     sample = data.sample
     late = sample.step >= np.quantile(sample.rows.steps, 0.5)
-    mine = np.flatnonzero(late & sample.trained & np.isfinite(sample["log_ratio"]))
-    size = np.abs(sample["log_ratio"][mine])
+    mine = np.flatnonzero(late & sample.trained & np.isfinite(sample["kl_k1"]))
+    size = np.abs(sample["kl_k1"][mine])
     if len(mine) < 500 or size.mean() < 0.02:
         return None
     order = np.argsort(-size)
@@ -259,93 +259,72 @@ def kl_in_few_tokens(data: RunData) -> Reading | None:
     place = (10 * sample.position[mine] / np.maximum(sample.length[sample.line[mine]], 1)).astype(int).clip(0, 9)
     buckets = np.bincount(place, size, 10) / size.sum()
     bucket = float(buckets.max()) if np.median(sample.length) >= 20 else 0.0
-    sick = top > 0.5 or bucket > 0.45
-    where = "on 1 % of the tokens" if top > 0.5 else f"in the {ORDINALS[buckets.argmax()]} tenth of the response"
-    seen = top if top > 0.5 or not sick else bucket
+    sick = top > few or bucket > tenth
+    where = "on 1 % of the tokens" if top > few else f"in the {ORDINALS[buckets.argmax()]} tenth of the response"
+    seen = top if top > few or not sick else bucket
     first = int(sample.step[mine].min())
-    curve = Curve(
-        Series(np.arange(1, 11), buckets),
-        high=0.45,
-        name=Phrase("share of Σ|Δ| in each tenth of the response"),
-        along=Phrase("tenths of the response"),
-    )
-    if top > 0.5:
+    name, along = Phrase("share of Σ|Δ| in each tenth of the response"), Phrase("tenths of the response")
+    curve = Curve(Series(np.arange(1, 11), buckets), high=tenth, name=name, along=along)
+    if top > few:
         edges = np.ceil(np.arange(1, 101) * len(order) / 100).astype(int) - 1
-        curve = Curve(
-            Series(np.arange(1, 101), (np.cumsum(size[order]) / size.sum())[edges]),
-            name=Phrase("share of Σ|Δ| in so many per cent of the tokens"),
-            along=Phrase("per cent of the tokens, those that differ the most first"),
-        )
-    return Reading(Share(seen), sick, first, sample.spans(mine[order]), {"where": Phrase(where)}, curve=curve)
-
-
-def _use(data: RunData) -> tuple[str, str] | None:
-    """Return where β·KL is applied and by which estimator, according to the settings."""
-    settings = {
-        "ppo": ("reward", data.setting("config.kl.estimator")),
-        "rloo": ("reward", data.setting("config.rloo.kl_estimator")),
-        "grpo": (data.setting("config.grpo.kl_in"), data.setting("config.grpo.kl_estimator", None)),
-    }
-    place, name = settings.get(data.algorithm or "", (None, None))
-    if name is None and data.algorithm == "grpo":
-        name = {"loss": "k3", "reward": "k1"}.get(place)
-    return None if place is None or name is None else (place, NAMES.get(name, name))
+        points = Series(np.arange(1, 101), (np.cumsum(size[order]) / size.sum())[edges])
+        along = Phrase("per cent of the tokens, the largest |Δ| first")
+        curve = Curve(points, name=Phrase("cumulative share of Σ|Δ|"), along=along)
+    return Reading(Share(seen), sick, first, sample.spans(mine[order]), {"where": Phrase(where)}, curve)
 
 
 def _weight(place: str, estimator: str, log_ratio: Array) -> Array:
     """Return the factor of ∇ log π; for the gradient of KL(π ‖ π_ref) the factor is Δ itself."""
     if place == "loss":
-        return {"k1": np.ones_like(log_ratio), "k2": log_ratio, "k3": -np.expm1(-log_ratio)}[estimator]
+        return {"k1": np.ones_like(log_ratio), "k2": log_ratio, "k3": -np.expm1(-log_ratio)}.get(estimator, log_ratio)
     # The exact KL does not depend on which token was drawn, so it does not favour any token over another.
     return estimates(log_ratio).get(estimator, np.zeros_like(log_ratio))
 
 
 @rule(
-    row=71,
-    needs=["info.config.kl", "rows.kl_coef", "tokens.logprob", "tokens.ref_logprob"],
-    title="The KL estimator does not hold the policy where it stands",
-    cause="The KL goes into the {place} by the estimator {estimator}, whose gradient there is not that of the KL. What "
-    "pulls back to the reference is the part of it that changes sign with log π − log π_ref: {seen} of the KL's own.",
-    healthy="the estimator's pull towards the reference where it stands, relative to the KL's own: at least 50 %",
-    fix='in the reward take k1 (kl.estimator = "kl", grpo.kl_estimator = "k1"), in the loss k2 or k3',
+    number=71,
+    needs=["info.kl.place", "info.kl.estimator", "rows.kl_coef", "tokens.logprob", "tokens.ref_logprob"],
+    title="The KL estimator does not hold the policy where it is used",
+    cause="The KL goes into the {place} with the estimator {estimator}, whose gradient there is not the gradient of "
+    "the KL. Only the part of it that changes sign with log π − log π_ref pulls the policy towards the reference: "
+    "{seen} of the pull of the KL itself.",
+    healthy="pull of the estimator towards the reference where it is used, relative to that of the KL itself: at least "
+    "{limit}",
+    fix='in the reward, use k1 (kl.estimator = "k1", grpo.kl_estimator = "k1"); in the loss, use k2 or k3',
     source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
     explains=["kl-explosion", "penalty-mis-scaled", "coefficient-runaway"],
 )
-def estimator_misplaced(data: RunData) -> Reading | None:
-    sample, use = data.sample, _use(data)
-    delta = sample["log_ratio"]
+def estimator_misplaced(data: RunData, *, limit: float = Percent(0.5)) -> Reading | None:
+    sample, place, estimator = data.sample, str(data.setting("kl.place")), str(data.setting("kl.estimator"))
+    delta = sample["kl_k1"]
     near = sample.trained & (np.abs(delta) < 1) & (np.abs(delta) > 0)
-    if use is None or not near.any() or not np.any(data.rows["kl_coef"] > 0):
+    if not near.any() or not np.any(data.rows["kl_coef"] > 0):
         return None
-    pull = (_weight(*use, delta[near]) - _weight(*use, -delta[near])) / 2
-    share = float(np.sum(pull * delta[near]) / np.sum(delta[near] ** 2))
-    return Reading(
-        Percent(share),
-        share < 0.5,
-        int(sample.rows.steps[0]),
-        sample.worst(np.where(sample.trained, np.abs(delta), np.nan)),
-        {"place": Phrase(use[0]), "estimator": use[1]},
-        curve=Curve(objective(data), name=Phrase("KL to the reference in nats per response")),
-    )
+    pull = (_weight(place, estimator, delta[near]) - _weight(place, estimator, -delta[near])) / 2
+    share = Percent(np.sum(pull * delta[near]) / np.sum(delta[near] ** 2))
+    worst = sample.worst(np.where(sample.trained, np.abs(delta), np.nan))
+    words = {"place": Phrase(place), "estimator": estimator}
+    curve = Curve(objective(data), name=Phrase("KL to the reference in nats per response"))
+    return Reading(share, share < limit, int(sample.rows.steps[0]), worst, words, curve)
 
 
 @rule(
-    row=23,
+    number=23,
     needs=["steps.kl/objective", "tokens.logprob", "tokens.ref_logprob"],
     severity="error",
-    title="The logged KL is no known estimate of the KL",
-    cause="The logged KL agrees with none of Σ Δ, Σ |Δ|, Σ ½Δ² and Σ (e^−Δ − 1 + Δ) of the recorded tokens, per "
-    "response or per token; the nearest is {name}, {seen} away from it.",
-    healthy="relative distance of the logged KL from the nearest known estimate: below 0.2",
-    fix="log the KL of the tokens that are trained, and say which estimate it is",
+    title="The logged KL is not a known estimate of the KL",
+    cause="The logged KL matches none of Σ Δ, Σ |Δ|, Σ ½Δ² and Σ (e^−Δ − 1 + Δ) of the recorded tokens, per response "
+    "or per token; the nearest is {name}, at a relative distance of {seen}.",
+    healthy="relative distance of the logged KL from the nearest known estimate: below {limit}",
+    fix="log the KL of the trained tokens, and name the estimator",
     source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
 )
-def unknown_estimate(data: RunData) -> Reading | None:
+def unknown_estimate(data: RunData, *, limit: float = 0.2) -> Reading | None:
     sample, logged = data.sample, data.metric("kl/objective")
     if len(sample.rows) < len(data.rows):
         return None  # the mean over a sample of the rollouts need not equal the logged mean over all of them
     found: list[tuple[float, str]] = []
-    for name, values in estimates(sample["log_ratio"]).items():
+    for name, values in estimates(sample["kl_k1"]).items():
         per_response = sample.total(np.where(sample.trained, values, 0.0))
         for unit, mine in (("per response", per_response), ("per token", per_response / np.maximum(sample.length, 1))):
             ours, theirs = together(sample.rows.by_step(mine), logged)
@@ -355,11 +334,6 @@ def unknown_estimate(data: RunData) -> Reading | None:
     if not found:
         return None
     distance, name = min(found)
-    return Reading(
-        distance,
-        distance > 0.2,
-        int(logged.step[0]),
-        sample.evidence(np.arange(len(sample.rows))),
-        {"name": Phrase(name)},
-        curve=Curve(logged, name=Phrase("logged KL")),
-    )
+    evidence = sample.rows.evidence(range(len(sample.rows)))
+    curve = Curve(logged, name=Phrase("logged KL"))
+    return Reading(distance, distance > limit, int(logged.step[0]), evidence, {"name": Phrase(name)}, curve)

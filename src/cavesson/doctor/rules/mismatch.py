@@ -3,14 +3,11 @@
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
 from cavesson.doctor.series import Array, Series, earliest, series, since, together, trend
-
-INVESTIGATE = 1.03
-"""Mean of e^|δ| from which to look for the cause: three times what is usual; NeMo-RL's guide says 1.05."""
 
 
 def _gap(sample: Sample) -> Array:
@@ -19,69 +16,62 @@ def _gap(sample: Sample) -> Array:
 
 
 @rule(
-    row=24,
+    number=24,
     needs=["tokens.sampler_logprob", "tokens.logprob"],
     title="Sampler and trainer disagree on the log-probabilities",
-    cause="The sampler's log-probabilities differ from the trainer's by δ so much that e^|δ| is {seen} on average: "
-    "other kernels, precision or routing. The trainer learns from samples of another policy than it thinks.",
-    healthy="mean e^|δ| per token: below 1.03 (|δ| is usually 0.01 to 0.02 nats)",
+    cause="The log-probabilities of sampler and trainer differ by δ, and e^|δ| is {seen} on average: different "
+    "kernels, precision or routing. The trainer learns from samples of another policy than it assumes.",
+    healthy="mean e^|δ| per token: below {limit} (|δ| is usually 0.01 to 0.02 nats)",
     fix="same dtype on both sides, a float32 output layer, or truncated importance sampling (grpo.importance = 2.0)",
     source="NeMo-RL, guides/grpo.md; verl, rollout_corr.md; TRL issue 5312",
     explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "mismatch-growing", "mismatch-rare-tokens"],
 )
-def sampler_mismatch(data: RunData) -> Reading | None:
+def sampler_mismatch(data: RunData, *, limit: float = 1.03) -> Reading | None:
     gap = _gap(data.sample)
     points = data.sample.mean_by_step(np.exp(np.minimum(gap, 20)))
     if not len(points):
         return None
-    first = since(points, points.value > INVESTIGATE, min(3, len(points)))
-    return Reading(
-        float(np.median(points.value)),
-        first is not None,
-        first,
-        data.sample.worst(gap),
-        curve=Curve(points, 1.0, INVESTIGATE),
-    )
+    # The limit is three times the usual difference; NeMo-RL's guide says 1.05.
+    first = since(points, points.value > limit, min(3, len(points)))
+    seen = float(np.median(points.value))
+    curve = Curve(points, 1.0, limit)
+    return Reading(seen, first is not None, first, data.sample.worst(gap), curve=curve)
 
 
 @rule(
-    row=25,
+    number=25,
     needs=["tokens.sampler_logprob", "tokens.logprob"],
-    least_steps=10,
-    title="The disagreement of sampler and trainer grows",
+    min_steps=10,
+    title="The disagreement between sampler and trainer grows",
     cause="Their log-probabilities differ by {before} nats per token at the start and by {seen} at the end: learning "
-    "from slightly wrong samples makes the next ones more wrong.",
-    healthy="mean difference |δ| per token at the end, in nats: below 3 times that of the start, or below 0.02",
-    fix="lower optimizer.learning_rate, synchronise the sampler every step, correct by importance sampling "
+    "from slightly wrong samples makes the next samples more wrong.",
+    healthy="mean difference |δ| per token at the end, in nats: below {factor} times that of the start, or below "
+    "{limit}",
+    fix="lower optimizer.learning_rate, synchronise the sampler at every step, correct by importance sampling "
     "(grpo.importance = 2.0)",
     source="prime-rl, docs/training.md; 2512.23087",
 )
-def mismatch_growing(data: RunData) -> Reading | None:
+def mismatch_growing(data: RunData, *, factor: float = 3.0, limit: float = 0.02) -> Reading | None:
     points = data.sample.mean_by_step(_gap(data.sample))
     if len(points) < 10:
         return None
     before, now = max(points.first(), 1e-4), points.last()
-    sick = now > 3 * before and now > 0.02 and trend(points).p < 0.01 and trend(points).change > 0
-    return Reading(
-        now,
-        sick,
-        since(points, points.value > 2 * before, 5),
-        data.step_evidence(points.step[-1:]),
-        {"before": before},
-        curve=Curve(points, high=3 * before),
-    )
+    sick = now > factor * before and now > limit and trend(points).p < 0.01 and trend(points).change > 0
+    first = since(points, points.value > 2 * before, 5)
+    evidence = data.step_evidence(points.step[-1:])
+    return Reading(now, sick, first, evidence, {"before": before}, Curve(points, high=factor * before))
 
 
 @rule(
-    row=26,
+    number=26,
     needs=["tokens.sampler_logprob", "tokens.logprob"],
     severity="error",
-    least_steps=6,
+    min_steps=6,
     title="The sampler's weights are old",
-    cause="Sampler and trainer agree {when} and then drift apart, up to {seen} nats per token{frozen}: new weights do "
-    "not reach the sampler.",
-    healthy="mean difference of the worst step, in nats: about that of the steps that agree best",
-    fix="copy the weights to the sampler after every update, and compare a digest of both",
+    cause="Sampler and trainer agree {when} and then drift apart, by up to {seen} nats per token{frozen}: new weights "
+    "do not reach the sampler.",
+    healthy="mean difference of the worst step, in nats: similar to the steps that agree best",
+    fix="copy the weights to the sampler after every update, and compare a hash of both",
     source="TRL issue 5312 and pull request 5313; open-instruct issue 1473",
     explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "too-off-policy", "negative-kl",
               "likelihood-displacement", *MISMATCH],
@@ -98,47 +88,40 @@ def sampler_stale(data: RunData) -> Reading | None:
     stays = _distance_to_reference(sample)
     frozen = stays is not None and stays < 0.2
     sick = (drifting and starts_equal) or (frozen and typical > 0.005)
-    words: Words = {
+    words = {
         "when": Phrase("at the first step" if starts_equal else "at some steps"),
-        "frozen": Phrase(", and what it samples from is still the reference" if frozen else ""),
+        "frozen": Phrase(", and the sampler still has the weights of the reference" if frozen else ""),
     }
     first = since(points, points.value > max(0.01, 3 * float(points.value.min())), 3)
-    return Reading(
-        float(points.value.max()),
-        sick,
-        first,
-        data.step_evidence([first]),
-        words,
-        curve=Curve(points),
-    )
+    return Reading(float(points.value.max()), sick, first, data.step_evidence([first]), words, Curve(points))
 
 
 def _distance_to_reference(sample: Sample) -> float | None:
     """Return the distance of the sampler from the reference, relative to that of the policy, late in the run."""
     late = sample.trained & (sample.step > np.median(sample.rows.steps))
-    mine = late & np.isfinite(sample["log_ratio"]) & np.isfinite(sample["sampler_gap"])
+    mine = late & np.isfinite(sample["kl_k1"]) & np.isfinite(sample["sampler_gap"])
     if mine.sum() < 50:
         return None
-    policy = float(np.abs(sample["log_ratio"][mine]).mean())
+    policy = float(np.abs(sample["kl_k1"][mine]).mean())
     sampler = float(np.abs(sample["sampler_logprob"] - sample["ref_logprob"])[mine].mean())
     return sampler / policy if policy > 0.005 else None
 
 
 @rule(
-    row=27,
+    number=27,
     needs=["tokens.ref_logprob"],
     severity="error",
-    least_steps=4,
-    title="The sampler writes garbage from one step to the next",
+    min_steps=4,
+    title="The sampler suddenly writes garbage",
     cause="From step {step} on, the reference finds the responses {seen} nats per token less likely than before: the "
-    "weights in the sampler are broken (part of them loaded, another layout).",
-    healthy="rise of −log π_ref per token within one step: below 2 nats",
-    fix="compare a digest of the weights after each synchronisation; sample one greedy answer before going on",
+    "weights in the sampler are broken (only partly loaded, or in another layout).",
+    healthy="rise of −log π_ref per token within one step: below {limit} nats",
+    fix="compare a hash of the weights after each synchronisation; sample one greedy response before continuing",
     source="SkyRL issue 1680; verl issues 7904, 7978",
     explains=["sampler-mismatch", "mismatch-tail", "retokenised", "entropy-explosion", "kl-explosion", "sampler-stale",
               "reward-falls", "negative-kl", "mismatch-growing"],
 )  # fmt: skip
-def garbled(data: RunData) -> Reading | None:
+def garbled(data: RunData, *, limit: float = 2.0) -> Reading | None:
     sample = data.sample
     # Text of a diverged policy is improbable only to the reference; text of a broken sampler is improbable to both.
     scores = [sample["ref_logprob"], *([sample["logprob"]] if sample.has("logprob") else [])]
@@ -147,16 +130,9 @@ def garbled(data: RunData) -> Reading | None:
         return None
     rise = np.min([_rise(one.value) for one in (points, *others)], axis=0)
     at = int(np.argmax(rise))
-    sick = bool(rise[at] > 2)
-    step = int(points.step[at + 1])
-    return Reading(
-        float(rise[at]),
-        sick,
-        step,
-        data.step_evidence([step]),
-        {"step": step},
-        curve=Curve(Series(points.step[1:], rise), high=2.0),
-    )
+    seen, step = float(rise[at]), int(points.step[at + 1])
+    curve = Curve(Series(points.step[1:], rise), high=limit)
+    return Reading(seen, seen > limit, step, data.step_evidence([step]), {"step": step}, curve)
 
 
 def _rise(values: Array) -> Array:
@@ -166,45 +142,41 @@ def _rise(values: Array) -> Array:
 
 
 @rule(
-    row=28,
+    number=28,
     needs=["tokens.sampler_logprob", "tokens.logprob"],
-    title="A few tokens carry the whole disagreement of sampler and trainer",
-    cause="{seen} of the tokens differ by more than 1 nat, while the median differs by {median}: single tokens are "
-    "computed differently (expert routing, a broken position).",
-    healthy="share of tokens with |δ| > 1 nat: below 0.1 %, or a median above 0.05 nats (all differ)",
-    fix='replay the router\'s choices, grpo.ratio = "sequence" (GSPO), or leave such tokens out of the loss',
+    title="A few tokens cause all disagreement between sampler and trainer",
+    cause="{seen} of the tokens differ by more than {far} nat, while the median differs by {median}: single tokens are "
+    "computed differently (expert routing, a wrong position).",
+    healthy="share of tokens with |δ| > {far} nat: below {limit}, or a median above {near} nats (all differ)",
+    fix='replay the router\'s choices, grpo.ratio = "sequence" (GSPO), or exclude such tokens from the loss',
     source="2507.18071; 2510.23027; NeMo-RL, guides/grpo.md",
     explains=["ratio-blow-up", "gradient-spike", "sampler-mismatch"],
 )
-def mismatch_tail(data: RunData) -> Reading | None:
+def mismatch_tail(data: RunData, *, limit: float = Share(1e-3), far: float = 1.0, near: float = 0.05) -> Reading | None:
     gap = _gap(data.sample)
     known = np.flatnonzero(np.isfinite(gap))
     if len(known) < 1000:
         return None
-    share, median = float(np.mean(gap[known] > 1)), float(np.median(gap[known]))
-    sick = share > 1e-3 and median < 0.05
-    return Reading(
-        Share(share),
-        sick,
-        earliest(data.sample.step[known[gap[known] > 1]]),
-        data.sample.worst(gap),
-        {"median": median},
-        curve=Curve(data.sample.mean_by_step(np.where(np.isfinite(gap), gap > 1, np.nan)), high=1e-3),
-    )
+    share, median = Share(np.mean(gap[known] > far)), float(np.median(gap[known]))
+    sick = share > limit and median < near
+    first = earliest(data.sample.step[known[gap[known] > far]])
+    curve = Curve(data.sample.mean_by_step(np.where(np.isfinite(gap), gap > far, np.nan)), high=limit)
+    return Reading(share, sick, first, data.sample.worst(gap), {"median": median}, curve)
 
 
 @rule(
-    row=29,
+    number=29,
     needs=["tokens.sampler_logprob", "tokens.logprob"],
     title="Improbable tokens disagree the most",
-    cause="On the least probable tenth of the tokens sampler and trainer differ by {seen} nats, {times} times as "
-    "much as on the others: their ratios blow up first.",
-    healthy="mean |δ| on the least probable tenth of the tokens: below 0.1 nats, or 5 times that of the others",
-    fix="cap the importance weights (grpo.importance = 2.0), or leave out tokens below a probability",
+    cause="On the least probable tenth of the tokens, sampler and trainer differ by {seen} nats, {times} times as much "
+    "as on the others: the ratios of these tokens blow up first.",
+    healthy="mean |δ| on the least probable tenth of the tokens: below {limit} nats, or below {factor} times that of "
+    "the others",
+    fix="cap the importance weights (grpo.importance = 2.0), or exclude tokens below a minimum probability",
     source="When Speed Kills Stability (2025)",
     explains=["ratio-blow-up"],
 )
-def mismatch_rare_tokens(data: RunData) -> Reading | None:
+def mismatch_rare_tokens(data: RunData, *, limit: float = 0.1, factor: float = 5.0) -> Reading | None:
     sample, gap = data.sample, _gap(data.sample)
     known = np.flatnonzero(np.isfinite(gap))
     if len(known) < 1000:
@@ -212,57 +184,46 @@ def mismatch_rare_tokens(data: RunData) -> Reading | None:
     edge = np.quantile(sample["sampler_logprob"][known], 0.1)
     rare = sample["sampler_logprob"][known] <= edge
     low, rest = float(gap[known][rare].mean()), float(gap[known][~rare].mean())
-    sick = low > 0.1 and low > 5 * rest
+    sick = low > limit and low > factor * rest
     worst = sample.worst(np.where(sample["sampler_logprob"] <= edge, gap, np.nan))
-    return Reading(
-        low,
-        sick,
-        int(sample.rows.steps[0]),
-        worst,
-        {"times": low / max(rest, 1e-9)},
-        curve=Curve(by_tenth(sample["sampler_logprob"], gap), high=0.1, along=TENTHS),
-    )
+    words = {"times": low / max(rest, 1e-9)}
+    curve = Curve(by_tenth(sample["sampler_logprob"], gap), high=limit, along=TENTHS)
+    return Reading(low, sick, int(sample.rows.steps[0]), worst, words, curve)
 
 
 @rule(
-    row=30,
+    number=30,
     needs=["rows.policy_version"],
-    title="Rollouts are learned from long after they were sampled",
-    cause="A tenth of the rollouts is at least {seen} steps old when it is learned from.",
-    healthy="age of the oldest tenth of the rollouts, in steps: at most 8",
+    title="Rollouts are too old when they are learned from",
+    cause="A tenth of the rollouts is at least {seen} steps old when the policy learns from them.",
+    healthy="age of the oldest tenth of the rollouts, in steps: at most {limit}",
     fix="a shorter queue between sampling and training",
     source="prime-rl's default",
     explains=["clip-fraction-high", "update-kl-large", "negative-kl", *MISMATCH],
 )
-def too_off_policy(data: RunData) -> Reading | None:
+def too_off_policy(data: RunData, *, limit: float = 8.0) -> Reading | None:
     age = data.rows.step - data.rows["policy_version"]
-    age = np.where(np.isfinite(age), age, np.nan)
-    if np.isnan(age).all():
+    points = data.rows.by_step(age, lambda values: np.quantile(values, 0.9))
+    if not len(points):
         return None
-    points = data.rows.by_step(age, lambda values: float(np.quantile(values, 0.9)))
     # The age grows from the first steps on, long before it exceeds the limit.
-    first = since(points, points.value > 1, 3) if since(points, points.value > 8, 3) is not None else None
-    return Reading(
-        points.last(),
-        first is not None,
-        first,
-        data.step_evidence([first]),
-        curve=Curve(points, 0.0, 8.0),
-    )
+    first = since(points, points.value > 1, 3) if since(points, points.value > limit, 3) is not None else None
+    curve = Curve(points, 0.0, limit)
+    return Reading(points.last(), first is not None, first, data.step_evidence([first]), curve=curve)
 
 
 @rule(
-    row=31,
+    number=31,
     needs=["tokens.sampler_logprob", "tokens.logprob"],
     title="Sampler and trainer compute in different precision",
-    cause="From the first step the probabilities of sampler and trainer correlate at {seen} only, off equally in both "
-    "directions: rounding, most often in the output layer.",
-    healthy="correlation of the probabilities at the first step: above 0.99, or off to one side",
+    cause="From the first step on, the probabilities of sampler and trainer have a correlation of only {seen}, with "
+    "errors in both directions alike: rounding, most often in the output layer.",
+    healthy="correlation of the probabilities at the first step: above {limit}, or errors in one direction only",
     fix="compute the output layer (lm_head) in float32 on both sides; float16 instead of bfloat16",
     source="MiniMax-M1 2506.13585; 2510.26788",
     explains=["sampler-mismatch", "mismatch-rare-tokens"],
 )
-def precision_noise(data: RunData) -> Reading | None:
+def precision_noise(data: RunData, *, limit: float = 0.99) -> Reading | None:
     sample = data.sample
     mine = sample.trained & (sample.step == sample.rows.steps[0]) & np.isfinite(sample["sampler_gap"])
     if mine.sum() < 100:
@@ -272,12 +233,11 @@ def precision_noise(data: RunData) -> Reading | None:
         return None
     found = float(np.corrcoef(ours, theirs)[0, 1])
     balance = float(np.mean(sample["sampler_gap"][mine] > 0))
-    sick = found < 0.99 and 0.25 < balance < 0.75
+    sick = found < limit and 0.25 < balance < 0.75
     off = np.full(len(sample), np.nan)
     off[mine] = np.abs(ours - theirs)
-    return Reading(
-        found, sick, int(sample.rows.steps[0]), sample.worst(off), curve=Curve(_correlation(sample), low=0.99)
-    )
+    curve = Curve(_correlation(sample), low=limit)
+    return Reading(found, sick, int(sample.rows.steps[0]), sample.worst(off), curve=curve)
 
 
 def _correlation(sample: Sample) -> Series:
@@ -289,19 +249,19 @@ def _correlation(sample: Sample) -> Series:
 
 
 @rule(
-    row=9,
+    number=9,
     needs=["tokens.sampler_logprob", "tokens.logprob"],
     severity="error",
-    title="Responses are tokenised anew between sampling and training",
-    cause="In {seen} of the responses sampler and trainer agree up to some token and disagree wildly from there on: "
-    "text was handed over, and tokenised anew it became other tokens.",
-    healthy="share of responses that agree to 0.1 nats up to a token and differ by more than 1 nat after it: below 1 "
-    "%, or hardly any that agree to the end",
-    fix="hand token ids from the sampler to the trainer, never text",
+    title="Responses are tokenised again between sampling and training",
+    cause="In {seen} of the responses, sampler and trainer agree up to some token and disagree strongly from there on: "
+    "text was passed instead of token ids, and tokenising it again gave other tokens.",
+    healthy="share of responses that agree to {near} nats up to a token and differ by more than {far} nat after it: "
+    "below {limit}, or hardly any response that agrees to the end",
+    fix="pass token ids from the sampler to the trainer, never text",
     source="vLLM blog, Agent Lightning (2025)",
     explains=["sampler-mismatch", "mismatch-tail", "mismatch-rare-tokens"],
 )
-def retokenised(data: RunData) -> Reading | None:
+def retokenised(data: RunData, *, limit: float = Share(0.01), near: float = 0.1, far: float = 1.0) -> Reading | None:
     sample = data.sample
     found, looked, agree = [], 0, 0
     for line, values in _responses(sample, _gap(sample)):
@@ -309,23 +269,18 @@ def retokenised(data: RunData) -> Reading | None:
         if len(values) < 8:
             continue
         looked += 1
-        agree += values.max() < 0.1
-        jump = int(np.argmax(values > 1.0)) if (values > 1.0).any() else 0
-        if jump >= 2 and values[:jump].max() < 0.1 and len(values) - jump >= 3 and np.median(values[jump:]) > 0.5:
+        agree += values.max() < near
+        jump = int(np.argmax(values > far)) if (values > far).any() else 0
+        if jump >= 2 and values[:jump].max() < near and len(values) - jump >= 3 and np.median(values[jump:]) > 0.5:
             found.append(line)
     if not looked:
         return None
-    share = len(found) / looked
+    share = Share(len(found) / looked)
     # If hardly any response agrees throughout, the two policies differ, and tokenisation is not the cause.
-    sick = share > 0.01 and len(found) >= 3 and agree > 0.5 * looked
-    rows = np.array(found, np.int64)
-    return Reading(
-        Share(share),
-        sick,
-        earliest(sample.rows.step[rows]),
-        sample.evidence(rows),
-        curve=Curve(sample.rows.by_step(np.isin(np.arange(len(sample.rows)), rows).astype(float)), high=0.01),
-    )
+    sick = share > limit and len(found) >= 3 and agree > 0.5 * looked
+    wrong = np.isin(np.arange(len(sample.rows)), found)
+    curve = Curve(sample.rows.by_step(wrong.astype(float)), high=limit)
+    return Reading(share, sick, earliest(sample.rows.step[wrong]), sample.rows.evidence(found), curve=curve)
 
 
 def _responses(sample: Sample, values: Array) -> list[tuple[int, Array]]:

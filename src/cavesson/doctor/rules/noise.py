@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Phrase, Reading, Share, Words
-from cavesson.doctor.groups import within
+from cavesson.doctor.finding import Phrase, Reading, Share
+from cavesson.doctor.groups import mean_of, within
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
@@ -15,40 +15,39 @@ from cavesson.doctor.rules.pattern import PIECES
 from cavesson.doctor.series import Array
 
 WORDS = 40
-"""The most frequent words, which are looked for in each response."""
-LEAST_ROLLOUTS = 400
-LEAST_VALUES = 20
-"""Different rewards: of a verifier, which knows two or three, words tell nothing anyway."""
-MOST_ROLLOUTS = 2000
+"""Number of the most frequent words that are searched for in each response."""
+MIN_ROLLOUTS = 400
+MIN_VALUES = 20
+"""Different rewards: words cannot predict the reward of a verifier that has only two or three."""
+MAX_ROLLOUTS = 2000
 
 
 @rule(
-    row=48,
+    number=48,
     needs=["rows.reward", "rows.response"],
-    least_steps=5,
+    min_steps=5,
     severity="error",
-    title="The reward has nothing to do with the response",
-    cause="{what}: the scores are shuffled among the responses, or are noise. The variance that is left is {seen} of "
+    title="The reward is unrelated to the response",
+    cause="{what}: the scores are shuffled among the responses, or are noise. The unexplained variance is {seen} of "
     "the whole.",
-    healthy="share of the reward's variance that is left among equal responses to a prompt: below 50 %; or, where the "
-    "policy moves and the reward does not rise, that length and words do not explain: below 98 %",
-    fix="check the order in which scores come back; cavesson check examines the reward model on pairs",
+    healthy="share of the reward's variance that is left among equal responses to a prompt: below {equals}; or, if the "
+    "policy changes and the reward does not rise, share that length and words do not explain: below {others}",
+    fix="check the order in which scores come back; cavesson check tests the reward model on pairs",
     source="StackLLaMA; Secrets of RLHF II 2401.06080; own statistic",
     explains=["reward-falls", "kl-flat", "kl-explosion", *CRITIC],
 )
-def reward_is_noise(data: RunData) -> Reading | None:
+def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float = Share(0.98)) -> Reading | None:
     rows = data.sample.rows
     reward = _trimmed(within(rows, rows["reward"]))
     left, places = _left_among_equals(rows)
-    what, sick = "Equal responses to the same prompt differ in reward", left > 0.5
+    what, sick = "Equal responses to the same prompt get different rewards", left > equals
     if np.isnan(left):
         left, places = _left_by_words(rows, reward), np.arange(3)
-        what = "The policy moves and earns no more, and neither length nor words of a response tell its reward"
-        sick = left > 0.98 and _moves_in_vain(data)
+        what = "The policy changes but the reward does not rise, and neither length nor words of a response predict it"
+        sick = left > others and _moves_in_vain(data)
     if np.isnan(left):
         return None
-    words: Words = {"what": Phrase(what)}
-    return Reading(Share(left), sick, int(rows.steps[0]), data.sample.evidence(places), words)
+    return Reading(Share(left), sick, int(rows.steps[0]), rows.evidence(places), {"what": Phrase(what)})
 
 
 def _trimmed(reward: Array) -> Array:
@@ -79,12 +78,12 @@ def _left_beside(reward: Array, among: Array, keys: Array) -> tuple[float, Array
     pairs = len(there) - len(np.unique(equal))
     if pairs < 20:
         return float("nan"), there[:0]
-    values = _trimmed(reward[there] - _mean_of(among, reward[there]))
-    inside = np.sum((values - _mean_of(equal, values)) ** 2) / pairs
-    whole = np.sum((values - _mean_of(among, values)) ** 2) / (len(there) - len(np.unique(among)))
+    values = _trimmed(reward[there] - mean_of(among, reward[there]))
+    inside = np.sum((values - mean_of(equal, values)) ** 2) / pairs
+    whole = np.sum((values - mean_of(among, values)) ** 2) / (len(there) - len(np.unique(among)))
     if whole < 1e-10:
         return float("nan"), there[:0]
-    most = equal[np.argmax(np.abs(values - _mean_of(equal, values)))]
+    most = equal[np.argmax(np.abs(values - mean_of(equal, values)))]
     # Repeated responses can vary more than the others; the share is then 1.
     return min(1.0, float(inside / whole)), there[equal == most]
 
@@ -94,20 +93,15 @@ def _numbered(texts: list[str | None]) -> Array:
     return np.array([known.setdefault(text, len(known)) for text in texts], np.int64)
 
 
-def _mean_of(key: Array, values: Array) -> Array:
-    """Return [n] the mean of the values with the same key."""
-    return np.asarray((np.bincount(key, values) / np.maximum(np.bincount(key), 1))[key])
-
-
 def _left_by_words(rows: Rows, reward: Array) -> float:
     """Return the share of variance that a linear fit on length and words leaves, on rollouts that were not fitted.
 
     Only the first half of the steps is used, in which responses still differ.
     """
     first = np.flatnonzero((rows.step <= np.median(rows.steps)) & np.isfinite(reward))
-    first = first[np.linspace(0, len(first) - 1, min(len(first), MOST_ROLLOUTS)).astype(int)]
+    first = first[np.linspace(0, len(first) - 1, min(len(first), MAX_ROLLOUTS)).astype(int)]
     different = len(np.unique(rows["reward"][first]))
-    if len(first) < LEAST_ROLLOUTS or different < LEAST_VALUES or np.var(reward[first]) < 1e-10:
+    if len(first) < MIN_ROLLOUTS or different < MIN_VALUES or np.var(reward[first]) < 1e-10:
         return float("nan")
     responses = rows.texts("response")
     words = [PIECES.findall((responses[i] or "").lower()) for i in first]

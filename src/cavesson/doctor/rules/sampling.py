@@ -67,15 +67,15 @@ def surprise_gap(sample: Sample) -> tuple[float, float] | None:
 
 
 @rule(
-    row=13,
+    number=13,
     needs=["tokens.logprob", "tokens.entropy|tokens.sampler_logprob"],
     severity="error",
-    title="Responses are drawn from a filtered distribution but scored by the full one",
-    cause="top-k or top-p cut off the tail while sampling{setting}, and the trainer scores without the cut: sampled "
-    "tokens are {gap} nats per token likelier than they should be on average. The KL estimate falls below the truth, "
-    "even below 0.",
-    healthy="log π − log π_sampler of the sampled tokens, or surprise (−log π) − entropy where the sampler's is not "
-    "recorded, in nats per token: 0 within its noise",
+    title="Responses are sampled from a filtered distribution but scored with the full one",
+    cause="top-k or top-p cut off the tail during sampling{setting}, but the trainer scores without the cut: sampled "
+    "tokens are {gap} nats per token more likely than they should be on average. The KL estimate falls below the true "
+    "value, even below 0.",
+    healthy="log π − log π_sampler of the sampled tokens, or surprise (−log π) − entropy if the sampler's "
+    "log-probabilities are not recorded, in nats per token: 0 within its noise",
     fix="sampling.top_k = 0 and sampling.top_p = 1.0",
     source="TRL's How-to-train FAQ; The N implementation details of RLHF with PPO; ms-swift issue 8442; TRL issue 6945",
     explains=["negative-kl", "kl-explosion", "kl-in-few-tokens", "entropy-collapse", "distinct-collapse", "echo-trap",
@@ -93,25 +93,12 @@ def filtered_sampling(data: RunData) -> Reading | None:
         seen = gap[0]
     else:
         return None
-    filters = [
-        f"{name} = {value}"
-        for name in ("top_k", "top_p")
-        if (value := data.setting(f"config.sampling.{name}")) not in (None, 0, 1, 1.0)
-    ]
+    settings = {name: data.setting(f"config.sampling.{name}") for name in ("top_k", "top_p")}
+    filters = [f"{name} = {value}" for name, value in settings.items() if value not in (None, 0, 1)]
     words: Words = {"gap": abs(seen), "setting": f" ({', '.join(filters)})" if filters else ""}
-    return Reading(
-        seen,
-        sick,
-        int(sample.rows.steps[0]),
-        sample.evidence(np.arange(len(sample.rows))),
-        words,
-        curve=Curve(
-            sample.mean_by_step(-sample["logprob"] - sample["entropy"]),
-            0.0,
-            0.0,
-            Phrase("surprise (−log π) − entropy, in nats per token"),
-        ),
-    )
+    points = sample.mean_by_step(-sample["logprob"] - sample["entropy"])
+    curve = Curve(points, 0.0, 0.0, Phrase("surprise (−log π) − entropy, in nats per token"))
+    return Reading(seen, sick, int(sample.rows.steps[0]), sample.rows.evidence(range(len(sample.rows))), words, curve)
 
 
 def fitted_temperature(sample: Sample) -> tuple[float, float] | None:
@@ -131,19 +118,20 @@ def fitted_temperature(sample: Sample) -> tuple[float, float] | None:
 
 
 @rule(
-    row=14,
+    number=14,
     needs=["tokens.logprob", "tokens.sampler_logprob|info.config.sampling.temperature", "tokens.entropy"],
     severity="error",
-    title="The temperature of sampling is missing in the scores",
-    cause="Responses are sampled at temperature {temperature} but scored at 1: sampler and trainer speak of different "
-    "distributions, so the ratio and the KL estimate are of neither.",
-    healthy="temperature that turns the trainer's log-probabilities into the sampler's, if one does: 0.98 to 1.02",
-    fix="sampling.temperature = 1.0, or divide the logits by the temperature when scoring too",
+    title="The sampling temperature is missing in the scores",
+    cause="Responses are sampled at temperature {temperature} but scored at 1: sampler and trainer use different "
+    "distributions, so the ratio and the KL estimate are right for neither.",
+    healthy="temperature that turns the trainer's log-probabilities into the sampler's, if there is one: {low} to "
+    "{high}",
+    fix="sampling.temperature = 1.0, or divide the logits by the temperature when scoring as well",
     source="The N implementation details of RLHF with PPO; TRL issue 4159",
     explains=["negative-kl", "kl-explosion", "ratio-not-one", "filtered-sampling", "likelihood-displacement",
               *MISMATCH],
 )  # fmt: skip
-def temperature_missing(data: RunData) -> Reading | None:
+def temperature_missing(data: RunData, *, low: float = 0.98, high: float = 1.02) -> Reading | None:
     sample, found, fitted = data.sample, shift(data, data.sample), fitted_temperature(data.sample)
     gap = surprise_gap(sample)
     if found is None or fitted is None or gap is None:
@@ -151,22 +139,13 @@ def temperature_missing(data: RunData) -> Reading | None:
     temperature, worth = fitted
     # Different weights shift tokens regardless of probability; surprise − entropy must have the matching sign as well.
     agrees = (gap[0] < -3 * gap[1]) if temperature < 1 else (gap[0] > 3 * gap[1])
-    off = abs(temperature - 1) > 0.02 and 1 / 3 < temperature < 3 and worth > 0.3
+    off = not low <= temperature <= high and 1 / 3 < temperature < 3 and worth > 0.3
     sick = off and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees)
-    return Reading(
-        temperature,
-        sick,
-        int(sample.rows.steps[0]),
-        sample.evidence(np.arange(len(sample.rows))),
-        {"temperature": temperature},
-        curve=Curve(
-            by_tenth(sample["logprob"], -sample["sampler_gap"]),
-            0.0,
-            0.0,
-            Phrase("log π_sampler − log π, mean over each tenth of the tokens"),
-            TENTHS,
-        ),
-    )
+    name = Phrase("log π_sampler − log π, mean over each tenth of the tokens")
+    curve = Curve(by_tenth(sample["logprob"], -sample["sampler_gap"]), 0.0, 0.0, name, TENTHS)
+    evidence = sample.rows.evidence(range(len(sample.rows)))
+    words = {"temperature": temperature}
+    return Reading(temperature, sick, int(sample.rows.steps[0]), evidence, words, curve)
 
 
 def banned_until(data: RunData) -> int | None:
@@ -189,20 +168,20 @@ def banned_until(data: RunData) -> int | None:
 
 
 @rule(
-    row=15,
+    number=15,
     needs=["tokens.logprob", "rows.length"],
     severity="error",
     title="Responses are not allowed to end early",
-    cause="No response is shorter than {least} tokens, {pile} of them end exactly there{setting}: the end token is "
-    "forbidden while sampling but scored as if it were allowed. Each forbidden end makes the KL estimate too low.",
-    healthy="responses that end at the smallest length, per response at the next lengths: below 3; more, where the "
-    "settings forbid no end",
+    cause="No response is shorter than {least} tokens, and {pile} of them end exactly there{setting}: the end token is "
+    "forbidden during sampling but scored as if it were allowed. Each forbidden end lowers the KL estimate.",
+    healthy="responses that end at the smallest length, relative to the next lengths: below {limit}; more if the "
+    "settings do not forbid an early end",
     fix="sampling.min_new_tokens = 0; to get longer responses, reward their length",
     source="TRL's How-to-train FAQ (min_length = -1); StackLLaMA",
     explains=["negative-kl", "kl-explosion", "filtered-sampling", "kl-in-few-tokens", "likelihood-displacement",
               *MISMATCH],
 )  # fmt: skip
-def end_forbidden(data: RunData) -> Reading | None:
+def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     sample = data.sample
     length = sample.rows["length"]
     known = length[np.isfinite(length) & (length > 0)].astype(int)
@@ -215,35 +194,27 @@ def end_forbidden(data: RunData) -> Reading | None:
     until = banned_until(data)
     asked = data.setting("config.sampling.min_new_tokens")
     # Texts of a fixed form also share a length, so this criterion counts only if the settings do not exclude a minimum.
-    piled = least >= 3 and longest > least + 3 and pile > 3 and counts[least] >= 8
+    piled = least >= 3 and longest > least + 3 and pile > limit and counts[least] >= 8
     sick = (until is not None and until >= 2) or (piled and asked != 0)
     words: Words = {
         "least": least,
         "pile": Share(counts[least] / len(known)),
         "setting": f" (min_new_tokens = {asked})" if asked else "",
     }
-    return Reading(
-        pile,
-        sick,
-        int(sample.rows.steps[0]),
-        sample.evidence(np.flatnonzero(length == least)),
-        words,
-        curve=Curve(
-            Series(np.arange(longest + 1), counts),
-            name=Phrase("responses of each length"),
-            along=Phrase("length in tokens"),
-        ),
-    )
+    points = Series(np.arange(longest + 1), counts)
+    curve = Curve(points, name=Phrase("responses of each length"), along=Phrase("length in tokens"))
+    evidence = sample.rows.evidence(np.flatnonzero(length == least))
+    return Reading(pile, sick, int(sample.rows.steps[0]), evidence, words, curve)
 
 
 @rule(
-    row=16,
+    number=16,
     needs=["tokens.mask", "tokens.logprob", "tokens.ref_logprob", "steps.kl/objective"],
     severity="error",
-    title="Padding counts in the KL",
-    cause="The logged KL is not that of the responses' own tokens (median {own} nats per response); it is what comes "
-    "out when tokens that the mask leaves out are counted too ({all}).",
-    healthy="logged KL − KL of the tokens that count, in nats per response: 0",
+    title="Padding is counted in the KL",
+    cause="The logged KL is not that of the responses' own tokens (median {own} nats per response); it is the value "
+    "that results when masked tokens are counted too ({all}).",
+    healthy="logged KL − KL of the trained tokens, in nats per response: 0",
     fix="sum over the response's mask only; give left-padded prompts position ids that start at their first token",
     source="StackLLaMA; The N implementation details of RLHF with PPO",
     explains=["negative-kl", "kl-explosion", "reward-accounting", "unknown-estimate"],
@@ -252,22 +223,15 @@ def padding_counted(data: RunData) -> Reading | None:
     sample = data.sample
     if len(sample.rows) < len(data.rows) or sample.trained.all():
         return None  # only a sample of the rollouts is available, or no masked tokens were recorded
-    values = np.nan_to_num(sample["log_ratio"])
+    values = np.nan_to_num(sample["kl_k1"])
     own = np.bincount(sample.line, np.where(sample.trained, values, 0.0), len(sample.rows))
     everything = np.bincount(sample.line, values, len(sample.rows))
-    ours, whole, logged = together(
-        sample.rows.by_step(own), sample.rows.by_step(everything), data.metric("kl/objective")
-    )
-    away, near = np.abs(logged.value - ours.value), np.abs(logged.value - whole.value)
-    seen = float(np.median(logged.value - ours.value))
-    sick = float(np.median(away)) > 0.05 and float(np.median(near)) < 0.1 * float(np.median(away))
-    words: Words = {"own": float(np.median(ours.value)), "all": float(np.median(whole.value))}
-    outside = np.flatnonzero(~sample.trained & (np.abs(values) > 0.01))
-    return Reading(
-        seen,
-        sick,
-        int(sample.rows.steps[0]),
-        sample.spans(outside),
-        words,
-        curve=Curve(Series(logged.step, logged.value - ours.value), 0.0, 0.0),
-    )
+    by_step = (sample.rows.by_step(own), sample.rows.by_step(everything), data.metric("kl/objective"))
+    ours, whole, logged = together(*by_step)
+    off = logged.value - ours.value
+    away, near = float(np.median(np.abs(off))), float(np.median(np.abs(logged.value - whole.value)))
+    sick = away > 0.05 and near < 0.1 * away
+    words = {"own": float(np.median(ours.value)), "all": float(np.median(whole.value))}
+    outside = sample.spans(np.flatnonzero(~sample.trained & (np.abs(values) > 0.01)))
+    curve = Curve(Series(logged.step, off), 0.0, 0.0)
+    return Reading(float(np.median(off)), sick, int(sample.rows.steps[0]), outside, words, curve)

@@ -6,24 +6,24 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import groups, repeated
 from cavesson.doctor.rule import rule
-from cavesson.doctor.series import Series, since, smoothed
+from cavesson.doctor.series import Series, mean_by_step, since, smoothed
 
 ENDED = frozenset(["eos", "stop"])
 ABORTED = frozenset(["abort", "aborted", "error", "failed", "timeout", "cancelled"])
 
 
 @rule(
-    row=68,
+    number=68,
     needs=["rows.response"],
-    title="Rollouts fail or come back empty",
-    cause="{seen} of the rollouts are empty or were aborted: the environment or the sampler drops them, and what is "
-    "left is another distribution.",
-    healthy="share of empty or aborted rollouts over several steps: below 5 %",
-    fix="look at the sampler's and the environment's log at these steps; retry instead of recording nothing",
+    title="Rollouts fail or are empty",
+    cause="{seen} of the rollouts are empty or were aborted: the environment or the sampler drops them, and the "
+    "remaining ones have a different distribution.",
+    healthy="share of empty or aborted rollouts over several steps: below {limit}",
+    fix="check the logs of the sampler and the environment at these steps; retry instead of recording empty responses",
     source="prime-rl; miles",
     explains=["reward-falls", "length-collapse", "zero-variance-groups", "zero-gradient"],
 )
-def rollouts_fail(data: RunData) -> Reading | None:
+def rollouts_fail(data: RunData, *, limit: float = Share(0.05)) -> Reading | None:
     rows = data.sample.rows
     empty = np.array([not (text or "").strip() for text in rows.texts("response")])
     if rows.has("finish_reason"):
@@ -32,65 +32,53 @@ def rollouts_fail(data: RunData) -> Reading | None:
         empty &= ~(np.isin(reasons, list(ENDED)) & (rows["length"] <= 1))
         empty |= np.isin(reasons, list(ABORTED))
     points = rows.by_step(empty.astype(float))
-    smooth = smoothed(points)
-    first = since(smooth, smooth.value > 0.05, min(5, len(points)))
-    seen = float(points.value[points.step >= first].mean()) if first is not None else float(points.value.mean())
-    return Reading(
-        Share(seen),
-        first is not None,
-        first,
-        data.sample.evidence(np.flatnonzero(empty)),
-        curve=Curve(points, high=0.05),
-    )
+    first = since(points, smoothed(points).value > limit, min(5, len(points)))
+    seen = Share(points.after(first).value.mean())
+    evidence = rows.evidence(np.flatnonzero(empty))
+    return Reading(seen, first is not None, first, evidence, curve=Curve(points, high=limit))
 
 
 @rule(
-    row=69,
+    number=69,
     needs=["rows.reward", "rows.group"],
-    least_steps=10,
+    min_steps=10,
     algorithms=["grpo", "rloo"],
     title="The prompts are exhausted",
-    cause="In {share} of the groups every response now gets the best reward, {before} at the start: the prompts have "
-    "nothing left to teach.",
-    healthy="share of groups in which all responses get the highest reward: below 50 %, or less than 20 % above its "
-    "start",
-    fix="fresh or harder prompts; grpo.resample leaves such groups out",
+    cause="In {share} of the groups every response now gets the highest reward ({before} at the start): these prompts "
+    "have nothing left to teach.",
+    healthy="share of groups in which all responses get the highest reward: below {limit}, or less than {growth} above "
+    "its start",
+    fix="use new or harder prompts; grpo.resample leaves such groups out",
     source="DAPO 2503.14476",
     explains=["zero-variance-groups", "zero-gradient", "kl-flat"],
     severity="note",
 )
-def prompts_exhausted(data: RunData) -> Reading | None:
+def prompts_exhausted(data: RunData, *, limit: float = Share(0.5), growth: float = Share(0.2)) -> Reading | None:
     step, _, mean, sd = groups(data.rows, data.rows["reward"])
     if len(step) < 20 or not repeated(data.rows):
         return None
     best = float(np.nanmax(data.rows["reward"]))
-    solved = ((sd < 1e-9) & (mean >= best - 1e-9)).astype(float)
-    steps, where = np.unique(step, return_inverse=True)
-    points = Series(steps, np.bincount(where, solved) / np.bincount(where))
-    before = points.first()
-    first = since(smoothed(points), smoothed(points).value > max(0.5, before + 0.2), 4)
-    return Reading(
-        Share(points.last()),
-        first is not None,
-        first,
-        data.step_evidence([first]),
-        {"share": Share(points.last()), "before": Share(before)},
-        curve=Curve(points, high=max(0.5, before + 0.2)),
-    )
+    points = mean_by_step(step, (sd < 1e-9) & (mean >= best - 1e-9))
+    share, before = Share(points.last()), Share(points.first())
+    high = max(limit, before + growth)
+    first = since(points, smoothed(points).value > high, 4)
+    words = {"share": share, "before": before}
+    curve = Curve(points, high=high)
+    return Reading(share, first is not None, first, data.step_evidence([first]), words, curve)
 
 
 @rule(
-    row=70,
+    number=70,
     needs=["steps.time/total|steps.time/step"],
-    least_steps=10,
+    min_steps=10,
     title="Steps stall",
-    cause="The slowest step took {seen} times the usual ({seconds} s), most of it in {phase}.",
-    healthy="time of a step / median of the steps: below 6; steps of less than 5 s do not count",
-    fix="look for a straggler: one long response, a swapping machine, a slow reward service",
+    cause="The slowest step took {seen} times as long as usual ({seconds} s), most of it in {phase}.",
+    healthy="time of a step / median of the steps: below {limit}; steps under {shortest} s do not count",
+    fix="look for a straggler: one long response, a machine that swaps, a slow reward service",
     source="miles; rlprobe",
     severity="note",
 )
-def stalls(data: RunData) -> Reading | None:
+def stalls(data: RunData, *, limit: float = 6.0, shortest: float = 5.0) -> Reading | None:
     points = data.metric("time/total") if data.has("steps.time/total") else data.metric("time/step")
     later = points.where(points.step > points.step[0])  # the first step includes warm-up
     if len(later) < 9:
@@ -98,17 +86,11 @@ def stalls(data: RunData) -> Reading | None:
     over = later.value / np.median(later.value)
     worst = int(np.argmax(over))
     # Short steps vary due to noise of the machine alone.
-    sick = bool(over[worst] > 6 and later.value[worst] > 5)
+    sick = bool(over[worst] > limit and later.value[worst] > shortest)
     step = int(later.step[worst])
     words: Words = {"seconds": float(later.value[worst]), "phase": _slowest_phase(data, step)}
-    return Reading(
-        float(over[worst]),
-        sick,
-        step,
-        data.step_evidence([step]),
-        words,
-        curve=Curve(Series(later.step, over), high=6.0),
-    )
+    curve = Curve(Series(later.step, over), high=limit)
+    return Reading(float(over[worst]), sick, step, data.step_evidence([step]), words, curve)
 
 
 def _slowest_phase(data: RunData, step: int) -> str:

@@ -4,26 +4,26 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
-from cavesson.doctor.kl import penalty
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
+from cavesson.doctor.rules.kl import penalty
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, earliest, slope_by_step
 
 
 @rule(
-    row=5,
+    number=5,
     needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
     severity="error",
     title="The KL penalty has the wrong sign or size",
-    cause="Away from its end, a response's token reward is −β·KL. Regressed on the recorded log-ratios it gives "
-    "β = {found}, while the run's β is {beta}{flipped}.",
-    healthy="β from the token rewards divided by the β of the run: 0.95 to 1.05",
+    cause="Except on its last token, a response's token reward is −β·KL. Regressed on the recorded log-ratios, it "
+    "gives β = {found}, while the run's β is {beta}{flipped}.",
+    healthy="β from the token rewards divided by the β of the run: {low} to {high}",
     fix="compute the penalty as −β·(log π − log π_ref) on the response's own tokens; test it on two tokens by hand",
     source="OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences); Schulman, Approximating KL divergence",
     explains=["kl-explosion", "reward-accounting", "negative-kl", "kl-flat", *RUNAWAY],
 )
-def penalty_wrong(data: RunData) -> Reading | None:
+def penalty_wrong(data: RunData, *, low: float = 0.95, high: float = 1.05) -> Reading | None:
     sample = data.sample
     spent = penalty(data, sample)
     coef = sample.rows["kl_coef"][sample.line]
@@ -32,13 +32,14 @@ def penalty_wrong(data: RunData) -> Reading | None:
         return None
     expected, seen = (coef * spent)[inner], sample["token_reward"][inner]
     found = -float(np.median(_slopes(expected, seen)))
-    sick = abs(found - 1) > 0.05
     beta = float(np.median(coef[inner]))
-    flipped = Phrase(": the sign is flipped, the policy is paid for leaving the reference" if found < 0 else "")
+    flipped = Phrase(
+        ": the sign is flipped, so the policy is rewarded for moving away from the reference" if found < 0 else ""
+    )
     worst = sample.worst(np.where(inner, np.abs(sample["token_reward"] + coef * spent), np.nan))
     words: Words = {"found": found * beta, "beta": beta, "flipped": flipped}
-    curve = Curve(slope_by_step(sample.step[inner], expected, -seen), 0.95, 1.05)
-    return Reading(found, sick, int(sample.rows.steps[0]), worst, words, curve=curve)
+    curve = Curve(slope_by_step(sample.step[inner], expected, -seen), low, high)
+    return Reading(found, not low <= found <= high, int(sample.rows.steps[0]), worst, words, curve)
 
 
 def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
@@ -53,19 +54,19 @@ def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
 
 
 @rule(
-    row=6,
+    number=6,
     needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
     severity="error",
-    title="The reward stands on the wrong token",
-    cause="What is left of the token rewards without the KL penalty is the score, and it belongs on the last token of "
-    "the response. In {seen} of the responses it stands elsewhere: the score is put at the first padding or first end "
-    "token, or an index is off by one.",
-    healthy="share of responses whose score stands elsewhere than on the last token: 0, at most 3 %",
+    title="The reward is on the wrong token",
+    cause="The token rewards without the KL penalty are the score, which belongs on the last token of the response. In "
+    "{seen} of the responses it is elsewhere: on the first padding token or the first end token, or an index is off "
+    "by one.",
+    healthy="share of responses whose score is not on the last token: 0, at most {limit}",
     fix="put the score at the index of the last token that the mask keeps",
     source="The N implementation details of RLHF with PPO (the reward model's index)",
     explains=["reward-accounting", "penalty-wrong", *CRITIC],
 )
-def reward_position(data: RunData) -> Reading | None:
+def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | None:
     sample = data.sample
     if data.setting("config.ppo.whiten_rewards"):
         return None  # whitening changes all token rewards
@@ -80,15 +81,10 @@ def reward_position(data: RunData) -> Reading | None:
     there = np.unique(sample.line[clear & sample.last])
     if not len(there):
         return None
-    wrong = np.unique(sample.line[elsewhere])
-    share = len(wrong) / len(there)
-    return Reading(
-        Share(share),
-        share > 0.03,
-        earliest(sample.rows.step[wrong]),
-        sample.spans(elsewhere),
-        curve=Curve(sample.rows.by_step(np.isin(np.arange(len(sample.rows)), wrong).astype(float)), high=0.03),
-    )
+    wrong = np.isin(np.arange(len(sample.rows)), sample.line[elsewhere])
+    share = Share(wrong.sum() / len(there))
+    curve = Curve(sample.rows.by_step(wrong.astype(float)), high=limit)
+    return Reading(share, share > limit, earliest(sample.rows.step[wrong]), sample.spans(elsewhere), curve=curve)
 
 
 def _without_penalty(data: RunData, sample: Sample) -> Array:
@@ -103,18 +99,19 @@ def _score(sample: Sample) -> Array:
 
 
 @rule(
-    row=7,
+    number=7,
     needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
     severity="error",
     title="The token rewards do not add up to the reward",
-    cause="The token rewards of a response should add up to its reward − β·KL. In {seen} of the responses they miss "
-    "it, by {size} in the median: something clips, scales, whitens or drops a part without being recorded.",
-    healthy="share of responses whose token rewards miss reward − β·KL by more than 1 % of its size: below 2 %",
-    fix="record what shapes the reward (`shaped_reward`), or take the hidden step out",
+    cause="The token rewards of a response should add up to its reward − β·KL. In {seen} of the responses they do not, "
+    "by {size} in the median: an unrecorded step clips, scales, whitens or drops a part.",
+    healthy="share of responses whose token rewards differ from reward − β·KL by more than {tolerance} of its size: "
+    "below {limit}",
+    fix="record the shaped reward (`shaped_reward`), or remove the hidden step",
     source="own identity",
     explains=CRITIC,
 )
-def reward_accounting(data: RunData) -> Reading | None:
+def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: float = Share(0.01)) -> Reading | None:
     sample = data.sample
     if data.setting("config.ppo.whiten_rewards"):
         return None
@@ -124,16 +121,9 @@ def reward_accounting(data: RunData) -> Reading | None:
     if not there.any():
         return None
     miss = np.abs(total - score) / (np.abs(score) + 1)
-    wrong = there & (miss > 0.01)
-    share = float(wrong.sum() / there.sum())
-    sick = share > 0.02
-    words: Words = {"size": float(np.median(np.abs(total - score)[wrong])) if wrong.any() else 0.0}
-    worst = np.flatnonzero(wrong)[np.argsort(-miss[wrong])]
-    return Reading(
-        Share(share),
-        sick,
-        earliest(sample.rows.step[wrong]),
-        sample.evidence(worst),
-        words,
-        curve=Curve(sample.rows.by_step(wrong.astype(float)), high=0.02),
-    )
+    wrong = there & (miss > tolerance)
+    share = Share(wrong.sum() / there.sum())
+    words = {"size": float(np.median(np.abs(total - score)[wrong])) if wrong.any() else 0.0}
+    worst = sample.rows.evidence(np.flatnonzero(wrong)[np.argsort(-miss[wrong])])
+    curve = Curve(sample.rows.by_step(wrong.astype(float)), high=limit)
+    return Reading(share, share > limit, earliest(sample.rows.step[wrong]), worst, words, curve)

@@ -3,12 +3,12 @@
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Words
+from cavesson.doctor.finding import Curve, Phrase, Reading
+from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, spikes
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, together
-from cavesson.doctor.spikes import spikes
 
 WARM_UP = 0.3
 """Share of the run, at most 20 steps, in which a critic may still be learning."""
@@ -48,15 +48,15 @@ def explained(data: RunData) -> Series:
 
 
 @rule(
-    row=40,
+    number=40,
     needs=["tokens.value", "tokens.token_reward"],
-    least_steps=12,
+    min_steps=12,
     algorithms=["ppo"],
-    title="The critic does not fit",
-    cause="After its warm-up the explained variance of the returns is {seen}; below 0 the critic is worse than their "
-    "mean, and the advantages are noise.",
+    title="The critic does not fit the returns",
+    cause="After its warm-up, the critic's explained variance of the returns is {seen}; below 0 the critic is worse "
+    "than their mean, and the advantages are noise.",
     healthy="explained variance after the first steps: above 0, rising towards 1",
-    fix="a learning rate of its own and some steps of warm-up for the critic; no narrow ppo.value_clip; check returns",
+    fix="a separate learning rate and some steps of warm-up for the critic; a wider ppo.value_clip; check the returns",
     source="Deep RL hacks (Schulman's talk); verl; Andy Jones, Debugging RL",
     explains=["value-constant", "reward-falls", "clip-fraction-high"],
 )
@@ -66,7 +66,7 @@ def value_not_fitting(data: RunData) -> Reading | None:
         return None
     smooth = smoothed(points)
     first = int(points.step[0]) if _learns_something_else(data) else since(smooth, smooth.value < -0.02, 6)
-    evidence = data.step_evidence(points.step[np.argsort(points.value)][:3])
+    evidence = data.step_evidence(points.step[np.argsort(points.value)])
     return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, 0.0, 1.0))
 
 
@@ -81,19 +81,19 @@ def _learns_something_else(data: RunData) -> bool:
 
 
 @rule(
-    row=41,
+    number=41,
     needs=["tokens.value", "tokens.token_reward"],
     severity="error",
     algorithms=["ppo"],
     title="The critic starts far from the returns",
-    cause="At the first step the values are {seen} standard deviations of the returns away from them: a random head, "
-    "or one copied from a reward model with an offset.",
-    healthy="|mean(V − G)| / standard deviation of G at the first step: below 1; more, where all values are near 0",
-    fix="start the value head at zero, or train the critic for some steps before the policy",
+    cause="At the first step, the values are {seen} standard deviations of the returns away from the returns: the "
+    "value head is random, or was copied from a reward model with an offset.",
+    healthy="|mean(V − G)| / standard deviation of G at the first step: below {limit}; more if all values are near 0",
+    fix="initialise the value head with zeros, or train the critic for some steps before the policy",
     source="The N implementation details of RLHF with PPO; VC-PPO 2503.01491",
     explains=["length-collapse", "truncated", *CRITIC],
 )
-def value_start(data: RunData) -> Reading | None:
+def value_start(data: RunData, *, limit: float = 1.0) -> Reading | None:
     sample = data.sample
     if sample.rows.steps[0] > 1:
         return None
@@ -106,27 +106,27 @@ def value_start(data: RunData) -> Reading | None:
     away = float((value - goal)[known].mean() / goal[known].std())
     # A head that outputs zero is off by the mean of the returns, which is not a fault of the head.
     random_head = float(value[known].std() / goal[known].std()) > 0.5 or abs(value[known].mean()) > goal[known].std()
-    sick = abs(away) > 1 and random_head
+    sick = abs(away) > limit and random_head
     distance = sample.mean_by_step((sample["value"] - returns(data, sample)) / goal[known].std())
     name = Phrase("mean(V − G) / standard deviation of G at the first step")
-    evidence = sample.evidence(np.arange(3))
-    return Reading(abs(away), sick, int(sample.rows.steps[0]), evidence, curve=Curve(distance, -1.0, 1.0, name))
+    evidence = sample.rows.evidence(range(3))
+    return Reading(abs(away), sick, int(sample.rows.steps[0]), evidence, curve=Curve(distance, -limit, limit, name))
 
 
 @rule(
-    row=42,
+    number=42,
     needs=["tokens.value", "tokens.token_reward"],
-    least_steps=12,
+    min_steps=12,
     algorithms=["ppo"],
-    title="The critic says the same everywhere",
-    cause="After its warm-up the values vary {seen} times as much as the returns do: the head is dead or cut off from "
-    "the gradient.",
-    healthy="standard deviation of V / of the returns, over these steps: above 0.05",
-    fix="check that the value loss reaches the head (ppo.value_coef, requires_grad) and its learning rate",
+    title="The critic gives the same value everywhere",
+    cause="After its warm-up, the standard deviation of the values is {seen} times that of the returns: the value head "
+    "is dead, or the gradient does not reach it.",
+    healthy="standard deviation of V / of the returns, over these steps: above {limit}",
+    fix="check that the value loss reaches the value head (ppo.value_coef, requires_grad), and its learning rate",
     source="own threshold",
     explains=["value-not-fitting"],
 )
-def value_constant(data: RunData) -> Reading | None:
+def value_constant(data: RunData, *, limit: float = 0.05) -> Reading | None:
     sample = data.sample
     goal, value = returns(data, sample), sample["value"]
     points = _warm(sample.variance_by_step(goal))
@@ -140,45 +140,44 @@ def value_constant(data: RunData) -> Reading | None:
     of_values, of_returns = together(sample.variance_by_step(value), points)
     share = Series(of_values.step, np.sqrt(of_values.value / np.maximum(of_returns.value, 1e-8)))
     evidence = data.step_evidence(points.step[:1])
-    return Reading(found, found < 0.05, int(points.step[0]), evidence, curve=Curve(share, low=0.05))
+    return Reading(found, found < limit, int(points.step[0]), evidence, curve=Curve(share, low=limit))
 
 
 @rule(
-    row=43,
+    number=43,
     needs=["steps.loss/value"],
-    least_steps=10,
+    min_steps=10,
     algorithms=["ppo"],
-    title="The value loss spikes again and again",
-    cause="The value loss is up to {seen} times its median of the steps before, time and again.",
-    healthy="value loss / running median: above 10 in fewer than 4 steps, or less than a tenth of them",
+    title="The value loss spikes repeatedly",
+    cause="The value loss repeatedly reaches up to {seen} times its median of the steps before.",
+    healthy="value loss / running median: above {limit} in fewer than {steps} steps, or in less than {often} of the "
+    "steps",
     fix="normalise or clip the reward (shaping.scale, shaping.clip); do not widen ppo.value_clip",
     source="TRL 0.7.10, logging",
 )
-def value_loss_spike(data: RunData) -> Reading | None:
-    return spikes(data, "loss/value")
+def value_loss_spike(
+    data: RunData, *, limit: float = HIGH, steps: int = MIN_SPIKES, often: float = MIN_SHARE
+) -> Reading | None:
+    return spikes(data, "loss/value", limit, steps, often)
 
 
 @rule(
-    row=44,
+    number=44,
     needs=["info.config.ppo.lam", "rows.length"],
     algorithms=["ppo"],
     title="The reward fades before it reaches the first tokens",
     cause="With γ·λ = {decay} and {length} tokens, {seen} of the reward at the end reaches the first token of a "
     "response.",
-    healthy="(γλ)^length at the median length: above 0.01",
+    healthy="(γλ)^length at the median length: above {limit}",
     fix="ppo.lam = 1 (or a λ that grows with the length), ppo.gamma = 1",
     source="VC-PPO 2503.01491",
 )
-def reward_fades(data: RunData) -> Reading | None:
+def reward_fades(data: RunData, *, limit: float = 0.01) -> Reading | None:
     decay = float(data.setting("config.ppo.gamma", 1.0)) * float(data.setting("config.ppo.lam", 1.0))
     length = float(np.nanmedian(data.rows["length"]))
     left = decay**length
-    words: Words = {"decay": decay, "length": length}
     before_end = np.arange(int(length) + 1)
-    reaches = Curve(
-        Series(before_end, decay**before_end),
-        low=0.01,
-        name=Phrase("share of the reward that reaches a token"),
-        along=Phrase("tokens before the end of the response"),
-    )
-    return Reading(left, left < 0.01, int(data.rows.steps[0]), words=words, curve=reaches)
+    name, along = Phrase("share of the reward that reaches a token"), Phrase("tokens before the end of the response")
+    reaches = Curve(Series(before_end, decay**before_end), low=limit, name=name, along=along)
+    words = {"decay": decay, "length": length}
+    return Reading(left, left < limit, int(data.rows.steps[0]), words=words, curve=reaches)

@@ -26,10 +26,10 @@ const near = (found: number[], expected: number[]) =>
     ),
   );
 
-test("log-ratio and k3 per token; padding is not measured", () => {
-  near(values("log_ratio"), [0, -1, 2, NaN]);
+test("k1 and k3 per token; padding is not measured", () => {
+  near(values("kl_k1"), [0, -1, 2, NaN]);
   // Δ = −1: e^1 − 1 − 1; Δ = 2: e^−2 − 1 + 2
-  near(values("kl"), [0, Math.E - 2, Math.exp(-2) + 1, NaN]);
+  near(values("kl_k3"), [0, Math.E - 2, Math.exp(-2) + 1, NaN]);
   near(values("prob"), [Math.exp(-1), Math.exp(-2), Math.exp(-0.5), NaN]);
 });
 
@@ -37,7 +37,7 @@ test("return to go sums what comes, discounted", () => {
   near(Array.from(returnToGo(columns, 1)), [2.25, 1.75, 2, NaN]);
   near(Array.from(returnToGo(columns, 0.5)), [0.5 + 0.5 * 0.75, -0.25 + 0.5 * 2, 2, NaN]);
   near(Array.from(returnToGo({ token_reward: [1, 2] }, 1)), [3, 2]); // no mask: every token counts
-  near(values("value_error"), [-1.25, -0.75, -1, NaN]);
+  near(values("monte_carlo_error"), [-1.25, -0.75, -1, NaN]);
 });
 
 test("a reward that was not measured is not zero", () => {
@@ -48,7 +48,7 @@ test("a reward that was not measured is not zero", () => {
 
 test("only metrics whose columns were recorded are offered", () => {
   const keys = available(["logprob", "ref_logprob"]).map((metric) => metric.key);
-  assert.deepEqual(keys, ["log_ratio", "logprob", "ref_logprob", "prob", "ref_prob", "kl"]);
+  assert.deepEqual(keys, ["kl_k1", "logprob", "ref_logprob", "prob", "ref_prob", "kl_k3"]);
   assert.deepEqual(available([]), []);
 });
 

@@ -55,7 +55,7 @@ export function onRest(ask: () => Promise<unknown> | void): void {
 }
 
 export function getJson<T>(url: string): Promise<T> {
-  return remembered(url, () => askTogether(url)) as Promise<T>;
+  return remembered(url, async () => (await request(url)).json()) as Promise<T>;
 }
 
 export function getBytes(url: string): Promise<ArrayBuffer> {
@@ -73,61 +73,9 @@ function remembered(url: string, ask: () => Promise<unknown>): Promise<unknown> 
   const answer = inSnapshot ? snapshotAnswer(url) : ask();
   answers.set(url, answer);
   answer.catch(() => answers.delete(url));
-  // Not the response: it is drawn when it has been read.
-  if (!asked) void answer.then(painted, painted).then(showFirst);
+  if (!firstShown && first.push(answer) === 1) queueMicrotask(() => (firstShown = shown(first)));
   if (answers.size > KEPT) answers.delete(answers.keys().next().value!);
   return answer;
-}
-
-/** What may take its time is not waited for by what else was asked for. */
-const ALONE = /\/(heat|patterns|similar|findings)|api\/compare|[?&]q=/;
-
-/** The server answers so many requests in one. */
-const MOST = 32;
-
-interface Asked {
-  url: string;
-  resolve: (answer: unknown) => void;
-  reject: (error: unknown) => void;
-}
-
-/** What has been asked for since the script last rested. */
-let moment: Asked[] = [];
-
-/** Asks once for all that is asked for in one moment: the page is laid out and painted once, not after each answer. */
-function askTogether(url: string): Promise<unknown> {
-  if (ALONE.test(url)) return request(url).then((response) => response.json());
-  if (moment.length === 0) queueMicrotask(() => void askMoment(moment.splice(0)));
-  return new Promise((resolve, reject) => {
-    moment.push({ url, resolve, reject });
-    if (moment.length === MOST) void askMoment(moment.splice(0));
-  });
-}
-
-async function askMoment(asked: Asked[]): Promise<void> {
-  if (asked.length === 0) return;
-  try {
-    const given = await answersTo(asked.map(({ url }) => url));
-    asked.forEach(({ resolve, reject }, i) => {
-      const { status, answer, error } = given[i]!;
-      if (status === 200) resolve(answer);
-      else reject(new ApiError(error!, status));
-    });
-  } catch (error) {
-    for (const { reject } of asked) reject(error);
-  }
-}
-
-interface Given {
-  status: number;
-  answer?: unknown;
-  error?: string;
-}
-
-async function answersTo(urls: string[]): Promise<Given[]> {
-  if (urls.length === 1) return [{ status: 200, answer: await (await request(urls[0]!)).json() }];
-  const of = JSON.stringify(urls.map((url) => url.slice("api/".length)));
-  return (await request(address("answers", { of }))).json() as Promise<Given[]>;
 }
 
 /** Whether the server has worked on something for longer than a reader should wait without a sign. */
@@ -159,15 +107,19 @@ export function painted(): Promise<void> {
   });
 }
 
-let asked = false;
-let showFirst = (): void => undefined;
+/** What is asked for before the script rests for the first time: the runs and their curves. */
+const first: Promise<unknown>[] = [];
 
-/** The first answer is on the screen: until then drawing it needs the cores, and nothing else is asked for. */
-const firstShown = new Promise<void>((resolve) => (showFirst = resolve));
+/** It is on the screen: until then drawing it needs the cores, and nothing else is asked for. */
+let firstShown: Promise<void> | undefined;
+
+async function shown(asked: Promise<unknown>[]): Promise<void> {
+  await Promise.allSettled(asked);
+  await painted();
+}
 
 async function request(url: string, init: RequestInit = {}): Promise<Response> {
-  if (asked) await firstShown;
-  asked = true;
+  await firstShown;
   let response: Response;
   count(1);
   try {

@@ -3,7 +3,7 @@
 import { joinTokens, type Unit } from "../maths/units";
 import { available, type TokenColumns, type TokenMetric } from "../maths/metrics";
 import { address, getBytes, getJson } from "./client";
-import type { Place, Rollout, TokenColumn, TokenTexts } from "./types";
+import type { RolloutKey, Rollout, TokenColumn, TokenTexts } from "./types";
 
 export interface Tokens {
   rollout: Rollout;
@@ -16,7 +16,7 @@ export interface Tokens {
 }
 
 /** Where one rollout is. */
-export const rolloutAddress = (run: number, { step, sample }: Place): string =>
+export const rolloutAddress = (run: number, { step, sample }: RolloutKey): string =>
   address(`runs/${run}/rollouts/${step}/${sample}`);
 
 /** @param path runs/RUN/rollouts/STEP/SAMPLE */
@@ -32,14 +32,7 @@ export async function loadTokens(path: string): Promise<Tokens> {
   const units = joinTokens(texts.texts, texts.bytes);
   const unitOf = new Int32Array(texts.texts.length);
   units.forEach((unit, i) => unitOf.fill(i, unit.first, unit.first + unit.count));
-  return {
-    rollout,
-    count,
-    units,
-    unitOf,
-    columns,
-    metrics: available(Object.keys(columns)),
-  };
+  return { rollout, count, units, unitOf, columns, metrics: available(Object.keys(columns)) };
 }
 
 const VIEWS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };

@@ -113,7 +113,7 @@ export interface TokenColumn {
   offset: number;
 }
 
-export interface Place {
+export interface RolloutKey {
   step: number;
   sample: number;
 }
@@ -123,15 +123,15 @@ export interface Rollout extends Row {
   ref_reward: Maybe;
   ground_truth: string | null;
   extra: string | null;
-  siblings: (Place & { reward: Maybe; length: Maybe })[];
+  siblings: (RolloutKey & { reward: Maybe; length: Maybe })[];
   tokens: { count: number; columns: TokenColumn[] } | null;
   prompt_truncated: Maybe;
   response_truncated: Maybe;
   ref_response_truncated: Maybe;
   ground_truth_truncated: Maybe;
   extra_truncated: Maybe;
-  previous: Place | null;
-  next: Place | null;
+  previous: RolloutKey | null;
+  next: RolloutKey | null;
 }
 
 export interface TokenTexts {
@@ -152,7 +152,7 @@ export interface Group {
   zero_variance: boolean;
   samples: number[];
   /** at most 64 of its responses */
-  rows: (Place & { reward: number | null; response: string })[];
+  rows: (RolloutKey & { reward: number | null; response: string })[];
 }
 
 export interface NeverBeats {
@@ -191,7 +191,7 @@ export interface Patterns {
 }
 
 /** What one side answered to a prompt. */
-export interface ComparedSide extends Place {
+export interface ComparedSide extends RolloutKey {
   run: number;
   /** of the newest response, which is the one shown */
   reward: Maybe;
@@ -222,7 +222,7 @@ export interface Finding {
   text: string;
   steps: Steps | null;
   /** where to look, and from which token on */
-  rollouts: (Place & { token: number | null })[];
+  rollouts: (RolloutKey & { token: number | null })[];
   seen: string;
   /** what the number seen is, and where it is healthy */
   healthy: string;

@@ -8,7 +8,7 @@ import { tint, type Scale } from "../maths/colour";
 import { number, whole } from "../maths/format";
 import { type Frame } from "./axes";
 import { type Palette, usePalette } from "./palette";
-import { SvgPen, type Pen } from "./pen";
+import { type Pen, straight, svgOf } from "./pen";
 import { Picture } from "./picture";
 import { useText } from "../i18n";
 
@@ -29,7 +29,8 @@ export function HeatChart({ title, hint, heat, scale, step, onStep, actions }: P
   const colours = usePalette();
   const chosen = heat.steps.findIndex(([first, last]) => step >= first && step <= last);
   const draw = useCallback(
-    (pen: Pen, width: number, height: number): void => drawHeat(pen, width, height, heat, scale(), chosen, colours, 8),
+    (pen: Pen, width: number, height: number): void =>
+      drawHeat(pen, frameOf(width, height), heat, scale(), chosen, colours),
     [heat, scale, chosen, colours],
   );
   const [cell, setCell] = useState<[column: number, row: number] | null>(null);
@@ -40,12 +41,7 @@ export function HeatChart({ title, hint, heat, scale, step, onStep, actions }: P
       Math.floor(((y - frame.top) / (frame.bottom - frame.top)) * heat.positions.length),
     ];
   };
-  const save = (): [string, number, number] => {
-    const pen = new SvgPen(colours.sans);
-    pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
-    drawHeat(pen, 800, 400, heat, scale(), chosen, colours, 36);
-    return [pen.svg(800, 400, colours.surface), 800, 400];
-  };
+  const drawFile = (pen: Pen): void => drawHeat(pen, frameOf(800, 400, 36), heat, scale(), chosen, colours);
   const steps = cell && heat.steps[cell[0]];
   const positions = cell && heat.positions[cell[1]];
   const told =
@@ -58,7 +54,7 @@ export function HeatChart({ title, hint, heat, scale, step, onStep, actions }: P
         })
       : "";
   return (
-    <Card title={title} hint={hint} save={save} actions={actions}>
+    <Card title={title} hint={hint} save={() => svgOf(800, 400, colours, drawFile, title)} actions={actions}>
       <Picture
         draw={draw}
         height={HEIGHT}
@@ -77,24 +73,11 @@ export function HeatChart({ title, hint, heat, scale, step, onStep, actions }: P
 const range = ([first, last]: readonly [number, number]): string =>
   first === last ? String(first) : `${first}–${last}`;
 
-const frameOf = (width: number, height: number, top = 8): Frame => ({
-  left: 46,
-  top,
-  right: width - 10,
-  bottom: height - 22,
-});
+function frameOf(width: number, height: number, top = 8): Frame {
+  return { left: 46, top, right: width - 10, bottom: height - 22 };
+}
 
-function drawHeat(
-  pen: Pen,
-  width: number,
-  height: number,
-  heat: Heat,
-  scale: Scale,
-  chosen: number,
-  colours: Palette,
-  top: number,
-): void {
-  const frame = frameOf(width, height, top);
+function drawHeat(pen: Pen, frame: Frame, heat: Heat, scale: Scale, chosen: number, colours: Palette): void {
   const wide = (frame.right - frame.left) / Math.max(1, heat.steps.length);
   const tall = (frame.bottom - frame.top) / Math.max(1, heat.positions.length);
   heat.mean.forEach((column, i) =>
@@ -113,21 +96,8 @@ function drawHeat(
   heat.steps.forEach(([first], i) => {
     const x = frame.left + (i + 0.5) * wide;
     if (i % everyColumn === 0) pen.text(x, frame.bottom + 14, String(first), { ...words, align: "center" });
-    if (i === chosen) {
-      pen.line(
-        [
-          [x - wide / 2, frame.top],
-          [x - wide / 2, frame.bottom],
-        ],
-        { colour: colours.accent },
-      );
-      pen.line(
-        [
-          [x + wide / 2, frame.top],
-          [x + wide / 2, frame.bottom],
-        ],
-        { colour: colours.accent },
-      );
-    }
+    if (i !== chosen) return;
+    for (const edge of [x - wide / 2, x + wide / 2])
+      straight(pen, [edge, frame.top], [edge, frame.bottom], { colour: colours.accent });
   });
 }

@@ -4,9 +4,9 @@ import { useCallback } from "preact/hooks";
 import { Card } from "../parts/card";
 import { useText } from "../i18n";
 import { percent } from "../maths/format";
-import { bottomAxis, type Frame, horizontal, leftAxis, vertical } from "./axes";
+import { bottomAxis, type Frame, horizontal, leftAxis, type Position, vertical } from "./axes";
 import { type Palette, usePalette } from "./palette";
-import { SvgPen, type Pen, type Point } from "./pen";
+import { type Pen, type Point, straight, svgOf } from "./pen";
 import { Picture } from "./picture";
 
 export interface Distribution {
@@ -34,16 +34,17 @@ export function HistogramChart(props: Props) {
   const t = useText();
   const colours = usePalette();
   const draw = useCallback(
-    (pen: Pen, width: number, tall: number): void => drawHistogram(pen, width, tall, props, colours),
+    (pen: Pen, width: number, tall: number): void => drawHistogram(pen, frameOf(width, tall), props, colours),
     [edges, distributions, props.rule, colours],
   );
+  const drawFile = (pen: Pen): void => drawHistogram(pen, frameOf(640, 360, 36), props, colours);
   const pick = (x: number, _: number, width: number): void => {
     const frame = frameOf(width, height);
     const bin = Math.floor(((x - frame.left) / (frame.right - frame.left)) * (edges.length - 1));
     if (edges[bin] !== undefined && edges[bin + 1] !== undefined) onRange?.(edges[bin]!, edges[bin + 1]!);
   };
   return (
-    <Card title={title} hint={hint} save={() => svg(props, colours)}>
+    <Card title={title} hint={hint} save={() => svgOf(640, 360, colours, drawFile, title)}>
       <div class="legend">
         {empty && t("noNumbers")}
         {distributions.map((one) => (
@@ -58,23 +59,11 @@ export function HistogramChart(props: Props) {
   );
 }
 
-function svg(props: Props, colours: Palette): [string, number, number] {
-  const pen = new SvgPen(colours.sans);
-  pen.text(16, 22, props.title, { colour: colours.ink, size: 15, bold: true });
-  drawHistogram(pen, 640, 360, props, colours, 36);
-  return [pen.svg(640, 360, colours.surface), 640, 360];
+function frameOf(width: number, height: number, top = 6): Frame {
+  return { left: 40, top, right: width - 10, bottom: height - 20 };
 }
 
-const frameOf = (width: number, height: number, top = 6): Frame => ({
-  left: 40,
-  top,
-  right: width - 10,
-  bottom: height - 20,
-});
-
-function drawHistogram(pen: Pen, width: number, height: number, props: Props, colours: Palette, top = 6): void {
-  const { edges, distributions, rule } = props;
-  const frame = frameOf(width, height, top);
+function drawHistogram(pen: Pen, frame: Frame, { edges, distributions, rule }: Props, colours: Palette): void {
   if (edges.length < 2) return;
   const [low, high] = [edges[0]!, edges[edges.length - 1]!];
   const shares = distributions.map(({ counts }) => {
@@ -87,31 +76,22 @@ function drawHistogram(pen: Pen, width: number, height: number, props: Props, co
   leftAxis(pen, frame, 0, tallest * 1.05, colours, (share) => percent(share, 0));
   bottomAxis(pen, frame, low, high, colours);
   distributions.forEach((one, i) => {
-    if (one.filled) drawBars(pen, edges, shares[i]!, x, y, frame, one.colour);
+    if (one.filled) drawBars(pen, edges, shares[i]!, x, y, one.colour);
     else pen.line(outline(edges, shares[i]!, x, y), { colour: one.colour, width: 1.5 });
   });
-  if (rule !== undefined && rule > low && rule < high) {
-    pen.line(
-      [
-        [x(rule), frame.top],
-        [x(rule), frame.bottom],
-      ],
-      { colour: colours.ink, dash: [2, 3] },
-    );
-  }
+  if (rule !== undefined && rule > low && rule < high)
+    straight(pen, [x(rule), frame.top], [x(rule), frame.bottom], { colour: colours.ink, dash: [2, 3] });
 }
 
-type Place = (value: number) => number;
-
-function drawBars(pen: Pen, edges: number[], shares: number[], x: Place, y: Place, frame: Frame, colour: string): void {
+function drawBars(pen: Pen, edges: number[], shares: number[], x: Position, y: Position, colour: string): void {
   shares.forEach((share, i) => {
     const left = x(edges[i]!);
     const width = Math.max(0.5, x(edges[i + 1]!) - left - 1);
-    if (share > 0) pen.rect(left, y(share), width, frame.bottom - y(share), colour);
+    if (share > 0) pen.rect(left, y(share), width, y(0) - y(share), colour);
   });
 }
 
-function outline(edges: number[], shares: number[], x: Place, y: Place): Point[] {
+function outline(edges: number[], shares: number[], x: Position, y: Position): Point[] {
   return [
     [x(edges[0]!), y(0)],
     ...shares.flatMap((share, i): Point[] => [

@@ -2,7 +2,7 @@
 
 import { bottomAxis, type Frame, horizontal, leftAxis, vertical } from "./axes";
 import type { Palette } from "./palette";
-import { type Point, SvgPen } from "./pen";
+import { type Point, type SvgFile, SvgPen } from "./pen";
 import { finite, type Maybe } from "../maths/numbers";
 import { number } from "../maths/format";
 
@@ -37,7 +37,7 @@ const WIDTH = 720;
 const HEIGHT = 360;
 const FRAME: Frame = { left: 64, top: 56, right: WIDTH - 20, bottom: HEIGHT - 36 };
 
-export function lineSvg(spec: LineSpec, zoom: [number, number] | null, colours: Palette): [string, number, number] {
+export function lineSvg(spec: LineSpec, zoom: [number, number] | null, colours: Palette): SvgFile {
   const pen = new SvgPen(colours.sans);
   const [first, last] = zoom ?? [spec.x[0] ?? 0, spec.x[spec.x.length - 1] ?? 1];
   const scaled = spec.log ? Math.log10 : (value: number): number => value;

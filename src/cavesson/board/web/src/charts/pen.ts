@@ -1,6 +1,7 @@
 /** Draws the same picture on a canvas or as SVG. */
 
 import { visible } from "../maths/text";
+import type { Palette } from "./palette";
 
 export interface Stroke {
   colour: string;
@@ -16,6 +17,7 @@ export interface Words {
 }
 
 export type Point = readonly [x: number, y: number];
+export type SvgFile = [svg: string, width: number, height: number];
 
 export interface Pen {
   line: (points: readonly Point[], stroke: Stroke) => void;
@@ -99,6 +101,19 @@ export class SvgPen implements Pen {
       `${this.parts.join("")}</svg>`
     );
   }
+}
+
+/** A straight line. */
+export function straight(pen: Pen, from: Point, to: Point, stroke: Stroke): void {
+  pen.line([from, to], stroke);
+}
+
+/** A drawing as a file of its own, below its title: SVG, width and height. */
+export function svgOf(width: number, height: number, colours: Palette, draw: (pen: Pen) => void, title = ""): SvgFile {
+  const pen = new SvgPen(colours.sans);
+  if (title) pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
+  draw(pen);
+  return [pen.svg(width, height, colours.surface), width, height];
 }
 
 const short = (value: number): string => String(Math.round(value * 100) / 100);

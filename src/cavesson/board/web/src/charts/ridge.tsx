@@ -3,10 +3,10 @@
 import { useCallback } from "preact/hooks";
 import { Card } from "../parts/card";
 import { useText } from "../i18n";
-import type { Ridge } from "../api/types";
-import { bottomAxis, type Frame, horizontal } from "./axes";
+import type { Ridge, Steps } from "../api/types";
+import { bottomAxis, type Frame, horizontal, type Position } from "./axes";
 import { type Palette, usePalette } from "./palette";
-import { SvgPen, type Pen, type Point } from "./pen";
+import { type Pen, type Point, svgOf } from "./pen";
 import { Picture } from "./picture";
 
 interface Props {
@@ -31,7 +31,7 @@ export function RidgeChart(props: Props) {
   const render = heat ? drawHeat : drawRidges;
   const chosen = ridge.steps.findIndex(([first, last]) => step >= first && step <= last);
   const draw = useCallback(
-    (pen: Pen, width: number, tall: number): void => render(pen, width, tall, ridge, chosen, colours, 8),
+    (pen: Pen, width: number, tall: number): void => render(pen, frameOf(width, tall), ridge, chosen, colours),
     [render, ridge, chosen, colours],
   );
   const pick = (_: number, y: number, width: number): void => {
@@ -40,19 +40,14 @@ export function RidgeChart(props: Props) {
     const steps = ridge.steps[row];
     if (steps) onStep(steps[1]);
   };
-  const save = (): [string, number, number] => {
-    const pen = new SvgPen(colours.sans);
-    pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
-    render(pen, 640, 560, ridge, chosen, colours, 40);
-    return [pen.svg(640, 560, colours.surface), 640, 560];
-  };
+  const drawFile = (pen: Pen): void => render(pen, frameOf(640, 560, 40), ridge, chosen, colours);
   const toggle = (
     <button type="button" class="quiet" onClick={() => onHeat(!heat)}>
       {heat ? t("asRidges") : t("asHeat")}
     </button>
   );
   return (
-    <Card title={title} hint={hint} save={save} actions={toggle}>
+    <Card title={title} hint={hint} save={() => svgOf(640, 560, colours, drawFile, title)} actions={toggle}>
       {ridge.counts.flat().some((count) => count > 0) ? (
         <Picture draw={draw} height={height} label={title} onClick={pick} />
       ) : (
@@ -62,35 +57,34 @@ export function RidgeChart(props: Props) {
   );
 }
 
-const frameOf = (width: number, height: number, top = 8): Frame => ({
-  left: 52,
-  top,
-  right: width - 10,
-  bottom: height - 20,
-});
+function frameOf(width: number, height: number, top = 8): Frame {
+  return { left: 52, top, right: width - 10, bottom: height - 20 };
+}
 
-function drawRidges(
+/** Draws the axis; the pixel of each edge of a bin, and by stretch of steps how tall each bin is beside the tallest. */
+function prepared(
   pen: Pen,
-  width: number,
-  height: number,
-  ridge: Ridge,
-  chosen: number,
+  frame: Frame,
+  { edges, counts }: Ridge,
   colours: Palette,
-  top: number,
-): void {
-  const frame = frameOf(width, height, top);
-  const { edges, steps, counts } = ridge;
+): [x: number[], parts: number[][]] {
+  const [low, high] = [edges[0]!, edges[edges.length - 1]!];
+  bottomAxis(pen, frame, low, high, colours);
+  const shares = counts.map((bins) => {
+    const total = bins.reduce((sum, count) => sum + count, 0) || 1;
+    return bins.map((count) => count / total);
+  });
+  const tallest = Math.max(...shares.flat(), 1e-9);
+  return [edges.map(horizontal(frame, low, high)), shares.map((bins) => bins.map((share) => share / tallest))];
+}
+
+function drawRidges(pen: Pen, frame: Frame, ridge: Ridge, chosen: number, colours: Palette): void {
+  const { steps } = ridge;
   const row = (frame.bottom - frame.top) / (steps.length + REACH - 1);
-  const x = horizontal(frame, edges[0]!, edges[edges.length - 1]!);
-  const densities = counts.map(share);
-  const tallest = Math.max(...densities.flat(), 1e-9);
-  bottomAxis(pen, frame, edges[0]!, edges[edges.length - 1]!, colours);
-  densities.forEach((density, i) => {
+  const [x, parts] = prepared(pen, frame, ridge, colours);
+  parts.forEach((part, i) => {
     const base = frame.top + (i + REACH) * row;
-    const points: Point[] = density.map((value, bin) => [
-      (x(edges[bin]!) + x(edges[bin + 1]!)) / 2,
-      base - (value / tallest) * REACH * row,
-    ]);
+    const points = part.map((tall, bin): Point => [(x[bin]! + x[bin + 1]!) / 2, base - tall * REACH * row]);
     const closed: Point[] = [[frame.left, base], ...points, [frame.right, base]];
     pen.area(closed, colours.surface);
     pen.area(closed, colours.accent + (i === chosen ? "66" : hex(0.08 + (0.22 * i) / steps.length)));
@@ -99,42 +93,21 @@ function drawRidges(
   label(pen, frame, steps, chosen, (i) => frame.top + (i + REACH) * row, colours);
 }
 
-function drawHeat(
-  pen: Pen,
-  width: number,
-  height: number,
-  ridge: Ridge,
-  chosen: number,
-  colours: Palette,
-  top: number,
-): void {
-  const frame = frameOf(width, height, top);
-  const { edges, steps, counts } = ridge;
+function drawHeat(pen: Pen, frame: Frame, ridge: Ridge, chosen: number, colours: Palette): void {
+  const { steps } = ridge;
   const row = (frame.bottom - frame.top) / steps.length;
-  const x = horizontal(frame, edges[0]!, edges[edges.length - 1]!);
-  bottomAxis(pen, frame, edges[0]!, edges[edges.length - 1]!, colours);
-  const densities = counts.map(share);
-  const tallest = Math.max(...densities.flat(), 1e-9);
-  densities.forEach((density, i) =>
-    density.forEach((value, bin) => {
-      const left = x(edges[bin]!);
-      if (value > 0) {
-        const strength = hex(Math.sqrt(value / tallest));
-        pen.rect(left, frame.top + i * row, x(edges[bin + 1]!) - left + 0.3, row + 0.3, colours.accent + strength);
-      }
+  const [x, parts] = prepared(pen, frame, ridge, colours);
+  parts.forEach((part, i) =>
+    part.forEach((tall, bin) => {
+      if (tall <= 0) return;
+      const colour = colours.accent + hex(Math.sqrt(tall));
+      pen.rect(x[bin]!, frame.top + i * row, x[bin + 1]! - x[bin]! + 0.3, row + 0.3, colour);
     }),
   );
   label(pen, frame, steps, chosen, (i) => frame.top + (i + 1) * row, colours);
 }
 
-function label(
-  pen: Pen,
-  frame: Frame,
-  steps: Ridge["steps"],
-  chosen: number,
-  y: (i: number) => number,
-  colours: Palette,
-): void {
+function label(pen: Pen, frame: Frame, steps: Steps[], chosen: number, y: Position, colours: Palette): void {
   const every = Math.ceil(steps.length / Math.max(1, (frame.bottom - frame.top) / 14));
   steps.forEach(([first, last], i) => {
     if (i % every !== 0 && i !== chosen) return;
@@ -152,8 +125,3 @@ const hex = (share: number): string =>
   Math.round(Math.min(1, share) * 255)
     .toString(16)
     .padStart(2, "0");
-
-function share(counts: number[]): number[] {
-  const total = counts.reduce((sum, count) => sum + count, 0) || 1;
-  return counts.map((count) => count / total);
-}

@@ -9,7 +9,7 @@ import { apart } from "../maths/numbers";
 import { visible } from "../maths/text";
 import { type Frame, horizontal, leftAxis, vertical, bottomAxis } from "./axes";
 import { curveColour, type Palette, usePalette } from "./palette";
-import { type Pen, type Point, SvgPen } from "./pen";
+import { type Pen, type Point, straight, svgOf } from "./pen";
 import { Picture } from "./picture";
 
 interface Props {
@@ -29,15 +29,10 @@ export function SpreadChart({ title, hint, steps, lines, step, onStep, onPattern
   const t = useText();
   const colours = usePalette();
   const drawHere = useCallback(
-    (pen: Pen, width: number, height: number): void => draw(pen, width, height, steps, lines, step, colours, 8),
+    (pen: Pen, width: number, height: number): void => draw(pen, frameOf(width, height), steps, lines, step, colours),
     [steps, lines, step, colours],
   );
-  const save = (): [string, number, number] => {
-    const pen = new SvgPen(colours.sans);
-    pen.text(16, 22, title, { colour: colours.ink, size: 15, bold: true });
-    draw(pen, 860, 380, steps, lines, step, colours, 36);
-    return [pen.svg(860, 380, colours.surface), 860, 380];
-  };
+  const drawFile = (pen: Pen): void => draw(pen, frameOf(860, 380, 36), steps, lines, step, colours);
   const pick = (x: number, _: number, width: number): void => {
     const frame = frameOf(width, HEIGHT);
     const bucket = Math.round(((x - frame.left) / (frame.right - frame.left)) * (steps.length - 1));
@@ -45,7 +40,7 @@ export function SpreadChart({ title, hint, steps, lines, step, onStep, onPattern
     if (chosen) onStep(chosen[1]);
   };
   return (
-    <Card title={title} hint={hint} save={save}>
+    <Card title={title} hint={hint} save={() => svgOf(860, 380, colours, drawFile, title)}>
       <div class="legend">
         {lines.map((patterns, i) => (
           <span key={nameOf(patterns[0]!)} class="keys" title={patterns.length > 1 ? t("sameCurve") : undefined}>
@@ -92,12 +87,9 @@ function Name({ pattern, colour, onPattern }: NameProps) {
   );
 }
 
-const frameOf = (width: number, height: number, top = 8): Frame => ({
-  left: 46,
-  top,
-  right: width - Math.min(120, width * 0.3),
-  bottom: height - 22,
-});
+function frameOf(width: number, height: number, top = 8): Frame {
+  return { left: 46, top, right: width - Math.min(120, width * 0.3), bottom: height - 22 };
+}
 
 function label(text: string, most = 24): string {
   const shown = visible(text).replace(/\n/g, "↵").replace(/^ | $/g, "·");
@@ -107,17 +99,7 @@ function label(text: string, most = 24): string {
 /** Beside the curves there is room for so many letters. */
 const AT_END = 9;
 
-function draw(
-  pen: Pen,
-  width: number,
-  height: number,
-  steps: Steps[],
-  lines: Pattern[][],
-  step: number,
-  colours: Palette,
-  top: number,
-): void {
-  const frame = frameOf(width, height, top);
+function draw(pen: Pen, frame: Frame, steps: Steps[], lines: Pattern[][], step: number, colours: Palette): void {
   const patterns = lines.map(([first]) => first!);
   const shares = patterns.flatMap((pattern) => pattern.share).filter((share) => share !== null);
   const tallest = Math.max(0.05, ...shares);
@@ -126,18 +108,9 @@ function draw(
   const y = vertical(frame, 0, tallest * 1.05);
   leftAxis(pen, frame, 0, tallest * 1.05, colours, (share) => percent(share, 0));
   bottomAxis(pen, frame, first, last, colours);
-  pen.line(
-    [
-      [x(step), frame.top],
-      [x(step), frame.bottom],
-    ],
-    { colour: colours.accent },
-  );
-  const places = apart(
-    patterns.map(({ share }) => y(lastOf(share) ?? 0)),
-    14,
-    frame.bottom,
-  );
+  straight(pen, [x(step), frame.top], [x(step), frame.bottom], { colour: colours.accent });
+  const ends = patterns.map(({ share }) => y(lastOf(share) ?? 0));
+  const places = apart(ends, 14, frame.bottom);
   patterns.forEach((pattern, i) => {
     const colour = curveColour(colours, i);
     const points = pattern.share.flatMap((share, at): Point[] => {
@@ -147,11 +120,8 @@ function draw(
     pen.line(points, { colour, width: 1.8 });
     const others = lines[i]!.length > 1 ? ` +${lines[i]!.length - 1}` : "";
     const name = label(pattern.text, AT_END) + others;
-    pen.text(frame.right + 8, places[i]! + 4, `${name} ${percent(lastOf(pattern.share))}`, {
-      colour,
-      size: 11.5,
-      bold: true,
-    });
+    const words = { colour, size: 11.5, bold: true };
+    pen.text(frame.right + 8, places[i]! + 4, `${name} ${percent(lastOf(pattern.share))}`, words);
   });
 }
 

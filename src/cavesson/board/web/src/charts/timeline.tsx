@@ -7,6 +7,7 @@ import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
 import { clamp, finite } from "../maths/numbers";
 import { nearestStep, pairs, placeOf } from "../maths/series";
+import type { Position } from "./axes";
 import { type Palette, usePalette } from "./palette";
 import type { Pen, Point } from "./pen";
 import { Picture } from "./picture";
@@ -103,28 +104,16 @@ function draw(pen: Pen, width: number, height: number, shown: Shown, colours: Pa
   for (const finding of shown.findings) drawFinding(pen, height, finding, x, colours);
 }
 
-function drawHits(pen: Pen, height: number, hits: Hits, x: (step: number) => number, colours: Palette): void {
+function drawHits(pen: Pen, height: number, hits: Hits, x: Position, colours: Palette): void {
   const shares = hits.step.map((_, i) => (hits.rows[i] ? hits.hits[i]! / hits.rows[i]! : 0));
   const most = Math.max(...shares, 1e-9);
   shares.forEach((share, i) => {
-    if (share > 0)
-      pen.rect(
-        x(hits.step[i]!) - 1.5,
-        height - 1 - (share / most) * (height - 10),
-        3,
-        (share / most) * (height - 10),
-        `${colours.warm}aa`,
-      );
+    const tall = (share / most) * (height - 10);
+    if (share > 0) pen.rect(x(hits.step[i]!) - 1.5, height - 1 - tall, 3, tall, `${colours.warm}aa`);
   });
 }
 
-function drawFinding(
-  pen: Pen,
-  height: number,
-  { steps, severity }: Finding,
-  x: (step: number) => number,
-  colours: Palette,
-): void {
+function drawFinding(pen: Pen, height: number, { steps, severity }: Finding, x: Position, colours: Palette): void {
   if (!steps) return;
   const colour = { error: colours.bad, warning: colours.warm, note: colours.muted }[severity];
   pen.rect(x(steps[0]) - 1, height - 3, Math.max(3, x(steps[1]) - x(steps[0]) + 2), 3, colour);

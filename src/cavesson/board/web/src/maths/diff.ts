@@ -6,7 +6,7 @@ interface Change {
 }
 
 /** Beyond this many differing words the texts have nothing in common worth showing. */
-const MOST_EDITS = 1200;
+const MAX_EDITS = 1200;
 
 const ALONE = String.raw`[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]`;
 const LETTER = String.raw`[\p{L}\p{N}\p{M}_]`;
@@ -65,7 +65,7 @@ const reach = (furthest: Int32Array, k: number): number => furthest[k + (furthes
 
 /** For each number of edits the furthest x on each diagonal before it was extended, or null when there are too many. */
 function search(a: string[], b: string[]): Int32Array[] | null {
-  const most = Math.min(a.length + b.length, MOST_EDITS);
+  const most = Math.min(a.length + b.length, MAX_EDITS);
   const middle = most + 1;
   const furthest = new Int32Array(2 * middle + 1);
   const trace: Int32Array[] = [];

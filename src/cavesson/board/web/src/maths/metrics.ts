@@ -1,5 +1,7 @@
 /** What can be shown of a token: the recorded columns and what follows from them. */
 
+import { DERIVED } from "./derived";
+
 export type TokenColumns = Record<string, ArrayLike<number>>;
 
 export type Kind =
@@ -11,7 +13,7 @@ export type Kind =
 export interface TokenMetric {
   key: string;
   kind: Kind;
-  needs: string[];
+  needs: readonly string[];
   compute: (columns: TokenColumns, gamma: number) => Float32Array;
 }
 
@@ -22,46 +24,44 @@ const recorded = (key: string, kind: Kind): TokenMetric => ({
   compute: (columns) => new Float32Array(columns[key]!),
 });
 
-const derived = (
-  key: string,
-  kind: Kind,
-  needs: [string] | [string, string],
-  each: (a: number, b: number) => number,
-): TokenMetric => ({
-  key,
-  kind,
-  needs,
-  compute: (columns) => {
-    const first = columns[needs[0]]!;
-    const second = columns[needs[1] ?? needs[0]]!;
-    const values = new Float32Array(first.length);
-    for (let i = 0; i < values.length; i++) values[i] = each(first[i]!, second[i]!);
-    return values;
-  },
-});
+const derived = (key: keyof typeof DERIVED, kind: Kind): TokenMetric => {
+  const needs: readonly string[] = DERIVED[key].needs;
+  const of: (a: number, b: number) => number = DERIVED[key].of;
+  return {
+    key,
+    kind,
+    needs,
+    compute: (columns) => {
+      const first = columns[needs[0]!]!;
+      const second = columns[needs.at(-1)!]!;
+      const values = new Float32Array(first.length);
+      for (let i = 0; i < values.length; i++) values[i] = of(first[i]!, second[i]!);
+      return values;
+    },
+  };
+};
 
 /** In the order of the page; the keys 1 to 9 choose the first nine that a run has. */
 export const TOKEN_METRICS: readonly TokenMetric[] = [
-  derived("log_ratio", "signed", ["logprob", "ref_logprob"], (a, b) => a - b),
+  derived("kl_k1", "signed"),
   recorded("logprob", "surprise"),
   recorded("ref_logprob", "surprise"),
-  derived("prob", "fraction", ["logprob"], Math.exp),
-  derived("ref_prob", "fraction", ["ref_logprob"], Math.exp),
-  // k3 of Schulman's "Approximating KL divergence" (2020): e^(−Δ) − 1 + Δ, never negative.
-  derived("kl", "positive", ["logprob", "ref_logprob"], (a, b) => Math.expm1(b - a) + (a - b)),
+  derived("prob", "fraction"),
+  derived("ref_prob", "fraction"),
+  derived("kl_k3", "positive"),
   recorded("value", "signed"),
   recorded("token_reward", "signed"),
   { key: "return_to_go", kind: "signed", needs: ["token_reward"], compute: (c, gamma) => returnToGo(c, gamma) },
   recorded("return", "signed"),
   {
-    key: "value_error",
+    key: "monte_carlo_error",
     kind: "signed",
     needs: ["value", "token_reward"],
     compute: (c, gamma) => returnToGo(c, gamma).map((target, i) => c["value"]![i]! - target),
   },
   recorded("advantage", "signed"),
   recorded("entropy", "positive"),
-  derived("sampler_gap", "signed", ["logprob", "sampler_logprob"], (a, b) => a - b),
+  derived("sampler_gap", "signed"),
 ];
 
 /**

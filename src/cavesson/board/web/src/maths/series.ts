@@ -8,7 +8,7 @@ export function appended(earlier: Series, later: Series): Series {
   const from = later.step[0];
   const before = from === undefined ? earlier.step.length : earlier.step.filter((step) => step < from).length;
   const after = later.step.length;
-  const join = (a: Maybe[] | undefined, b: Maybe[] | undefined): Maybe[] => [
+  const join: Join = (a, b) => [
     ...(a?.slice(0, before) ?? Array<null>(before).fill(null)),
     ...(b ?? Array<null>(after).fill(null)),
   ];
@@ -40,23 +40,17 @@ export function completed(known: Series, more: Series): Series {
 /** The series with the steps of a longer one, null where it has none. */
 function stretched(series: Series, longer: Series): Series {
   if (series.step.length === longer.step.length) return series;
-  const rest = {
-    ...longer,
-    step: longer.step.slice(series.step.length),
-    steps: pairs(longer).slice(series.step.length),
-  };
-  return appended(series, rest);
+  const from = series.step.length;
+  return appended(series, { ...longer, step: longer.step.slice(from), steps: pairs(longer).slice(from) });
 }
 
 export function pairs(series: Series): [number, number][] {
   return series.steps ?? series.step.map((step) => [step, step]);
 }
 
-function joinRollups(
-  a: Rollup | undefined,
-  b: Rollup | undefined,
-  join: (a: Maybe[] | undefined, b: Maybe[] | undefined) => Maybe[],
-): Rollup {
+type Join = (a: Maybe[] | undefined, b: Maybe[] | undefined) => Maybe[];
+
+function joinRollups(a: Rollup | undefined, b: Rollup | undefined, join: Join): Rollup {
   const keys = Object.keys(a ?? b ?? {}) as (keyof Rollup)[];
   return Object.fromEntries(keys.map((key) => [key, join(a?.[key], b?.[key])])) as unknown as Rollup;
 }

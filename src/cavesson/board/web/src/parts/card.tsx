@@ -1,6 +1,7 @@
 /** A titled panel; with a picture inside, it can be saved. */
 
 import type { ComponentChildren } from "preact";
+import type { SvgFile } from "../charts/pen";
 import { savePng, saveSvg } from "../charts/save";
 import { useText } from "../i18n";
 
@@ -9,8 +10,8 @@ interface Props {
   hint?: string | undefined;
   class?: string;
   actions?: ComponentChildren;
-  /** the picture as SVG, its width and height */
-  save?: () => [svg: string, width: number, height: number];
+  /** the picture as a file */
+  save?: () => SvgFile;
   children: ComponentChildren;
 }
 

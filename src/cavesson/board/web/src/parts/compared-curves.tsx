@@ -16,7 +16,7 @@ import { useStore } from "../state/store";
 import { shaped } from "../views/overview-charts";
 import { parseZoom } from "../views/overview";
 
-const USUAL = ["reward", "k1", "length", "entropy"];
+const USUAL = ["reward", "kl_k1", "length", "entropy"];
 
 /** Runs load one hook each, so another number of them is another component. */
 export function ComparedCurves({ sides }: { sides: Side[] }) {

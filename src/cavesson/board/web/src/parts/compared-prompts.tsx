@@ -53,12 +53,7 @@ export function ComparedPrompts({ sides, comparison, order, offset, loading }: P
       {comparison.prompts.map((prompt) => (
         <OnePrompt key={prompt.prompt} sides={sides} prompt={prompt} ranked={comparison.wins !== null} />
       ))}
-      <Pages
-        offset={offset}
-        size={PROMPTS}
-        total={comparison.total}
-        onTurn={(next) => patchRoute({ offset: next || undefined }, true)}
-      />
+      <Pages name="offset" offset={offset} size={PROMPTS} total={comparison.total} />
     </section>
   );
 }

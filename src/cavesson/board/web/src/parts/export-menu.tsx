@@ -14,7 +14,7 @@ import { useState } from "preact/hooks";
 import { Menu } from "./menu";
 
 /** So many whole rollouts go into the file of a table. */
-const MOST_ROLLOUTS = 200;
+const MAX_ROLLOUTS = 200;
 
 export function ExportMenu() {
   const t = useText();
@@ -34,7 +34,7 @@ export function ExportMenu() {
       </button>
       {view === "responses" && (
         <button type="button" onClick={() => save(true)}>
-          {t("exportSelection", { count: MOST_ROLLOUTS })}
+          {t("exportSelection", { count: MAX_ROLLOUTS })}
         </button>
       )}
       {["csv", "parquet", "jsonl"].map((format) => (
@@ -64,7 +64,7 @@ async function saveView(run: number, name: string, rows: Selection | null): Prom
 
 /** Adds the first rollouts of the selection with their tokens, so that they open without a server. */
 async function loadRollouts(run: number, rows: Selection, answers: Map<string, unknown>): Promise<void> {
-  for (let offset = 0; offset < MOST_ROLLOUTS; offset += PAGE) {
+  for (let offset = 0; offset < MAX_ROLLOUTS; offset += PAGE) {
     const url = rowsAddress(run, rows, offset);
     const page = await getJson<Rows>(url);
     answers.set(url, page);

@@ -33,12 +33,18 @@ export function Facts({ rollout }: { rollout: Rollout }) {
   const facts: [string, unknown][] = Object.entries(rollout).filter(
     ([name, value]) => !ELSEWHERE.has(name) && !name.endsWith("_truncated") && value !== null,
   );
+  const all = [...facts, ...(parts.length > 1 ? parts : [])];
+  return <FactList facts={all.map(([name, value]) => [name, shown(name, value)])} />;
+}
+
+/** Names and what stands beside them. */
+export function FactList({ facts }: { facts: [name: string, value: string][] }) {
   return (
     <dl class="facts">
-      {[...facts, ...(parts.length > 1 ? parts : [])].map(([name, value]) => (
+      {facts.map(([name, value]) => (
         <div key={name}>
           <dt>{name}</dt>
-          <dd>{shown(name, value)}</dd>
+          <dd>{value}</dd>
         </div>
       ))}
     </dl>

@@ -54,12 +54,7 @@ export function Groups({ step }: { step: number }) {
         />
       </div>
       {shown}
-      <Pages
-        offset={offset}
-        size={PAGE}
-        total={data.total}
-        onTurn={(next) => patchRoute({ from: next || undefined }, true)}
-      />
+      <Pages name="from" offset={offset} size={PAGE} total={data.total} />
     </section>
   );
 }

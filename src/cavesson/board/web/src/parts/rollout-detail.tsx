@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { address, onRest } from "../api/client";
 import { useResource } from "../api/resource";
 import { rolloutAddress } from "../api/tokens";
-import type { Place, Rollout, Row } from "../api/types";
+import type { RolloutKey, Rollout, Row } from "../api/types";
 import { useText } from "../i18n";
 import { number, percent } from "../maths/format";
 import { patchRoute, useRoute } from "../state/router";
@@ -14,13 +14,14 @@ import { Problem } from "./failure";
 import { Note } from "./note";
 import { openTokens, RolloutLine } from "./rollout-line";
 import { PromptText } from "./prompt";
+import { Switch } from "./segments";
 import { Siblings } from "./siblings";
 import { Star } from "./star";
 import { Text, TextDifference } from "./text";
 
 interface Props {
   run: number;
-  place: Place;
+  place: RolloutKey;
   search: string;
   onMove: (by: number) => void;
   /** once the text is there and the hand rests */
@@ -73,16 +74,7 @@ function Body({ run, rollout, search }: { run: number; rollout: Rollout; search:
       <PromptText text={rollout.prompt} search={search} whole={rollout.prompt_truncated} muted />
       <h3>
         {t("response")} <span class="muted">{number(rollout.reward)}</span>
-        {reference !== null && (
-          <button
-            type="button"
-            class={`quiet ${compared ? "on" : ""}`}
-            aria-pressed={compared}
-            onClick={() => patchRoute({ diff: compared ? undefined : 1 }, true)}
-          >
-            {t("difference")}
-          </button>
-        )}
+        {reference !== null && <Switch name="diff" label={t("difference")} class="quiet" />}
       </h3>
       {compared && reference !== null ? (
         <TextDifference before={reference} after={rollout.response} />
@@ -115,7 +107,7 @@ function Body({ run, rollout, search }: { run: number; rollout: Rollout; search:
   );
 }
 
-function Similar({ run, place }: { run: number; place: Place }) {
+function Similar({ run, place }: { run: number; place: RolloutKey }) {
   const t = useText();
   const [open, setOpen] = useState(false);
   const url = open ? address(`runs/${run}/similar/${place.step}/${place.sample}`, { limit: 12 }) : null;

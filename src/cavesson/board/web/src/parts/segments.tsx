@@ -1,4 +1,6 @@
-/** A choice of one among few, all in view. */
+/** Buttons that are on or off. */
+
+import { patchRoute, useRoute } from "../state/router";
 
 interface Props<K extends string> {
   options: Record<K, string>;
@@ -6,6 +8,7 @@ interface Props<K extends string> {
   onChoose: (key: K) => void;
 }
 
+/** A choice of one among few, all in view. */
 export function Segments<K extends string>({ options, chosen, onChoose }: Props<K>) {
   return (
     <span class="segments">
@@ -21,5 +24,24 @@ export function Segments<K extends string>({ options, chosen, onChoose }: Props<
         </button>
       ))}
     </span>
+  );
+}
+
+interface SwitchProps {
+  /** key of the query */
+  name: "regex" | "starred" | "zero" | "log" | "stripes" | "diff";
+  label: string;
+  title?: string;
+  class?: string;
+}
+
+/** Something that the address turns on. */
+export function Switch({ name, label, title, class: kind = "" }: SwitchProps) {
+  const on = useRoute().query[name] === "1";
+  const turn = (): void => patchRoute({ [name]: on ? undefined : 1 }, true);
+  return (
+    <button type="button" class={`${kind} ${on ? "on" : ""}`} aria-pressed={on} title={title} onClick={turn}>
+      {label}
+    </button>
   );
 }

@@ -11,6 +11,7 @@ import { parseSteps } from "../state/selection";
 import { allColumns } from "../views/response-columns";
 import { Field } from "./field";
 import { Menu } from "./menu";
+import { Switch } from "./segments";
 
 interface Props {
   run: RunSummary;
@@ -53,16 +54,6 @@ export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Prop
         {pages.loading ? "…" : t(pages.most > pages.total ? "atMost" : "rolloutCount", { count: whole(pages.most) })}
       </output>
     </div>
-  );
-}
-
-function Switch({ name, label, title }: { name: "regex" | "starred"; label: string; title: string }) {
-  const on = useRoute().query[name] === "1";
-  const turn = (): void => patchRoute({ [name]: on ? undefined : 1 }, true);
-  return (
-    <button type="button" class={on ? "on" : ""} aria-pressed={on} title={title} onClick={turn}>
-      {label}
-    </button>
   );
 }
 

@@ -1,6 +1,6 @@
 /** Chooses what is compared. */
 
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { curveColour, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
 import type { Side } from "../maths/sides";
@@ -21,7 +21,7 @@ interface Props {
   onChange: (sides: Side[]) => void;
 }
 
-const MOST_SIDES = 6;
+const MAX_SIDES = 6;
 
 export function SideBar({ sides, onChange }: Props) {
   const t = useText();
@@ -37,7 +37,7 @@ export function SideBar({ sides, onChange }: Props) {
           {...(sides.length > 2 ? { onRemove: () => onChange(sides.filter((_, at) => at !== i)) } : {})}
         />
       ))}
-      {sides.length < MOST_SIDES && (
+      {sides.length < MAX_SIDES && (
         <button type="button" onClick={() => onChange([...sides, sides[sides.length - 1]!])}>
           + {t("addSide")}
         </button>
@@ -58,6 +58,8 @@ function SideField({ index, side, onChange, onRemove }: FieldProps) {
   const colours = usePalette();
   const all = useStore(runs)!;
   const [text, setText] = useState(side.steps?.join("–") ?? "");
+  // Another side has this place once one before it is removed, and the address may change.
+  useEffect(() => setText(side.steps?.join("–") ?? ""), [side.steps?.join()]);
   const range = parseSteps(text);
   const enter = (): void => {
     const steps = range?.split("-").map(Number) as [number, number] | undefined;

@@ -1,10 +1,10 @@
-import type { Place } from "../api/types";
+import type { RolloutKey } from "../api/types";
 import { inSnapshot } from "../api/snapshot";
 import { noteStar, starOf, type Stars, toggleStar } from "../state/stars";
 
 interface Props {
   run: number;
-  row: Place & { starred?: boolean; note?: string | null };
+  row: RolloutKey & { starred?: boolean; note?: string | null };
   stars: Stars;
   /** what it is called in the reader's language; given, as a table has many */
   label: string;

@@ -60,15 +60,8 @@ export function WinsTable({ sides, comparison }: Props) {
 /** A cell is the stronger, the more prompts the row wins. */
 const STRONGEST = 110;
 
-function Wins({
-  comparison: { wins, ties, total },
-  row,
-  column,
-}: {
-  comparison: Comparison;
-  row: number;
-  column: number;
-}) {
+function Wins({ comparison, row, column }: { comparison: Comparison; row: number; column: number }) {
+  const { wins, ties, total } = comparison;
   const t = useText();
   const colours = usePalette();
   const won = wins![row]![column]!;

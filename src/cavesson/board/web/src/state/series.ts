@@ -15,7 +15,7 @@ const FIRST = [
   "eval/reward",
   "ref_reward",
   "gap",
-  "k1",
+  "kl_k1",
   "entropy",
   "length",
   "eval/length",

@@ -2,7 +2,7 @@
 
 import { forgetMatching, send } from "../api/client";
 import { snapshotStars } from "../api/snapshot";
-import type { Place } from "../api/types";
+import type { RolloutKey } from "../api/types";
 import { boardError } from "./board";
 import { createStore, useStore } from "./store";
 
@@ -14,13 +14,13 @@ const changed = createStore<Stars>(snapshotStars());
 /** For the export: answers that the page keeps may be older than its stars. */
 export const changedStars = (): Stars => changed.get();
 
-const starKey = (run: number, { step, sample }: Place): string => `${run}/${step}/${sample}`;
+const starKey = (run: number, { step, sample }: RolloutKey): string => `${run}/${step}/${sample}`;
 
 export function useStars(): Stars {
   return useStore(changed);
 }
 
-interface Starred extends Place {
+interface Starred extends RolloutKey {
   starred?: boolean;
   note?: string | null;
 }
@@ -31,7 +31,7 @@ export function starOf(stars: Stars, run: number, row: Starred): string | null {
   return key in stars ? stars[key]! : row.starred ? (row.note ?? "") : null;
 }
 
-export async function setStar(run: number, place: Place, note: string | null): Promise<void> {
+export async function setStar(run: number, place: RolloutKey, note: string | null): Promise<void> {
   const key = starKey(run, place);
   const before = changed.get();
   changed.set({ ...before, [key]: note });
@@ -56,7 +56,7 @@ export function noteStar(run: number, row: Starred): void {
 /** Notes whose stars were taken away on this page: with the star they come back. */
 const taken: Record<string, string> = {};
 
-export function toggleStar(run: number, place: Place): Promise<void> {
+export function toggleStar(run: number, place: RolloutKey): Promise<void> {
   const key = starKey(run, place);
   const note = starOf(changed.get(), run, last[key] ?? place);
   if (note !== null) taken[key] = note;

@@ -6,17 +6,16 @@ import type { Looked } from "./measured";
 interface Props {
   count: number;
   looked: Store<Looked>;
-  /** pixels between the picture's edges and its first and last token */
+  /** pixels before the picture's first token */
   left: number;
-  right: number;
 }
 
-export function Cross({ count, looked, left, right }: Props) {
+export function Cross({ count, looked, left }: Props) {
   const { token, pinned } = useStore(looked);
   const at = token ?? pinned;
   if (at === null) return null;
   return (
-    <div class="cross" style={{ left: `${left}px`, right: `${right}px` }}>
+    <div class="cross" style={{ left: `${left}px`, right: 0 }}>
       <i style={{ left: `${((at + 0.5) / count) * 100}%` }} />
     </div>
   );

@@ -14,7 +14,7 @@ import { patchRoute, useRoute } from "../state/router";
 
 const BUCKETS = 100;
 /** Follow from whole responses and γ; the roll-ups are of single tokens. */
-const WHOLE = ["return_to_go", "value_error"];
+const WHOLE = ["return_to_go", "monte_carlo_error"];
 
 interface Props {
   run: number;

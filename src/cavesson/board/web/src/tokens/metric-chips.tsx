@@ -1,7 +1,8 @@
 /** Which metric colours the text, and which ones stand below as strips. */
 
 import { useText } from "../i18n";
-import { patchRoute, useRoute } from "../state/router";
+import { Switch } from "../parts/segments";
+import { patchRoute } from "../state/router";
 import type { Measured } from "./measured";
 
 interface Props {
@@ -12,8 +13,6 @@ interface Props {
 
 export function MetricChips({ measured, chosen, strips }: Props) {
   const t = useText();
-  const { query } = useRoute();
-  const striped = query["stripes"] === "1";
   const toggle = (one: Measured): void => {
     const next = strips.includes(one)
       ? strips.filter((strip) => strip !== one)
@@ -27,11 +26,11 @@ export function MetricChips({ measured, chosen, strips }: Props) {
           <button
             type="button"
             class={one === chosen ? "on" : ""}
-            title={`${t(`metric_${one.metric.key}` as "metric_kl")}${i < 9 ? `  [${i + 1}]` : ""}`}
+            title={`${t(`metric_${one.metric.key}` as "metric_kl_k1")}${i < 9 ? `  [${i + 1}]` : ""}`}
             aria-pressed={one === chosen}
             onClick={() => patchRoute({ metric: one.metric.key }, true)}
           >
-            {one.metric.key.replaceAll("_", " ")}
+            {one.metric.key}
           </button>
           <button
             type="button"
@@ -45,15 +44,7 @@ export function MetricChips({ measured, chosen, strips }: Props) {
           </button>
         </span>
       ))}
-      <button
-        type="button"
-        class={striped ? "on" : ""}
-        aria-pressed={striped}
-        title={t("stripesHint")}
-        onClick={() => patchRoute({ stripes: striped ? undefined : 1 }, true)}
-      >
-        {t("stripes")}
-      </button>
+      <Switch name="stripes" label={t("stripes")} title={t("stripesHint")} />
     </>
   );
 }

@@ -1,7 +1,7 @@
 /** The whole response as a map: one row per line, one mark per token, and the part in view. */
 
 import { useEffect, useRef } from "preact/hooks";
-import { usePalette } from "../charts/palette";
+import { type Palette, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
 import { tint } from "../maths/colour";
 import type { Line } from "../maths/layout";
@@ -21,12 +21,13 @@ interface Props {
   onGo: (line: number) => void;
 }
 
-export function Minimap({ lines, units, chosen, width, seen, onGo }: Props) {
+export function Minimap(props: Props) {
+  const { lines, chosen, width, seen, onGo } = props;
   const t = useText();
   const colours = usePalette();
   const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => {
-    const later = setTimeout(() => paint(canvas.current!, lines, units, chosen, width, colours));
+    const later = setTimeout(() => paint(canvas.current!, props, colours));
     return () => clearTimeout(later);
   }, [lines, chosen, colours, width]);
   const go = (event: PointerEvent): void => {
@@ -56,16 +57,7 @@ function Shade({ seen, total }: { seen: Store<Seen>; total: number }) {
   return <div class="shade" style={{ top: share(first), height: `max(6px, ${share(last - first)})` }} />;
 }
 
-type Colours = ReturnType<typeof usePalette>;
-
-function paint(
-  canvas: HTMLCanvasElement,
-  lines: Line[],
-  units: Unit[],
-  chosen: Measured,
-  width: number,
-  colours: Colours,
-): void {
+function paint(canvas: HTMLCanvasElement, { lines, units, chosen, width }: Props, colours: Palette): void {
   const ratio = devicePixelRatio;
   canvas.width = canvas.clientWidth * ratio;
   canvas.height = canvas.clientHeight * ratio;

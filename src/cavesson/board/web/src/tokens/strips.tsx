@@ -3,10 +3,9 @@
 import { useCallback } from "preact/hooks";
 import type { Tokens } from "../api/tokens";
 import { type Palette, usePalette } from "../charts/palette";
-import type { Pen } from "../charts/pen";
+import { type Pen, type Point, straight, type SvgFile, svgOf } from "../charts/pen";
 import { Picture } from "../charts/picture";
 import { Card } from "../parts/card";
-import { SvgPen } from "../charts/pen";
 import { useText } from "../i18n";
 import { strength } from "../maths/colour";
 import { number } from "../maths/format";
@@ -27,48 +26,38 @@ export function Strips({ loaded, strips, looked }: Props) {
   const t = useText();
   const colours = usePalette();
   if (strips.length === 0) return null;
-  const at = (x: number, width: number): number => clamp(Math.floor((x / width) * loaded.count), 0, loaded.count - 1);
-  const save = (): [string, number, number] => {
-    const pen = new SvgPen(colours.sans);
+  const drawFile = (pen: Pen): void =>
     strips.forEach((strip, i) => {
       pen.text(12, 20 + i * 52, strip.metric.key, { colour: colours.muted, size: 11 });
       drawStrip(shifted(pen, 12, 24 + i * 52), 876, HEIGHT, strip, colours);
     });
-    return [pen.svg(900, 20 + strips.length * 52, colours.surface), 900, 20 + strips.length * 52];
-  };
+  const save = (): SvgFile => svgOf(900, 20 + strips.length * 52, colours, drawFile);
   return (
     <Card title={t("strips")} hint={t("stripsHint")} class="strips" save={save}>
       <div class="lanes">
         {strips.map((strip) => (
           <div key={strip.metric.key} class="lane">
             <span class="name">
-              {strip.metric.key.replaceAll("_", " ")}
+              {strip.metric.key}
               <small>
                 {number(strip.scale.low, 2)} … {number(strip.scale.high, 2)}
               </small>
             </span>
-            <Lane strip={strip} colours={colours} looked={looked} at={at} />
+            <Lane strip={strip} looked={looked} />
           </div>
         ))}
         <div class="lane-cross">
-          <Cross count={loaded.count} looked={looked} left={0} right={0} />
+          <Cross count={loaded.count} looked={looked} left={0} />
         </div>
       </div>
     </Card>
   );
 }
 
-function Lane({
-  strip,
-  colours,
-  looked,
-  at,
-}: {
-  strip: Measured;
-  colours: Palette;
-  looked: Store<Looked>;
-  at: (x: number, width: number) => number;
-}) {
+function Lane({ strip, looked }: { strip: Measured; looked: Store<Looked> }) {
+  const colours = usePalette();
+  const count = strip.values.length;
+  const at = (x: number, width: number): number => clamp(Math.floor((x / width) * count), 0, count - 1);
   const draw = useCallback(
     (pen: Pen, width: number, height: number): void => drawStrip(pen, width, height, strip, colours),
     [strip, colours],
@@ -85,39 +74,20 @@ function Lane({
 }
 
 /** Bars from zero; where tokens are narrower than a pixel, the lowest and highest of each pixel. */
-function drawStrip(
-  pen: Pen,
-  width: number,
-  height: number,
-  { values, scale, metric }: Measured,
-  colours: Palette,
-): void {
+function drawStrip(pen: Pen, width: number, height: number, strip: Measured, colours: Palette): void {
+  const { values, scale, metric } = strip;
   const signed = metric.kind === "signed";
   const down = metric.kind === "surprise";
   const zero = signed ? height / 2 : down ? 1 : height - 1;
   const reach = signed ? height / 2 - 1 : height - 2;
-  pen.line(
-    [
-      [0, zero],
-      [width, zero],
-    ],
-    { colour: colours.line },
-  );
+  straight(pen, [0, zero], [width, zero], { colour: colours.line });
   const columns = Math.min(values.length, Math.floor(width));
   const wide = width / Math.max(1, columns);
-  const hue = {
-    signed: colours.hues.positive,
-    positive: colours.hues.positive,
-    surprise: colours.hues.surprise,
-    fraction: colours.hues.fraction,
-  }[metric.kind];
+  const hue = colours.hues[metric.kind === "signed" ? "positive" : metric.kind];
   for (let column = 0; column < columns; column++) {
-    const [from, to] = [
-      Math.floor((column * values.length) / columns),
-      Math.floor(((column + 1) * values.length) / columns),
-    ];
+    const end = Math.floor(((column + 1) * values.length) / columns);
     let [low, high] = [0, 0];
-    for (let i = from; i < to; i++) {
+    for (let i = Math.floor((column * values.length) / columns); i < end; i++) {
       const value = values[i]!;
       if (Number.isNaN(value)) continue;
       const amount = strength(scale, value);
@@ -131,17 +101,10 @@ function drawStrip(
 }
 
 function shifted(pen: Pen, dx: number, dy: number): Pen {
+  const moved = (points: readonly Point[]): Point[] => points.map(([x, y]) => [x + dx, y + dy]);
   return {
-    line: (points, stroke) =>
-      pen.line(
-        points.map(([x, y]) => [x + dx, y + dy] as const),
-        stroke,
-      ),
-    area: (points, colour) =>
-      pen.area(
-        points.map(([x, y]) => [x + dx, y + dy] as const),
-        colour,
-      ),
+    line: (points, stroke) => pen.line(moved(points), stroke),
+    area: (points, colour) => pen.area(moved(points), colour),
     rect: (x, y, width, height, colour) => pen.rect(x + dx, y + dy, width, height, colour),
     text: (x, y, text, words) => pen.text(x + dx, y + dy, text, words),
   };

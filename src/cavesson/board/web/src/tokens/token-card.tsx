@@ -59,7 +59,7 @@ function Values({ measured, unit }: { measured: Measured[]; unit: Unit }) {
       <tbody>
         {measured.map((one) => (
           <tr key={one.metric.key}>
-            <td title={t(`metric_${one.metric.key}` as "metric_kl")}>{one.metric.key.replaceAll("_", " ")}</td>
+            <td title={t(`metric_${one.metric.key}` as "metric_kl_k1")}>{one.metric.key}</td>
             {tokens.map((token) => (
               <td key={token} class="number" style={{ backgroundColor: colour(one, token) }}>
                 {number(one.values[token])}
@@ -78,7 +78,7 @@ function quoted(text: string): string {
 }
 
 /** Metrics whose sum over the response means something. */
-const ADDS_UP = new Set(["log_ratio", "logprob", "ref_logprob", "token_reward", "sampler_gap"]);
+const ADDS_UP = new Set(["kl_k1", "logprob", "ref_logprob", "token_reward", "sampler_gap"]);
 
 /** From so many tokens on, sums take long enough to be felt. */
 const LONG = 4000;
@@ -107,7 +107,7 @@ function Totals({ measured }: { measured: Measured[] }) {
           const { sum, count } = i < ready ? summed(one.values) : { sum: 0, count: 0 };
           return (
             <tr key={key}>
-              <td title={t(`metric_${key}` as "metric_kl")}>{key.replaceAll("_", " ")}</td>
+              <td title={t(`metric_${key}` as "metric_kl_k1")}>{key}</td>
               <td class="number">{ADDS_UP.has(key) && count > 0 ? number(sum) : ""}</td>
               <td class="number">{number(count > 0 ? sum / count : null)}</td>
             </tr>

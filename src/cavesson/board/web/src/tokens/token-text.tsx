@@ -5,8 +5,9 @@ import type { Tokens } from "../api/tokens";
 import { type Palette, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
 import { tint } from "../maths/colour";
-import { breakLines, type Fragment, type Line, lineOfToken } from "../maths/layout";
+import { breakLines, type Line, lineOfToken } from "../maths/layout";
 import { direction } from "../maths/text";
+import type { Unit } from "../maths/units";
 import { type ListHandle, remembering, VirtualList } from "../parts/virtual-list";
 import { createStore, type Store } from "../state/store";
 import type { Looked, Measured } from "./measured";
@@ -22,7 +23,7 @@ interface Props {
 
 const TEXT_HEIGHT = 27;
 const STRIPE = 4;
-const MOST_LINES = 15;
+const MAX_LINES = 15;
 /** Of a long response so many units come first: more than fits into the box. */
 const FIRST = 2000;
 /** what the box around the lines takes, and what it leaves above the first */
@@ -31,6 +32,8 @@ const ABOVE = 8;
 /** between two tokens, as .tok has it */
 const GAP = 1;
 
+const stripesHeight = (count: number): number => (count > 0 ? count * STRIPE + 3 : 0);
+
 export function TokenText({ loaded, chosen, stripes, looked }: Props) {
   const t = useText();
   const colours = usePalette();
@@ -38,14 +41,14 @@ export function TokenText({ loaded, chosen, stripes, looked }: Props) {
   const list = useRef<ListHandle>(null);
   const [seen] = useState(() => createStore<Seen>([0, 0]));
   const width = useWidth(box);
-  const lineHeight = TEXT_HEIGHT + (stripes.length > 0 ? stripes.length * STRIPE + 3 : 0);
+  const lineHeight = TEXT_HEIGHT + stripesHeight(stripes.length);
   const whole = useAfterPaint(true, loaded.units.length > 2 * FIRST);
   const measure = useMemo(() => measurer(colours.sans), [colours.sans]);
   const lines = useMemo(() => {
     const units = whole ? loaded.units : loaded.units.slice(0, FIRST);
     return width > 0 ? breakLines(units, width - INSET, measure) : [];
   }, [loaded, width, whole, measure]);
-  const height = Math.max(lineHeight + 20, Math.min(lines.length, MOST_LINES) * lineHeight + 16);
+  const height = Math.max(lineHeight + 20, Math.min(lines.length, MAX_LINES) * lineHeight + 16);
   const draw = useMemo(
     () =>
       remembering((index) => (
@@ -83,7 +86,7 @@ export function TokenText({ loaded, chosen, stripes, looked }: Props) {
           />
         )}
       </div>
-      {lines.length > MOST_LINES && (
+      {lines.length > MAX_LINES && (
         <Minimap
           lines={lines}
           units={loaded.units}
@@ -181,7 +184,7 @@ function TextLine({ line, height, loaded, chosen, stripes, colours }: LineProps)
             key={i}
             data-token={unit.first}
             class={padding ? "tok padding" : "tok"}
-            style={background(fragment, unit.first, unit.count, chosen, stripes, colours)}
+            style={background(fragment.text, unit, [chosen, ...stripes], colours)}
           >
             {fragment.text}
           </span>
@@ -194,26 +197,19 @@ function TextLine({ line, height, loaded, chosen, stripes, colours }: LineProps)
 const colourOf = ({ scale, values }: Measured, token: number, colours: Palette): string =>
   tint(scale, values[token]!, colours.hues) ?? "transparent";
 
-/** The chosen metric behind the text, others as stripes below; a character of several tokens is divided among them. */
-function background(
-  fragment: Fragment,
-  first: number,
-  count: number,
-  chosen: Measured,
-  stripes: Measured[],
-  colours: Palette,
-): Record<string, string> {
-  if (stripes.length === 0 && count === 1) return { backgroundColor: colourOf(chosen, first, colours) };
+/** The first metric behind the text, others as stripes below; a character of several tokens is divided among them. */
+function background(text: string, { first, count }: Unit, shown: Measured[], colours: Palette): Record<string, string> {
+  if (shown.length === 1 && count === 1) return { backgroundColor: colourOf(shown[0]!, first, colours) };
   const layer = (measured: Measured): string => {
     const tints = Array.from({ length: count }, (_, i) => colourOf(measured, first + i, colours));
     if (count === 1) return `linear-gradient(${tints[0]},${tints[0]})`;
     const stops = tints.map((colour, i) => `${colour} ${(i / count) * 100}% ${((i + 1) / count) * 100}%`).join(",");
-    return `linear-gradient(${direction(fragment.text) === "rtl" ? "to left" : "to right"},${stops})`;
+    return `linear-gradient(${direction(text) === "rtl" ? "to left" : "to right"},${stops})`;
   };
-  const layers = [chosen, ...stripes].map(layer);
+  const layers = shown.map(layer);
   const sizes = layers.map((_, i) => (i === 0 ? "100% 21px" : `100% ${STRIPE - 1}px`));
   const places = layers.map((_, i) => (i === 0 ? "0 0" : `0 ${23 + (i - 1) * STRIPE}px`));
-  const padding = `${stripes.length > 0 ? stripes.length * STRIPE + 3 : 0}px`;
+  const padding = `${stripesHeight(shown.length - 1)}px`;
   return {
     backgroundImage: layers.join(","),
     backgroundSize: sizes.join(","),

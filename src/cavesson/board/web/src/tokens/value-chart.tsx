@@ -4,7 +4,7 @@ import { useCallback, useMemo } from "preact/hooks";
 import type { Tokens } from "../api/tokens";
 import { leftAxis, vertical, type Frame } from "../charts/axes";
 import { type Palette, usePalette } from "../charts/palette";
-import { type Pen, type Point, SvgPen } from "../charts/pen";
+import { type Pen, type Point, straight, type SvgFile, svgOf } from "../charts/pen";
 import { Picture } from "../charts/picture";
 import { Card } from "../parts/card";
 import { useText } from "../i18n";
@@ -23,25 +23,21 @@ interface Props {
 const HEIGHT = 150;
 /** As the strips above have it (--name in tokens.css): a token stands at the same place in both. */
 const LEFT = 104;
-const RIGHT = 0;
 
 export function ValueChart({ loaded, measured, looked }: Props) {
   const t = useText();
   const colours = usePalette();
   const of = (key: string): Float32Array | undefined => measured.find(({ metric }) => metric.key === key)?.values;
-  const [value, target, error] = [of("value"), of("return_to_go"), of("value_error")];
+  const [value, target, error] = [of("value"), of("return_to_go"), of("monte_carlo_error")];
   const draw = useCallback(
-    (pen: Pen, width: number, height: number): void => drawValues(pen, width, height, value!, target!, colours),
+    (pen: Pen, width: number, height: number): void =>
+      drawValues(pen, { left: LEFT, top: 8, right: width, bottom: height - 8 }, value!, target!, colours),
     [value, target, colours],
   );
   if (!value || !target || !error) return null;
-  const save = (): [string, number, number] => {
-    const pen = new SvgPen(colours.sans);
-    draw(pen, 900, 300);
-    return [pen.svg(900, 300, colours.surface), 900, 300];
-  };
   const tokenAt = (x: number, width: number): number =>
-    clamp(Math.floor(((x - LEFT) / (width - LEFT - RIGHT)) * loaded.count), 0, loaded.count - 1);
+    clamp(Math.floor(((x - LEFT) / (width - LEFT)) * loaded.count), 0, loaded.count - 1);
+  const save = (): SvgFile => svgOf(900, 300, colours, (pen) => draw(pen, 900, 300));
   return (
     <Card title={t("valueTitle")} hint={t("valueHint")} save={save}>
       <Numbers value={value} target={target} error={error} looked={looked} />
@@ -55,7 +51,7 @@ export function ValueChart({ loaded, measured, looked }: Props) {
             looked.set({ token: null, pinned: tokenAt(x, width), reveal: looked.get().reveal + 1 })
           }
         />
-        <Cross count={loaded.count} looked={looked} left={LEFT} right={RIGHT} />
+        <Cross count={loaded.count} looked={looked} left={LEFT} />
       </div>
     </Card>
   );
@@ -101,34 +97,15 @@ function rootMeanSquare(values: Float32Array): number {
   return Math.sqrt(kept.reduce((sum, one) => sum + one * one, 0) / kept.length);
 }
 
-const frameOf = (width: number, height: number): Frame => ({
-  left: LEFT,
-  top: 8,
-  right: width - RIGHT,
-  bottom: height - 8,
-});
-
-function drawValues(
-  pen: Pen,
-  width: number,
-  height: number,
-  value: Float32Array,
-  target: Float32Array,
-  colours: Palette,
-): void {
-  const frame = frameOf(width, height);
-  const [expected, came] = [thinned(value, width), thinned(target, width)];
+function drawValues(pen: Pen, frame: Frame, value: Float32Array, target: Float32Array, colours: Palette): void {
+  const [expected, came] = [thinned(value, frame.right), thinned(target, frame.right)];
   const [low, high] = limits([...expected.map((i) => value[i]!), ...came.map((i) => target[i]!), 0], false);
   const room = (high - low) * 0.06;
   const y = vertical(frame, low - room, high + room);
   const place = (amount: number): number => clamp(y(amount), frame.top, frame.bottom);
   const x = (token: number): number => frame.left + ((token + 0.5) / value.length) * (frame.right - frame.left);
   leftAxis(pen, frame, low - room, high + room, colours);
-  const zero: Point[] = [
-    [frame.left, y(0)],
-    [frame.right, y(0)],
-  ];
-  if (low <= 0 && high >= 0) pen.line(zero, { colour: colours.faint });
+  if (low <= 0 && high >= 0) straight(pen, [frame.left, y(0)], [frame.right, y(0)], { colour: colours.faint });
   const points = (values: Float32Array, at: number[]): Point[] => at.map((i): Point => [x(i), place(values[i]!)]);
   const [upper, lower] = [points(value, expected), points(target, came)];
   pen.area([...upper, ...[...lower].reverse()], `${colours.warm}40`);

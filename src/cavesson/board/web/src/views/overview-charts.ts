@@ -54,9 +54,9 @@ export function mainCharts(series: Series, shaping: Shaping, colours: Palette, t
     {
       title: "kl",
       hint: "hintKl",
-      spread: of("k1"),
+      spread: of("kl_k1"),
       healthy: HEALTHY_KL,
-      curves: [{ name: klMetric ? "objective" : "k1", from: klMetric ?? of("k1")?.mean }],
+      curves: [{ name: klMetric ? "objective" : "kl_k1", from: klMetric ?? of("kl_k1")?.mean }],
     },
     {
       title: "entropy",
@@ -102,28 +102,15 @@ export function otherCharts(series: Series, shaping: Shaping, colours: Palette, 
   for (const name of Object.keys(series.metrics).sort()) {
     if (!name.toLowerCase().includes(find.toLowerCase())) continue;
     const group = name.includes("/") ? name.slice(0, name.indexOf("/")) : "";
-    const spec = shaped(
-      {
-        title: name,
-        x: series.step,
-        curves: [{ name, values: series.metrics[name]!, colour: colours.s1 }],
-        bands: [],
-        log: false,
-      },
-      shaping,
-    );
+    const curves = [{ name, values: series.metrics[name]!, colour: colours.s1 }];
+    const spec = shaped({ title: name, x: series.step, curves, bands: [], log: false }, shaping);
     groups.set(group, [...(groups.get(group) ?? []), { spec }]);
   }
   return groups;
 }
 
-function built(
-  { title, hint, curves, spread, healthy }: Wanted,
-  series: Series,
-  shaping: Shaping,
-  colours: Palette,
-  t: Translate,
-): Chart[] {
+function built(wanted: Wanted, series: Series, shaping: Shaping, colours: Palette, t: Translate): Chart[] {
+  const { title, hint, curves, spread, healthy } = wanted;
   const found = curves.flatMap(({ name, from, colour, dashed = false }, i): Curve[] => {
     const values = typeof from === "string" ? series.metrics[from] : from;
     const measured = values?.some((value) => value !== null);

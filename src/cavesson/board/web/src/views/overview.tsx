@@ -5,7 +5,7 @@ import { LineChart, type Mark } from "../charts/line-chart";
 import { type Palette, usePalette } from "../charts/palette";
 import type { Finding } from "../api/types";
 import { useText } from "../i18n";
-import { Segments } from "../parts/segments";
+import { Segments, Switch } from "../parts/segments";
 import { Smoothing } from "../parts/smoothing";
 import { StepBrief } from "../parts/step-brief";
 import { useFindings } from "../parts/scrubber";
@@ -87,22 +87,11 @@ function marksOf(findings: Finding[], colours: Palette): Mark[] {
 function ShapingBar({ shaping, zoomed }: { shaping: Shaping; zoomed: boolean }) {
   const t = useText();
   const bands = { quantiles: t("bandQuantiles"), spread: t("bandSpread"), none: t("bandNone") };
-  const toggle = (key: "zero" | "log") => patchRoute({ [key]: shaping[key] ? undefined : 1 }, true);
   return (
     <div class="bar">
       <Smoothing value={shaping.smooth} />
-      <button
-        type="button"
-        class={shaping.zero ? "on" : ""}
-        aria-pressed={shaping.zero}
-        title={t("zeroShiftHint")}
-        onClick={() => toggle("zero")}
-      >
-        {t("zeroShift")}
-      </button>
-      <button type="button" class={shaping.log ? "on" : ""} aria-pressed={shaping.log} onClick={() => toggle("log")}>
-        {t("logAxis")}
-      </button>
+      <Switch name="zero" label={t("zeroShift")} title={t("zeroShiftHint")} />
+      <Switch name="log" label={t("logAxis")} />
       <Segments options={bands} chosen={shaping.band} onChoose={(key) => patchRoute({ band: key }, true)} />
       {zoomed && (
         <button type="button" onClick={() => patchRoute({ x: undefined }, true)}>

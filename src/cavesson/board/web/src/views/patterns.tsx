@@ -50,12 +50,7 @@ export function Patterns() {
         <>
           <SpreadChart title={t("spreadTitle")} hint={t("spreadHint")} steps={data.steps} {...drawn} />
           <PatternTable patterns={found} onOpen={search} />
-          <Pages
-            offset={offset}
-            size={PAGE}
-            total={data.total}
-            onTurn={(next) => patchRoute({ offset: next || undefined }, true)}
-          />
+          <Pages name="offset" offset={offset} size={PAGE} total={data.total} />
         </>
       )}
     </main>

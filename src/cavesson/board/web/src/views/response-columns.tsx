@@ -22,7 +22,7 @@ const WHOLE = new Set(["step", "sample", "group", "length", "policy_version", "a
 const WANTED = [
   "reward",
   "step",
-  "k1",
+  "kl_k1",
   "length",
   "sample",
   "gap",

@@ -6,6 +6,7 @@ import type { Ridge, RunSummary, Series } from "../api/types";
 import { RidgeChart } from "../charts/ridge";
 import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
+import { FactList } from "../parts/facts";
 import { Groups } from "../parts/groups";
 import { NeverBeats } from "../parts/never-beats";
 import { Problem } from "../parts/failure";
@@ -90,22 +91,16 @@ function StepFacts({ series, column, step }: { series: Series; column: string; s
   const at = series.step.indexOf(step);
   const rollup = series.rollups[column];
   if (!rollup || at < 0) return null;
-  const facts: [string, string][] = [
-    [t("rollouts"), whole(rollup.count[at])],
-    [t("mean"), number(rollup.mean[at])],
-    [t("spread"), number(rollup.sd[at], 3)],
-    [t("median"), number(rollup.q50[at])],
-    [t("lowest"), number(rollup.min[at])],
-    [t("highest"), number(rollup.max[at])],
-  ];
   return (
-    <dl class="facts">
-      {facts.map(([name, value]) => (
-        <div key={name}>
-          <dt>{name}</dt>
-          <dd>{value}</dd>
-        </div>
-      ))}
-    </dl>
+    <FactList
+      facts={[
+        [t("rollouts"), whole(rollup.count[at])],
+        [t("mean"), number(rollup.mean[at])],
+        [t("spread"), number(rollup.sd[at], 3)],
+        [t("median"), number(rollup.q50[at])],
+        [t("lowest"), number(rollup.min[at])],
+        [t("highest"), number(rollup.max[at])],
+      ]}
+    />
   );
 }

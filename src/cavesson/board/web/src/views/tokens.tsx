@@ -4,12 +4,13 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { address, onRest } from "../api/client";
 import { useResource } from "../api/resource";
 import { loadTokens, type Tokens as Loaded } from "../api/tokens";
-import type { Place } from "../api/types";
+import type { RolloutKey } from "../api/types";
 import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
 import { available } from "../maths/metrics";
 import { gist } from "../maths/prompt";
 import { oneLine, visible } from "../maths/text";
+import { FactList } from "../parts/facts";
 import { Problem } from "../parts/failure";
 import { openTokens } from "../parts/rollout-line";
 import { PromptText } from "../parts/prompt";
@@ -128,7 +129,7 @@ function Opened({ run, loaded, gamma, seen }: { run: number; loaded: Loaded; gam
 
 /** Without a choice the first few that say most together. */
 function stripsOf(measured: Measured[], chosen: string | undefined): Measured[] {
-  const wanted = chosen?.split(",") ?? ["log_ratio", "value", "token_reward", "entropy"];
+  const wanted = chosen?.split(",") ?? ["kl_k1", "value", "token_reward", "entropy"];
   return measured.filter(({ metric }) => wanted.includes(metric.key));
 }
 
@@ -171,7 +172,7 @@ function Header({ run, loaded: { rollout, count } }: { run: number; loaded: Load
   const stars = useStars();
   const facts: [string, string][] = [
     [t("reward"), number(rollout.reward)],
-    ["k1", number(rollout["k1"])],
+    ["kl_k1", number(rollout["kl_k1"])],
     [t("tokens"), whole(count)],
     [t("finish"), visible(rollout.finish_reason ?? "–")],
   ];
@@ -183,21 +184,21 @@ function Header({ run, loaded: { rollout, count } }: { run: number; loaded: Load
       </h2>
       <Neighbour run={run} place={rollout.previous ?? null} sign="‹" title={t("previousRow")} />
       <Neighbour run={run} place={rollout.next ?? null} sign="›" title={t("nextRow")} />
-      <dl class="facts">
-        {facts.map(([name, value]) => (
-          <div key={name}>
-            <dt>{name}</dt>
-            <dd>{value}</dd>
-          </div>
-        ))}
-      </dl>
+      <FactList facts={facts} />
       <span class="space" />
       <Siblings run={run} rollout={rollout} />
     </div>
   );
 }
 
-function Neighbour({ run, place, sign, title }: { run: number; place: Place | null; sign: string; title: string }) {
+interface NeighbourProps {
+  run: number;
+  place: RolloutKey | null;
+  sign: string;
+  title: string;
+}
+
+function Neighbour({ run, place, sign, title }: NeighbourProps) {
   const open = (): void => void (place && openTokens(run, place.step, place.sample));
   return (
     <button type="button" class="quiet" title={title} disabled={!place} onClick={open}>

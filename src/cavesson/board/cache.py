@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Memory:
+class Cache:
     """Keeps the most recently used results of each kind; concurrent requests for a result share one computation."""
 
     def __init__(self) -> None:

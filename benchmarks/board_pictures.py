@@ -1,0 +1,42 @@
+"""Draws the pictures of the board in docs/images: benchmarks/board_pictures.py runs/demo."""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from board import Server
+from playwright.sync_api import sync_playwright
+
+IMAGES = Path(__file__).parents[1] / "docs/images"
+PICTURES = {
+    "board": (
+        "tokens?step=18&sample=12&metric=kl_k1&token=2&strips=kl_k1,value,token_reward,entropy",
+        1200,
+        860,
+    ),
+    "board-overview": ("overview", 1200, 780),
+    "board-step": ("step?step=19", 1200, 560),
+    "board-responses": ("responses?q=wonderful&sort=-reward&at=18.6", 1200, 620),
+    "board-patterns": ("patterns?kind=word&sort=lift", 1200, 760),
+    "board-compare": ("compare?sides=0%400-3,0%4016-19", 1340, 760),
+}
+"""By name: the address, and the size of the window in pixels."""
+
+
+def main() -> None:
+    """Read the arguments and draw."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("run", type=Path, help="folder of a demo's run")
+    with Server(parser.parse_args().run) as server, sync_playwright() as playwright:
+        server.wait(lambda: server.get("runs")[0]["indexed"] == 1)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, (address, width, height) in PICTURES.items():
+            page = browser.new_page(viewport={"width": width, "height": height})
+            page.goto(f"{server.base}/{address}")
+            page.wait_for_load_state("networkidle")
+            page.screenshot(path=IMAGES / f"{name}.png")
+            page.close()
+
+
+if __name__ == "__main__":
+    main()

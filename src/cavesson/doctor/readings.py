@@ -1,0 +1,63 @@
+"""Readings that several rules share: of a metric that spikes, and of a series that exceeds a limit or shrinks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.finding import Curve, Reading, Share
+from cavesson.doctor.series import Array, Series, earliest, over_median, since, trend
+
+HIGH = 10.0
+"""Times the median of the steps before."""
+MIN_SPIKES, MIN_SHARE = 4, Share(0.1)
+"""Number of spikes, and their share of the steps from the first one on: a single spike is one unusual batch."""
+
+
+def spikes(data: RunData, metric: str, limit: float, steps: int, often: float, smallest: float = 0.0) -> Reading:
+    """Return how far a metric rises above its running median; unhealthy if it often exceeds ``limit`` times it.
+
+    Args:
+        data: The run.
+        metric: Name of the metric.
+        limit: Times the median above which a value is a spike.
+        steps: Number of spikes from which they are often.
+        often: Share of the steps from the first spike on that they must have, too.
+        smallest: Values up to this are not spikes.
+    """
+    points = data.metric(metric)
+    over = np.nan_to_num(over_median(points))
+    bad = points.step[(over > limit) & (points.value > smallest)]
+    first = earliest(bad)
+    sick = first is not None and len(bad) >= max(steps, often * len(points.after(first)))
+    curve = Curve(Series(points.step, over), high=limit)
+    return Reading(float(over.max(initial=0)), sick, first, data.step_evidence(bad), curve=curve)
+
+
+def exceeding(
+    data: RunData, points: Series, first: int | None, high: float, statistic: Callable[[Array], Any] = np.median
+) -> Reading:
+    """Return how large a series is from the step on at which it begins to exceed a limit.
+
+    Args:
+        data: The run.
+        points: The series.
+        first: This step; None if the series does not exceed the limit for long, and the reading is where it ends.
+        high: The limit; the number seen is a share if the limit is one.
+        statistic: Of the values from this step on.
+    """
+    value = points.last() if first is None else float(statistic(points.after(first).value))
+    seen = Share(value) if isinstance(high, Share) else value
+    return Reading(seen, first is not None, first, data.step_evidence([first]), curve=Curve(points, high=high))
+
+
+def collapse(data: RunData, points: Series, limit: float) -> Reading | None:
+    """Return where a series ends; unhealthy if that is below ``limit`` times its start, and not by chance."""
+    if len(points) < 8:
+        return None
+    before = points.first()
+    sick = points.last() < limit * before and trend(points).p < 0.01
+    first = since(points, points.value < 0.8 * before, 3)
+    evidence = data.step_evidence(points.step[-1:])
+    return Reading(points.last(), sick, first, evidence, {"before": before}, Curve(points, low=limit * before))

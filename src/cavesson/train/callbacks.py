@@ -1,0 +1,69 @@
+"""What a run does beside training: log metrics, report progress, and write checkpoints."""
+
+from cavesson.algorithms.settings import CheckpointSettings
+from cavesson.integrations.trackers import Trackers
+from cavesson.train.checkpoint import save
+from cavesson.train.loop import Callback, Report, Trainer
+from cavesson.train.update import Metrics
+
+
+class Log(Callback):
+    """Writes metrics to the record and sends them to trackers; `trackers` is None on all processes but the main one."""
+
+    def __init__(self, trackers: Trackers | None) -> None:
+        self.trackers = trackers
+
+    def on_metrics(self, trainer: Trainer, step: int, metrics: Metrics) -> None:
+        if trainer.recorder is not None:
+            trainer.recorder.metrics(step, metrics)
+        if self.trackers is not None:
+            self.trackers.log(step, metrics)
+
+
+class Reports(Callback):
+    """Calls a function with the metrics of every step, and keeps them."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.metrics: list[Metrics] = []
+        """of every step so far, in order"""
+
+    def on_metrics(self, trainer: Trainer, step: int, metrics: Metrics) -> None:
+        if step < trainer.steps:
+            self.metrics.append(metrics)
+            self.report(step, dict(metrics))
+
+
+class Checkpoints(Callback):
+    """Writes checkpoints at intervals, before a stop, and at the end.
+
+    Args:
+        settings: intervals, and how many checkpoints are kept.
+        updates: optimiser steps between checkpoints inside a step; 0 = none.
+    """
+
+    def __init__(self, settings: CheckpointSettings, updates: int) -> None:
+        self.settings = settings
+        self.updates = updates
+
+    def on_step(self, trainer: Trainer) -> None:
+        every = self.settings.every
+        is_due = every and trainer.next_step % every == 0
+        if is_due or trainer.next_step == trainer.steps or trainer.stop is not None:
+            self._save(trainer)
+
+    def on_update(self, trainer: Trainer, done: int) -> None:
+        if trainer.stop is not None or (self.updates and done % self.updates == 0):
+            self._save(trainer)
+
+    def on_failed_reward(self, trainer: Trainer) -> None:
+        # Other processes may not have failed, and waiting for them would never end.
+        if trainer.next_step and trainer.learner.processes.count == 1:
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.recorder is not None:
+            trainer.recorder.flush()  # a checkpoint must never include a step that is not in the record
+        if trainer.learner.processes.is_main:
+            save(trainer.folder, trainer.checkpoint(), self.settings.keep)
+        trainer.learner.processes.wait()
