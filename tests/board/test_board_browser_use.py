@@ -197,6 +197,7 @@ def test_a_view_is_saved_as_a_file_that_needs_no_server(browser, board_told, tmp
         page.locator(".banner").wait_for()
 
 
+@pytest.mark.slow
 def test_a_table_is_saved_with_its_rollouts(browser, board_told, tmp_path):
     with opened(browser, f"{board_told.address}/responses?sort=-reward&filter=reward+%3E+2.5") as page:
         page.locator('.tr[aria-rowindex="2"] .td').first.wait_for()

@@ -180,6 +180,7 @@ def test_who_reads_nothing_of_an_answer_is_disconnected_and_who_reads_slowly_is_
             assert read(slow, 0.25) > SIZE and time.monotonic() - began > 2 * connections.READING_SECONDS
 
 
+@pytest.mark.slow
 def test_a_server_without_room_for_files_says_so_once(run):
     command = f"ulimit -n 110; exec {sys.executable} -m cavesson board '{run}' --port 0 --no-browser"
     process = subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

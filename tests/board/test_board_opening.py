@@ -133,6 +133,7 @@ def test_a_file_that_is_broken_is_as_none(run, cache):
     assert kept(run) is None and not is_kept(run)
 
 
+@pytest.mark.slow
 def test_the_next_start_answers_what_was_kept(tmp_path, cache):
     folder = record_run(tmp_path / "real", steps=2)
     asked = ["api/runs", "api/runs/0/series?" + urlencode({"names": "reward", "points": 400})]

@@ -45,6 +45,7 @@ def test_the_types_are_sound():
     node("node_modules/typescript/bin/tsc", "--noEmit")
 
 
+@pytest.mark.slow
 def test_the_sources_are_formatted():
     node("node_modules/prettier/bin/prettier.cjs", "--check", ".")
 
@@ -68,9 +69,12 @@ def test_python_and_the_page_derive_the_same_numbers():
         console.log(JSON.stringify(Object.fromEntries(Object.entries(DERIVED).map(([name, one]) => [name, of(one)]))));
     """
     page = json.loads(node("--input-type=module", "--eval", program))
+    # The terms of a sum are rounded, and expm1 of two libraries may differ in the last digits.
+    rounding = 4 * np.finfo(np.float64).eps * np.abs(tokens["logprob"] - tokens["ref_logprob"])
     assert page.keys() == DERIVED.keys()
     for name, column in DERIVED.items():
-        np.testing.assert_allclose(page[name], column.of(tokens), rtol=1e-14, atol=0, err_msg=name)
+        ours = column.of(tokens)
+        assert (np.abs(page[name] - ours) <= 1e-14 * np.abs(ours) + rounding).all(), name
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ def checked(*words: str) -> tuple[int, list[dict[str, object]]]:
     return done.exit_code, json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_healthy_recipe_and_its_broken_neighbour(tmp_path: Path) -> None:
     words = (str(RECIPES / "tiny-ppo.toml"), "--run", str(tmp_path / "run"), "--no-short-run")
     code, (report,) = checked(*words)

@@ -70,6 +70,7 @@ def test_a_heap_is_at_least_what_is_alive_and_takes_no_memory() -> None:
     assert benchmark.status("VmRSS") - before < 16 * 2**20
 
 
+@pytest.mark.slow
 def test_weights_optimiser_and_reference_are_arithmetic(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     full = predicted(tmp_path, tokenizer).stays
     assert (full["weights"], full["reference"], full["optimiser"]) == (4 * WEIGHTS, 4 * WEIGHTS, 8 * WEIGHTS)

@@ -35,6 +35,7 @@ def folder(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
+@pytest.mark.slow
 def test_a_run_says_where_everything_is_and_nothing_on_stderr(tmp_path: Path) -> None:
     done = cavesson(fresh(tmp_path / "here"), "ppo", "recipe.toml")
     assert done.code == 0 and done.err == ""

@@ -52,6 +52,7 @@ def test_what_continues_a_run(
         assert [Path(program).name, *words] == expected
 
 
+@pytest.mark.slow
 def test_the_launcher_of_several_processes_can_be_pasted() -> None:
     line = command_line("--version", processes=2)
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})

@@ -27,6 +27,7 @@ def mine(prompts, responses, **_):
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_and_was_continued(tmp_path: Path) -> None:
     here = fresh(tmp_path / "here")
     (here / "mine.py").write_text(REWARD)

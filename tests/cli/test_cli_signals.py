@@ -247,6 +247,7 @@ def test_sigterm_before_anything_is_begun_leaves_nothing_held(here: Path) -> Non
     assert not (here / "run").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_anything_is_begun_is_one_line(here: Path) -> None:
     (here / "rewards.py").write_text(LOADING)
     terminal = Terminal(here, "ppo", "recipe.toml")

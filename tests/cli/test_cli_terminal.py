@@ -81,6 +81,7 @@ def test_generated_text_is_exact_in_files_and_pipes_and_safe_in_a_terminal(folde
     assert SIGNS in shown and not ACTING.search(shown)
 
 
+@pytest.mark.slow
 def test_a_conversation_commands_no_terminal(folder):
     (folder / "talk.jinja").write_text(TALKER)
     shown = in_terminal(folder, "generate", "tiny", "--chat", "--template", "talk.jinja", *FLAGS, typed="hi\n/quit\n")

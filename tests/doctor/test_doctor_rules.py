@@ -173,6 +173,7 @@ def test_two_responses_are_enough_to_see_that_they_were_filtered(tmp_path):
     assert found.sick and [(one.step, one.sample) for one in found.evidence] == [(0, 0), (0, 1)]
 
 
+@pytest.mark.slow
 def test_prompts_that_are_drawn_twice_by_chance_are_no_groups(tmp_path):
     made = healthy("grpo")
     made.rows["reward"][:] = 1.0

@@ -33,6 +33,7 @@ def odd(seed: int, drift: float, outliers: float, words: int, fraction: float) -
     return replace(made, rows=made.rows | rows, metrics=made.metrics | metrics)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=6, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**32),
@@ -84,6 +85,7 @@ def test_what_is_left_among_equals_is_no_matter_of_the_prompt_or_the_step(
         assert not found.sick and found.seen == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_equal_responses_beside_no_others_are_compared_with_those_to_other_prompts(tmp_path) -> None:
     """All siblings say the same: scores that differ among them by 1 and among prompts by 0.5 or 3."""
     chance = np.random.default_rng(5)

@@ -30,6 +30,7 @@ def ended(watch, state):
     return False
 
 
+@pytest.mark.slow
 def test_it_looks_once_at_each_state_of_the_record(run, file):
     watch = Watch(str(run), file, share=1.0)
     assert ended(watch, "one")

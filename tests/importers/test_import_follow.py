@@ -61,6 +61,7 @@ def test_lines_are_read_once_they_have_their_end_and_new_files_too(tmp_path):
     assert json.loads((run / "rejected.jsonl").read_text())["text"] == "broken"
 
 
+@pytest.mark.slow
 def test_it_ends_when_nothing_comes_and_reads_a_table_once_it_is_whole(tmp_path):
     table = pa.table({"step": [1], "prompt": ["p"], "completion": ["c"], "f": [1.0], "advantage": [0.0]})
     pq.write_table(table, tmp_path / "completions_00001.parquet")
@@ -108,6 +109,7 @@ def test_a_file_that_was_written_anew_and_is_longer_is_said_too(tmp_path):
     assert counts == [(3, 0)]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_copied_again_and_again_is_followed(tmp_path):
     """As rsync does: each copy is a new file that begins as the one before."""
     path = tmp_path / "1.jsonl"

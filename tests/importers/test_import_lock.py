@@ -63,6 +63,7 @@ def test_the_second_import_is_told_who_the_first_is(source: Path, tmp_path: Path
     assert "exists and is not an empty folder" in run_import(source, tmp_path / "run").stderr
 
 
+@pytest.mark.slow
 def test_what_a_killed_import_leaves_is_cleared_away_by_the_next(source: Path, tmp_path: Path) -> None:
     first = halfway(source, tmp_path / "run")
     first.kill()

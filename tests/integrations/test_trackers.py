@@ -293,6 +293,7 @@ def test_a_missing_package_is_one_line_with_the_pip_command(tmp_path: Path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["wandb"]
 
 
+@pytest.mark.slow
 def test_wandb_without_a_key_is_a_plain_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     script = (

@@ -162,6 +162,7 @@ def test_sql_prints_csv_and_json_for_programs(run: Path) -> None:
     assert str([tuple(one.values()) for one in objects]) == str(expected)
 
 
+@pytest.mark.slow
 def test_sql_prints_the_parts_of_a_reward_as_an_export_does(tmp_path: Path) -> None:
     parts = [{"correct": 1.0, "short": 0.5}, None]
     with Recorder(tmp_path / "run") as recorder:
@@ -174,6 +175,7 @@ def test_sql_prints_the_parts_of_a_reward_as_an_export_does(tmp_path: Path) -> N
     assert [line[0] and json.loads(line[0]) for line in lines[1:]] == [parts[0], ""]
 
 
+@pytest.mark.slow
 def test_sql_for_programs_prints_all_lines_or_says_that_it_does_not(run: Path) -> None:
     query = "select i from range(5000) t(i), (select 1 from rows limit 1)"
     done = sql(run, query, "--csv")

@@ -9,6 +9,8 @@ import pytest
 
 import cavesson
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -20,7 +22,6 @@ def run(tmp_path_factory):
     return cavesson.open(folder)
 
 
-@pytest.mark.slow
 def test_every_step_is_whole_and_siblings_are_from_one_rank(run):
     rows = run.rows(["step", "sample", "rank", "group", "split"]).to_pandas()
     train = rows[rows.split == "train"]

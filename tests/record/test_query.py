@@ -129,6 +129,7 @@ def command(*words: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(code, capture_output=True, text=True, env=os.environ | {"COLUMNS": "100", "PATH": ""})
 
 
+@pytest.mark.slow
 def test_the_command_line_compacts_and_asks(folder):
     with Recorder(folder) as recorder:
         for step in range(3):

@@ -41,6 +41,7 @@ def test_a_run_in_object_storage_reads_like_one_on_disk(server, tmp_path):
         query(run, f"SELECT * FROM read_text('{remote}/run.json')", seconds=60)
 
 
+@pytest.mark.slow
 def test_a_writer_killed_in_object_storage_leaves_whole_steps(server):
     place = f"{server}/killed"
     write_run(place, {})

@@ -156,6 +156,7 @@ def test_a_run_that_is_to_stop_already_keeps_its_reason(sick):
         assert trainer.stop is stop if stop else str(trainer.stop).startswith("stopped after 5 of 9 steps\nerror ")
 
 
+@pytest.mark.slow
 def test_where_all_is_ignored_nobody_looks(tmp_path, capfd):
     watched = {name: value for name, value in WATCHED.items() if name != "doctor__share"}
     build(tmp_path / "run", **watched, doctor__on_finding="ignore").run()
@@ -171,6 +172,7 @@ def test_a_rule_that_is_ignored_is_not_spoken_of(tmp_path, capfd):
     assert "filtered-sampling" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.slow
 def test_one_rule_may_be_answered_unlike_the_others(tmp_path):
     with pytest.raises(StoppedError, match="filtered-sampling"):
         train(tmp_path / "run", doctor__rules={"filtered_sampling": "stop"})

@@ -84,6 +84,7 @@ def test_a_reward_that_fails_in_the_first_step_leaves_nothing(tmp_path: Path, wh
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("every", [0, 1])
 def test_a_reward_that_fails_later_loses_no_step(tmp_path: Path, every: int) -> None:
     (tmp_path / "broken.py").write_text(BROKEN.format(call=99, what="pass"))

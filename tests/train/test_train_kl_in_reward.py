@@ -75,6 +75,7 @@ K3 = {"ppo": {"kl": {"coef": 0.5, "estimator": "k3"}}, "rloo": {"rloo": {"kl_est
       "grpo": {"grpo": {"kl_in": "reward", "kl_estimator": "k3"}}}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
