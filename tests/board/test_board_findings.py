@@ -1,8 +1,8 @@
 """What the doctor finds reaches the page, without the server having to look or to know the doctor."""
 
+import shutil
 import subprocess
 import sys
-from threading import Event, Thread
 
 import pytest
 from board_helpers import board_of, client_of
@@ -91,7 +91,7 @@ def test_the_server_does_not_know_the_doctor():
 
 
 def test_the_process_that_indexes_has_the_doctor_look_at_the_run(run):
-    process = start(str(run), run / "index")
+    [process] = start([(str(run), run / "index")])
     try:
         wait_for(file_of(run).exists)
         first = read_findings(file_of(run))
@@ -113,26 +113,50 @@ def add_metric(run):
 
 
 def test_the_doctor_is_told_when_the_run_has_grown(run, monkeypatch):
-    states, is_parent = [], Event()
+    states = []
 
     class Noting:
+        running = False
+
         def __init__(self, path, file):
             assert (path, file) == (str(run), file_of(run))
 
-        def poll(self, state):
+        def poll(self, state, start):
             states.append(state)
 
     monkeypatch.setattr(indexing, "Watch", Noting)
-    monkeypatch.setattr(indexing, "PAUSE", 0.01)
-    monkeypatch.setattr(indexing.os, "getppid", lambda: int(not is_parent.is_set()))
-    follower = Thread(target=indexing._follow, args=(str(run), run / "index", 1))
-    follower.start()
-    try:
-        for count, add in enumerate([add_rollout, add_metric, None], 1):
-            wait_for(lambda count=count: len(dict.fromkeys(states)) == count)
-            if add:
-                add(run)
-    finally:
-        is_parent.set()
-        follower.join(60)
-        assert not follower.is_alive()
+    follower = indexing._follow(str(run), run / "index", {})
+    for count, add in enumerate([add_rollout, add_metric, None], 1):
+        before = len(states)
+        while len(states) < before + 2:
+            next(follower)
+        assert len(dict.fromkeys(states)) == count
+        if add:
+            add(run)
+
+
+def test_one_run_at_a_time_is_diagnosed(run, tmp_path, monkeypatch):
+    asked = []
+
+    class Working:
+        running = True
+
+        def __init__(self, path, file):
+            self.path = path
+
+        def poll(self, state, start):
+            asked.append((self.path, start))
+
+    monkeypatch.setattr(indexing, "Watch", Working)
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    doctors = {}
+    first, second = (indexing._follow(str(path), path / "index", doctors) for path in (run, other))
+    while not asked:
+        next(first)
+    assert asked == [(str(run), False)]  # it works itself
+    while len(asked) == 1:
+        next(second)
+    doctors[str(run)].running = doctors[str(other)].running = False
+    next(second)
+    assert asked[1:] == [(str(other), False), (str(other), True)]

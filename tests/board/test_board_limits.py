@@ -47,6 +47,11 @@ def served(run):
         yield board
 
 
+def read_json(address: str) -> Any:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        return json.load(answer)
+
+
 def ask(board: BoardProcess, query: str) -> tuple[int, Any, float]:
     """Returns status and answer of a query, and how many seconds that took."""
     body = json.dumps({"query": query}).encode()
@@ -197,6 +202,25 @@ def test_a_server_without_room_for_files_says_so_once(run):
         process.kill()
         _, errors = process.communicate(timeout=60)
     assert errors.count("out of system resource") <= 1 and len(errors.splitlines()) < 60, errors[:2000]
+
+
+def test_the_usual_limit_of_open_files_is_raised(tmp_path):
+    runs = [new_run(tmp_path / str(i)) for i in range(24)]
+    for each in runs:
+        record(each, [0])
+    paths = " ".join(f"'{each}'" for each in runs)
+    command = f"ulimit -S -n 64; exec {sys.executable} -m cavesson board {paths} --port 0 --no-browser"
+    process = subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1].rstrip("/")
+        wait_for(lambda: all(each["indexed"] == 1 and each["steps"] for each in read_json(f"{address}/api/runs")))
+        for number in range(len(runs)):
+            assert read_json(f"{address}/api/runs/{number}/rows")["total"] == 6
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert errors == ""
 
 
 def test_the_same_line_is_logged_once_a_minute():

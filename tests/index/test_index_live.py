@@ -1,5 +1,6 @@
 """The index of a run that is being written, by processes of their own as in training."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def rows_in(index) -> int:
 
 def test_of_two_boards_one_writes_and_the_other_takes_over(folder):
     record(folder, [0])
-    boards = [start(str(folder), folder / "index") for _ in range(2)]
+    boards = [start([(str(folder), folder / "index")])[0] for _ in range(2)]
     try:
         wait_for(lambda: rows_in(folder / "index") == 6)
         for step in (1, 2):
@@ -108,9 +109,25 @@ def test_of_two_boards_one_writes_and_the_other_takes_over(folder):
             board.kill()
 
 
+def test_one_process_for_each_core_indexes_all_runs(tmp_path):
+    folders = [new_run(tmp_path / str(i)) for i in range(2 * (os.cpu_count() or 1) + 1)]
+    for folder in folders:
+        record(folder, [0])
+    (folders[0] / "record" / "rows-00000000-0000-0000.parquet").write_bytes(b"no table")
+    processes = start([(str(folder), folder / "index") for folder in folders])
+    try:
+        assert len(processes) == os.cpu_count()
+        wait_for(lambda: all(rows_in(folder / "index") == 6 for folder in folders[1:]))
+        wait_for((folders[0] / "index" / PROBLEM).exists)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
 def test_a_run_that_begins_later_or_anew_is_followed(tmp_path):
     folder, index = tmp_path / "later", tmp_path / "index"
-    process = start(str(folder), index)
+    [process] = start([(str(folder), index)])
     try:
         time.sleep(1)
         assert process.is_alive() and not folder.exists()
@@ -136,7 +153,7 @@ def test_what_goes_wrong_is_told_and_ends_when_it_is_mended(folder):
     content = broken.read_bytes()
     broken.write_bytes(b"no table")
     problem = folder / "index" / PROBLEM
-    process = start(str(folder), folder / "index")
+    [process] = start([(str(folder), folder / "index")])
     try:
         wait_for(problem.exists)
         assert "the index cannot be updated" in problem.read_text()

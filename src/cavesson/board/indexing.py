@@ -1,8 +1,9 @@
-"""The process that keeps an index up to date, separate from the server so that neither blocks the other."""
+"""The processes that keep indexes up to date, separate from the server so that neither blocks the other."""
 
 import os
 import signal
 import time
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,50 +28,74 @@ MAX_DIAGNOSED = 2_000_000
 """Rollouts of a run that the doctor looks at unasked: a million take it 20 seconds and a gigabyte of memory."""
 
 
-def start(path: str, folder: Path) -> BaseProcess:
-    """Start a process that adds everything that the run at ``path`` records to the index in ``folder``."""
-    process = get_context("spawn").Process(target=_watch, args=(path, folder, os.getpid()), daemon=True)
+def start(runs: Sequence[tuple[str, Path]]) -> list[BaseProcess]:
+    """Start the processes that add everything that some runs record to their indexes, at most one for each core.
+
+    Args:
+        runs: The path and the index folder of each run.
+    """
+    count = min(len(runs), os.cpu_count() or 1)
+    spawn = get_context("spawn").Process
+    processes = [spawn(target=_watch, args=(runs[i::count], os.getpid()), daemon=True) for i in range(count)]
     with without_ctrl_c():
-        process.start()
-    return process
+        for process in processes:
+            process.start()
+    return processes
 
 
-def _watch(path: str, folder: Path, parent: int) -> None:
+def _watch(runs: Sequence[tuple[str, Path]], parent: int) -> None:
+    """Follow several runs in turns until the board has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends with the board
     yield_cpu(5)  # gives the server priority
     small_process()
+    doctors: dict[str, Watch] = {}
+    due = {_attended(path, folder, doctors): 0.0 for path, folder in runs}
     while os.getppid() == parent:
+        follower = min(due, key=due.__getitem__)
+        time.sleep(min(max(0.0, due[follower] - time.monotonic()), PAUSE))
+        if due[follower] <= time.monotonic():
+            pause = next(follower)
+            due[follower] = time.monotonic() + pause
+
+
+def _attended(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[float]:
+    """Follow a run whenever no other process does; yield the seconds until the next look."""
+    while True:
         with only_writer(folder) as mine:
             if mine:
-                _guarded(path, folder, parent)
-        time.sleep(PAUSE)
+                yield from _guarded(path, folder, doctors)
+        yield PAUSE
 
 
-def _guarded(path: str, folder: Path, parent: int) -> None:
+def _guarded(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[float]:
     """Follow the run; report errors on the page and in the terminal, and wait before the next attempt."""
     problem = folder / PROBLEM
     try:
         problem.unlink(missing_ok=True)
-        _follow(path, folder, parent)
+        yield from _follow(path, folder, doctors)
     except Exception as error:
         with replacing(problem) as file:
             file.write(f"the index cannot be updated: {error}".encode("utf-8", "backslashreplace"))
         print_exception(error)
-        time.sleep(PAUSE_AFTER_PROBLEM)
+        yield PAUSE_AFTER_PROBLEM
 
 
-def _follow(path: str, folder: Path, parent: int) -> None:
+def _follow(path: str, folder: Path, doctors: dict[str, Watch]) -> Iterator[float]:
+    """Index what the run records, piece by piece; of the runs of a process, one at a time is diagnosed."""
     builder: Builder | None = None
-    doctor = Watch(path, findings_file(folder))
-    while os.getppid() == parent:
+    doctor = doctors[path] = Watch(path, findings_file(folder))
+    while True:
         run = _opened(path)
         if run is not None and (builder is None or builder.state.run != fingerprint(run)):
             builder = Builder(run, folder)
-        if run is None or builder is None or not (builder.update() or builder.advance()):
-            if builder is not None and builder.state.rows <= MAX_DIAGNOSED:
-                state = builder.state
-                doctor.poll(f"{state.run} {state.metrics_cursor} {state.cursor}")
-            time.sleep(PAUSE)
+        if run is not None and builder is not None and (builder.update() or builder.advance()):
+            yield 0.0
+            continue
+        if builder is not None and builder.state.rows <= MAX_DIAGNOSED:
+            state = builder.state
+            alone = not any(other.running for other in doctors.values())
+            doctor.poll(f"{state.run} {state.metrics_cursor} {state.cursor}", start=alone)
+        yield PAUSE
 
 
 def _opened(path: str) -> Run | None:

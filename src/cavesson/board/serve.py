@@ -103,9 +103,10 @@ def _open_runs(paths: Sequence[str], closing: Event, show: Callable[[], None], a
 
 
 def _opened(paths: Sequence[str], closing: Event) -> "Board":
-    from cavesson.record.background import REUSED, small_process
+    from cavesson.record.background import REUSED, many_files, small_process
 
     small_process(REUSED)
+    many_files()
     from cavesson.board.runs import Board, open_run
 
     return Board([open_run(path) for path in paths], closing)
@@ -123,18 +124,18 @@ def _made_ready(board: "Board") -> "ASGIApp":
     """Return the application that handles requests, and start what can wait until after the first responses."""
     from cavesson.board.server import create_api
 
-    for run in board.runs:
-        # A run that is already indexed can be shown at once, so the page takes priority.
-        _later(WARM_AFTER if run.snapshot().rows else 0, partial(_index, run.record.folder, run.folder))
+    # Runs that are already indexed can be shown at once, so the page takes priority.
+    indexed = all(run.snapshot().rows for run in board.runs)
+    _later(WARM_AFTER if indexed else 0, partial(_index, [(run.record.folder, run.folder) for run in board.runs]))
     _later(WARM_AFTER, board.warm)
     gc.freeze()  # exempts imported objects from garbage collection, which would otherwise delay responses now and then
     return create_api(board)
 
 
-def _index(run: str, folder: Path) -> None:
+def _index(runs: Sequence[tuple[str, Path]]) -> None:
     from cavesson.board.indexing import start
 
-    start(run, folder)
+    start(runs)
 
 
 def _later(seconds: float, act: Callable[[], object]) -> None:

@@ -36,18 +36,24 @@ class Watch:
             self._version = known.version
             self._next = max(self._next, file.stat().st_mtime + known.seconds / share)
 
-    def poll(self, state: str) -> bool:
+    @property
+    def running(self) -> bool:
+        """Whether a diagnosis is running."""
+        return self._process is not None and self._process.poll() is None
+
+    def poll(self, state: str, start: bool = True) -> bool:
         """Start a diagnosis if one is due; must be called from time to time.
 
         Args:
             state: A value that changes whenever the record changes.
+            start: Whether a diagnosis may start now.
 
         Returns:
             Whether a diagnosis has ended since the last call.
         """
         ended = self._ended()
         version = hashlib.sha256(state.encode()).hexdigest()[:16]
-        if self._process is None and version != self._version and time.time() >= self._next:
+        if start and self._process is None and version != self._version and time.time() >= self._next:
             self._start(version)
         return ended
 

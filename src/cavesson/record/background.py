@@ -19,6 +19,9 @@ REUSED = 32 << 20
 """The same where answers must come fast: a column of a million rows is written to fresh memory in 1.6 ms, and in 0.2 ms
 to memory that was used before."""
 
+FILES = 10_240
+"""Open files, of which every mapped file of an index is one; macOS grants no more."""
+
 
 def small_process(large: int = LARGE) -> None:
     """Save memory, and a third of a second at startup.
@@ -53,6 +56,16 @@ class _NoPandas(MetaPathFinder):
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
             raise ModuleNotFoundError(name)
+
+
+def many_files() -> None:
+    """Raise the limit of open files of this process to ``FILES``, or as far as the system allows; not on Windows."""
+    if sys.platform != "win32":
+        import resource
+
+        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        granted = FILES if most == resource.RLIM_INFINITY else min(FILES, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, granted), most))
 
 
 def yield_cpu(niceness: int) -> None:
