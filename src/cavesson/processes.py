@@ -1,16 +1,20 @@
 """Distributed training: which process takes which rows, and how all processes end up with the same batch."""
 
-from typing import Any, TypeVar
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from cavesson.errors import UserError
 from cavesson.types import Rollouts
 
 T = TypeVar("T")
+Shard = Literal["none", "full", "hybrid"]
 
 
 class Processes:
@@ -18,9 +22,13 @@ class Processes:
 
     Args:
         device: device of this process; None uses a GPU if there is one.
+        shard: how weights are spread over the processes, as in `ParallelSettings`.
+
+    Raises:
+        UserError: there is no such device, or there is nothing to shard over.
     """
 
-    def __init__(self, device: str | None = None) -> None:
+    def __init__(self, device: str | None = None, shard: Shard = "none") -> None:
         try:
             chosen = torch.device(device) if device else None
         except RuntimeError:
@@ -31,16 +39,52 @@ class Processes:
         state = PartialState(cpu=chosen.type == "cpu" if chosen else not torch.cuda.is_available())
         self.rank, self.count = state.process_index, state.num_processes
         self.device = chosen if chosen is not None and self.count == 1 else state.device
+        self.mesh = None if shard == "none" else self._mesh(shard)
 
     @property
     def is_main(self) -> bool:
         return bool(self.rank == 0)
+
+    def _mesh(self, shard: Shard) -> DeviceMesh:
+        """Return the mesh over whose last dimension weights are sharded; over the first of two, they are copied."""
+        if self.count == 1:
+            raise UserError(
+                f'parallel.shard "{shard}" has no effect with one process: start several with '
+                'torchrun --nproc-per-node 2 -m -- cavesson …, or set it to "none"'
+            )
+        if shard == "full":
+            return init_device_mesh(self.device.type, (self.count,))
+        inside = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
+        if inside == self.count or self.count % inside:
+            raise UserError(
+                f'parallel.shard "hybrid" shards within a host and copies between hosts, but {inside} of '
+                f'{self.count} processes are on this host; use "full"'
+            )
+        return init_device_mesh(self.device.type, (self.count // inside, inside), mesh_dim_names=("copy", "shard"))
 
     def share(self, rows: int) -> range:
         """Return the contiguous rows of a global batch that this process works on."""
         parts = torch.arange(rows).tensor_split(self.count)
         start = sum(len(part) for part in parts[: self.rank])
         return range(start, start + len(parts[self.rank]))
+
+    def micro_batches(self, mine: Sequence[int], total: int, at_once: int) -> list[list[int]]:
+        """Split this process's rows of a batch into micro-batches.
+
+        Processes that share one set of weights must make the same number of passes, so those with fewer micro-batches
+        get empty ones at the end.
+
+        Args:
+            mine: the rows of this process.
+            total: the number of rows of all processes, of which each has its `share`.
+            at_once: rows in a micro-batch; 0 = all.
+        """
+        size = at_once or max(1, len(mine))
+        parts = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
+        if self.mesh is not None and total:
+            longest = -(-total // self.count)
+            parts += [[]] * (-(-longest // (at_once or longest)) - len(parts))
+        return parts
 
     def of_all(self, value: T) -> list[T]:
         """Gather one value from every process, in rank order, on every process."""
@@ -55,8 +99,8 @@ class Processes:
         return Rollouts.joined(self.of_all(rollouts))
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Sum the gradients over all processes, in place and in float32."""
-        if self.count == 1:
+        """Sum the gradients over all processes, in place and in float32; those of sharded weights already are."""
+        if self.count == 1 or self.mesh is not None:
             return
         for parameter in module.parameters():
             if parameter.requires_grad:

@@ -4,7 +4,7 @@ Legend for all shapes: P prompts, G samples per prompt, B sequences (P × G), S 
 V vocabulary size, H hidden size, N flattened tokens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -44,12 +44,12 @@ class Batch:
         """Return the rows at these indices, in this order, with the padding trimmed to the longest of them."""
         return Batch({name: column[rows] for name, column in self.columns.items()})._trimmed()
 
+    def part(self, rows: Sequence[int]) -> "Batch":
+        """Return a micro-batch: these rows, or without any, the first row, whose results must not count."""
+        return self.take(torch.tensor(list(rows) or [0]))
+
     def to(self, device: torch.device) -> "Batch":
         return Batch({name: column.to(device) for name, column in self.columns.items()})
-
-    def split(self, size: int) -> Iterator["Batch"]:
-        for start in range(0, len(self), size):
-            yield self.take(torch.arange(start, min(start + size, len(self))))
 
     def _trimmed(self) -> "Batch":
         if not any(name.endswith(("mask", "length")) for name in self.columns if name != "prompt_mask"):
@@ -64,8 +64,9 @@ class Batch:
             return column[:, column.shape[1] - max(1, int(self["prompt_mask"].sum(1).max())) :]
         side = next((side for side in ("chosen_", "rejected_") if name.startswith(side)), "")
         lengths = self[f"{side}length"] if f"{side}length" in self else self["mask"].sum(1)
-        width = int(lengths.max())
-        return column[:, : max(1, width)]
+        # Two columns of a response: with one, a policy that shares prompts makes one pass instead of two, and processes
+        # between which weights are sharded must make the same passes.
+        return column[:, : max(2, int(lengths.max()))]
 
 
 @dataclass(frozen=True)

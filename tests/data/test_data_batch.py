@@ -1,5 +1,6 @@
 import pytest
 import torch
+from batch_helpers import split
 
 from cavesson.types import Batch, Rollouts
 
@@ -25,9 +26,9 @@ def test_taking_rows_cuts_padding_that_none_of_them_needs():
     assert taken["reward"].tolist() == [2.5, 0.5]
 
 
-def test_a_batch_of_empty_responses_keeps_one_column():
+def test_a_batch_of_empty_responses_keeps_two_columns():
     taken = batch().take(torch.tensor([1]))
-    assert taken["response_ids"].shape == taken["mask"].shape == (1, 1)
+    assert taken["response_ids"].shape == taken["mask"].shape == (1, 2)
     assert taken["prompt_ids"].tolist() == [[6, 7, 8]]
 
 
@@ -38,9 +39,14 @@ def test_prompts_alone_are_not_cut():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 9])
 def test_splitting_loses_no_row(size):
-    parts = list(batch().split(size))
+    parts = list(split(batch(), size))
     assert [len(part) for part in parts] == [min(size, 3 - start) for start in range(0, 3, size)]
     assert torch.cat([part["reward"] for part in parts]).tolist() == [0.5, 1.5, 2.5]
+
+
+def test_a_part_without_rows_is_the_first_row():
+    assert batch().part([])["reward"].tolist() == [0.5]
+    assert batch().part([2, 0])["reward"].tolist() == [2.5, 0.5]
 
 
 def test_new_columns_leave_the_batch_as_it_was():

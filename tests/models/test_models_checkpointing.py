@@ -122,7 +122,7 @@ def test_the_critic_computes_again_too_and_the_reference_never(tmp_path, from_pa
     scores = policy(batch())
     (scores.logprob.sum() + scores.value.sum()).backward()
     assert passes == [True, True]
-    (reference,) = policy._reference
+    reference = policy.frozen_reference
     assert not any("forward" in vars(module) for module in reference.modules())
     assert not any(module.training for module in (*policy.modules(), *reference.modules()))
 

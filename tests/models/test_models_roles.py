@@ -67,8 +67,7 @@ def test_adapters_off_holds_one_model_only():
 def test_a_frozen_reference_is_no_part_of_what_learns_or_is_saved():
     with_reference, without = policy_of(reference=AUTO), policy_of()
     assert set(with_reference.state_dict()) == set(without.state_dict())
-    (reference,) = with_reference._reference
-    assert not any(parameter.requires_grad for parameter in reference.parameters())
+    assert not any(parameter.requires_grad for parameter in with_reference.frozen_reference.parameters())
 
 
 def test_another_model_as_reference(tmp_path):

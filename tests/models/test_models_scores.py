@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from batch_helpers import split
 from models_helpers import PROMPTS, RESPONSES, absolute_model, batch, gradients, policy_of, scramble, sharp_model
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -75,7 +76,7 @@ def whole_and(policy: Policy, other: list) -> list[tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_micro_batches_change_nothing(policy, size):
-    for seen, expected in whole_and(policy, list(batch().split(size))):
+    for seen, expected in whole_and(policy, list(split(batch(), size))):
         torch.testing.assert_close(seen, expected, atol=1e-5, rtol=1e-5)
 
 

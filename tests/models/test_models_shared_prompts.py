@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from batch_helpers import split
 from hypothesis import given
 from hypothesis import strategies as st
 from models_helpers import batch, gradients, sharp_model
@@ -50,7 +51,7 @@ def loss(policy: Policy, size: int) -> Tensor:
     whole = batch(PROMPTS, RESPONSES)
     weights = torch.linspace(-1, 2, whole["mask"].numel()).view_as(whole["mask"])
     total = torch.zeros(())
-    for part, weight in zip(whole.split(size), weights.split(size), strict=True):
+    for part, weight in zip(split(whole, size), weights.split(size), strict=True):
         scores = policy(part)
         columns = scores.logprob + 0.3 * scores.entropy + scores.value
         total = total + (columns * weight[:, : columns.shape[1]]).sum()
@@ -88,7 +89,7 @@ def test_what_is_in_a_batch_does_not_decide_how_it_is_read(rows):
 def test_responses_of_one_token():
     policy, short = Policy(sharp_model(), shares_prompts=True), [[20], [24], [25], [], [30], [34]]
     seen = policy(batch(PROMPTS, short)).logprob
-    alone = torch.cat([policy(part).logprob for part in batch(PROMPTS, short).split(1)])
+    alone = torch.cat([policy(part).logprob for part in split(batch(PROMPTS, short), 1)])
     torch.testing.assert_close(seen, alone, atol=1e-5, rtol=1e-5)
     assert seen[3].item() == 0 and (seen[[0, 1, 2, 4, 5]] < 0).all()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from batch_helpers import split
 from test_train_processes import HERE, torchrun
 from torch import Tensor
 from train_helpers import rollouts
@@ -29,7 +30,7 @@ def test_the_sum_of_many_micro_batches_is_that_of_float64() -> None:
     optimizer = Optimizer(policy, OptimizerSettings())
     weights = list(policy.parameters())
     sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
-    for row in batch.split(1):
+    for row in split(batch, 1):
         gradients = torch.autograd.grad(-policy(row).logprob.sum() / batch["mask"].sum(), weights)
         for total, gradient in zip(sums, gradients, strict=True):
             total += gradient.double()

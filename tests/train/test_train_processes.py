@@ -3,19 +3,23 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
-from train_helpers import LORA, SIGNAL, STOP, finish
+from train_helpers import LORA, SIGNAL, STOP, build, finish, quiet, settings, tiny_flags, tiny_run
 
 import cavesson
+from cavesson.errors import UserError
 from cavesson.processes import Processes
 from cavesson.record import Run
 from cavesson.train.checkpoint import latest
@@ -40,8 +44,8 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def torchrun(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def torchrun(*arguments: str, folder: Path, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{HERE.parent}:{os.environ.get('PYTHONPATH', '')}",
@@ -175,11 +179,93 @@ def test_sigterm_ends_both_processes_at_the_same_place(tmp_path: Path) -> None:
     assert cavesson.open(tmp_path / "here").rows(["step"])["step"].to_pylist()[-1] == done.step + 1
 
 
+@pytest.mark.slow
+def test_a_sharded_run_resumes_with_any_number_of_processes(tmp_path: Path) -> None:
+    changes = {"optimizer__schedule": "constant", "optimizer__eps": 1e-3}
+    flags = tiny_flags("ppo", tmp_path / "here", **changes, steps=1, parallel__shard="full")
+    begun = torchrun("-m", "--", "cavesson", "ppo", *flags, folder=tmp_path)
+    resumed = torchrun("-m", "--", "cavesson", "ppo", "--resume", "here", "--steps", "2", folder=tmp_path, processes=4)
+    assert begun.returncode == resumed.returncode == 0, begun.stderr[-3000:] + resumed.stderr[-3000:]
+    refused, ended = (
+        subprocess.run(
+            [sys.executable, "-m", "cavesson", "ppo", "--resume", "here", "--steps", "3", *more],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        for more in ((), ("--parallel.shard", "none"))
+    )
+    assert refused.returncode == 2 and refused.stderr.startswith('cavesson: parallel.shard "full" has no effect with')
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    tiny_run("ppo", tmp_path / "alone", **changes, steps=3).run(quiet)
+    same_rollouts(cavesson.open(tmp_path / "alone"), cavesson.open(tmp_path / "here"))
+    for file in ("weights.safetensors", "optimizer.safetensors"):
+        mine, theirs = (load_file(tmp_path / run / "checkpoints" / "step-00000003" / file) for run in ("alone", "here"))
+        assert mine.keys() == theirs.keys()
+        for key, tensor in mine.items():
+            torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_two_hosts_shard_within_and_copy_between(tmp_path: Path) -> None:
+    flags = tiny_flags("grpo", tmp_path / "here", optimizer__eps=1e-3, batch_size=12, parallel__shard="hybrid")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    hosts = [
+        subprocess.Popen(
+            [*launcher, "--node-rank", str(rank), "-m", "--", "cavesson", "grpo", *flags],
+            cwd=tmp_path,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    errors = [host.communicate(timeout=300)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], errors
+    tiny_run("grpo", tmp_path / "alone", optimizer__eps=1e-3, batch_size=12).run(quiet)
+    places = [tmp_path / run / "checkpoints" / "step-00000002" / "weights.safetensors" for run in ("alone", "here")]
+    mine, theirs = map(load_file, places)
+    for key, tensor in mine.items():
+        torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-4)
+
+
+def test_there_must_be_something_to_shard_over(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r'parallel\.shard "full" has no effect with one process: start several with'):
+        build(tmp_path / "run", parallel__shard="full")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="quantized weights cannot be sharded"):
+        settings(
+            tmp_path / "run",
+            parallel__shard="full",
+            model__path="elsewhere",
+            model__quantization="nf4",
+            model__lora=LORA,
+        )
+
+
 class Alone(Processes):
     """One of several processes, asked for its share only."""
 
-    def __init__(self, rank: int, count: int) -> None:
+    def __init__(self, rank: int, count: int, sharded: bool = False) -> None:
         self.rank, self.count = rank, count
+        self.mesh = cast(Any, object()) if sharded else None
+
+
+@given(st.integers(0, 20), st.integers(1, 6), st.integers(0, 5))
+def test_sharded_processes_make_the_same_number_of_passes(rows: int, count: int, at_once: int) -> None:
+    for sharded in (False, True):
+        processes = [Alone(rank, count, sharded) for rank in range(count)]
+        parts = [one.micro_batches(one.share(rows), rows, at_once) for one in processes]
+        assert [row for mine in parts for part in mine for row in part] == list(range(rows))
+        assert all(len(part) <= (at_once or rows) for mine in parts for part in mine)
+        full = [[part for part in mine if part] for mine in parts]
+        assert [mine[: len(real)] for mine, real in zip(parts, full, strict=True)] == full
+        assert {len(mine) for mine in parts} == {max(map(len, full))} if sharded else parts == full
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])

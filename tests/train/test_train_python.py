@@ -67,9 +67,8 @@ def test_the_dtype_of_an_object_is_recorded_and_that_of_a_reference_by_name(tmp_
     given = {"tokenizer": tiny_tokenizer(), "prompts": PROMPTS, "rewards": uneven}
     training = cavesson.Training(settings(tmp_path / "run", **changes), model=tiny_model(dtype=torch.bfloat16), **given)
     policy = training.collector.sampler.policy
-    (other,) = policy._reference
-    assert isinstance(other, torch.nn.Module)
-    assert [next(model.parameters()).dtype for model in (policy.model, other)] == [torch.bfloat16] * 2
+    assert policy.frozen_reference is not None
+    assert [next(model.parameters()).dtype for model in (policy.model, policy.frozen_reference)] == [torch.bfloat16] * 2
     training.run(lambda *_: None)
     assert cavesson.open(tmp_path / "run").info["config"]["model"]["dtype"] == "bfloat16"
 

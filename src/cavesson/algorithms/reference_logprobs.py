@@ -89,13 +89,12 @@ def _score(
     """
     device = next(model.parameters()).device
     mine = []
-    for number, (rows, at_once) in enumerate(_batches(pairs, examples, processes, settings)):
-        if not rows:
-            continue
-        batch = examples.collate([pairs[row] for row in rows]).with_columns(pair=torch.tensor(rows))
-        for micro in batch.split(at_once):
-            seen = model(micro.to(device))
-            mine.append((number, micro["pair"], torch.stack([seen.chosen, seen.rejected], dim=1).cpu()))
+    for number, (rows, total) in enumerate(_batches(pairs, examples, processes, settings)):
+        parts = processes.micro_batches(rows, total, settings.evaluation_size)
+        batches = [examples.collate([pairs[row] for row in part or [0]]) for part in parts]
+        for part, batch in zip(parts, batches, strict=True):
+            seen = model(batch.to(device))
+            mine.append((number, part, torch.stack([seen.chosen, seen.rejected], dim=1).cpu()[: len(part)]))
     scores = torch.zeros(len(pairs), 2)
     # A pair that is in several batches gets its scores from the first of them.
     for _, scored, seen in sorted(chain.from_iterable(processes.of_all(mine)), key=lambda part: -part[0]):
@@ -106,7 +105,7 @@ def _score(
 def _batches(
     pairs: Sequence[PairTokens], examples: Examples[PairTokens], processes: Processes, settings: ExampleRun
 ) -> Iterator[tuple[list[int], int]]:
-    """Yield this process's share of every batch, as indices of pairs, and the number of pairs scored at a time.
+    """Yield this process's share of every batch, as indices of pairs, and the number of pairs of the whole batch.
 
     First come the batches of the first pass, as in `ExampleTrainer`, then the pairs that are not among them, and then
     the held-out pairs.
@@ -119,7 +118,7 @@ def _batches(
         rows = learned.take(start, max(0, settings.batch_size_at(start, size)))
         order = [rows[row] for row in settings.arranged([pairs[row] for row in rows])]
         missing -= set(order)
-        yield [order[row] for row in processes.share(len(order))], settings.evaluation_size
+        yield [order[row] for row in processes.share(len(order))], len(order)
     for rest in (sorted(missing), list(range(size, len(pairs)))):
         mine = [rest[row] for row in processes.share(len(rest))]
-        yield sorted(mine, key=lambda row: size_of(pairs[row])), settings.evaluation_size
+        yield sorted(mine, key=lambda row: size_of(pairs[row])), len(rest)

@@ -17,6 +17,7 @@ from cavesson.algorithms.settings import (
     CoefficientSettings,
     EvaluationSettings,
     OptimizerSettings,
+    ParallelSettings,
     RolloutCheckpointSettings,
     UpdateSettings,
 )
@@ -66,6 +67,8 @@ class RunSettings(Settings):
     """runs with the same seed are the same, bit for bit on CPU"""
     model: ModelSettings = ModelSettings()
     """the model to train"""
+    parallel: ParallelSettings = ParallelSettings()
+    """how training is spread over processes"""
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW"""
     trackers: Names = ()
@@ -83,6 +86,8 @@ class RunSettings(Settings):
     def _check_run(self) -> Self:
         if not set(self.trackers) - {"tensorboard"}:
             self.refuse("project", "without a tracker that has projects, such as wandb")
+        if self.parallel.shard != "none":
+            self.refuse("model.quantization", "with parallel.shard: quantized weights cannot be sharded")
         if self.model.new is not None and not self.makes_models:
             raise ValueError("model.new has no effect here: only cavesson sft makes new models")
         return self

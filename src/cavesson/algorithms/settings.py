@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from cavesson.config import Settings
+from cavesson.processes import Shard
 
 
 class CoefficientSettings(Settings):
@@ -31,6 +32,15 @@ class KLSettings(CoefficientSettings):
     """estimator of the KL penalty: k1 = Δ (log π − log π_ref), k2 = ½Δ², k3 = e^(−Δ) − 1 + Δ, abs = |Δ|, full = exact
     over the vocabulary. Only k1 has the gradient of the KL in the reward; the others do not keep the policy close to
     the reference. The reported objective KL is always k1"""
+
+
+class ParallelSettings(Settings):
+    """How training is spread over the processes that torchrun or accelerate starts."""
+
+    shard: Shard = "none"
+    """"none": every process has all weights; "full": every process keeps a slice of each weight, of its gradient and of
+    the optimiser's state (FSDP2), and gathers one layer at a time; "hybrid": "full" within a host, copies between
+    hosts"""
 
 
 class OptimizeSettings(Settings):

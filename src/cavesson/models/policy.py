@@ -3,10 +3,10 @@
 import copy
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
@@ -23,6 +23,7 @@ from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSett
 from cavesson.models.shared_prompts import distinct, growing_cache
 from cavesson.models.tiny import cast_weights
 from cavesson.models.trained import load_start
+from cavesson.ops.head import Head
 from cavesson.ops.logprobs import full_kl, token_logprobs
 from cavesson.types import Batch
 
@@ -63,13 +64,16 @@ class Policy(nn.Module):
             so all scores use the same way: of policy and reference, with gradients and without.
     """
 
+    passes: ClassVar[tuple[str, ...]] = ("reference_logprob", "reference_kl", "kl_from")
+    """methods besides `forward` that use the weights and are called from outside"""
+
     def __init__(
         self,
         model: PreTrainedModel | PeftModel,
         *,
         temperature: float = 1.0,
         value: nn.Module | str | None = None,
-        reference: nn.Module | str | None = None,
+        reference: PreTrainedModel | str | None = None,
         shares_prompts: bool = False,
     ) -> None:
         super().__init__()
@@ -79,13 +83,16 @@ class Policy(nn.Module):
         self.critic = value if isinstance(value, nn.Module) else None
         read: Any = causal(model) if self.critic is None else self.critic
         self.value_head = None if value is None else ValueHead(read.config.get_text_config().hidden_size)
+        scorer: Policy | str | None = (
+            Policy(reference, temperature=temperature, shares_prompts=shares_prompts)
+            if isinstance(reference, PreTrainedModel)
+            else reference
+        )
         # In a tuple, a frozen reference is not a submodule: its weights are not trained or saved with the policy's.
-        self._reference = (reference,)
+        self._reference = (scorer,)
         # Evaluation mode disables all randomness: dropout and the noise of mixture-of-experts routers.
         self.eval()
-        for scored in (model, reference):
-            if isinstance(scored, nn.Module):
-                check_head(scored)
+        check_head(model)
 
     @property
     def device(self) -> torch.device:
@@ -94,6 +101,12 @@ class Policy(nn.Module):
     @property
     def has_reference(self) -> bool:
         return self._reference != (None,)
+
+    @property
+    def frozen_reference(self) -> "Policy | None":
+        """The reference, if it is a model of its own."""
+        (reference,) = self._reference
+        return reference if isinstance(reference, Policy) else None
 
     def forward(self, batch: Batch) -> Scores:
         """Compute log-probability, entropy and value of every response token, differentiable if gradients are on."""
@@ -107,21 +120,29 @@ class Policy(nn.Module):
     @torch.no_grad()
     def reference_logprob(self, batch: Batch) -> Tensor:
         """Compute the log-probability `[B, T]` of every response token under the reference."""
-        model, context = self._reference_model()
-        with context:
-            return self._logprobs(model, self.hidden(model, batch), batch)[0]
+        frozen = self.frozen_reference
+        if frozen is not None:
+            return frozen.to(self.device)(batch).logprob  # type: ignore[no-any-return]
+        with self._adapters_off():
+            return self._logprobs(self.model, self.hidden(self.model, batch), batch)[0]
 
     @torch.no_grad()
     def reference_kl(self, batch: Batch) -> Tensor:
         """Compute the exact KL(policy ‖ reference) over the vocabulary at every response token, `[B, T]`."""
-        hidden = self.hidden(self.model, batch)
-        model, context = self._reference_model()
-        with context:
-            ref_hidden = self.hidden(model, batch)
         inside = batch["mask"] > 0
-        heads = output_head(self.model), output_head(model)
-        kl = full_kl(hidden[inside], heads[0], ref_hidden[inside], heads[1], self.temperature)
+        hidden, head, frozen = self.hidden(self.model, batch)[inside], output_head(self.model), self.frozen_reference
+        if frozen is not None:
+            kl = frozen.to(self.device).kl_from(hidden, head, batch)
+        else:
+            with self._adapters_off():
+                kl = Policy.kl_from(self, hidden, head, batch)
         return torch.zeros_like(batch["mask"]).masked_scatter(inside, kl)
+
+    @torch.no_grad()
+    def kl_from(self, hidden: Tensor, head: Head, batch: Batch) -> Tensor:
+        """Compute the exact KL(p ‖ self) `[N]` at the N response tokens, p being a head on hidden states `[N, H]`."""
+        mine = self.hidden(self.model, batch)[batch["mask"] > 0]
+        return full_kl(hidden, head, mine, output_head(self.model), self.temperature)
 
     def hidden(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the trunk's last hidden states from which each response token is predicted, `[B, T, H]`."""
@@ -148,12 +169,9 @@ class Policy(nn.Module):
         empty = torch.zeros_like(batch["mask"])
         return empty.masked_scatter(inside, logprob), empty.masked_scatter(inside, entropy)
 
-    def _reference_model(self) -> tuple[nn.Module, Any]:
-        (reference,) = self._reference
-        if isinstance(reference, nn.Module):
-            return reference.to(self.device), nullcontext()
-        if reference == "adapters-off" and isinstance(self.model, PeftModel):
-            return self.model, self.model.disable_adapter()
+    def _adapters_off(self) -> AbstractContextManager[None]:
+        if self._reference == ("adapters-off",) and isinstance(self.model, PeftModel):
+            return self.model.disable_adapter()
         raise ValueError("this policy has no reference")
 
 
@@ -221,7 +239,9 @@ def last_states(model: nn.Module, ids: Tensor, mask: Tensor, cache: Cache | None
     return output.last_hidden_state  # type: ignore[no-any-return]
 
 
-def _reference(model: PreTrainedModel, settings: ModelSettings, reference: ReferenceSettings) -> nn.Module | str | None:
+def _reference(
+    model: PreTrainedModel, settings: ModelSettings, reference: ReferenceSettings
+) -> PreTrainedModel | str | None:
     kind = reference.resolved(settings.lora is not None)
     if kind == "none":
         return None

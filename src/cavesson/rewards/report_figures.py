@@ -62,10 +62,9 @@ def score(model: nn.Module, examples: Examples[PairTokens], processes: Processes
     device = next(model.parameters()).device
     order = sorted(processes.share(len(pairs)), key=lambda i: size_of(pairs[i]))
     rewards = torch.zeros(len(pairs), 2)
-    for start in range(0, len(order), at_once):
-        rows = order[start : start + at_once]
-        seen = model(examples.collate([pairs[i] for i in rows]).to(device))
-        rewards[rows] = torch.stack([seen.chosen, seen.rejected], dim=1).cpu()
+    for rows in processes.micro_batches(order, len(pairs), at_once):
+        seen = model(examples.collate([pairs[i] for i in rows or [0]]).to(device))
+        rewards[rows] = torch.stack([seen.chosen, seen.rejected], dim=1).cpu()[: len(rows)]
     chosen, rejected = processes.sum_tensor(rewards).double().numpy().T
     return ScoredPairs(pairs, chosen, rejected)
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
+from cavesson.models.sharding import gathered
 from cavesson.randomness import Purpose, generator, token_uniforms
 from cavesson.sampling.decoding import CacheKind, check_scoring, choose_cache, decode, full_passes, new_cache
 from cavesson.sampling.distribution import draw, sampling_logprobs
@@ -140,10 +141,11 @@ class Sampler:
         limits = self._limits(step, rows)
         uniforms = token_uniforms(self.seed, step, rows, int(limits.max()))
         size = self.settings.batch_size or len(rows)
-        parts = [
-            self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()], settings)
-            for part in torch.arange(len(rows)).split(size)
-        ]
+        with gathered(self.policy):
+            parts = [
+                self._sample_part(prompts.take(part), limits[part.numpy()], uniforms[part.numpy()], settings)
+                for part in torch.arange(len(rows)).split(size)
+            ]
         return _joined(parts, int(self.tokenizer.pad_token_id))
 
     def _limits(self, step: int, rows: range) -> NDArray[np.int64]:

@@ -12,9 +12,12 @@ from cavesson.data.chat import Chat, read_template
 from cavesson.data.prompts import PromptSet, load_prompts, tokenize
 from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
+from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
+from cavesson.models.parts import causal
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
+from cavesson.models.sharding import shard, skeleton
 from cavesson.models.trained import check_start, load_start
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
@@ -97,10 +100,12 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     prompts = _prompts(settings, inputs, tokenizer)
     rehearse(rewards, prompts.texts, prompts.columns)
     policy = _policy(settings, inputs, processes)
+    before = fingerprint(causal(policy.model))
     stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
     sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
     sampler = Sampler(policy, tokenizer, sampling, settings.seed, is_scored=True)
     sampler.prepare(len(processes.share(settings.batch_size)), max(map(len, prompts.ids)))
+    bare = _shard(policy, processes)
     collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query)
     return RolloutTrainer(
         folder=settings.run,
@@ -110,6 +115,8 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         seed=settings.seed,
         batch_size=settings.batch_size,
         steps=settings.steps,
+        fingerprint=before,
+        skeleton=bare,
         algorithm=settings.algorithm,
         policy=policy,
         collector=collector,
@@ -172,8 +179,10 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
         raise UserError("data.stream: the number of rows is unknown; set steps")
     _seed_initial_weights(settings.seed)  # adapters and new heads are initialised at random
     model = inputs.model or settings.load_model(tokenizer)
-    role = settings.role(build_learner(prepare(model), settings.model)).to(processes.device)
+    role: Any = settings.role(build_learner(prepare(model), settings.model)).to(processes.device)
     processes.share_weights(role)
+    before = fingerprint(causal(role.model))
+    bare = _shard(role, processes)
     return ExampleTrainer(
         folder=settings.run,
         learner=Learner(role, Optimizer(role, settings.optimizer), settings.algorithm, processes),
@@ -182,9 +191,26 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
         seed=settings.seed,
         batch_size=settings.batch_size,
         steps=steps,
+        fingerprint=before,
+        skeleton=bare,
         settings=settings,
         examples=examples,
     )
+
+
+def _shard(role: Any, processes: Processes) -> Any:
+    """Shard the weights of a role, and of its frozen reference, if the settings say so; return the model without them.
+
+    Everything that looks at single weights, or makes passes on its own, must come before.
+    """
+    if processes.mesh is None:
+        return None
+    bare, dtype = skeleton(role.model), causal(role.model).dtype
+    frozen = role.frozen_reference if isinstance(role, Policy) else None
+    for module in (role, frozen):
+        if module is not None:
+            shard(module.to(processes.device), processes.mesh, dtype, getattr(module, "passes", ()))
+    return bare
 
 
 def _seed_initial_weights(seed: int) -> None:

@@ -64,6 +64,7 @@ class Checkpoints(Callback):
     def _save(self, trainer: Trainer) -> None:
         if trainer.recorder is not None:
             trainer.recorder.flush()  # a checkpoint must never include a step that is not in the record
+        checkpoint = trainer.checkpoint()
         if trainer.learner.processes.is_main:
-            save(trainer.folder, trainer.checkpoint(), self.settings.keep)
+            save(trainer.folder, checkpoint, self.settings.keep)
         trainer.learner.processes.wait()

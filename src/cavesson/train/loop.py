@@ -11,7 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.errors import SignalledError, StoppedError, UserCodeError
+from cavesson.models.parts import causal
 from cavesson.models.settings import ModelSettings
+from cavesson.models.sharding import joined, sliced
 from cavesson.record.recorder import Recorder
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.signals import Signals
@@ -53,6 +55,10 @@ class Trainer(ABC):
     """rows per step, over all processes"""
     steps: int
     """of the whole run"""
+    fingerprint: str
+    """of the model before training"""
+    skeleton: Any = None
+    """the model without its weights, if they are sharded"""
     next_step: int = 0
     recorder: Recorder | None = None
     """None on all processes but the main one"""
@@ -153,16 +159,36 @@ class Trainer(ABC):
             self.stop = SignalledError(f"interrupted {place}; the checkpoint is complete", signal)
 
     def checkpoint(self) -> Checkpoint:
-        """Return the state between two steps, or inside one that has begun."""
-        optimizer = self.learner.optimizer
-        return Checkpoint(self.next_step, self.state(), dict(optimizer.parameters), optimizer.state(), self.tensors())
+        """Return the state between two steps, or inside one that has begun.
+
+        All processes must call this together; only that of the main process has weights.
+        """
+        optimizer, is_main = self.learner.optimizer, self.learner.processes.is_main
+        weights, averages = joined(optimizer.parameters, is_main), joined(optimizer.state(), is_main)
+        return Checkpoint(self.next_step, self.state(), weights, averages, self.tensors())
+
+    def whole_model(self) -> Any:
+        """Return the model with all its weights on the main process, and None on all others.
+
+        All processes must call this together.
+        """
+        is_main = self.learner.processes.is_main
+        if self.skeleton is None:
+            return self.model if is_main else None
+        weights = joined(self.model.state_dict(), is_main)
+        if not is_main:
+            return None
+        self.skeleton.load_state_dict(weights, assign=True)
+        causal(self.skeleton).config = causal(self.model).config
+        causal(self.skeleton).tie_weights()
+        return self.skeleton
 
     @torch.no_grad()
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore weights, optimiser and state from a checkpoint."""
         optimizer = self.learner.optimizer
         for name, parameter in optimizer.parameters.items():
-            parameter.copy_(checkpoint.weights[name])
-        optimizer.load({name: tensor.to(self.learner.device) for name, tensor in checkpoint.optimizer.items()})
+            parameter.copy_(sliced(checkpoint.weights[name], parameter))
+        optimizer.load(checkpoint.optimizer)
         self.next_step = checkpoint.step
         self.load_state(checkpoint)

@@ -64,20 +64,20 @@ class ExampleTrainer(Trainer):
         metrics = self.evaluate()
         learner = self.learner
         self.settings.report(learner.model, self.tokenizer, self.examples, learner.processes, self.folder)
-        if self.learner.processes.is_main:
-            model = self.settings.finished(self.model)
-            save_trained(self.folder / "model", model, self.tokenizer, self.model_settings)
+        model = self.whole_model()
+        if model is not None:
+            save_trained(self.folder / "model", self.settings.finished(model), self.tokenizer, self.model_settings)
         return metrics
 
     def evaluate(self) -> Metrics:
         """Return the algorithm's metrics on the held-out examples, averaged like the loss."""
         held_out, processes = self.examples.held_out, self.learner.processes
-        share = processes.share(len(held_out))
+        mine = sorted((held_out[i] for i in processes.share(len(held_out))), key=size_of)
+        parts = processes.micro_batches(range(len(mine)), len(held_out), self.settings.evaluation_size)
         sums: Metrics = {}
         weight = 0.0
-        if len(share):
-            mine = sorted((held_out[i] for i in share), key=size_of)
-            sums, weight = measure(self.learner, self.examples.collate(mine), self.settings.evaluation_size)
+        if parts:
+            sums, weight = measure(self.learner, self.examples.collate(mine or held_out[:1]), parts)
         total = processes.combine({"weight": weight}, sum)["weight"]
         if not total:
             return {}

@@ -148,10 +148,10 @@ class RolloutTrainer(Trainer):
         rows, rest = learned.nonzero().squeeze(1), (~learned).nonzero().squeeze(1)
         passes = [rows[mini] for mini in mini_batches(len(rows), self.updates, info, 0)]
         batches = [*passes, *rest.split(self.batch_size)]
-        parts = [some[part] for some in batches for part in micro_batches(len(some), self.updates, processes)]
+        parts = [some[part].tolist() for some in batches for part in micro_batches(len(some), self.updates, processes)]
         # If the update needs only this forward pass, keep its graph for the update.
         per_pass = len(micro_batches(len(rows), self.updates, processes))
-        is_only_pass = self.updates.epochs == len(passes) == per_pass == 1
+        is_only_pass = self.updates.epochs == len(passes) == per_pass == 1 and len(rows) >= processes.count
         return score_rollouts(self.policy, rollouts.batch, self.kl_estimator, parts, processes, is_only_pass)
 
     def _shape(self, rollouts: Rollouts) -> Rollouts:
@@ -193,8 +193,9 @@ class RolloutTrainer(Trainer):
         return self.policy.model
 
     def finish(self) -> Metrics:
-        if self.learner.processes.is_main:
-            save_trained(self.folder / "model", self.model, self.tokenizer, self.model_settings)
+        model = self.whole_model()
+        if model is not None:
+            save_trained(self.folder / "model", model, self.tokenizer, self.model_settings)
         return {}
 
     def state(self) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cavesson.algorithms.settings import OptimizerSettings
+from cavesson.models.sharding import sliced
 
 
 class Optimizer:
@@ -41,7 +43,8 @@ class Optimizer:
 
     def grad_norm(self, limit: float | None) -> Tensor:
         """Return the norm of all gradients together, and scale them down to `limit` if it is larger."""
-        return nn.utils.clip_grad_norm_(self.parameters.values(), math.inf if limit is None else limit)
+        norm = nn.utils.clip_grad_norm_(self.parameters.values(), math.inf if limit is None else limit)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -65,13 +68,17 @@ class Optimizer:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned; sharded weights get their slices of it."""
         for name, master in self.masters.items():
             if master is not self.parameters[name]:
                 master.copy_(tensors[f"master.{name}"])
-            keys = ("step", "exp_avg", "exp_avg_sq")
             self._adam.state[master] = {
-                key: tensors[f"{key}.{name}"].clone() for key in keys if f"{key}.{name}" in tensors
+                key: sliced(tensors[f"{key}.{name}"], master).clone()
+                for key in ("exp_avg", "exp_avg_sq")
+                if f"{key}.{name}" in tensors
             }
+            if f"step.{name}" in tensors:
+                self._adam.state[master]["step"] = tensors[f"step.{name}"].to(master.device, copy=True)
 
 
 def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:

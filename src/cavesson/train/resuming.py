@@ -25,8 +25,8 @@ Changes = dict[str, list[Any]]
 """Settings by their dotted names: what they were, and what they are now."""
 
 LENGTH = ("steps", "epochs")
-MAY_CHANGE = (*LENGTH, "checkpoint", "doctor", "trackers", "project")
-"""Settings, and groups of them, that change no number of a step; only its length may a run have another of."""
+MAY_CHANGE = (*LENGTH, "parallel", "checkpoint", "doctor", "trackers", "project")
+"""Settings, and groups of them, that change no number of a step, except for rounding, and the length of the run."""
 
 
 def recorded(folder: Path) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def score_rollouts(
     policy: Policy,
     rollouts: Batch,
     estimator: str | None,
-    parts: Sequence[Tensor],
+    parts: Sequence[Sequence[int]],
     processes: Processes,
     keep_graph: bool = False,
 ) -> tuple[dict[str, Tensor], Scores | None]:
@@ -131,7 +131,7 @@ def score_rollouts(
     """
     scored, kept = [], None
     for number, rows in enumerate(parts):
-        micro = rollouts.take(rows).to(policy.device)
+        micro = rollouts.part(rows).to(policy.device)
         keeps = keep_graph and number == 0
         with torch.set_grad_enabled(keeps):
             scores = policy(micro)
@@ -142,7 +142,8 @@ def score_rollouts(
     for rows, columns in chain.from_iterable(processes.of_all(scored)):
         for name, column in columns.items():
             place = whole.setdefault(name, torch.zeros_like(rollouts["mask"]))
-            place[rows, : column.shape[1]] = column
+            if len(rows):
+                place[rows, : column.shape[1]] = column
     return whole, kept
 
 

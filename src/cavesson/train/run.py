@@ -1,6 +1,5 @@
 """A run from its first step, or the step at which it resumes, to the finished model."""
 
-import hashlib
 import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -27,7 +25,7 @@ from cavesson.errors import (
     no_room,
 )
 from cavesson.integrations.trackers import Trackers
-from cavesson.models.parts import causal
+from cavesson.models.fingerprint import digest
 from cavesson.notebook import curves_of, page
 from cavesson.processes import Processes
 from cavesson.record import Lock, Recorder, begin_attempt, write_run, write_vocabulary
@@ -113,7 +111,7 @@ class Training:
         self._made = False
         """whether the folder is this process' own, and not one that another has made meanwhile"""
         self._remarks: list[str] = []
-        self.processes = Processes(settings.model.device)
+        self.processes = Processes(settings.model.device, settings.parallel.shard)
         # Lock a resumed run from here on, so that no other process can resume it before this one starts.
         self._lock = Lock(settings.run) if self._begun and self.processes.is_main else None
         try:
@@ -314,9 +312,9 @@ def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[s
         "config": settings.model_dump(mode="json"),
         "inputs": inputs.given,
         **settings.facts(),
-        "model": {"name": settings.model.path, "fingerprint": fingerprint(causal(trainer.model))},
+        "model": {"name": settings.model.path, "fingerprint": trainer.fingerprint},
         "tokenizer": {
-            "fingerprint": _hash(sorted(tokenizer.get_vocab().items())),
+            "fingerprint": digest(sorted(tokenizer.get_vocab().items())),
             "pad": tokenizer.pad_token_id,
             "bos": tokenizer.bos_token_id,
         },
@@ -330,18 +328,8 @@ def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[s
 
 def _check_same_model(folder: Path, trainer: Trainer) -> None:
     started_with = open_run(folder).info["model"]["fingerprint"]
-    if fingerprint(causal(trainer.model)) != started_with:
+    if trainer.fingerprint != started_with:
         raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
-
-
-def fingerprint(model: torch.nn.Module) -> str:
-    """Return a hash of the names, shapes and first thousand values of all weights, enough to distinguish models."""
-    parts = [(n, tuple(p.shape), p.detach().flatten()[:1000].float().tolist()) for n, p in model.named_parameters()]
-    return _hash(parts)
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def _write_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -91,8 +91,8 @@ def optimize(
     total, weight = float(algorithm.total(mini)), float(algorithm.weights(mini).sum())
     sums = _Sums(weight)
     for rows in micro_batches(len(mini), settings, processes) if weight else ():
-        micro = mini.take(rows).to(learner.device)
-        weights = algorithm.weights(micro)
+        micro = mini.part(rows).to(learner.device)
+        weights = algorithm.weights(micro) * bool(rows)
         result = algorithm.loss(learner.model(micro) if scores is None else scores, micro)
         loss = weighted_mean(result.loss, weights, total)
         check_finite(info.step, {"the loss": loss.detach(), **_detached(result.means)}, weights)
@@ -131,15 +131,15 @@ class _Sums:
 
 
 @torch.no_grad()
-def measure(learner: Learner, batch: Batch, micro_batch_size: int) -> tuple[Metrics, float]:
+def measure(learner: Learner, batch: Batch, parts: Sequence[Sequence[int]]) -> tuple[Metrics, float]:
     """Return the weighted sums of an algorithm's metrics over data that is not learned from, and the total weight.
 
-    Both cover only this process; `batch` is its share.
+    Both cover only this process, whose micro-batches of `batch` are `parts`.
     """
     sums, weight = _Sums(1.0), 0.0
-    for micro in batch.split(micro_batch_size or len(batch)):
-        micro = micro.to(learner.device)
-        weights = learner.algorithm.weights(micro)
+    for rows in parts:
+        micro = batch.part(rows).to(learner.device)
+        weights = learner.algorithm.weights(micro) * bool(rows)
         sums.add(learner.algorithm.loss(learner.model(micro), micro), weights)
         weight += float(weights.sum())
     return sums.means, weight
@@ -161,10 +161,9 @@ def mini_batches(size: int, settings: UpdateSettings, info: StepInfo, epoch: int
     return [part for part in torch.from_numpy(order).tensor_split(settings.mini_batches) if len(part)]
 
 
-def micro_batches(size: int, settings: OptimizeSettings, processes: Processes) -> Sequence[Tensor]:
+def micro_batches(size: int, settings: OptimizeSettings, processes: Processes) -> list[list[int]]:
     """Return the micro-batches of this process, as rows of a mini-batch of `size` rows."""
-    mine = torch.tensor(processes.share(size), dtype=torch.long)
-    return mine.split(settings.micro_batch_size or len(mine)) if len(mine) else ()
+    return processes.micro_batches(processes.share(size), size, settings.micro_batch_size)
 
 
 def _verdict(seen: Metrics, settings: UpdateSettings) -> str:
