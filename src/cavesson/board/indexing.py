@@ -36,7 +36,9 @@ def start(runs: Sequence[tuple[str, Path]]) -> list[BaseProcess]:
     """
     count = min(len(runs), os.cpu_count() or 1)
     spawn = get_context("spawn").Process
-    processes = [spawn(target=_watch, args=(runs[i::count], os.getpid()), daemon=True) for i in range(count)]
+    processes: list[BaseProcess] = [
+        spawn(target=_watch, args=(runs[i::count], os.getpid()), daemon=True) for i in range(count)
+    ]
     with without_ctrl_c():
         for process in processes:
             process.start()

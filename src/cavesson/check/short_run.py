@@ -88,13 +88,14 @@ def correlation(rewards: Sequence[Sequence[float]], log_ratios: Sequence[Sequenc
 
 
 def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path) -> RolloutRun:
-    """Return the settings of a short run without penalty, with a reference to which the KL is measured."""
+    """Return the settings of a short run of one process, without penalty, with a reference to measure the KL to."""
     group = settings.smallest_batch
     batch = max(group, min(rollouts, settings.batch_size) // group * group)
     values: dict[str, Any] = settings.model_dump(exclude_unset=True)
     values |= {"run": folder / "run", "steps": steps, "batch_size": batch, "trackers": ()}
     mini_batches = min(settings.update.mini_batches, settings.learned_from(batch))
     changed: dict[str, dict[str, Any]] = {
+        "parallel": {"shard": "none"},
         "kl": {"coef": 0.0, "target": None, "horizon": 10_000},
         "checkpoint": {"every": 0, "updates": 0, "keep": 2},
         "optimizer": {"warmup_steps": 0, "schedule": "constant"},

@@ -50,15 +50,11 @@ def shard(role: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, methods: tuple[
     for part in _parts(role):
         part.set_gradient_divide_factor(1.0)  # the losses are already divided by the size of the whole batch
         part.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
-    for name in (*methods, _BEGIN):
-        if name == _BEGIN:
-            setattr(role, name, MethodType(lambda _: None, role))
+    begin = "begin"  # a method without effect: FSDP takes the module whose pass begins first for the root
+    setattr(role, begin, MethodType(lambda _: None, role))
+    for name in (*methods, begin):
         register_fsdp_forward_method(role, name)
-    getattr(role, _BEGIN)()
-
-
-_BEGIN = "begin"
-"""A method without effect: FSDP takes the first module of which a pass begins for the root."""
+    getattr(role, begin)()
 
 
 @contextmanager
