@@ -178,7 +178,9 @@ class Trainer(ABC):
         weights = joined(self.model.state_dict(), is_main)
         if not is_main:
             return None
-        self.skeleton.load_state_dict(weights, assign=True)
+        # What is trained in lower precision is kept in float32 while it is sharded.
+        dtypes = {name: like.dtype for name, like in self.skeleton.state_dict().items()}
+        self.skeleton.load_state_dict({name: weights[name].to(dtypes[name]) for name in dtypes}, assign=True)
         causal(self.skeleton).config = causal(self.model).config
         causal(self.skeleton).tie_weights()
         return self.skeleton
