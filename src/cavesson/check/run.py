@@ -198,10 +198,9 @@ class _Check:
             self.largest = largest_sequences(settings, examples)
             longest = self.largest.width
         yield from check_tokens(settings, self.tokenizer, self.config, longest)
-        master = 0 if self.settings.model.dtype == "float32" else 4
         saved = self.learns if self.settings.model.lora else self.weights
         size = DTYPES[self.settings.model.dtype].itemsize
-        yield from check_disk(settings, saved * size, self.learns * (12 + master))
+        yield from check_disk(settings, saved * size, self.learns * 12)
 
     def _memory(self) -> Results:
         settings, device = self.settings, self.device

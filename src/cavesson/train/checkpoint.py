@@ -37,7 +37,7 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
     """everything that is no tensor: KL coefficient, running moments"""
     weights: dict[str, Tensor]
-    """the trainable parameters by name"""
+    """the trainable parameters by name, in float32"""
     optimizer: dict[str, Tensor]
     tensors: Mapping[str, Tensor] = MappingProxyType({})
     """the data that the step works on, of a checkpoint inside one"""

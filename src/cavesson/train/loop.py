@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.errors import SignalledError, StoppedError, UserCodeError
 from cavesson.models.parts import causal
 from cavesson.models.settings import ModelSettings
-from cavesson.models.sharding import joined, sliced
+from cavesson.models.sharding import joined
 from cavesson.record.recorder import Recorder
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.signals import Signals
@@ -164,7 +163,7 @@ class Trainer(ABC):
         All processes must call this together; only that of the main process has weights.
         """
         optimizer, is_main = self.learner.optimizer, self.learner.processes.is_main
-        weights, averages = joined(optimizer.parameters, is_main), joined(optimizer.state(), is_main)
+        weights, averages = joined(optimizer.masters, is_main), joined(optimizer.state(), is_main)
         return Checkpoint(self.next_step, self.state(), weights, averages, self.tensors())
 
     def whole_model(self) -> Any:
@@ -185,12 +184,8 @@ class Trainer(ABC):
         causal(self.skeleton).tie_weights()
         return self.skeleton
 
-    @torch.no_grad()
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore weights, optimiser and state from a checkpoint."""
-        optimizer = self.learner.optimizer
-        for name, parameter in optimizer.parameters.items():
-            parameter.copy_(sliced(checkpoint.weights[name], parameter))
-        optimizer.load(checkpoint.optimizer)
+        self.learner.optimizer.load(checkpoint.weights, checkpoint.optimizer)
         self.next_step = checkpoint.step
         self.load_state(checkpoint)

@@ -59,19 +59,20 @@ class Optimizer:
                 parameter.copy_(self.masters[name])
 
     def state(self) -> dict[str, Tensor]:
-        """Return averages, step counts and float32 copies, by parameter name."""
-        tensors = {f"master.{n}": m.detach() for n, m in self.masters.items() if m is not self.parameters[n]}
-        for name, master in self.masters.items():
-            for key, value in self._adam.state[master].items():
-                tensors[f"{key}.{name}"] = value
-        return tensors
+        """Return averages and step counts, by parameter name."""
+        return {
+            f"{key}.{name}": value
+            for name, master in self.masters.items()
+            for key, value in self._adam.state[master].items()
+        }
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned; sharded weights get their slices of it."""
+    def load(self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+        """Restore the weights, given in float32, and what `state` returned; sharded weights get their slices."""
         for name, master in self.masters.items():
+            master.copy_(sliced(weights[name], master))
             if master is not self.parameters[name]:
-                master.copy_(tensors[f"master.{name}"])
+                self.parameters[name].copy_(master)
             self._adam.state[master] = {
                 key: sliced(tensors[f"{key}.{name}"], master).clone()
                 for key in ("exp_avg", "exp_avg_sq")
