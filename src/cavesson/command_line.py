@@ -18,10 +18,9 @@ def command_line(*words: str | Path, processes: int = 1) -> str:
 
     Args:
         words: arguments of the command, quoted where necessary.
-        processes: number of processes; with more than one, torchrun starts them.
+        processes: number of processes.
     """
-    torchrun = [*program("torchrun", "torch.distributed.run"), "--standalone", "--nproc-per-node", str(processes)]
-    parts = [*(program() if processes == 1 else [*torchrun, "-m", "--", "cavesson"]), *map(str, words)]
+    parts = [*program(), *map(str, words), *(["--processes", str(processes)] if processes > 1 else [])]
     return shlex.join(parts) if os.name == "posix" else subprocess.list2cmdline(parts)
 
 
@@ -46,22 +45,22 @@ def continuation(folder: Path) -> str | None:
     return command_line(info["algorithm"], "--resume", folder, processes=info["processes"])
 
 
-def program(name: str = "cavesson", module: str = "cavesson") -> list[str]:
-    """Return the command for a program of this Python: its name if it is on the PATH, else its path or `python -m`."""
-    script = _script(name)
+def program() -> list[str]:
+    """Return the command `cavesson` of this Python: its name if it is on the PATH, else its path or `python -m`."""
+    script = _script()
     if script is None:
-        return [sys.executable, "-m", module]
-    on_path = shutil.which(name)
+        return [sys.executable, "-m", "cavesson"]
+    on_path = shutil.which("cavesson")
     if on_path is not None and os.path.samefile(on_path, script):
-        return [name]
+        return ["cavesson"]
     below = script.is_relative_to(Path.cwd())
     return [str(script.relative_to(Path.cwd()) if below else script)]
 
 
-def _script(name: str) -> Path | None:
-    """Return the full path of a script of this Python; links are not resolved, because users know their names."""
+def _script() -> Path | None:
+    """Return the full path of this Python's script; links are not resolved, because users know their names."""
     called = Path(sys.argv[0]).absolute()
-    if called.stem == name and called.is_file():
+    if called.stem == "cavesson" and called.is_file():
         return called
-    beside = shutil.which(name, path=str(Path(sys.executable).parent))
+    beside = shutil.which("cavesson", path=str(Path(sys.executable).parent))
     return None if beside is None else Path(beside)

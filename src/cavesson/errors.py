@@ -95,6 +95,15 @@ def of_the_system(error: BaseException) -> str | None:
     return None
 
 
+def lost_process(error: BaseException) -> str | None:
+    """Return a one-line message if another process of a run has ended while this one waited for it, else None."""
+    # PyTorch raises what its libraries for communication say, as a RuntimeError.
+    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in lost):
+        return "another process of this run has ended, and this one cannot continue without it"
+    return None
+
+
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
     """Convert any exception of a user's function, including `sys.exit`, to a UserCodeError with its location.

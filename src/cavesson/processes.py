@@ -49,8 +49,7 @@ class Processes:
         """Return the mesh over whose last dimension weights are sharded; over the first of two, they are copied."""
         if self.count == 1:
             raise UserError(
-                f'parallel.shard "{shard}" has no effect with one process: start several with '
-                'torchrun --nproc-per-node 2 -m -- cavesson …, or set it to "none"'
+                f'parallel.shard "{shard}" has no effect with one process: add --processes N, or set it to "none"'
             )
         if shard == "full":
             return init_device_mesh(self.device.type, (self.count,))

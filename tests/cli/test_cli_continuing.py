@@ -1,9 +1,7 @@
 """What a command that ends early prints as the way on: a command that can be pasted, or nothing."""
 
 import errno
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from cavesson import cli
-from cavesson.command_line import command_line, continuation
+from cavesson.command_line import continuation
 from cavesson.errors import StoppedError, TerminatedError, UserError
 from cavesson.record import write_run
 
@@ -24,7 +22,7 @@ TRAINED = {"algorithm": "dpo", "config": {}, "inputs": [], "processes": 1}
         (TRAINED, ["cavesson", "dpo", "--resume", "my run"]),
         (
             TRAINED | {"processes": 2},
-            ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "--", "cavesson", "dpo", "--resume", "my run"],
+            ["cavesson", "dpo", "--resume", "my run", "--processes", "2"],
         ),
         (TRAINED | {"inputs": ["prompts"]}, ["Training(..., resume=True)", "in", "Python"]),
         (TRAINED | {"algorithm": "MyRun"}, None),
@@ -50,13 +48,6 @@ def test_what_continues_a_run(
         assert way is not None
         program, *words = shlex.split(way)
         assert [Path(program).name, *words] == expected
-
-
-@pytest.mark.slow
-def test_the_launcher_of_several_processes_can_be_pasted() -> None:
-    line = command_line("--version", processes=2)
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0 and [text.split()[0] for text in done.stdout.splitlines()] == ["cavesson"] * 2
 
 
 def noted(error: BaseException) -> BaseException:

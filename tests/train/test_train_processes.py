@@ -235,7 +235,7 @@ def test_two_hosts_shard_within_and_copy_between(tmp_path: Path) -> None:
 
 
 def test_there_must_be_something_to_shard_over(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r'parallel\.shard "full" has no effect with one process: start several with'):
+    with pytest.raises(UserError, match=r'parallel\.shard "full" has no effect with one process: add --processes N'):
         build(tmp_path / "run", parallel__shard="full")
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="quantized weights cannot be sharded"):

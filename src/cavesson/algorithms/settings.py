@@ -35,7 +35,7 @@ class KLSettings(CoefficientSettings):
 
 
 class ParallelSettings(Settings):
-    """How training is spread over the processes that torchrun or accelerate starts."""
+    """How training is spread over processes, which `--processes`, torchrun or accelerate starts."""
 
     shard: Shard = "none"
     """"none": every process has all weights; "full": every process keeps a slice of each weight, of its gradient and of

@@ -15,10 +15,11 @@ from cavesson.cli.board import board_app
 from cavesson.cli.check import check_app
 from cavesson.cli.doctor import doctor_app
 from cavesson.cli.flags import FLAGS, Commands, Help, console, explain, load, words_and_flags
+from cavesson.cli.launch import is_launcher, launch
 from cavesson.cli.record import RunPlace, record
 from cavesson.cli.tools import tools
-from cavesson.command_line import command_line
-from cavesson.errors import TerminatedError, UserError, no_room, of_the_system, print_exception
+from cavesson.command_line import command_line, continuation
+from cavesson.errors import TerminatedError, UserError, lost_process, no_room, of_the_system, print_exception
 from cavesson.handlers import handling
 from cavesson.registry import ALGORITHMS, Entry, any_recipe
 from cavesson.text.counting import counted
@@ -46,6 +47,7 @@ app.add_typer(doctor_app)
 app.add_typer(check_app)
 
 RESUME = "Resume this run; with a recipe, start it if it does not exist yet."
+Processes = Annotated[int, typer.Option(min=1, metavar="N", help="Train in N processes on this machine.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,8 +77,9 @@ def _run_app() -> None:
     try:
         app()
     except SystemExit as end:
-        if end.code == 128 + signal.SIGINT:  # Typer converts Ctrl-C to this without a message
-            _say("interrupted", _ctrl_c(end))
+        cause = _ctrl_c(end)
+        if isinstance(cause, KeyboardInterrupt):  # Typer converts it to an exit code without a message
+            _say("interrupted", cause)
         raise
     except TerminatedError as error:
         _say("interrupted by SIGTERM", error)
@@ -100,7 +103,7 @@ def _say(line: str, error: BaseException) -> None:
 
 
 def _ctrl_c(error: BaseException) -> BaseException:
-    """Return the KeyboardInterrupt that caused an error."""
+    """Return the KeyboardInterrupt that caused an error, or the first of its causes if there is none."""
     while not isinstance(error, KeyboardInterrupt) and error.__context__ is not None:
         error = error.__context__
     return error
@@ -121,7 +124,7 @@ def _explained(error: Exception) -> str | None:
     """Return a message for an error of the installation or the operating system, or None for any other error."""
     if isinstance(error, ModuleNotFoundError) and error.name in _NEEDED_TO_TRAIN:
         return f"training needs {error.name}; install it with: pip install 'cavesson[train]'"
-    return of_the_system(error)
+    return lost_process(error) or of_the_system(error)
 
 
 def _way_on(error: BaseException) -> list[str]:
@@ -142,13 +145,13 @@ def _add_training(name: str, entry: Entry) -> None:
     def command(
         context: typer.Context,
         resume: Annotated[Path | None, typer.Option(metavar="RUN", help=RESUME)] = None,
+        processes: Processes = 1,
         help: Help = False,
     ) -> None:
         if help:
-            explain(context, entry.settings, "RECIPE.toml", "--resume RUN")
+            explain(context, entry.settings, "RECIPE.toml", "--resume RUN", "… --processes N")
             return
         from cavesson.train.resuming import settings_of
-        from cavesson.train.run import Training
 
         words, flags = words_and_flags(entry.settings, context.args, "[RECIPE.toml]")
         if resume is not None and not words:
@@ -156,8 +159,13 @@ def _add_training(name: str, entry: Entry) -> None:
         else:
             place = [] if resume is None else ["--run", str(resume)]
             settings = load(entry.settings, Path(words[0]) if words else None, [*flags, *place])
-        result = Training(settings, resume=resume is not None).run()
+        if is_launcher(processes):
+            launch(processes, lambda: continuation(settings.run))
+            return
         from cavesson.record.show import headline
+        from cavesson.train.run import Training
+
+        result = Training(settings, resume=resume is not None).run()
 
         print(
             f"run      {result.folder}\nmodel    {result.folder}/model\nnext     {command_line('show', result.folder)}"
@@ -190,7 +198,7 @@ def demo(
 
 
 @app.command(context_settings=FLAGS, add_help_option=False)
-def align(context: typer.Context, help: Help = False) -> None:
+def align(context: typer.Context, processes: Processes = 1, help: Help = False) -> None:
     """Run all stages of a recipe: cavesson align recipe.toml. Run again, it resumes where it stopped."""
     if help:
         from cavesson.align.recipe import AlignSettings
@@ -200,6 +208,9 @@ def align(context: typer.Context, help: Help = False) -> None:
     from cavesson.align.run import align as run_align
 
     (recipe,), flags = words_and_flags(any_recipe(), context.args, "RECIPE.toml")
+    if is_launcher(processes):
+        launch(processes, lambda: command_line(*sys.argv[1:]))
+        return
     run_align(Path(recipe), flags)
 
 

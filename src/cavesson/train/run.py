@@ -202,6 +202,8 @@ class Training:
         except BaseException as error:
             self._remove_unbegun(error)
             self._add_way_on(error)
+            if isinstance(error, StoppedError):
+                self.processes.wait()  # a launcher ends the other processes as soon as one has ended
             raise
         finally:
             self._release()

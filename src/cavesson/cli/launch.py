@@ -1,0 +1,108 @@
+"""`--processes N`: a command in several processes of this machine, started and watched by torchrun's elastic agent."""
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from cavesson.errors import StoppedError, UserError
+from cavesson.handlers import handling
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PATIENCE = 5
+"""Seconds in which the other processes must end when one has ended."""
+_NAME = "TORCHELASTIC_RUN_ID"
+_PREFIX = "cavesson-"
+
+
+def is_launcher(processes: int) -> bool:
+    """Return whether this process must start the others: not if it is one of them, or if it does everything itself.
+
+    Raises:
+        UserError: another launcher has started this process.
+    """
+    if processes == 1 or os.environ.get(_NAME, "").startswith(_PREFIX):
+        return False
+    if "RANK" in os.environ:
+        raise UserError("--processes has no effect under torchrun or accelerate, which start the processes; remove it")
+    return True
+
+
+def launch(processes: int, way_on: Callable[[], str | None]) -> None:
+    """Run the command of this process in several others, and end as they do.
+
+    The first process prints; what the others print is shown if one of them fails.
+
+    Args:
+        processes: how many.
+        way_on: returns the command that continues what they did, or None if there is nothing to continue.
+
+    Raises:
+        UserError: a process was killed, or has failed before the first one did.
+        SystemExit: the first process has failed and said why.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it logs what is told in one line below
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    with tempfile.TemporaryDirectory(prefix="cavesson-processes-") as logs, ThreadPoolExecutor(1) as pool:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            run_id=f"{_PREFIX}{uuid4()}",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            shutdown_timeout=PATIENCE,
+            logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, processes), Std.ALL)),
+        )
+        # Outside the main thread, the agent leaves signals alone: processes that save a checkpoint need more time than
+        # it grants them.
+        with handling(_forward, *SIGNALS):
+            try:
+                pool.submit(elastic_launch(config, sys.executable), "-m", "cavesson", *sys.argv[1:]).result()
+            except ChildFailedError as error:
+                raise _told(error, processes, Path(logs), way_on) from None
+
+
+def _forward(number: int, frame: FrameType | None) -> None:
+    """Send a signal to all processes; a terminal sends Ctrl-C to them too, which counts as one."""
+    import psutil
+
+    for child in psutil.Process().children():
+        child.send_signal(number)
+
+
+def _told(
+    error: "ChildFailedError", processes: int, logs: Path, way_on: Callable[[], str | None]
+) -> UserError | SystemExit:
+    """Return the error that says what ended the processes."""
+    rank, first = error.get_first_failure()
+    main = error.failures.get(0)
+    stopped = first.exitcode in (StoppedError.exit_code, *(128 + number for number in SIGNALS))  # all of them say why
+    if stopped or (first.exitcode > 0 and main is not None and main.exitcode == first.exitcode):
+        return SystemExit(first.exitcode)
+    name = f"process {rank} of {processes} (counted from 0)"
+    if first.exitcode > 0:
+        lines = [line for file in logs.rglob(f"{rank}/stderr.log") for line in file.read_text("utf-8").splitlines()]
+        told = UserError(f"{name} ended: {lines[-1] if lines else f'exit code {first.exitcode}'}")
+        told.exit_code = first.exitcode
+        return told
+    killed = UserError(f"{name} was killed by {signal.Signals(-first.exitcode).name}; the others were ended")
+    way = way_on()
+    if way is not None:
+        killed.add_note(f"continue with: {way}")
+    return killed

@@ -1,0 +1,124 @@
+"""`--processes N`: real processes that train, make mistakes, are killed and are interrupted."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import cavesson
+from cavesson.train.checkpoint import latest
+
+SLOW = (
+    "import time\n\n\ndef slow(prompts, responses, **_):\n    time.sleep(0.2)\n    return [len(r) for r in responses]\n"
+)
+COMMAND = [sys.executable, "-m", "cavesson"]
+
+
+def arguments(folder: Path, **changes: object) -> list[str]:
+    """Those of a tiny run of 40 steps of 0.2 seconds."""
+    (folder / "prompts.txt").write_text("On the table\nMy\n")
+    (folder / "slow.py").write_text(SLOW)
+    flags: dict[str, object] = {"data.path": "prompts.txt", "steps": 40, "batch_size": 4, "model.device": "cpu"}
+    flags |= {"rewards": '[{use = "slow.py:slow"}]', "checkpoint.every": 1, "run": "here", "processes": 2, **changes}
+    return ["ppo", *(text for name, value in flags.items() for text in (f"--{name}", str(value)))]
+
+
+def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def begun(folder: Path) -> subprocess.Popen[str]:
+    """A run whose first checkpoint is there."""
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*COMMAND, *arguments(folder)], cwd=folder, text=True, **pipes)  # type: ignore[call-overload]
+    deadline = time.monotonic() + 200
+    while not list((folder / "here" / "checkpoints").glob("step-*")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    return process  # type: ignore[no-any-return]
+
+
+def worker(launcher: subprocess.Popen[str], rank: int) -> psutil.Process:
+    children = psutil.Process(launcher.pid).children()
+    return next(child for child in children if child.environ().get("RANK") == str(rank))
+
+
+def said(errors: str) -> list[str]:
+    """The lines of the command; others are warnings of libraries."""
+    return [line for line in errors.splitlines() if line.startswith("cavesson: ")]
+
+
+def goes_on(folder: Path, line: str) -> None:
+    """The run ends after the command that a line tells."""
+    way = line.split("; continue with: ")[1]
+    assert way.endswith(" --processes 2")
+    done = latest(folder / "here")
+    assert done is not None
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    words = [*shlex.split(way), "--steps", str(done.step + 1)]
+    resumed = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    run = cavesson.open(folder / "here")
+    rows = run.rows(["step", "sample"]).to_pylist()
+    assert [(row["step"], row["sample"]) for row in rows] == [(s, i) for s in range(done.step + 1) for i in range(4)]
+
+
+def test_several_processes_train_one_run(tmp_path: Path) -> None:
+    done = train(tmp_path, *arguments(tmp_path, steps=1))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("1 of 1 done") == 1  # said once, not by every process
+    run = cavesson.open(tmp_path / "here")
+    assert run.info["processes"] == 2 and run.rows()["sample"].to_pylist() == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_once(tmp_path: Path) -> None:
+    for changes in ({"batch_size": 1}, {"parallel.shard": "hybrid"}):
+        done = train(tmp_path, *arguments(tmp_path, **changes))
+        assert done.returncode == 2 and len(said(done.stderr)) == 1, done.stderr[-3000:]
+        assert "Traceback" not in done.stderr and not (tmp_path / "here").exists()
+    done = train(tmp_path, *arguments(tmp_path, processes=0))
+    assert done.returncode == 2 and "0" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_is_named_and_the_run_continues(tmp_path: Path, rank: int) -> None:
+    process = begun(tmp_path)
+    worker(process, rank).send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 10
+    *_, line = said(errors)
+    assert line.startswith(
+        f"cavesson: process {rank} of 2 (counted from 0) was killed by SIGKILL; the others were ended"
+    )
+    assert process.returncode == 2 and "Traceback" not in errors, errors[-3000:]
+    goes_on(tmp_path, line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_ends_all(tmp_path: Path, number: signal.Signals) -> None:
+    process = begun(tmp_path)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, errors[-3000:]
+    (line,) = said(errors)
+    assert line.startswith("cavesson: interrupted ") and "the checkpoint is complete" in line
+    goes_on(tmp_path, line)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_processes_itself(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    done = subprocess.run(
+        [*launcher, "cavesson", *arguments(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1 and "--processes has no effect under torchrun" in done.stderr
