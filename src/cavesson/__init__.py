@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         EvaluationSettings,
         KLSettings,
         OptimizerSettings,
+        ParallelSettings,
         RolloutCheckpointSettings,
         UpdateSettings,
     )
@@ -49,8 +50,8 @@ __all__ = [
     "DPO", "GRPO", "PPO", "RAFT", "RLOO", "SFT", "BatchSettings", "BradleyTerry", "CheckpointSettings",
     "CleaningSettings", "CoefficientSettings", "DPORun", "DoctorSettings", "EvaluationSettings",
     "FrozenSettings", "GRPORun", "KLSettings", "LoraSettings", "ModelSettings", "NewModelSettings",
-    "OnePassSettings", "OptimizerSettings", "PPORun", "PairSettings", "PenaltySettings", "PromptSettings",
-    "RAFTRun", "RLOORun", "Recorder", "ReferenceSettings", "Result", "Reward", "RewardModelRun",
+    "OnePassSettings", "OptimizerSettings", "PPORun", "PairSettings", "ParallelSettings", "PenaltySettings",
+    "PromptSettings", "RAFTRun", "RLOORun", "Recorder", "ReferenceSettings", "Result", "Reward", "RewardModelRun",
     "RewardSettings", "Rollout", "RolloutCheckpointSettings", "Run", "SFTRun", "SamplingSettings",
     "ShapingSettings", "SourceSettings", "TextSettings", "Training", "UpdateSettings", "UserError",
     "ValueSettings", "__version__", "open"
@@ -84,7 +85,7 @@ _TRAINING = {
     "cavesson.train.run": "Result Training",
     "cavesson.algorithms.settings": (
         "BatchSettings CheckpointSettings CoefficientSettings EvaluationSettings KLSettings "
-        "OptimizerSettings RolloutCheckpointSettings UpdateSettings"
+        "OptimizerSettings ParallelSettings RolloutCheckpointSettings UpdateSettings"
     ),
 }
 _HOMES = {name: home for home, names in (_READING | _TRAINING).items() for name in names.split()}
