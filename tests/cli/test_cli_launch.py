@@ -84,7 +84,7 @@ def test_a_mistake_is_told_once(tmp_path: Path) -> None:
         assert done.returncode == 2 and len(said(done.stderr)) == 1, done.stderr[-3000:]
         assert "Traceback" not in done.stderr and not (tmp_path / "here").exists()
     done = train(tmp_path, *arguments(tmp_path, processes=0))
-    assert done.returncode == 2 and "0" in done.stderr
+    assert done.returncode == 2 and done.stderr == "cavesson: --processes 0: give at least 1\n"
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ app.add_typer(doctor_app)
 app.add_typer(check_app)
 
 RESUME = "Resume this run; with a recipe, start it if it does not exist yet."
-Processes = Annotated[int, typer.Option(min=1, metavar="N", help="Train in N processes on this machine.")]
+Processes = Annotated[int, typer.Option(metavar="N", help="Train in N processes on this machine.")]
 
 
 def _print_version(wanted: bool) -> None:

@@ -29,8 +29,10 @@ def is_launcher(processes: int) -> bool:
     """Return whether this process must start the others: not if it is one of them, or if it does everything itself.
 
     Raises:
-        UserError: another launcher has started this process.
+        UserError: the number is below 1, or another launcher has started this process.
     """
+    if processes < 1:
+        raise UserError(f"--processes {processes}: give at least 1")
     if processes == 1 or os.environ.get(_NAME, "").startswith(_PREFIX):
         return False
     if "RANK" in os.environ:
