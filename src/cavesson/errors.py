@@ -54,6 +54,12 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def print_error(line: str) -> None:
+    """Print a line to stderr in one write, so that lines of several processes do not run into each other."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 def print_exception(error: BaseException) -> None:
     """Print a traceback with control characters made visible, so that quoted text cannot affect the terminal."""
     print(visible("".join(traceback.format_exception(error))), file=sys.stderr, end="")
@@ -95,12 +101,15 @@ def of_the_system(error: BaseException) -> str | None:
     return None
 
 
+LOST_PROCESS = "another process of this run has ended, and this one cannot continue without it"
+
+
 def lost_process(error: BaseException) -> str | None:
     """Return a one-line message if another process of a run has ended while this one waited for it, else None."""
     # PyTorch raises what its libraries for communication say, as a RuntimeError.
     lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError")
     if isinstance(error, RuntimeError) and any(words in str(error) for words in lost):
-        return "another process of this run has ended, and this one cannot continue without it"
+        return LOST_PROCESS
     return None
 
 

@@ -17,6 +17,17 @@ T = TypeVar("T")
 Shard = Literal["none", "full", "hybrid"]
 
 
+def is_main() -> bool:
+    """Return whether this is the only process, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def wait_for_all() -> None:
+    """Wait until all processes of a run are here; a process on its own does not wait."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
 class Processes:
     """The processes of this run, started by `torchrun` or `accelerate launch`; otherwise a single process.
 
@@ -134,5 +145,4 @@ class Processes:
                 dist.broadcast(parameter.data, src=0)
 
     def wait(self) -> None:
-        if self.count > 1:
-            dist.barrier()
+        wait_for_all()

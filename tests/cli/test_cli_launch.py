@@ -88,6 +88,18 @@ def test_a_mistake_is_told_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_mistake_of_another_process_is_told(tmp_path: Path) -> None:
+    body = 'return [1 / (int(os.environ["RANK"]) - 1)] * len(prompts)'
+    broken = f"import os\ndef broken(prompts, responses, **_):\n    {body}\n"
+    (tmp_path / "broken.py").write_text(broken)
+    done = train(tmp_path, *arguments(tmp_path, rewards='[{use = "broken.py:broken"}]'))
+    *_, line = said(done.stderr)
+    assert line.startswith("cavesson: process 1 of 2 (counted from 0) ended: ")
+    assert "reward broken raised ZeroDivisionError" in line and "line 3" in line, done.stderr[-3000:]
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_process_is_named_and_the_run_continues(tmp_path: Path, rank: int) -> None:
     process = begun(tmp_path)

@@ -133,8 +133,10 @@ def test_several_processes_are_one(
 def same_tensors(mine: dict[str, Tensor], theirs: dict[str, Tensor], rounding: float) -> None:
     assert mine.keys() == theirs.keys()
     for key, tensor in mine.items():
-        slack = 1e-4 if rounding < 2**-8 else rounding * float(tensor.abs().max())
-        torch.testing.assert_close(tensor, theirs[key], rtol=rounding, atol=slack)
+        # Averages of gradients are small, so their bound is a part of the largest one; weights are about 1.
+        weight = rounding < 2**-8 and not key.startswith("exp_avg")
+        slack = 1e-4 if weight else rounding * float(tensor.abs().max())
+        torch.testing.assert_close(tensor, theirs[key], rtol=0, atol=slack)
 
 
 def test_the_pieces_of_a_run_are_there_once(several: tuple[int, Path]) -> None:

@@ -100,7 +100,8 @@ class RewardModelRun(ExampleRun):
         """
         setattr(causal(role.model).config, ADDS_START, _begins(tokenizer, examples))
         if not examples.held_out:
-            print("no pairs are held out, so the accuracy of this reward model is not measured; set data.validation")
+            if processes.is_main:
+                print("no pairs are held out: the accuracy of this reward model is not measured; set data.validation")
             return
         scored = score(role, examples, processes, self.evaluation_size)
         if processes.is_main:

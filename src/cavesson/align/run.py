@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from cavesson.align.recipe import read_recipe
-from cavesson.align.stages import Stage, StageState, TrainingStage, is_main
+from cavesson.align.stages import Stage, StageState, TrainingStage
 from cavesson.command_line import command_line
 from cavesson.errors import UserError
+from cavesson.processes import is_main
 from cavesson.record.writable import check_writable
 
 

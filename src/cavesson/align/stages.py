@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +21,7 @@ from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
+from cavesson.processes import is_main
 from cavesson.record import open as open_run
 from cavesson.record.show import headline
 from cavesson.rewards import build_rewards, rehearse
@@ -36,11 +36,6 @@ S = TypeVar("S", bound=BaseModel)
 COMPARE = "compare"
 """The command of stages that compare models; all other commands train."""
 _RESULT = "comparison.json"
-
-
-def is_main() -> bool:
-    """Return whether this is the only process, or the first of those that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 class StageState(Enum):

@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -15,11 +15,20 @@ from cavesson.cli.board import board_app
 from cavesson.cli.check import check_app
 from cavesson.cli.doctor import doctor_app
 from cavesson.cli.flags import FLAGS, Commands, Help, console, explain, load, words_and_flags
-from cavesson.cli.launch import is_launcher, launch
+from cavesson.cli.launch import is_launcher, launch, leave_for_launcher
 from cavesson.cli.record import RunPlace, record
 from cavesson.cli.tools import tools
 from cavesson.command_line import command_line, continuation
-from cavesson.errors import TerminatedError, UserError, lost_process, no_room, of_the_system, print_exception
+from cavesson.errors import (
+    StoppedError,
+    TerminatedError,
+    UserError,
+    lost_process,
+    no_room,
+    of_the_system,
+    print_error,
+    print_exception,
+)
 from cavesson.handlers import handling
 from cavesson.registry import ALGORITHMS, Entry, any_recipe
 from cavesson.text.counting import counted
@@ -79,27 +88,42 @@ def _run_app() -> None:
     except SystemExit as end:
         cause = _ctrl_c(end)
         if isinstance(cause, KeyboardInterrupt):  # Typer converts it to an exit code without a message
-            _say("interrupted", cause)
+            _end("interrupted", cause, 128 + signal.SIGINT)
         raise
     except TerminatedError as error:
-        _say("interrupted by SIGTERM", error)
-        sys.exit(128 + signal.SIGTERM)
+        _end("interrupted by SIGTERM", error, 128 + signal.SIGTERM)
     except UserError as error:
         _print_traceback(error)
-        _say(str(error), error)
-        sys.exit(error.exit_code)
+        _end(str(error), error, error.exit_code)
     except Exception as error:
         line = _explained(error)
         if line is None:
+            leave_for_launcher(f"{type(error).__name__}: {error}", 1)
             raise
         _print_traceback(error)
-        _say(line, error)
-        sys.exit(2)
+        _end(line, error, 2)
 
 
-def _say(line: str, error: BaseException) -> None:
-    """Print what ended the command, and how to continue."""
-    print(f"cavesson: {visible('; '.join([line, *_way_on(error)]))}", file=sys.stderr)
+def _end(line: str, error: BaseException, exit_code: int) -> NoReturn:
+    """Print what ended the command and how to continue, and exit."""
+    said = visible("; ".join([line, *_way_on(error)]))
+    # A launcher ends the other processes as soon as one has ended, and this line must still be printed.
+    with handling(_ignore, signal.SIGTERM):
+        if isinstance(error, StoppedError):
+            _print_once(f"cavesson: {said}")
+        else:
+            print_error(f"cavesson: {said}")
+        leave_for_launcher(said, exit_code)
+    sys.exit(exit_code)
+
+
+def _print_once(line: str) -> None:
+    """Print a line in the first of all processes, which stop at the same place; the others wait until it is printed."""
+    from cavesson.processes import is_main, wait_for_all  # a run that has stopped has imported PyTorch already
+
+    if is_main():
+        print_error(line)
+    wait_for_all()
 
 
 def _ctrl_c(error: BaseException) -> BaseException:
@@ -118,6 +142,10 @@ def _print_traceback(error: Exception) -> None:
 def _terminate(number: int, frame: FrameType | None) -> None:
     """End the command by an exception, so that it releases its resources."""
     raise TerminatedError
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    pass
 
 
 def _explained(error: Exception) -> str | None:

@@ -1,10 +1,12 @@
 """`--processes N`: a command in several processes of this machine, started and watched by torchrun's elastic agent."""
 
+import json
 import logging
 import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from cavesson.errors import StoppedError, UserError
+from cavesson.errors import LOST_PROCESS, UserError
 from cavesson.handlers import handling
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ _PREFIX = "cavesson-"
 
 
 def is_launcher(processes: int) -> bool:
-    """Return whether this process must start the others: not if it is one of them, or if it does everything itself.
+    """Return whether this process must start others: not if it is one of them, or the only one.
 
     Raises:
         UserError: the number is below 1, or another launcher has started this process.
@@ -57,7 +59,8 @@ def launch(processes: int, way_on: Callable[[], str | None]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it logs what is told in one line below
+    # The agent logs every failure at length; `_reason` says it in one line.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with tempfile.TemporaryDirectory(prefix="cavesson-processes-") as logs, ThreadPoolExecutor(1) as pool:
         config = LaunchConfig(
@@ -77,7 +80,7 @@ def launch(processes: int, way_on: Callable[[], str | None]) -> None:
             try:
                 pool.submit(elastic_launch(config, sys.executable), "-m", "cavesson", *sys.argv[1:]).result()
             except ChildFailedError as error:
-                raise _told(error, processes, Path(logs), way_on) from None
+                raise _reason(error, processes, Path(logs), way_on) from None
 
 
 def _forward(number: int, frame: FrameType | None) -> None:
@@ -88,23 +91,35 @@ def _forward(number: int, frame: FrameType | None) -> None:
         child.send_signal(number)
 
 
-def _told(
+def leave_for_launcher(line: str, exit_code: int) -> None:
+    """Write down what ended this process, where torchrun's agent reads it; has no effect if no agent started it."""
+    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if place:
+        path = Path(place)
+        error = {"message": line, "errorCode": exit_code, "extraInfo": {"timestamp": str(int(time.time()))}}
+        unfinished = path.with_suffix(".tmp")  # the agent cannot read half a file
+        unfinished.write_text(json.dumps({"message": error}), "utf-8")
+        unfinished.replace(path)
+
+
+def _reason(
     error: "ChildFailedError", processes: int, logs: Path, way_on: Callable[[], str | None]
 ) -> UserError | SystemExit:
-    """Return the error that says what ended the processes."""
-    rank, first = error.get_first_failure()
-    main = error.failures.get(0)
-    stopped = first.exitcode in (StoppedError.exit_code, *(128 + number for number in SIGNALS))  # all of them say why
-    if stopped or (first.exitcode > 0 and main is not None and main.exitcode == first.exitcode):
-        return SystemExit(first.exitcode)
-    name = f"process {rank} of {processes} (counted from 0)"
-    if first.exitcode > 0:
-        lines = [line for file in logs.rglob(f"{rank}/stderr.log") for line in file.read_text("utf-8").splitlines()]
-        told = UserError(f"{name} ended: {lines[-1] if lines else f'exit code {first.exitcode}'}")
-        told.exit_code = first.exitcode
-        return told
-    killed = UserError(f"{name} was killed by {signal.Signals(-first.exitcode).name}; the others were ended")
-    way = way_on()
-    if way is not None:
-        killed.add_note(f"continue with: {way}")
-    return killed
+    """Return the error that names what ended the processes; SystemExit if the first process has printed it."""
+    left = {int(file.parent.name): json.loads(file.read_text("utf-8"))["message"] for file in logs.rglob("error.json")}
+    lost = {rank for rank, ending in left.items() if ending["message"].endswith(LOST_PROCESS)}
+    # In the order in which they ended; then the agent ended the others.
+    rank = next((rank for rank in error.failures if rank not in lost), 0)
+    code, name = error.failures[rank].exitcode, f"process {rank} of {processes} (counted from 0)"
+    if rank not in left and code < 0:
+        killed = UserError(f"{name} was killed by {signal.Signals(-code).name}; the others were ended")
+        way = way_on()
+        if way is not None:
+            killed.add_note(f"continue with: {way}")
+        return killed
+    if 0 in left.keys() - lost:
+        return SystemExit(left[0]["errorCode"])
+    ending = left.get(rank, {"message": f"exit code {code}", "errorCode": code})
+    ended = UserError(f"{name} ended: {ending['message']}")
+    ended.exit_code = ending["errorCode"]
+    return ended

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from cavesson.errors import UserError
+from cavesson.errors import UserError, print_error
 from cavesson.record.storage import Location, Storage, storage
 
 WRITER = "writer.json"
@@ -174,7 +174,7 @@ def _wait_for_heartbeat(files: Storage, owner: dict[str, Any]) -> None:
             f"remove {files.path(WRITER)} and try again"
         )
     held = f"{files.root} is held by {_named(owner)}"
-    print(f"cavesson: {held}; waiting up to {SILENCE:.0f} s to see whether it still runs", file=sys.stderr)
+    print_error(f"cavesson: {held}; waiting up to {SILENCE:.0f} s to see whether it still runs")
     deadline = time.monotonic() + SILENCE
     while time.monotonic() < deadline:
         time.sleep(SILENCE / 100)

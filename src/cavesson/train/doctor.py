@@ -1,6 +1,5 @@
 """The doctor during training: it reports findings or stops the run."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from cavesson.doctor.findings_file import StoredFinding, findings_file, read_fin
 from cavesson.doctor.settings import DoctorSettings
 from cavesson.doctor.watch import Watch
 from cavesson.doctor.words import language
-from cavesson.errors import StoppedError
+from cavesson.errors import StoppedError, print_error
 from cavesson.record import open as open_run
 from cavesson.record.index_folder import index_folder
 from cavesson.train.log import LOGGER
@@ -59,7 +58,7 @@ class Doctor(Callback):
         for finding in new:
             if finding not in grave:
                 LOGGER.warning("doctor: %s", _described(finding))
-                print(f"doctor: {_described(finding)}", file=sys.stderr)
+                print_error(f"doctor: {_described(finding)}")
         return "\n".join(_described(finding, self.settings.stopping(finding)) for finding in grave) or None
 
     def _names(self, finding: StoredFinding) -> set[str]:

@@ -1,7 +1,6 @@
 """Ctrl-C and SIGTERM during training: the first asks for a checkpoint and the end, the second ends the run at once."""
 
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +8,7 @@ from threading import Thread
 from types import FrameType
 from typing import Any, Self
 
+from cavesson.errors import print_error
 from cavesson.handlers import handling
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -70,4 +70,4 @@ class Signals:
 
 def _say(number: int) -> None:
     again = "press Ctrl-C again" if number == signal.SIGINT else "send SIGTERM again"
-    print(f"interrupted: finishing the step, then saving; {again} to stop at once", file=sys.stderr, flush=True)
+    print_error(f"interrupted: finishing the step, then saving; {again} to stop at once")
