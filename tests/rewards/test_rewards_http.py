@@ -19,10 +19,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import cavesson
+from cavesson import endpoint
 from cavesson.algorithms.ppo import PPORun
 from cavesson.config import check
 from cavesson.errors import UserCodeError, UserError
-from cavesson.rewards import http
 from cavesson.rewards.http import HttpReward
 from cavesson.train.run import Training
 
@@ -181,7 +181,7 @@ def test_a_server_is_asked_again_when_it_said(server, as_date):
 
 @pytest.mark.parametrize("after", ["1000", "Fri,%2031%20Dec%209999%2023:59:59%20GMT"])
 def test_no_server_makes_a_run_wait_for_longer_than_the_longest_wait(server, monkeypatch, after):
-    monkeypatch.setattr(http, "_LONGEST_WAIT", 0.1)
+    monkeypatch.setattr(endpoint, "_LONGEST_WAIT", 0.1)
     assert HttpReward(url=f"{server.url}/failing?times=1&status=503&after={after}")(["a"], ["b"]) == [1.0]
     assert 0.1 <= server.times[1] - server.times[0] < 30
 
@@ -243,7 +243,7 @@ def test_every_request_must_get_the_same_parts(server):
 
 
 def test_an_answer_that_is_too_large_or_cannot_be_decoded_is_refused(server, monkeypatch):
-    monkeypatch.setattr(http, "_LARGEST_ANSWER", 1 << 20)
+    monkeypatch.setattr(endpoint, "_LARGEST_ANSWER", 1 << 20)
     refused(server, "/saying?text=x&times=1048577", "answered more than 1 MB")
     refused(server, "/saying?text=x&times=1048576", "must answer")
     refused(server, "/saying?text=nonsense&encoding=gzip", "answered something that cannot be decoded")

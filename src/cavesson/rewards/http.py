@@ -4,23 +4,15 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Annotated, Any
 
 import httpx
 from anyio.from_thread import start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, field_validator
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
 from cavesson.config import Settings, check
+from cavesson.endpoint import Endpoint, beginning
 from cavesson.errors import UserCodeError, UserError
-
-_TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
-_LONGEST_WAIT = 300.0
-"""Seconds between two attempts, whatever the server asks for."""
-_LARGEST_ANSWER = 64 << 20
-_BACKOFF = wait_exponential_jitter(multiplier=0.5, max=30)
 
 
 class HttpSettings(Settings):
@@ -67,6 +59,11 @@ class HttpReward:
         unset = next((name for name in self.settings.headers_env.values() if name not in os.environ), None)
         if unset is not None:
             raise UserError(f"reward 'http': headers_env names the environment variable {unset}, which is not set")
+        settings = self.settings
+        headers = {name: os.environ[variable] for name, variable in settings.headers_env.items()}
+        self.endpoint = Endpoint(
+            "the reward", settings.url, settings.timeout, settings.attempts, UserCodeError, headers
+        )
 
     def __call__(
         self, prompts: Sequence[str], responses: Sequence[str], **columns: Any
@@ -87,56 +84,17 @@ class HttpReward:
         try:
             return json.dumps(content, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
-            raise self._error(f"cannot be sent the columns {', '.join(columns)}: {error}") from error
+            raise self.endpoint.failed(f"cannot be sent the columns {', '.join(columns)}: {error}") from error
 
     async def _ask_all(self, requests: Sequence[bytes], counts: Sequence[int]) -> list["_Parts"]:
         free = asyncio.Semaphore(self.settings.concurrency)
-        headers = {name: os.environ[variable] for name, variable in self.settings.headers_env.items()}
-        headers["Content-Type"] = "application/json"
-        async with httpx.AsyncClient(headers=headers, timeout=None) as client:
+        async with self.endpoint.client() as client:
 
             async def ask(request: bytes, count: int) -> _Parts:
                 async with free:
-                    return self._read(await self._answer(client, request), count)
+                    return self._read(await self.endpoint.post(client, request), count)
 
             return await asyncio.gather(*(ask(*each) for each in zip(requests, counts, strict=True)))
-
-    async def _answer(self, client: httpx.AsyncClient, request: bytes) -> bytes:
-        """Return the body of the response, retrying after failures that may be temporary."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(_TryAgainError),
-            stop=stop_after_attempt(self.settings.attempts),
-            wait=_wait,
-            reraise=True,
-        )
-        try:
-            return await retrying(self._post, client, request)
-        except _TryAgainError as error:
-            raise self._error(f"{error} ({self.settings.attempts} attempts)") from error.__cause__
-
-    async def _post(self, client: httpx.AsyncClient, request: bytes) -> bytes:
-        content = bytearray()
-        try:
-            async with (
-                asyncio.timeout(self.settings.timeout),
-                client.stream("POST", self.settings.url, content=request) as response,
-            ):
-                async for piece in response.aiter_bytes():
-                    content += piece
-                    if len(content) > _LARGEST_ANSWER:
-                        raise self._error(f"answered more than {_LARGEST_ANSWER >> 20} MB")
-        except TimeoutError as error:
-            raise _TryAgainError(f"did not answer within {self.settings.timeout:g} seconds") from error
-        except httpx.TransportError as error:
-            raise _TryAgainError(f"cannot be reached: {type(error).__name__}: {error}") from error
-        except httpx.DecodingError as error:
-            raise self._error(f"answered something that cannot be decoded: {error}") from error
-        if response.is_success:
-            return bytes(content)
-        said = f"answered {response.status_code} {response.reason_phrase}"
-        if response.status_code in _TRY_AGAIN:
-            raise _TryAgainError(said, _retry_after(response))
-        raise self._error(f"{said}: {_beginning(content)}")
 
     def _read(self, content: bytes, count: int) -> "_Parts":
         try:
@@ -144,26 +102,23 @@ class HttpReward:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "dict[")))
-            raise self._error(
-                f'must answer {{"rewards": [one number per response]}}, and answered {_beginning(content)} '
+            raise self.endpoint.failed(
+                f'must answer {{"rewards": [one number per response]}}, and answered {beginning(content)} '
                 f"({place}: {first['msg']})"
             ) from error
         parts = rewards if isinstance(rewards, dict) else {"": rewards}
         wrong = next((len(values) for values in parts.values() if len(values) != count), None)
         if wrong is not None or not parts:
-            raise self._error(f"answered {wrong or 0} rewards for {count} responses")
+            raise self.endpoint.failed(f"answered {wrong or 0} rewards for {count} responses")
         return parts
 
     def _joined(self, answers: Sequence["_Parts"]) -> list[float] | dict[str, list[float]]:
         names = list(answers[0])
         other = next((list(answer) for answer in answers if set(answer) != set(names)), None)
         if other is not None:
-            raise self._error(f"answered the parts {names} to one request and {other} to another")
+            raise self.endpoint.failed(f"answered the parts {names} to one request and {other} to another")
         joined = {name: [value for answer in answers for value in answer[name]] for name in names}
         return joined[""] if names == [""] else joined
-
-    def _error(self, said: str) -> UserCodeError:
-        return UserCodeError(f"the reward at {self.settings.url} {said}")
 
 
 _Parts = dict[str, list[float]]
@@ -176,37 +131,3 @@ class _Rewards(BaseModel):
 
     model_config = ConfigDict(strict=True)
     rewards: _Numbers | dict[str, _Numbers]
-
-
-class _TryAgainError(Exception):
-    """A request failed for a reason that may be temporary; `after` is the server's requested delay in seconds."""
-
-    def __init__(self, said: str, after: float | None = None) -> None:
-        super().__init__(said)
-        self.after = after
-
-
-def _wait(state: RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome else None
-    after = error.after if isinstance(error, _TryAgainError) else None
-    return _BACKOFF(state) if after is None else after
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    """Return the delay in seconds given by the header Retry-After, a number or a date (RFC 9110, section 10.2.3).
-
-    The delay is limited to `_LONGEST_WAIT`. Without a valid header, return None.
-    """
-    said = response.headers.get("Retry-After", "").strip()
-    if said.isdecimal():
-        return min(float(said), _LONGEST_WAIT)
-    try:
-        seconds = (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds()
-    except (ValueError, TypeError):
-        return None
-    return min(max(seconds, 0.0), _LONGEST_WAIT)
-
-
-def _beginning(content: bytes | bytearray) -> str:
-    text = " ".join(content[:1000].decode(errors="replace").split())
-    return repr(text if len(text) <= 100 else f"{text[:100]}…")
