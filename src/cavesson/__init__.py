@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cavesson.rewards import Reward
     from cavesson.rewards.cleaning import CleaningSettings
     from cavesson.rewards.settings import RewardSettings, ShapingSettings
-    from cavesson.sampling.settings import SamplingSettings
+    from cavesson.sampling.settings import SamplingSettings, VllmSettings
     from cavesson.train.run import Result, Training
 
     __version__: str
@@ -54,7 +54,7 @@ __all__ = [
     "PromptSettings", "RAFTRun", "RLOORun", "Recorder", "ReferenceSettings", "Result", "Reward", "RewardModelRun",
     "RewardSettings", "Rollout", "RolloutCheckpointSettings", "Run", "SFTRun", "SamplingSettings",
     "ShapingSettings", "SourceSettings", "TextSettings", "Training", "UpdateSettings", "UserError",
-    "ValueSettings", "__version__", "open"
+    "ValueSettings", "VllmSettings", "__version__", "open"
 ]  # fmt: skip
 
 # Resolved on first use, so that `import cavesson` is fast and does not need torch.
@@ -79,7 +79,7 @@ _TRAINING = {
     ),
     "cavesson.rewards": "Reward",
     "cavesson.rewards.settings": "RewardSettings ShapingSettings",
-    "cavesson.sampling.settings": "SamplingSettings",
+    "cavesson.sampling.settings": "SamplingSettings VllmSettings",
     "cavesson.rewards.cleaning": "CleaningSettings",
     "cavesson.doctor.settings": "DoctorSettings",
     "cavesson.train.run": "Result Training",

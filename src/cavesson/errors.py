@@ -49,6 +49,10 @@ class UserCodeError(UserError):
     """The user's function raised an exception or returned an invalid value; the message names the function and line."""
 
 
+class ServerError(UserCodeError):
+    """A server that a run depends on failed or answered something wrong; the message names the server."""
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -17,8 +17,9 @@ from cavesson.models.sequences import SequencePolicy
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.processes import Processes
 from cavesson.sampling.decoding import CacheKind, check_generate, check_scoring, choose_cache, full_passes
+from cavesson.sampling.responses import Responses
 from cavesson.sampling.room import cache_bytes
-from cavesson.sampling.sampler import Responses, Sampler
+from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.train.build import Inputs, build
 from cavesson.types import Batch

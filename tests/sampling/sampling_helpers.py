@@ -8,7 +8,8 @@ from cavesson.data.prompts import padded_prompts
 from cavesson.models.load import prepare
 from cavesson.models.policy import Policy
 from cavesson.models.tiny import tiny_model
-from cavesson.sampling.sampler import Responses, Sampler
+from cavesson.sampling.responses import Responses
+from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.types import Batch
 

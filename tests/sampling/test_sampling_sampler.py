@@ -8,7 +8,8 @@ from cavesson.models.load import prepare
 from cavesson.models.policy import Policy, build_policy
 from cavesson.models.settings import LoraSettings, ModelSettings, ReferenceSettings
 from cavesson.models.tiny import tiny_model
-from cavesson.sampling.sampler import Sampler, eos_token_ids
+from cavesson.sampling.responses import eos_token_ids
+from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 
 # Forty bytes that end a response make responses of different lengths.

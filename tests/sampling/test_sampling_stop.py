@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavesson.models.tiny import tiny_tokenizer
-from cavesson.sampling.sampler import StopTexts
+from cavesson.sampling.responses import StopTexts
 
 TOKENIZER = tiny_tokenizer()
 PAD, EOS = 1, 0

@@ -8,7 +8,7 @@ from cavesson.config import SettingsError, check
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.rewards.cleaning import CUTS, DISCARDS, CleaningSettings, discard, is_discarded
-from cavesson.sampling.sampler import StopTexts
+from cavesson.sampling.responses import StopTexts
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from pydantic import Field
 from torch import Tensor
 
-from cavesson.algorithms.base import Loss, RolloutAlgorithm
+from cavesson.algorithms.base import Loss
+from cavesson.algorithms.importance import ImportanceAlgorithm
 from cavesson.algorithms.settings import UpdateSettings
 from cavesson.models.policy import Scores
 from cavesson.ops import kl, losses
@@ -11,7 +12,7 @@ from cavesson.ops.groups import group_stds, varied
 from cavesson.types import Batch
 
 
-class GroupAlgorithm(RolloutAlgorithm):
+class GroupAlgorithm(ImportanceAlgorithm):
     """Compares the responses to the same prompt."""
 
     clip_low: float = Field(0.2, gt=0)
@@ -35,16 +36,16 @@ class GroupAlgorithm(RolloutAlgorithm):
     def metrics(self, rollouts: Batch) -> dict[str, float]:
         """Return the mean signal and, unless all groups have one response, statistics of the step's groups."""
         rewards, group = rollouts["shaped_reward"], rollouts["group_in_step"]
-        found = {"reward/signal": float(rollouts["signal"].mean())}
+        found = super().metrics(rollouts) | {"reward/signal": float(rollouts["signal"].mean())}
         if len(group.unique()) < len(group):
             found["group/zero_std"] = float((~varied(rewards, group)).float().mean())
             found["group/reward_std"] = float(group_stds(rewards, group).mean())
         return found
 
     def clipped(self, scores: Scores, batch: Batch, ratio: Tensor) -> Loss:
-        """Return the clipped policy loss of a ratio, and metrics of the change of the policy; all `[B, T]`."""
+        """Return the clipped policy loss of a ratio, with importance weights, and metrics; all `[B, T]`."""
         old, advantage = batch["logprob"], batch["advantage"]
-        loss = losses.clipped_ratio(ratio, advantage, self.clip_low, self.clip_high)
+        loss = self.weighted(losses.clipped_ratio(ratio, advantage, self.clip_low, self.clip_high), batch)
         is_low = ((ratio < 1 - self.clip_low) & (advantage < 0)).float()
         is_high = ((ratio > 1 + self.clip_high) & (advantage > 0)).float()
         means = {

@@ -13,7 +13,6 @@ from cavesson.algorithms.settings import CoefficientSettings
 from cavesson.models.policy import Scores
 from cavesson.ops import kl, ratios
 from cavesson.ops.groups import centred, group_stds
-from cavesson.ops.masked import weighted_mean
 from cavesson.ops.token_rewards import penalised, soft_overlong
 from cavesson.types import Batch
 
@@ -33,8 +32,6 @@ class GRPO(GroupAlgorithm):
     limit"""
     ratio: Literal["token", "sequence"] = "token"
     """π/π_old of every token, or the geometric mean over its response (GSPO)"""
-    importance: float | None = Field(None, gt=0)
-    """weight a token's loss by min(π_old/π_sampler, this), if sampling and scoring differ; none = off"""
     overlong: Literal["keep", "filter", "penalty"] = "keep"
     """responses cut at the length limit: "keep" = train on them; "filter" = do not; "penalty" = subtract up to 1 from
     the reward of all long responses"""
@@ -68,10 +65,6 @@ class GRPO(GroupAlgorithm):
         found = super().metrics(rollouts)
         if self.overlong == "penalty":
             found["reward/overlong_penalty"] = float(self._overlong_penalty(rollouts).mean())
-        if self.importance is not None:
-            weight, mask = self._importance(rollouts, self.importance), rollouts["mask"]
-            found["importance/weight_mean"] = float(weighted_mean(weight, mask))
-            found["importance/capped"] = float(weighted_mean((weight >= self.importance).float(), mask))
         return found
 
     def weights(self, batch: Batch) -> Tensor:
@@ -92,8 +85,6 @@ class GRPO(GroupAlgorithm):
             ratio = ratios.sequence_token_ratio(scores.logprob, batch["logprob"], batch["mask"])
         clipped = self.clipped(scores, batch, ratio)
         loss, means = clipped.loss, dict(clipped.means)
-        if self.importance is not None:
-            loss = means["loss/policy"] = loss * self._importance(batch, self.importance)
         if self.kl_in == "loss" and "ref_logprob" in batch:
             means["loss/kl"] = kl.ESTIMATORS[self.estimator](scores.logprob, batch["ref_logprob"])
             loss = loss + batch["kl_coef"][:, None] * means["loss/kl"]
@@ -103,9 +94,6 @@ class GRPO(GroupAlgorithm):
         if self.overlong != "penalty" or self.overlong_buffer is None:
             return torch.zeros_like(batch["shaped_reward"])
         return soft_overlong(batch["mask"].sum(1), self._limit(), self.overlong_buffer)
-
-    def _importance(self, batch: Batch, cap: float) -> Tensor:
-        return ratios.truncated_importance(batch["logprob"], batch["sampler_logprob"], cap)
 
     def _limit(self) -> int:
         assert self.longest is not None, "GRPORun.algorithm fills it in"
@@ -136,7 +124,8 @@ class GRPORun(RolloutRun):
     @property
     def algorithm(self) -> GRPO:
         """The algorithm, with the sampling limit as `longest` if that is not set."""
-        return self.grpo.model_copy(update={"longest": self.grpo.longest or self.sampling.longest})
+        algorithm: GRPO = super().algorithm
+        return algorithm.model_copy(update={"longest": self.grpo.longest or self.sampling.longest})
 
     @property
     def rewards_are_scaled(self) -> bool:

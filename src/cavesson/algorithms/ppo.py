@@ -4,7 +4,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from cavesson.algorithms.base import Loss, RolloutAlgorithm
+from cavesson.algorithms.base import Loss
+from cavesson.algorithms.importance import ImportanceAlgorithm
 from cavesson.algorithms.runs import KLUse, RolloutRun
 from cavesson.algorithms.settings import KLSettings
 from cavesson.models.policy import Scores
@@ -16,7 +17,7 @@ from cavesson.ops.token_rewards import token_rewards
 from cavesson.types import Batch
 
 
-class PPO(RolloutAlgorithm):
+class PPO(ImportanceAlgorithm):
     """Proximal policy optimisation."""
 
     gamma: float = Field(1.0, ge=0, le=1)
@@ -51,7 +52,7 @@ class PPO(RolloutAlgorithm):
         """Return clipped policy loss + value_coef · clipped value loss − entropy_coef · entropy, per token `[B, T]`."""
         assert scores.value is not None
         old, old_value, returns = batch["logprob"], batch["value"], batch["return"]
-        policy_loss = losses.clipped_policy(scores.logprob, old, batch["advantage"], self.clip)
+        policy_loss = self.weighted(losses.clipped_policy(scores.logprob, old, batch["advantage"], self.clip), batch)
         value_loss = losses.clipped_value(scores.value, old_value, returns, self.value_clip)
         total = policy_loss + self.value_coef * value_loss - self.entropy_coef * scores.entropy
         ratio = (scores.logprob - old).exp()

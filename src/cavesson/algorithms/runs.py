@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.base import Algorithm
+from cavesson.algorithms.importance import CAP, ImportanceAlgorithm
 from cavesson.algorithms.settings import (
     BatchSettings,
     CheckpointSettings,
@@ -146,6 +147,14 @@ class RolloutRun(RunSettings):
     """the doctor, which reads the record while the run trains"""
 
     @property
+    def algorithm(self) -> Any:
+        """The algorithm, with its cap of importance weights if that is not set."""
+        algorithm = super().algorithm
+        if isinstance(algorithm, ImportanceAlgorithm) and algorithm.importance is None:
+            return algorithm.model_copy(update={"importance": CAP if self.sampling.engine == "vllm" else 0.0})
+        return algorithm
+
+    @property
     def critic(self) -> ValueSettings | None:
         """The settings of the critic, or None if the algorithm has no critic."""
         return None
@@ -224,6 +233,10 @@ class RolloutRun(RunSettings):
                 f"checkpoint.updates {self.checkpoint.updates} has no effect with {total} optimiser steps per training "
                 "step (update.epochs · update.mini_batches); set it lower, or to 0"
             )
+        if self.sampling.engine == "vllm":
+            self.refuse("model.quantization", 'with sampling.engine "vllm", which would sample from other weights')
+            if self.model.lora is not None:
+                self.refuse("model.lora.dora", 'with sampling.engine "vllm", which has no such adapters')
         check_prompts(self.data)
         if self.shaping.normalise and not self.shaping.scale:
             raise ValueError("shaping.normalise needs shaping.scale")

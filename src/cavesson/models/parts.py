@@ -4,6 +4,8 @@ Scoring and sampling apply the head themselves, a few tokens at a time. How an a
 is read from its config and verified against the model's own logits before use.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -94,6 +96,22 @@ def close(seen: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
     seen, expected = (x.float() - x.float().mean(-1, keepdim=True) for x in (seen, expected))
     difference, size = (x.abs().flatten(1).amax(1) for x in (seen - expected, expected))
     return difference <= tolerance(dtype) * size
+
+
+@contextmanager
+def untied(model: nn.Module) -> Iterator[None]:
+    """Give the output head a copy of the embedding that it shares, if it does, for as long as the block lasts."""
+    inner: Any = causal(model)
+    config, head = inner.config.get_text_config(), inner.get_output_embeddings()
+    if not config.tie_word_embeddings:
+        yield
+        return
+    shared = head.weight
+    head.weight, config.tie_word_embeddings = nn.Parameter(shared.detach().clone(), requires_grad=False), False
+    try:
+        yield
+    finally:
+        head.weight, config.tie_word_embeddings = shared, True
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -16,6 +16,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from cavesson.models.parts import causal
+
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -101,6 +103,29 @@ def skeleton(model: M) -> M:
     memo: dict[int, Any] = {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
     memo |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     return copy.deepcopy(model, memo)
+
+
+def whole(model: Any, bare: Any, keep: bool) -> Any:
+    """Return a model with all its weights, or None unless `keep`.
+
+    All processes must call this together.
+
+    Args:
+        model: as it is trained.
+        bare: its skeleton, which gets the weights; None if they are not sharded.
+        keep: whether this process needs it.
+    """
+    if bare is None:
+        return model if keep else None
+    weights = joined(model.state_dict(), keep)
+    if not keep:
+        return None
+    # What is trained in lower precision is kept in float32 while it is sharded.
+    dtypes = {name: like.dtype for name, like in bare.state_dict().items()}
+    bare.load_state_dict({name: weights[name].to(dtypes[name]) for name in dtypes}, assign=True)
+    causal(bare).config = causal(model).config
+    causal(bare).tie_weights()
+    return bare
 
 
 def _parts(module: nn.Module) -> Iterator[FSDPModule]:

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.sampling.settings import DecodingSettings
 
 
-def sampling_logprobs(logits: Tensor, settings: SamplingSettings, banned: Tensor | None) -> Tensor:
+def sampling_logprobs(logits: Tensor, settings: DecodingSettings, banned: Tensor | None) -> Tensor:
     """Return the log-probabilities `[B, V]` of the distribution to sample from.
 
     Args:

@@ -1,13 +1,13 @@
 """Settings of sampling. With the defaults, the distribution that is sampled from is exactly the one that is scored."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
 
 
-class SamplingSettings(Settings):
+class DecodingSettings(Settings):
     """How responses are sampled."""
 
     temperature: float = Field(1.0, ge=0)
@@ -57,4 +57,54 @@ class SamplingSettings(Settings):
             raise ValueError(f"min_new_tokens {self.min_new_tokens} is above the length limit {self.longest}")
         if "" in self.stop:
             raise ValueError("an empty stop text would end every response at once")
+        return self
+
+
+class VllmSettings(Settings):
+    """The vLLM servers that a run samples from."""
+
+    python: str = ""
+    """the Python of the environment that has vLLM; empty = the one that runs Cavesson"""
+    devices: str = ""
+    """GPUs of the server that the run starts, such as "4,5"; empty = all GPUs of the machine"""
+    arguments: tuple[str, ...] = ()
+    """more arguments of the server that the run starts, such as "--tensor-parallel-size=2\""""
+    timeout: float = Field(600.0, gt=0)
+    """seconds in which a server must answer a request"""
+    attempts: int = Field(3, ge=1)
+    """attempts per request, if it fails for a reason that may be temporary"""
+
+
+class SamplingSettings(DecodingSettings):
+    """How responses are sampled, and by which engine."""
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """"transformers": the training process samples; "vllm": vLLM does, in a server"""
+    servers: tuple[str, ...] = ()
+    """URLs of running vLLM servers, such as "http://host:8000"; empty = the run starts one on this machine"""
+    vllm: VllmSettings = VllmSettings()
+    """vLLM"""
+
+    @property
+    def starts_server(self) -> bool:
+        """Whether the run starts a vLLM server of its own."""
+        return self.engine == "vllm" and not self.servers
+
+    @field_validator("servers")
+    @classmethod
+    def _plain(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = next((url for url in urls if not url.startswith(("http://", "https://")) or "@" in url), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong!r} is not the URL of a server, such as http://host:8000, without a password")
+        return tuple(url.rstrip("/") for url in urls)
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if self.engine == "transformers":
+            for name in ("servers", "vllm"):
+                self.refuse(name, 'without engine "vllm"')
+        else:
+            self.refuse("batch_size", 'with engine "vllm", which forms its own batches')
+        for name in ("python", "devices", "arguments") if self.servers else ():
+            self.refuse(f"vllm.{name}", "with servers, which are running already")
         return self

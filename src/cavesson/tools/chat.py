@@ -15,9 +15,9 @@ from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
 from cavesson.randomness import Purpose, generator
 from cavesson.sampling.decoding import check_generate
+from cavesson.sampling.responses import eos_token_ids
 from cavesson.sampling.room import position_limit
-from cavesson.sampling.sampler import eos_token_ids
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.sampling.settings import DecodingSettings
 from cavesson.text.visible import visible
 from cavesson.tools.generate import UseSettings, load_policy
 
@@ -29,7 +29,7 @@ class TalkSettings(UseSettings):
     """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
     system: str | None = None
     """system message"""
-    sampling: SamplingSettings = SamplingSettings(max_new_tokens=512, temperature=0.7, top_p=0.95)
+    sampling: DecodingSettings = DecodingSettings(max_new_tokens=512, temperature=0.7, top_p=0.95)
     """how to sample"""
     seed: int = Field(0, ge=0)
     """the same seed gives the same answers to the same turns"""

@@ -23,7 +23,7 @@ from cavesson.record import open as open_run
 from cavesson.record.files import replacing, write_table
 from cavesson.record.writable import check_new
 from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import SamplingSettings
+from cavesson.sampling.settings import DecodingSettings
 from cavesson.train.rollouts import Collector
 
 FORMATS = (".jsonl", ".json", ".parquet")
@@ -49,7 +49,7 @@ class ResponseSettings(UseSettings):
     """responses per prompt"""
     seed: int = Field(0, ge=0)
     """the same seed gives the same responses"""
-    sampling: SamplingSettings = SamplingSettings(max_new_tokens=64)
+    sampling: DecodingSettings = DecodingSettings(max_new_tokens=64)
     """how to sample"""
     batch_size: int = Field(32, ge=1)
     """responses sampled at the same time; it has no effect on the responses"""

@@ -1,7 +1,10 @@
 """Building a trainer, ready for its first step, from settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -14,17 +17,21 @@ from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
 from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
-from cavesson.models.parts import causal
+from cavesson.models.parts import causal, untied
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
-from cavesson.models.sharding import shard, skeleton
+from cavesson.models.sharding import shard, skeleton, whole
 from cavesson.models.trained import check_start, load_start
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
 from cavesson.rewards import Reward, build_rewards, rehearse
 from cavesson.rewards.base import RewardFunction
 from cavesson.rewards.shaping import Shaping
+from cavesson.sampling.decoding import check_scoring, full_passes
+from cavesson.sampling.responses import Engine
 from cavesson.sampling.sampler import Sampler
+from cavesson.sampling.vllm import VllmSampler
+from cavesson.sampling.vllm_server import VllmServer
 from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.online import RolloutTrainer
@@ -99,13 +106,13 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     tokenizer = _tokenizer(settings, inputs)
     prompts = _prompts(settings, inputs, tokenizer)
     rehearse(rewards, prompts.texts, prompts.columns)
-    policy = _policy(settings, inputs, processes)
+    model = _model(settings, inputs)
+    starts_server = settings.sampling.starts_server and processes.is_main
+    served = _saved(model, tokenizer, settings.model.lora is None) if starts_server else None
+    policy = _policy(settings, model, processes)
     before = fingerprint(causal(policy.model))
-    stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
-    sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
-    sampler = Sampler(policy, tokenizer, sampling, settings.seed, is_scored=True)
-    sampler.prepare(len(processes.share(settings.batch_size)), max(map(len, prompts.ids)))
-    bare = _shard(policy, processes)
+    sampler = _engine(settings, policy, tokenizer, prompts, processes, served, lambda: whole(policy.model, bare, main))
+    bare, main = _shard(policy, processes), processes.is_main
     collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query)
     return RolloutTrainer(
         folder=settings.run,
@@ -151,12 +158,66 @@ def _remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
     return notes
 
 
-def _policy(settings: RolloutRun, inputs: Inputs, processes: Processes) -> Policy:
-    """Build the initial policy, with the critic and reference of the settings, equal in every process."""
+def _model(settings: RolloutRun, inputs: Inputs) -> PreTrainedModel:
+    """Load the model that the run starts from, without adapters."""
     _seed_initial_weights(settings.seed)  # adapters are initialised at random
-    model = inputs.model or load_start(settings.model, settings.model.quantization)
+    model: PreTrainedModel = prepare(inputs.model or load_start(settings.model, settings.model.quantization))
+    return model
+
+
+def _saved(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, is_trained: bool) -> TemporaryDirectory[str]:
+    """Save a model without adapters for a server; the folder is removed with the object.
+
+    vLLM (0.32) does not reload an output head that shares the embedding, so a server whose weights will be replaced
+    gets a copy of it.
+    """
+    folder = TemporaryDirectory(prefix="cavesson-vllm-")
+    with untied(model) if is_trained else nullcontext():
+        model.save_pretrained(folder.name)
+    tokenizer.save_pretrained(folder.name)
+    return folder
+
+
+def _engine(
+    settings: RolloutRun,
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: PromptSet,
+    processes: Processes,
+    served: TemporaryDirectory[str] | None,
+    whole_model: Callable[[], Any],
+) -> Engine:
+    """Build the engine that samples, and check that what it samples will be scored correctly.
+
+    Args:
+        settings: of the run.
+        policy: not sharded yet.
+        tokenizer: of the policy.
+        prompts: all of them.
+        processes: those of the run.
+        served: the model for the server that this process must start, if it must.
+        whole_model: returns the policy's model with all its weights on the main process.
+    """
+    stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
+    sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
+    longest = max(map(len, prompts.ids))
+    if sampling.engine == "transformers":
+        sampler = Sampler(policy, tokenizer, sampling, settings.seed, is_scored=True)
+        sampler.prepare(len(processes.share(settings.batch_size)), longest)
+        return sampler
+    size, lora = longest + sampling.longest, settings.model.lora
+    policy.eval()
+    check_scoring(policy, full_passes(policy.model, size))
+    rank = lora.rank if lora is not None else None
+    server = VllmServer(served, sampling.vllm, settings.model.dtype, size, rank) if served else None
+    folder = Path(served.name) if served else settings.run / "sampling"
+    return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, whole_model, size, folder, server)
+
+
+def _policy(settings: RolloutRun, model: PreTrainedModel, processes: Processes) -> Policy:
+    """Build the initial policy, with the critic and reference of the settings, equal in every process."""
     policy = build_policy(
-        prepare(model),
+        model,
         settings.model,
         settings.critic,
         settings.reference,

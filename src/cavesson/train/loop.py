@@ -10,9 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.errors import SignalledError, StoppedError, UserCodeError
-from cavesson.models.parts import causal
 from cavesson.models.settings import ModelSettings
-from cavesson.models.sharding import joined
+from cavesson.models.sharding import joined, whole
 from cavesson.record.recorder import Recorder
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.signals import Signals
@@ -171,18 +170,10 @@ class Trainer(ABC):
 
         All processes must call this together.
         """
-        is_main = self.learner.processes.is_main
-        if self.skeleton is None:
-            return self.model if is_main else None
-        weights = joined(self.model.state_dict(), is_main)
-        if not is_main:
-            return None
-        # What is trained in lower precision is kept in float32 while it is sharded.
-        dtypes = {name: like.dtype for name, like in self.skeleton.state_dict().items()}
-        self.skeleton.load_state_dict({name: weights[name].to(dtypes[name]) for name in dtypes}, assign=True)
-        causal(self.skeleton).config = causal(self.model).config
-        causal(self.skeleton).tie_weights()
-        return self.skeleton
+        return whole(self.model, self.skeleton, self.learner.processes.is_main)
+
+    def close(self) -> None:  # noqa: B027  # most trainers hold nothing that must be released
+        """Release what the run holds besides memory; called when it has ended, or could not start."""
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore weights, optimiser and state from a checkpoint."""

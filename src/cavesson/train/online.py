@@ -236,6 +236,9 @@ class RolloutTrainer(Trainer):
     def notes(self) -> list[str]:
         return self.remarks
 
+    def close(self) -> None:
+        self.collector.sampler.close()
+
 
 def _seed_everything(seed: int, step: int, rank: int) -> None:
     """Seed the global generators, which a user's reward may use, so that a resumed run draws the same numbers."""

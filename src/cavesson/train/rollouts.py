@@ -15,7 +15,7 @@ from cavesson.ops import kl
 from cavesson.processes import Processes
 from cavesson.rewards import Reward, score
 from cavesson.rewards.cleaning import CleaningSettings, discard, is_discarded
-from cavesson.sampling.sampler import Responses, Sampler
+from cavesson.sampling.responses import Engine, Responses
 from cavesson.types import Batch, Rollouts
 
 
@@ -33,7 +33,7 @@ class Collector:
     """
 
     prompts: PromptSet
-    sampler: Sampler
+    sampler: Engine
     rewards: tuple[Reward, ...]
     tokenizer: PreTrainedTokenizerBase
     cleaning: CleaningSettings = field(default_factory=CleaningSettings)

@@ -206,6 +206,7 @@ class Training:
                 self.processes.wait()  # a launcher ends the other processes as soon as one has ended
             raise
         finally:
+            self.trainer.close()
             self._release()
 
     def _add_way_on(self, error: BaseException) -> None:

@@ -1,0 +1,150 @@
+"""A vLLM server on this machine, which lives as long as the run that has started it."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+
+import httpx
+
+from cavesson.errors import UserError
+from cavesson.sampling.settings import VllmSettings
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks of adapters that vLLM can be started for."""
+_LONGEST_START = 1800.0
+_PATIENCE = 15.0
+# The kernel ends the server when this process ends, however that happens; vLLM runs on Linux only.
+_END_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+_FLAGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
+"""What every server needs: token ids in and out, and log-probabilities of the distribution that is sampled from."""
+
+
+class VllmServer:
+    """A server on a free port of this machine, ready for requests.
+
+    Args:
+        folder: the model and its tokenizer, which are removed with the server.
+        settings: which Python has vLLM, and with what the server starts.
+        dtype: of the forward pass.
+        longest: tokens of the longest prompt and response together.
+        lora_rank: rank of the adapters; None without adapters.
+
+    Raises:
+        UserError: vLLM is not installed, or the server ended before it was ready.
+    """
+
+    def __init__(
+        self,
+        folder: TemporaryDirectory[str],
+        settings: VllmSettings,
+        dtype: str,
+        longest: int,
+        lora_rank: int | None,
+    ) -> None:
+        self.folder = folder
+        python = settings.python or sys.executable
+        _check_installed(python)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = NamedTemporaryFile(prefix="cavesson-vllm-", suffix=".log")  # noqa: SIM115  # for the run
+        flags = ["--model", folder.name, "--dtype", dtype, "--max-model-len", str(longest), "--port", str(port)]
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", *flags, *_FLAGS]
+        command += [*_lora_flags(lora_rank), *settings.arguments]
+        if threading.current_thread() is threading.main_thread():  # the kernel watches the thread, not the process
+            command = [sys.executable, "-c", _END_WITH_PARENT, *command]
+        self._process = subprocess.Popen(
+            command,
+            env=_environment(settings, python),
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the run, which ends the server itself
+        )
+        self._end = weakref.finalize(self, _end, self._process)  # at the latest when this process ends
+        self._wait()
+
+    def close(self) -> None:
+        """End the server."""
+        self._end()
+        self.folder.cleanup()
+
+    def ended(self) -> str | None:
+        """Return why the server no longer runs, or None if it does."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        lines = [line for line in Path(self._log.name).read_text("utf-8", "replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line]
+        # The last error is that of the server's main process; what went wrong in the engine stands before it.
+        return f"the vLLM server ended with exit code {code}: {(errors or lines or ['it printed nothing'])[0].strip()}"
+
+    def _wait(self) -> None:
+        """Wait until the server answers."""
+        deadline = time.monotonic() + _LONGEST_START
+        while True:
+            why = self.ended()
+            if why is None and time.monotonic() > deadline:
+                self.close()
+                why = f"the vLLM server was not ready after {_LONGEST_START:.0f} s"
+            if why is not None:
+                raise UserError(why)
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).is_success:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.5)
+
+
+def _check_installed(python: str) -> None:
+    command = [python, "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"]
+    try:
+        found = subprocess.run(command, capture_output=True).returncode == 0
+    except OSError as error:
+        raise UserError(f"sampling.vllm.python {python}: {error.strerror}") from error
+    if not found:
+        raise UserError(
+            f'sampling.engine "vllm" needs vLLM, which {python} does not have; install it with: '
+            f"{python} -m pip install vllm, or set sampling.vllm.python to a Python that has it"
+        )
+
+
+def _lora_flags(rank: int | None) -> Sequence[str]:
+    if rank is None:
+        return ()
+    most = next((size for size in LORA_RANKS if size >= rank), None)
+    if most is None:
+        raise UserError(f"model.lora.rank {rank} is more than vLLM can serve, {LORA_RANKS[-1]}")
+    return ("--enable-lora", "--max-loras", "1", "--max-lora-rank", str(most))
+
+
+def _environment(settings: VllmSettings, python: str) -> dict[str, str]:
+    """Return the environment of the server: it is not one of the processes that a launcher has started."""
+    launched = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    others = {"PYTHONPATH"} if python != sys.executable else set()
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in launched | others and not name.startswith("TORCHELASTIC_")
+    }
+    # Of the server's own functions, these load adapters and weights.
+    kept |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    kept.setdefault("VLLM_NO_USAGE_STATS", "1")
+    return kept | ({"CUDA_VISIBLE_DEVICES": settings.devices} if settings.devices else {})
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
