@@ -65,8 +65,8 @@ class VllmSettings(Settings):
 
     python: str = ""
     """the Python of the environment that has vLLM; empty = the one that runs Cavesson"""
-    devices: str = ""
-    """GPUs of the server that the run starts, such as "4,5"; empty = all GPUs of the machine"""
+    devices: tuple[int, ...] = ()
+    """GPUs of the server that the run starts, such as [4, 5]; empty = all GPUs of the machine"""
     arguments: tuple[str, ...] = ()
     """more arguments of the server that the run starts, such as "--tensor-parallel-size=2\""""
     timeout: float = Field(600.0, gt=0)

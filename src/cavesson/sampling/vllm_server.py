@@ -138,7 +138,7 @@ def _environment(settings: VllmSettings, python: str) -> dict[str, str]:
     # Of the server's own functions, these load adapters and weights.
     kept |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     kept.setdefault("VLLM_NO_USAGE_STATS", "1")
-    return kept | ({"CUDA_VISIBLE_DEVICES": settings.devices} if settings.devices else {})
+    return kept | ({"CUDA_VISIBLE_DEVICES": ",".join(map(str, settings.devices))} if settings.devices else {})
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
