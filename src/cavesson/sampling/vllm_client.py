@@ -111,7 +111,10 @@ class VllmClient:
         return self._together([partial(ask, server) for server in self.servers])
 
     def load_adapter(self, folder: Path, version: str, before: str | None) -> None:
-        """Load an adapter under the name of its version, in place of the one before."""
+        """Load an adapter under the name of its version, in place of the one before.
+
+        A server may read the folder again later.
+        """
         steps = [("/v1/unload_lora_adapter", {"lora_name": before})] if before else []
         steps += [("/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(folder.absolute())})]
         self._tell(steps, version)

@@ -1,0 +1,267 @@
+"""The contract of an engine, kept by a real vLLM server: `make test-engines` installs it and runs these tests.
+
+One server serves most of them; it holds a model that is large enough for vLLM and small enough for two cores.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import cavesson
+from cavesson.algorithms.grpo import GRPORun
+from cavesson.algorithms.ppo import PPORun
+from cavesson.data.prompts import padded_prompts
+from cavesson.errors import ServerError
+from cavesson.models.load import prepare
+from cavesson.models.parts import untied
+from cavesson.models.policy import Policy
+from cavesson.models.tiny import tiny_tokenizer
+from cavesson.processes import Processes
+from cavesson.sampling.distribution import sampling_logprobs
+from cavesson.sampling.responses import StopTexts
+from cavesson.sampling.settings import SamplingSettings, VllmSettings
+from cavesson.sampling.vllm import VllmSampler
+from cavesson.sampling.vllm_client import VllmClient
+from cavesson.sampling.vllm_server import VllmServer
+from cavesson.train.checkpoint import latest
+from cavesson.train.run import Training
+from cavesson.types import Batch
+
+PYTHON = os.environ.get("CAVESSON_TEST_VLLM", "")
+pytestmark = [
+    pytest.mark.skipif(not PYTHON, reason="needs vLLM in an environment of its own: make test-engines"),
+    pytest.mark.timeout(900),
+]
+ROUNDING = 1e-4
+"""Nats by which two float32 implementations of this model differ."""
+LENGTH = 64
+
+
+def model() -> LlamaForCausalLM:
+    """A Llama whose choices depend on what it reads, with heads of 32 dimensions, which vLLM needs."""
+    config = LlamaConfig(
+        vocab_size=258, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=256, bos_token_id=None, eos_token_id=0,
+        pad_token_id=1, tie_word_embeddings=True, initializer_range=0.15,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[VllmServer]:
+    """A server that was started for nobody in particular, for adapters and for new weights."""
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    place = TemporaryDirectory()
+    ours = model()
+    with untied(ours):
+        ours.save_pretrained(place.name)
+    tiny_tokenizer().save_pretrained(place.name)
+    server = VllmServer(place, VllmSettings(python=PYTHON, arguments=("--enforce-eager",)), "float32", LENGTH, 8)
+    yield server
+    server.close()
+
+
+def lowercase(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
+    return [sum(c.islower() for c in text) / max(1, len(text)) for text in responses]
+
+
+PROMPTS = ("On the table", "My", "The morning train was", "A dog and")
+
+
+def sampler(server: VllmServer, folder: Path, **changes: Any) -> VllmSampler:
+    policy, settings = Policy(prepare(model())), SamplingSettings(engine="vllm", servers=(server.url,), **changes)
+    processes = Processes("cpu")
+    return VllmSampler(policy, tiny_tokenizer(), settings, 0, processes, lambda: policy.model, LENGTH, folder)
+
+
+def prompts(count: int) -> Batch:
+    return padded_prompts(tiny_tokenizer()(["My dog"] * count)["input_ids"], 1)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 0.6}, {"top_k": 7}, {"top_p": 0.6}, {"min_new_tokens": 1, "top_p": 0.9, "temperature": 1.3}],
+    ids=str,
+)
+def test_tokens_have_the_distribution_of_the_settings(
+    server: VllmServer, tmp_path: Path, sampling: dict[str, Any]
+) -> None:
+    draws, engine = 2000, sampler(server, tmp_path, max_new_tokens=1, **sampling)
+    responses = engine.sample(prompts(draws), 0, range(draws))
+    ids = prompts(1)["prompt_ids"]
+    with torch.no_grad():
+        logits = engine.policy.model(ids).logits[:, -1].float()
+    banned = engine.eos if sampling.get("min_new_tokens") else None
+    logprob = sampling_logprobs(logits, engine.settings, banned)[0]
+    drawn = responses.response_ids[:, 0]
+    seen = torch.bincount(drawn, minlength=258).double()
+    assert float(seen[logprob.isneginf()].sum()) == 0
+    np.testing.assert_allclose(responses.sampler_logprob[:, 0], logprob[drawn], atol=ROUNDING)
+    # Cells of a chi-square test hold at least five expected draws; the rest is one cell.
+    expected = logprob.double().exp() * draws
+    large = expected >= 5
+    cells = [*zip(seen[large], expected[large], strict=True), (seen[~large].sum(), expected[~large].sum())]
+    observed, wanted = (np.array([float(value) for value in column]) for column in zip(*cells, strict=True))
+    kept = wanted > 0
+    assert kept.sum() >= 5
+    assert chisquare(observed[kept], wanted[kept] * observed[kept].sum() / wanted[kept].sum()).pvalue > 1e-4
+
+
+def test_responses_end_where_they_end_without_a_server(server: VllmServer, tmp_path: Path) -> None:
+    stop, rows = ("e", "<|pad|>", "th"), 300
+    engine = sampler(server, tmp_path, max_new_tokens=30, stop=stop, random_length=None)
+    responses = engine.sample(prompts(rows), 0, range(rows))
+    free = sampler(server, tmp_path, max_new_tokens=30)
+    uncut = free.sample(prompts(rows), 0, range(rows))
+    texts, ends = StopTexts(tiny_tokenizer(), stop), set()
+    for row in range(rows):
+        ids = uncut.response_ids[row][uncut.mask[row] > 0].tolist()
+        reason, kept = uncut.finish_reasons[row], ids
+        for count in range(1, len(ids) + 1):
+            cut = texts.cut(ids[:count])
+            if cut is not None and not (reason == "eos" and count == len(ids)):
+                reason, kept = "stop", ids[:cut]
+                break
+        mine = responses.response_ids[row][responses.mask[row] > 0].tolist()
+        assert (mine, responses.finish_reasons[row]) == (kept, reason)
+        ends.add(reason)
+    assert ends == {"eos", "stop", "length"} or ends == {"stop", "length"}
+
+
+def reset(server: VllmServer, tmp_path: Path) -> None:
+    """Give the server the weights back that it was started with."""
+    ours = model()
+    with untied(ours):
+        ours.save_pretrained(tmp_path / "start")
+    VllmClient([server.url], VllmSettings()).load_weights(tmp_path / "start", "start")
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 16}], ids=["all weights", "adapters"])
+@pytest.mark.parametrize("kind", [PPORun, GRPORun])
+def test_a_policy_learns(server: VllmServer, folder: Path, tmp_path: Path, kind: Any, lora: Any) -> None:
+    reset(server, tmp_path)
+    steps = 20
+    values: dict[str, Any] = {
+        "run": tmp_path / "run", "steps": steps, "batch_size": 48, "samples_per_prompt": 4, "kl": {"coef": 0.0},
+        "model": {"path": str(folder), "device": "cpu", "lora": lora},
+        "sampling": {"max_new_tokens": 12, "engine": "vllm", "servers": [server.url]},
+        "optimizer": {"learning_rate": 2e-2 if lora else 5e-3, "schedule": "constant"}, "checkpoint": {"every": 0},
+    }  # fmt: skip
+    training = Training(kind.model_validate(values), prompts=PROMPTS, rewards=lowercase)
+    result = training.run(lambda step, metrics: None)
+    rewards = [metrics["reward/mean"] for metrics in result.metrics]
+    # The reward of a step, a share of about 576 characters, has a standard error below √(0.25 / 576) ≈ 0.02.
+    assert np.mean(rewards[-4:]) > np.mean(rewards[:2]) + 0.15, rewards
+    record = cavesson.open(tmp_path / "run")
+    for step in range(steps):
+        tokens = record.tokens(step)
+        np.testing.assert_allclose(tokens["logprob"].to_numpy(), tokens["sampler_logprob"].to_numpy(), atol=ROUNDING)
+    assert max(metrics["importance/weight_mean"] for metrics in result.metrics) == pytest.approx(1, abs=ROUNDING)
+
+
+def arguments(tmp_path: Path, folder: Path, **changes: object) -> list[str]:
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    flags: dict[str, object] = {
+        "data.path": "prompts.txt", "steps": 30, "batch_size": 8, "model.device": "cpu", "model.path": folder,
+        "rewards": '[{use = "lowercase"}]', "run": "here", "sampling.engine": "vllm", "sampling.vllm.python": PYTHON,
+        "sampling.vllm.arguments": '["--enforce-eager"]', "checkpoint.every": 1, "model.lora.rank": 4, **changes,
+    }  # fmt: skip
+    return ["ppo", *(text for name, value in flags.items() for text in (f"--{name}", str(value)))]
+
+
+def servers() -> list[psutil.Process]:
+    """The servers that runs have started and that still run."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any("cavesson-vllm-" in word for word in words) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def begun(command: list[str], tmp_path: Path) -> subprocess.Popen[str]:
+    """A run that has recorded a step."""
+    process = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 300
+    while not list((tmp_path / "here" / "checkpoints").glob("step-*")):
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    return process
+
+
+def recorded_once(tmp_path: Path, steps: int) -> None:
+    rows = cavesson.open(tmp_path / "here").rows(["step", "sample"]).to_pylist()
+    assert [(row["step"], row["sample"]) for row in rows] == [(step, i) for step in range(steps) for i in range(8)]
+
+
+def test_a_run_starts_its_own_server_and_survives_its_death(folder: Path, tmp_path: Path) -> None:
+    """Two processes of one run share the server; it is killed, the run says so and how to continue, and continues."""
+    command = [sys.executable, "-m", "cavesson"]
+    process = begun([*command, *arguments(tmp_path, folder, processes=2)], tmp_path)
+    killed = servers()
+    assert killed
+    for one in killed:
+        one.kill()
+    _, errors = process.communicate(timeout=120)
+    line = errors.strip().splitlines()[-1]
+    assert process.returncode == 2 and "Traceback" not in errors, errors[-3000:]
+    assert "continue with: " in errors and "vLLM server" in errors, errors[-3000:]
+    assert not servers() and not list(Path("/tmp").glob("cavesson-vllm-*/config.json"))
+    done = latest(tmp_path / "here")
+    assert done is not None
+    way = line.split("continue with: ")[1]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    words = [*shlex.split(way), "--steps", str(done.step + 1)]
+    resumed = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    recorded_once(tmp_path, done.step + 1)
+    assert not servers()
+
+
+def test_a_server_ends_with_its_run_however_that_ends(folder: Path, tmp_path: Path) -> None:
+    others = set(Path("/tmp").glob("cavesson-vllm-*"))
+    process = begun([sys.executable, "-m", "cavesson", *arguments(tmp_path, folder)], tmp_path)
+    assert servers()
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while servers():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    for left in set(Path("/tmp").glob("cavesson-vllm-*")) - others:
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def test_a_server_with_old_weights_is_noticed(server: VllmServer, folder: Path, tmp_path: Path) -> None:
+    """Somebody loads other weights into the server while a run samples from it."""
+    engine = sampler(server, tmp_path / "weights", max_new_tokens=4)
+    engine.sample(prompts(2), 0, range(2))
+    engine.client.load_weights(folder, "older")
+    with pytest.raises(
+        ServerError, match=r"sampled with the weights older instead of [0-9a-f]{12}-[0-9a-f]{8}; was it restarted\?"
+    ):
+        engine.sample(prompts(2), 1, range(2))
