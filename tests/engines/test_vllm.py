@@ -63,6 +63,14 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def little_memory() -> Iterator[None]:
+    """By default, a server on a CPU takes most of the memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
@@ -74,7 +82,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server() -> Iterator[VllmServer]:
     """A server that was started for nobody in particular, for adapters and for new weights."""
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     place = TemporaryDirectory()
     ours = model()
     with untied(ours):

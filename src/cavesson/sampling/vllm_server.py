@@ -1,6 +1,8 @@
 """A vLLM server on this machine, which lives as long as the run that has started it."""
 
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +22,9 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks of adapters that vLLM can be started for."""
 _LONGEST_START = 1800.0
 _PATIENCE = 15.0
+_LONGEST_LINE = 500
+_ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .*)$", re.MULTILINE)
+"""The last line of a traceback, as Python prints it or as vLLM logs it."""
 # The kernel ends the server when this process ends, however that happens; vLLM runs on Linux only.
 _END_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
 _FLAGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
@@ -82,10 +87,13 @@ class VllmServer:
         code = self._process.poll()
         if code is None:
             return None
-        lines = [line for line in Path(self._log.name).read_text("utf-8", "replace").splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line]
-        # The last error is that of the server's main process; what went wrong in the engine stands before it.
-        return f"the vLLM server ended with exit code {code}: {(errors or lines or ['it printed nothing'])[0].strip()}"
+        if code < 0:
+            return f"the vLLM server was killed by {signal.Signals(-code).name}"
+        log = Path(self._log.name).read_text("utf-8", "replace")
+        # Of several errors, the first is the cause: those after it are of processes that waited for that one.
+        found = _ERROR.search(log)
+        why = found[1] if found else (log.strip().splitlines() or ["it printed nothing"])[-1]
+        return f"the vLLM server ended with exit code {code}: {why.strip()[:_LONGEST_LINE]}"
 
     def _wait(self) -> None:
         """Wait until the server answers."""
