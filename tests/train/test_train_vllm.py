@@ -231,9 +231,9 @@ def test_without_vllm_the_message_says_how_to_install_it(tmp_path: Path) -> None
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text(
-        '#!/bin/sh\n[ "$1" = -c ] && exit 0\necho starting\necho "(Worker pid=3) ERROR 11-23 [x.py:5] RuntimeError: no GPU"\necho "ValueError: engine died"\nexit 7\n'
-    )
+    logged = "(Worker pid=3) ERROR 11-23 [x.py:5] RuntimeError: no GPU"  # the cause, before what follows from it
+    printed = f'echo starting\necho "{logged}"\necho "ValueError: engine died"\nexit 7\n'
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\n{printed}')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     given = settings(tmp_path / "run", sampling__engine="vllm", sampling__vllm__python=str(python))
     with pytest.raises(UserError, match=r"the vLLM server ended with exit code 7: RuntimeError: no GPU"):
