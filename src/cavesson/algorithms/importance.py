@@ -9,7 +9,7 @@ from cavesson.ops.masked import weighted_mean
 from cavesson.types import Batch
 
 CAP = 2.0
-"""Largest weight with an engine of its own."""
+"""Default cap of the weights with vLLM."""
 
 
 class ImportanceAlgorithm(RolloutAlgorithm):

@@ -117,7 +117,8 @@ def _reason(
         if way is not None:
             killed.add_note(f"continue with: {way}")
         return killed
-    if 0 in left.keys() - lost:
+    ended_by_agent = rank != 0 and left.get(0, {}).get("errorCode") == 128 + signal.SIGTERM
+    if 0 in left.keys() - lost and not ended_by_agent:
         return SystemExit(left[0]["errorCode"])
     ending = left.get(rank, {"message": f"exit code {code}", "errorCode": code})
     ended = UserError(f"{name} ended: {ending['message']}")

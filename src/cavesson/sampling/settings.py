@@ -2,6 +2,7 @@
 
 from typing import Literal, Self
 
+import httpx
 from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
@@ -66,7 +67,8 @@ class VllmSettings(Settings):
     python: str = ""
     """the Python of the environment that has vLLM; empty = the one that runs Cavesson"""
     devices: tuple[int, ...] = ()
-    """GPUs of the server that the run starts, such as [4, 5]; empty = all GPUs of the machine"""
+    """GPUs of the server that the run starts, such as [4, 5], counted as the machine counts them; they hold the model
+    together. They must be set if there are GPUs"""
     arguments: tuple[str, ...] = ()
     """more arguments of the server that the run starts, such as "--tensor-parallel-size=2\""""
     timeout: float = Field(600.0, gt=0)
@@ -93,9 +95,14 @@ class SamplingSettings(DecodingSettings):
     @field_validator("servers")
     @classmethod
     def _plain(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        wrong = next((url for url in urls if not url.startswith(("http://", "https://")) or "@" in url), None)
-        if wrong is not None:
-            raise ValueError(f"{wrong!r} is not the URL of a server, such as http://host:8000, without a password")
+        for url in urls:
+            try:
+                parts = httpx.URL(url)
+                is_right = parts.scheme in ("http", "https") and bool(parts.host) and not parts.userinfo
+            except httpx.InvalidURL:
+                is_right = False
+            if not is_right:
+                raise ValueError(f"{url!r} is not the URL of a server, such as http://host:8000, without a password")
         return tuple(url.rstrip("/") for url in urls)
 
     @model_validator(mode="after")

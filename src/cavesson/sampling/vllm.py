@@ -3,15 +3,19 @@
 import secrets
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.errors import ServerError, UserError
+from cavesson.errors import ServerError, UserError, first_line, of_the_system
 from cavesson.models.fingerprint import digest
 from cavesson.models.parts import causal, probe_ids, tolerance, untied
 from cavesson.models.policy import Policy, Scores
@@ -73,15 +77,21 @@ class VllmSampler:
         Raises:
             ServerError: a server failed, or has other weights than the policy.
         """
-        self._synchronise()
-        assert self.version is not None
+        self.synchronise()
         limits = length_limits(self.settings, self.seed, step, rows)
         params = [self._params(step, row, int(limit), temperature) for row, limit in zip(rows, limits, strict=True)]
-        ids = zip(prompts["prompt_ids"], prompts["prompt_mask"].bool(), strict=True)
-        name = self.version if self._is_adapter else None
-        sampled = self._asked(
-            lambda: self.client.sample([row[mask].tolist() for row, mask in ids], params, name, self.version or "")
-        )
+        ids = [
+            row[mask].tolist() for row, mask in zip(prompts["prompt_ids"], prompts["prompt_mask"].bool(), strict=True)
+        ]
+        parts = self._asked(lambda: self._responses(ids, params, limits, rows.start))
+        return joined(parts, int(self.tokenizer.pad_token_id))
+
+    def _responses(
+        self, prompts: list[list[int]], params: list[dict[str, Any]], limits: NDArray[np.int64], first: int
+    ) -> list[Responses]:
+        """Return the response to each prompt, which ends where one sampled without a server would end."""
+        assert self.version is not None
+        sampled = self.client.sample(prompts, params, self.version if self._is_adapter else None, self.version, first)
         pad, vocabulary = (
             int(self.tokenizer.pad_token_id),
             causal(self.policy.model).config.get_text_config().vocab_size,
@@ -94,14 +104,16 @@ class VllmSampler:
             if not growing.all_done or max(one.ids) >= vocabulary:
                 raise ServerError(f"a vLLM server answered {len(one.ids)} tokens that are not a whole response")
             parts.append(growing.responses(torch.tensor([one.logprobs]), pad))
-        return joined(parts, pad)
+        return parts
 
     def close(self) -> None:
         """End the server that this run has started, and remove the weights that were put for servers."""
         if self.server is not None:
             self.server.close()
-        if self.processes.is_main:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.processes.is_main and self.version is not None:
+            shutil.rmtree(self.folder / self.version, ignore_errors=True)
+            with suppress(OSError):  # there may be weights of another run
+                self.folder.rmdir()
 
     def _params(self, step: int, row: int, limit: int, temperature: float | None) -> dict[str, Any]:
         """Return vLLM's sampling parameters of a row."""
@@ -121,7 +133,8 @@ class VllmSampler:
             "include_stop_str_in_output": True,
         }
 
-    def _synchronise(self) -> None:
+    @torch.no_grad()
+    def synchronise(self) -> None:
         """Give the policy's weights to the servers if they have changed, and check that these have them."""
         # A server may still have the adapters of an earlier run, so names differ from run to run.
         version = f"{digest(self.processes.of_all(_state(self.policy)))[:12]}-{self._run}"
@@ -139,8 +152,9 @@ class VllmSampler:
                 with untied(model):
                     model.save_pretrained(str(place))
                 self.client.load_weights(place, version)
+                shutil.rmtree(place)
             if before is not None:
-                shutil.rmtree(self.folder / before)
+                shutil.rmtree(self.folder / before, ignore_errors=True)
             self._check(self.client.score(self._probe.tolist(), version if self._is_adapter else None), expected)
 
         self._asked(lambda: send() if self.processes.is_main else None)
@@ -178,9 +192,10 @@ class VllmSampler:
         answer, error = None, None
         try:
             answer = request()
-        except UserError as failed:
+        except (UserError, OSError, SafetensorError) as failed:
             ended = self.server.ended() if self.server else None
-            error = ServerError(ended) if ended else failed
+            said = None if isinstance(failed, UserError) else of_the_system(failed) or first_line(failed)
+            error = ServerError(ended or said) if ended or said else failed
         errors = [each for each in self.processes.of_all(error) if each is not None]
         if errors:
             raise errors[0]

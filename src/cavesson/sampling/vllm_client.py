@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -19,7 +19,7 @@ from cavesson.sampling.settings import VllmSettings
 T = TypeVar("T")
 _GENERATE = "/inference/v1/generate"
 _AT_ONCE = 256
-"""Requests that a server gets at the same time; it forms batches of them itself."""
+"""Requests per server at the same time, from each process; servers form batches of them."""
 
 
 class _Token(BaseModel):
@@ -72,7 +72,12 @@ class VllmClient:
         ]
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[dict[str, Any]], model: str | None, version: str
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[dict[str, Any]],
+        model: str | None,
+        version: str,
+        first: int = 0,
     ) -> list[Sampled]:
         """Sample one response to each prompt.
 
@@ -81,6 +86,7 @@ class VllmClient:
             params: vLLM's sampling parameters of each.
             model: name of the adapter; None for the model itself.
             version: of the weights that every token must be sampled from.
+            first: row of the first prompt among those of all processes, which servers get in turns.
 
         Raises:
             ServerError: a server failed, or its answer is not what was asked for.
@@ -91,7 +97,7 @@ class VllmClient:
         ]
 
         async def ask(row: int, client: httpx.AsyncClient) -> Sampled:
-            server = self.servers[row % len(self.servers)]
+            server = self.servers[(first + row) % len(self.servers)]
             return _sampled(server, await server.post(client, requests[row], _GENERATE), version)
 
         return self._together([partial(ask, row) for row in range(len(requests))])
@@ -126,8 +132,9 @@ class VllmClient:
 
     def _tell(self, steps: Sequence[tuple[str, dict[str, Any]]], version: str) -> None:
         async def tell(server: Endpoint, client: httpx.AsyncClient) -> None:
+            once = replace(server, attempts=1)  # an adapter cannot be loaded twice
             for path, content in (*steps, ("/update_weight_version", {"new_version": version})):
-                await server.post(client, json.dumps(content).encode(), path)
+                await once.post(client, json.dumps(content).encode(), path)
 
         self._together([partial(tell, server) for server in self.servers])
 

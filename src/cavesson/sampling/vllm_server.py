@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 
@@ -21,12 +22,13 @@ from cavesson.sampling.settings import VllmSettings
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks of adapters that vLLM can be started for."""
 _LONGEST_START = 1800.0
-_PATIENCE = 15.0
+_PATIENCE = 3.0
+"""Seconds in which a server must end; a launcher gives its processes little more."""
 _LONGEST_LINE = 500
 _ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .*)$", re.MULTILINE)
 """The last line of a traceback, as Python prints it or as vLLM logs it."""
 # The kernel ends the server when this process ends, however that happens; vLLM runs on Linux only.
-_END_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+_END_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
 _FLAGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
 """What every server needs: token ids in and out, and log-probabilities of the distribution that is sampled from."""
 
@@ -63,7 +65,8 @@ class VllmServer:
         self._log = NamedTemporaryFile(prefix="cavesson-vllm-", suffix=".log")  # noqa: SIM115  # for the run
         flags = ["--model", folder.name, "--dtype", dtype, "--max-model-len", str(longest), "--port", str(port)]
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", *flags, *_FLAGS]
-        command += [*_lora_flags(lora_rank), *settings.arguments]
+        parallel = ["--tensor-parallel-size", str(len(settings.devices))] if len(settings.devices) > 1 else []
+        command += [*_lora_flags(lora_rank), *parallel, *settings.arguments]
         if threading.current_thread() is threading.main_thread():  # the kernel watches the thread, not the process
             command = [sys.executable, "-c", _END_WITH_PARENT, *command]
         self._process = subprocess.Popen(
@@ -78,9 +81,9 @@ class VllmServer:
         self._wait()
 
     def close(self) -> None:
-        """End the server."""
-        self._end()
+        """End the server, and remove its folder."""
         self.folder.cleanup()
+        self._end()
 
     def ended(self) -> str | None:
         """Return why the server no longer runs, or None if it does."""
@@ -105,11 +108,10 @@ class VllmServer:
                 why = f"the vLLM server was not ready after {_LONGEST_START:.0f} s"
             if why is not None:
                 raise UserError(why)
-            try:
-                if httpx.get(f"{self.url}/health", timeout=5).is_success:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).is_success:
                     return
-            except httpx.TransportError:
-                time.sleep(0.5)
+            time.sleep(0.5)
 
 
 def _check_installed(python: str) -> None:
@@ -154,5 +156,5 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     try:
         process.wait(_PATIENCE)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # and its engine
         process.wait()

@@ -205,10 +205,15 @@ def _engine(
         sampler = Sampler(policy, tokenizer, sampling, settings.seed, is_scored=True)
         sampler.prepare(len(processes.share(settings.batch_size)), longest)
         return sampler
-    size, lora = longest + sampling.longest, settings.model.lora
+    size, lora = max(longest + sampling.longest, 8), settings.model.lora  # the probe of the weights is a few tokens
     policy.eval()
     check_scoring(policy, full_passes(policy.model, size))
     rank = lora.rank if lora is not None else None
+    if served and processes.device.type == "cuda" and not sampling.vllm.devices:
+        raise UserError(
+            "sampling.vllm.devices is empty: name the GPUs of the vLLM server, such as [1], and keep training off them "
+            "with CUDA_VISIBLE_DEVICES"
+        )
     server = VllmServer(served, sampling.vllm, settings.model.dtype, size, rank) if served else None
     folder = Path(served.name) if served else settings.run / "sampling"
     return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, whole_model, size, folder, server)

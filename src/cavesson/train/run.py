@@ -119,6 +119,8 @@ class Training:
                 self._lock.keep_alive()  # other machines can detect if this process is killed while it loads a model
             self._build()
         except BaseException:
+            if hasattr(self, "trainer"):
+                self.trainer.close()
             self._release()
             raise
 

