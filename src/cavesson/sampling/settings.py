@@ -70,7 +70,7 @@ class VllmSettings(Settings):
     """GPUs of the server that the run starts, such as [4, 5], counted as the machine counts them; they hold the model
     together. They must be set if there are GPUs"""
     arguments: tuple[str, ...] = ()
-    """more arguments of the server that the run starts, such as "--tensor-parallel-size=2\""""
+    """more arguments of the server that the run starts, such as "--gpu-memory-utilization=0.8\""""
     timeout: float = Field(600.0, gt=0)
     """seconds in which a server must answer a request"""
     attempts: int = Field(3, ge=1)
