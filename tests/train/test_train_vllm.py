@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from starlette.responses import Response
-from train_helpers import LORA, PROMPTS, quiet, settings, uneven
+from train_helpers import LORA, PROMPTS, STOP, quiet, settings, uneven
 from vllm_stand_in import StandIn, serving
 
 import cavesson
@@ -128,11 +128,11 @@ def with_token(**fields: Any) -> Any:
         (changed(weight_versions=[]), "sampled with the weights of no version instead of"),
         (
             changed(token_ids=[7], logprobs={"content": [{"token_id": 7, "logprob": -1}]}),
-            "1 tokens that are not a whole",
+            "a response that has no end",
         ),
         (
             changed(token_ids=[9999] * 6, logprobs={"content": [{"token_id": 9999, "logprob": -1}] * 6}),
-            "answered 6 tokens that are not a whole response",
+            "answered the token 9999, but the model has 258",
         ),
     ],
 )
@@ -184,6 +184,18 @@ def test_parameters_mean_what_they_mean_without_a_server(server: StandIn, tmp_pa
     assert {one["max_tokens"] for one in params} <= set(range(1, 7)) and len(params) == 6
     for row in cavesson.open(tmp_path / "run").rows(["response", "finish_reason"]).to_pylist():
         assert "x" not in row["response"]
+
+
+def test_a_server_that_finds_a_stop_text_elsewhere_changes_nothing(
+    server: StandIn, folder: Path, tmp_path: Path
+) -> None:
+    run(server, tmp_path / "one", sampling__stop=STOP, steps=1)
+    with serving(folder) as hasty:
+        hasty.hasty = True
+        run(hasty, tmp_path / "other", sampling__stop=STOP, steps=1)
+        assert len(hasty.requests) > len(server.requests)
+    one, other = (cavesson.open(tmp_path / name).rows(["response", "finish_reason"]) for name in ("one", "other"))
+    assert one == other
 
 
 def test_importance_weights_are_on_with_another_engine() -> None:

@@ -27,7 +27,11 @@ Answer = dict[str, Any]
 
 
 class StandIn:
-    """Samples from the model in a folder; `spoil` changes its answers, `deaf` ignores new weights."""
+    """Samples from the model in a folder; `spoil` changes its answers.
+
+    A `deaf` one ignores new weights; a `hasty` one ends each response after a token if it has stop texts, as a server
+    that decodes texts differently may.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder)
@@ -36,7 +40,7 @@ class StandIn:
         self.requests: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.spoil: Callable[[Answer], Answer | Response] = lambda answer: answer
-        self.deaf, self.delay = False, 0.0
+        self.deaf, self.hasty, self.delay = False, False, 0.0
 
     async def generate(self, request: Request) -> Response:
         given = json.loads(await request.body())
@@ -62,7 +66,7 @@ class StandIn:
             token = int(torch.multinomial(logprob.exp(), 1, generator=draws))
             tokens.append({"token_id": token, "logprob": float(logprob[token])})
             ids.append(token)
-            if token in params.get("stop_token_ids", ()):
+            if token in params.get("stop_token_ids", ()) or (self.hasty and params.get("stop")):
                 break
         choice = {
             "index": 0,

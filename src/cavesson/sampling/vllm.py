@@ -23,7 +23,7 @@ from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
 from cavesson.sampling.responses import Growing, Responses, StopTexts, eos_token_ids, joined, length_limits
 from cavesson.sampling.settings import SamplingSettings
-from cavesson.sampling.vllm_client import VllmClient
+from cavesson.sampling.vllm_client import Sampled, VllmClient
 from cavesson.sampling.vllm_server import VllmServer
 from cavesson.types import Batch
 
@@ -91,20 +91,36 @@ class VllmSampler:
     ) -> list[Responses]:
         """Return the response to each prompt, which ends where one sampled without a server would end."""
         assert self.version is not None
-        sampled = self.client.sample(prompts, params, self.version if self._is_adapter else None, self.version, first)
-        pad, vocabulary = (
-            int(self.tokenizer.pad_token_id),
-            causal(self.policy.model).config.get_text_config().vocab_size,
-        )
-        parts = []
-        for row, one in enumerate(sampled):
-            growing = Growing(1, limits[row : row + 1], self.eos.tolist(), self.stop)
-            for token in one.ids:
-                growing.append([token])
-            if not growing.all_done or max(one.ids) >= vocabulary:
-                raise ServerError(f"a vLLM server answered {len(one.ids)} tokens that are not a whole response")
-            parts.append(growing.responses(torch.tensor([one.logprobs]), pad))
-        return parts
+        name = self.version if self._is_adapter else None
+        sampled = self.client.sample(prompts, params, name, self.version, first)
+        parts = [self._ended(one, limits[row : row + 1]) for row, one in enumerate(sampled)]
+        # A server decodes with the prompt as context, so it can find a stop text where the response alone has none.
+        rows = [row for row, part in enumerate(parts) if part is None and params[row]["stop"]]
+        if rows:
+            anew = [{**params[row], "stop": []} for row in rows]
+            sampled = self.client.sample([prompts[row] for row in rows], anew, name, self.version, first)
+            for row, one in zip(rows, sampled, strict=True):
+                parts[row] = self._ended(one, limits[row : row + 1])
+        whole = [part for part in parts if part is not None]
+        if len(whole) < len(parts):
+            raise ServerError("a vLLM server answered a response that has no end and is not as long as it may be")
+        return whole
+
+    def _ended(self, sampled: Sampled, limit: NDArray[np.int64]) -> Responses | None:
+        """Return a response up to its end, or None if it has none.
+
+        Raises:
+            ServerError: a token is not in the vocabulary.
+        """
+        vocabulary = causal(self.policy.model).config.get_text_config().vocab_size
+        if max(sampled.ids) >= vocabulary:
+            raise ServerError(f"a vLLM server answered the token {max(sampled.ids)}, but the model has {vocabulary}")
+        growing = Growing(1, limit, self.eos.tolist(), self.stop)
+        for token in sampled.ids:
+            growing.append([token])
+        if not growing.all_done:
+            return None
+        return growing.responses(torch.tensor([sampled.logprobs]), int(self.tokenizer.pad_token_id))
 
     def close(self) -> None:
         """End the server that this run has started, and remove the weights that were put for servers."""
