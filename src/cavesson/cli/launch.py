@@ -117,7 +117,8 @@ def _reason(
         if way is not None:
             killed.add_note(f"continue with: {way}")
         return killed
-    ended_by_agent = rank != 0 and left.get(0, {}).get("errorCode") == 128 + signal.SIGTERM
+    codes = {one: ending["errorCode"] for one, ending in left.items()}
+    ended_by_agent = codes.get(0) == 128 + signal.SIGTERM != codes.get(rank)
     if 0 in left.keys() - lost and not ended_by_agent:
         return SystemExit(left[0]["errorCode"])
     ending = left.get(rank, {"message": f"exit code {code}", "errorCode": code})

@@ -64,8 +64,8 @@ class DecodingSettings(Settings):
 class VllmSettings(Settings):
     """The vLLM servers that a run samples from."""
 
-    python: str = ""
-    """the Python of the environment that has vLLM; empty = the one that runs Cavesson"""
+    python: str | None = None
+    """the Python of the environment that has vLLM; none = the one that runs Cavesson"""
     devices: tuple[int, ...] = ()
     """GPUs of the server that the run starts, such as [4, 5], counted as the machine counts them; they hold the model
     together. They must be set if there are GPUs"""
