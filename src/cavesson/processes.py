@@ -1,8 +1,8 @@
 """Distributed training: which process takes which rows, and how all processes end up with the same batch."""
 
 import os
-from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -143,6 +143,24 @@ class Processes:
         if self.count > 1:
             for parameter in module.parameters():
                 dist.broadcast(parameter.data, src=0)
+
+    def agreed(self, action: Callable[[], T]) -> T:
+        """Return what an action returns; if it fails in any process, raise the first process's error in all of them.
+
+        All processes must call this together.
+
+        Raises:
+            UserError: the action raised it here or elsewhere.
+        """
+        answer, error = None, None
+        try:
+            answer = action()
+        except UserError as failed:
+            error = failed
+        errors = [each for each in self.of_all(error) if each is not None]
+        if errors:
+            raise errors[0]
+        return cast(T, answer)
 
     def wait(self) -> None:
         wait_for_all()

@@ -44,7 +44,7 @@ def server(folder: Path) -> Iterator[StandIn]:
 
 def run(server: StandIn, folder: Path, **changes: Any) -> Result:
     flags = {"sampling__engine": "vllm", "sampling__servers": [server.url], "sampling__vllm__attempts": 1, **changes}
-    flags = {"model__path": str(server.base), "optimizer__learning_rate": 1e-2, "checkpoint__every": 0, **flags}
+    flags = {"model__path": str(server.folder), "optimizer__learning_rate": 1e-2, "checkpoint__every": 0, **flags}
     return Training(settings(folder, **flags), prompts=PROMPTS, rewards=uneven).run(quiet)
 
 
@@ -58,7 +58,7 @@ def test_each_step_samples_from_the_weights_of_the_step(server: StandIn, tmp_pat
             assert np.isfinite(tokens[name].to_numpy()).all()
         np.testing.assert_allclose(tokens["logprob"].to_numpy(), tokens["sampler_logprob"].to_numpy(), atol=ROUNDING)
     assert not (tmp_path / "run" / "sampling").exists()
-    sampled = [request for request in server.requests if "prompt_logprobs" not in request["sampling_params"]]
+    sampled = server.sampled
     prompts = {tuple(ids) for ids in record.rows(["prompt_ids"])["prompt_ids"].to_pylist()}
     assert {tuple(request["token_ids"]) for request in sampled} == prompts  # token ids, not text
     assert len({request["sampling_params"]["seed"] for request in sampled}) == len(sampled) == len(record.rows())
@@ -124,7 +124,7 @@ def with_token(**fields: Any) -> Any:
         (changed(logprobs=None), "logprobs: "),
         (with_token(logprob="NaN"), r"logprob: "),
         (with_token(token_id=257), "log-probabilities of other tokens than those it has sampled"),
-        (changed(weight_versions=[{"version": "old"}]), "sampled with the weights old instead of [0-9a-f]{12}-"),
+        (changed(weight_versions=[{"version": "old", "start": 0, "end": 9}]), "sampled with the weights old instead of [0-9a-f]{12}-"),
         (changed(weight_versions=[]), "sampled with the weights of no version instead of"),
         (
             changed(token_ids=[7], logprobs={"content": [{"token_id": 7, "logprob": -1}]}),
@@ -137,7 +137,7 @@ def with_token(**fields: Any) -> Any:
     ],
 )
 def test_a_wrong_answer_ends_the_run_in_one_line(server: StandIn, tmp_path: Path, spoil: Any, said: str) -> None:
-    server.spoil = lambda answer: answer if answer.get("prompt_logprobs") else spoil(answer)
+    server.spoil = spoil
     lengths = {"sampling__random_length": None, "sampling__max_new_tokens": 6}
     with pytest.raises(ServerError, match=said) as raised:
         run(server, tmp_path / "run", **lengths)
@@ -174,7 +174,7 @@ def test_a_server_that_is_gone_after_a_step_leaves_a_run_that_resumes(
 def test_parameters_mean_what_they_mean_without_a_server(server: StandIn, tmp_path: Path) -> None:
     sampling = {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_new_tokens": 2, "stop": ["x", "<|pad|>"]}
     run(server, tmp_path / "run", steps=1, **{f"sampling__{name}": value for name, value in sampling.items()})
-    params = [one["sampling_params"] for one in server.requests if "prompt_logprobs" not in one["sampling_params"]]
+    params = [one["sampling_params"] for one in server.sampled]
     for one in params:
         assert {name: one[name] for name in ("temperature", "top_k", "top_p")} == {
             "temperature": 0.7, "top_k": 9, "top_p": 0.8

@@ -5,6 +5,7 @@ real one.
 """
 
 import asyncio
+import copy
 import json
 import math
 import threading
@@ -16,7 +17,8 @@ from typing import Any
 
 import torch
 import uvicorn
-from peft import PeftModel
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from safetensors.torch import load_file
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -27,7 +29,7 @@ Answer = dict[str, Any]
 
 
 class StandIn:
-    """Samples from the model in a folder; `spoil` changes its answers.
+    """Samples from the model in a folder; `spoil` changes its answers, and `waits` says before which tokens it waits.
 
     A `deaf` one ignores new weights; a `hasty` one ends each response after a token if it has stop texts, as a server
     that decodes texts differently may.
@@ -35,12 +37,20 @@ class StandIn:
 
     def __init__(self, folder: Path) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder)
-        self.base, self.version, self.url = folder, "default", ""
+        self.base, self.version, self.url = copy.deepcopy(self.model), "default", ""
+        self.folder = folder
         self.adapters: dict[str, Any] = {}
-        self.requests: list[dict[str, Any]] = []
+        self.requests: list[Answer] = []
         self.paths: list[str] = []
         self.spoil: Callable[[Answer], Answer | Response] = lambda answer: answer
+        self.waits: Callable[[Answer, int], bool] = lambda request, count: False
         self.deaf, self.hasty, self.delay = False, False, 0.0
+        self.paused = False
+
+    @property
+    def sampled(self) -> list[Answer]:
+        """The requests for responses; the others compare weights."""
+        return [request for request in self.requests if not is_probe(request)]
 
     async def generate(self, request: Request) -> Response:
         given = json.loads(await request.body())
@@ -49,22 +59,23 @@ class StandIn:
         params, ids = given["sampling_params"], list(given["token_ids"])
         if given.get("model") not in (None, *self.adapters):
             return JSONResponse({"error": "no such model"}, status_code=404)
-        model = self.adapters.get(given.get("model"), self.model)
-        prompt_logprobs = None
-        if "prompt_logprobs" in params:
-            rows = self._logits(model, ids).log_softmax(-1)
-            prompt_logprobs = [
-                None,
-                *({str(t): {"logprob": float(row[t])}} for row, t in zip(rows, ids[1:], strict=False)),
-            ]
+        adapter = self.adapters.get(given.get("model"))
         draws, tokens = torch.Generator().manual_seed(params.get("seed", 0) % 2**63), []
+        spans: list[Answer] = []
         for count in range(params["max_tokens"]):
-            logits = self._logits(model, ids)[-1] / params.get("temperature", 1.0)
+            while self.paused or self.waits(given, count):
+                await asyncio.sleep(0.002)
+                if await request.is_disconnected():
+                    return Response()
+            logits = self._logits(adapter or self.model, ids)[-1] / params.get("temperature", 1.0)
             if count < params.get("min_tokens", 0):
                 logits[params["stop_token_ids"]] = -math.inf
             logprob = logits.log_softmax(-1)
             token = int(torch.multinomial(logprob.exp(), 1, generator=draws))
             tokens.append({"token_id": token, "logprob": float(logprob[token])})
+            if not spans or spans[-1]["version"] != self.version:
+                spans.append({"version": self.version, "start": count})
+            spans[-1]["end"] = count + 1
             ids.append(token)
             if token in params.get("stop_token_ids", ()) or (self.hasty and params.get("stop")):
                 break
@@ -72,26 +83,31 @@ class StandIn:
             "index": 0,
             "token_ids": [token["token_id"] for token in tokens],
             "logprobs": {"content": tokens},
-            "weight_versions": [{"version": self.version, "start": 0, "end": len(tokens)}],
+            "weight_versions": spans,
         }
-        answer = self.spoil({"choices": [choice], "prompt_logprobs": prompt_logprobs})
+        answer = {"choices": [choice]} if is_probe(given) else self.spoil({"choices": [choice]})
         return answer if isinstance(answer, Response) else JSONResponse(answer)
 
     async def told(self, request: Request) -> Response:
         given, path = json.loads(await request.body()), request.url.path
         self.paths.append(path)
-        if path.endswith("/update_weight_version"):
+        if path == "/update_weight_version":
             self.version = given["new_version"]
-        elif path.endswith("/unload_lora_adapter"):
+        elif path == "/v1/unload_lora_adapter":
             del self.adapters[given["lora_name"]]
-        elif path.endswith("/load_lora_adapter"):
-            base = AutoModelForCausalLM.from_pretrained(self.base)
-            self.adapters[given["lora_name"]] = (
-                base if self.deaf else PeftModel.from_pretrained(base, given["lora_path"])
-            )
-        elif path.endswith("/collective_rpc") and not self.deaf:
-            self.model = AutoModelForCausalLM.from_pretrained(given["kwargs"]["weights_path"])
+        elif path == "/v1/load_lora_adapter":
+            self.adapters[given["lora_name"]] = self.base if self.deaf else self._adapted(Path(given["lora_path"]))
+        elif path == "/collective_rpc" and not self.deaf:
+            self.model.load_state_dict(load_file(Path(given["kwargs"]["weights_path"]) / "model.safetensors"))
+        elif path in ("/pause", "/resume"):
+            self.paused = path == "/pause"
         return JSONResponse({})
+
+    def _adapted(self, folder: Path) -> Any:
+        # `from_pretrained` changes global state of transformers, which a thread must not do beside a test.
+        model = get_peft_model(copy.deepcopy(self.base), LoraConfig.from_pretrained(str(folder)))
+        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
+        return model
 
     @staticmethod
     @torch.no_grad()
@@ -99,11 +115,17 @@ class StandIn:
         return model(torch.tensor([ids])).logits[0].float()  # type: ignore[no-any-return]
 
 
+def is_probe(request: Answer) -> bool:
+    """Whether a request compares weights."""
+    return "stop_token_ids" not in request["sampling_params"]
+
+
 @contextmanager
 def serving(folder: Path) -> Iterator[StandIn]:
     """Serve a model on a free port."""
     one = StandIn(folder)
     told = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc", "/reset_prefix_cache")
+    told += ("/pause", "/resume")
     routes = [Route(path, one.told, methods=["POST"]) for path in (*told, "/update_weight_version")]
     app = Starlette(routes=[Route("/inference/v1/generate", one.generate, methods=["POST"]), *routes])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))

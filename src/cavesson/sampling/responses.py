@@ -66,6 +66,8 @@ class Responses(NamedTuple):
     """`[B, T]` log-probability under the distribution that was sampled from, filters included"""
     finish_reasons: list[str]
     """eos, stop or length for each response"""
+    versions: Tensor
+    """`[B, T]` int64, number of training steps of the weights that sampled each token"""
 
 
 class Engine(Protocol):
@@ -74,12 +76,19 @@ class Engine(Protocol):
     eos: Tensor
     """the tokens that end a response"""
 
+    def synchronise(self, step: int) -> None:
+        """Sample from the policy's present weights from here on; all processes must call this together.
+
+        Args:
+            step: number of training steps of these weights.
+        """
+
     def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
         """Sample one response to each prompt.
 
         Args:
             prompts: columns `prompt_ids` and `prompt_mask`, `[B, S]`, padded on the left.
-            step: the training step.
+            step: with the row, it determines the draws.
             rows: positions of these prompts in the step's global batch; the same row always gets the same draws.
             temperature: overrides the temperature of the settings.
         """
@@ -115,13 +124,14 @@ class Growing:
             elif len(ids) == self.limits[row]:
                 self.reasons[row] = "length"
 
-    def responses(self, logprobs: Tensor, pad: int) -> Responses:
+    def responses(self, logprobs: Tensor, versions: Tensor, pad: int) -> Responses:
+        """Return the responses; of the other columns, `[B, ≥ T]`, only what belongs to their tokens is kept."""
         width = max(1, max(map(len, self.ids)))
         padded = torch.tensor([ids + [pad] * (width - len(ids)) for ids in self.ids])
         lengths = torch.tensor([len(ids) for ids in self.ids])
         mask = (torch.arange(width) < lengths[:, None]).float()
         kept = logprobs[:, :width].float().cpu().masked_fill(mask == 0, 0.0)
-        return Responses(padded, mask, kept, self.reasons)
+        return Responses(padded, mask, kept, self.reasons, versions[:, :width])
 
 
 def length_limits(settings: DecodingSettings, seed: int, step: int, rows: range) -> NDArray[np.int64]:
@@ -152,4 +162,5 @@ def joined(parts: Sequence[Responses], pad: int) -> Responses:
         return torch.cat([torch.nn.functional.pad(c, (0, width - c.shape[1]), value=value) for c in columns])
 
     reasons = [reason for part in parts for reason in part.finish_reasons]
-    return Responses(stack("response_ids", pad), stack("mask"), stack("sampler_logprob"), reasons)
+    columns = stack("response_ids", pad), stack("mask"), stack("sampler_logprob")
+    return Responses(*columns, reasons, stack("versions"))

@@ -45,6 +45,7 @@ class Sampler:
         self.stop = StopTexts(tokenizer, settings.stop)
         self._cache: CacheKind = "static"
         self._rows = self._size = 0  # the largest sizes prepared for
+        self._version = 0
         self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), device=causal(policy.model).device)
 
     def prepare(self, rows: int, prompt: int) -> None:
@@ -68,6 +69,10 @@ class Sampler:
             if self.is_scored:
                 check_scoring(self.policy, expected)
         self._rows, self._size = max(rows, self._rows), max(size, self._size)
+
+    def synchronise(self, step: int) -> None:
+        """Note the number of training steps of the weights, which engine and trainer share."""
+        self._version = step
 
     @torch.no_grad()
     def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
@@ -114,4 +119,5 @@ class Sampler:
             if growing.all_done:
                 break
             logits = decoder.send(token)
-        return growing.responses(torch.stack(logprobs, dim=1), int(self.tokenizer.pad_token_id))
+        versions = torch.full((len(prompts), len(logprobs)), self._version)
+        return growing.responses(torch.stack(logprobs, dim=1), versions, int(self.tokenizer.pad_token_id))

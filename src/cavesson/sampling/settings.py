@@ -86,6 +86,9 @@ class SamplingSettings(DecodingSettings):
     """URLs of running vLLM servers, such as "http://host:8000"; empty = the run starts one on this machine"""
     vllm: VllmSettings = VllmSettings()
     """vLLM"""
+    max_staleness: int = Field(0, ge=0)
+    """training steps by which the weights that sample a response may be older than those that learn from it; 0 = sample
+    and train in turns, above 0 = sample and reward the responses of the next steps during training"""
 
     @property
     def starts_server(self) -> bool:
@@ -108,7 +111,7 @@ class SamplingSettings(DecodingSettings):
     @model_validator(mode="after")
     def _check_engine(self) -> Self:
         if self.engine == "transformers":
-            for name in ("servers", "vllm"):
+            for name in ("servers", "vllm", "max_staleness"):
                 self.refuse(name, 'without engine "vllm"')
         else:
             self.refuse("batch_size", 'with engine "vllm", which forms its own batches')

@@ -2,10 +2,11 @@
 
 import secrets
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,14 +28,13 @@ from cavesson.sampling.vllm_client import Sampled, VllmClient
 from cavesson.sampling.vllm_server import VllmServer
 from cavesson.types import Batch
 
+T = TypeVar("T")
 _PROBE = 33
 """Most tokens of the text by which the weights of server and policy are compared."""
 
 
 class VllmSampler:
     """Samples responses from a policy by vLLM servers, which get its weights whenever these have changed.
-
-    All processes must call `sample` together, each with its own rows.
 
     Args:
         policy: the policy that samples.
@@ -66,68 +66,98 @@ class VllmSampler:
         self.stop = StopTexts(tokenizer, settings.stop)
         self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings))
         self.version: str | None = None
+        """name of the weights that responses are sampled from"""
+        self._steps: dict[str, int] = {}  # training steps of all weights that servers were sent, in order
+        self._kept: list[str] = []  # the latest of them, whose adapters servers still have
         self._run = processes.of_main(secrets.token_hex(4))
-        self._probe = probe_ids(policy.model, min(_PROBE, longest - 1))
+        text = min(_PROBE, longest - 1)
+        self._probed = text // 2
+        self._probe = probe_ids(policy.model, text - self._probed)
         self._is_adapter = hasattr(policy.model, "peft_config")
 
     @torch.no_grad()
     def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
-        """Sample one response to each prompt, as `Engine` says.
+        """Sample one response to each prompt, as `Engine` says; may be called in a thread of its own.
 
         Raises:
-            ServerError: a server failed, or has other weights than the policy.
+            ServerError: a server failed, or has other weights than those it was sent.
         """
-        self.synchronise()
+        assert self.version is not None, "synchronise comes first"
         limits = length_limits(self.settings, self.seed, step, rows)
         params = [self._params(step, row, int(limit), temperature) for row, limit in zip(rows, limits, strict=True)]
         ids = [
             row[mask].tolist() for row, mask in zip(prompts["prompt_ids"], prompts["prompt_mask"].bool(), strict=True)
         ]
-        parts = self._asked(lambda: self._responses(ids, params, limits, rows.start))
+        with self._explained():
+            parts = self._responses(ids, params, limits, rows.start, self.version)
         return joined(parts, int(self.tokenizer.pad_token_id))
 
     def _responses(
-        self, prompts: list[list[int]], params: list[dict[str, Any]], limits: NDArray[np.int64], first: int
+        self,
+        prompts: list[list[int]],
+        params: list[dict[str, Any]],
+        limits: NDArray[np.int64],
+        first: int,
+        version: str,
     ) -> list[Responses]:
         """Return the response to each prompt, which ends where one sampled without a server would end."""
-        assert self.version is not None
-        name = self.version if self._is_adapter else None
-        sampled = self.client.sample(prompts, params, name, self.version, first)
-        parts = [self._ended(one, limits[row : row + 1]) for row, one in enumerate(sampled)]
+        name = version if self._is_adapter else None
+        sampled = self.client.sample(prompts, params, name, first)
+        parts = [self._ended(one, limits[row : row + 1], version) for row, one in enumerate(sampled)]
         # A server decodes with the prompt as context, so it can find a stop text where the response alone has none.
         rows = [row for row, part in enumerate(parts) if part is None and params[row]["stop"]]
         if rows:
             anew = [{**params[row], "stop": []} for row in rows]
-            sampled = self.client.sample([prompts[row] for row in rows], anew, name, self.version, first)
+            sampled = self.client.sample([prompts[row] for row in rows], anew, name, first)
             for row, one in zip(rows, sampled, strict=True):
-                parts[row] = self._ended(one, limits[row : row + 1])
+                parts[row] = self._ended(one, limits[row : row + 1], version)
         whole = [part for part in parts if part is not None]
         if len(whole) < len(parts):
             raise ServerError("a vLLM server answered a response that has no end and is not as long as it may be")
         return whole
 
-    def _ended(self, sampled: Sampled, limit: NDArray[np.int64]) -> Responses | None:
-        """Return a response up to its end, or None if it has none.
-
-        Raises:
-            ServerError: a token is not in the vocabulary.
-        """
-        vocabulary = causal(self.policy.model).config.get_text_config().vocab_size
-        if max(sampled.ids) >= vocabulary:
-            raise ServerError(f"a vLLM server answered the token {max(sampled.ids)}, but the model has {vocabulary}")
+    def _ended(self, sampled: Sampled, limit: NDArray[np.int64], version: str) -> Responses | None:
+        """Return a response up to its end, or None if it has none."""
+        versions = torch.tensor([self._steps_of(sampled, version)])
         growing = Growing(1, limit, self.eos.tolist(), self.stop)
         for token in sampled.ids:
             growing.append([token])
         if not growing.all_done:
             return None
-        return growing.responses(torch.tensor([sampled.logprobs]), int(self.tokenizer.pad_token_id))
+        return growing.responses(torch.tensor([sampled.logprobs]), versions, int(self.tokenizer.pad_token_id))
+
+    def _steps_of(self, sampled: Sampled, version: str) -> list[int]:
+        """Return the number of training steps of the weights of each token.
+
+        Args:
+            sampled: a response.
+            version: of the weights that were the newest when it was asked for.
+
+        Raises:
+            ServerError: a token is not in the vocabulary, or of other weights than those the server was sent.
+        """
+        vocabulary = causal(self.policy.model).config.get_text_config().vocab_size
+        if max(sampled.ids) >= vocabulary:
+            raise sampled.server.failed(f"answered the token {max(sampled.ids)}, but the model has {vocabulary}")
+        # Later weights may have come while the server was sampling.
+        names = list(self._steps)
+        allowed = set(names[names.index(version) :])
+        other = next((name for name in sampled.versions if name not in allowed), None)
+        if other is not None:
+            raise sampled.server.failed(
+                f"sampled with the weights {other or 'of no version'} instead of {version}; was it restarted?"
+            )
+        # A request names its adapter, which stays the same whatever else the server has loaded.
+        return [self._steps[version if self._is_adapter else name] for name in sampled.versions]
 
     def close(self) -> None:
-        """End the server that this run has started, and remove the weights that were put for servers."""
+        """Cancel all requests, end the server that this run has started, and remove what was put for servers."""
+        self.client.close()
         if self.server is not None:
             self.server.close()
-        if self.processes.is_main and self.version is not None:
-            shutil.rmtree(self.folder / self.version, ignore_errors=True)
+        if self.processes.is_main and self._steps:
+            for version in self._steps:
+                shutil.rmtree(self.folder / version, ignore_errors=True)
             with suppress(OSError):  # there may be weights of another run
                 self.folder.rmdir()
 
@@ -150,36 +180,45 @@ class VllmSampler:
         }
 
     @torch.no_grad()
-    def synchronise(self) -> None:
-        """Give the policy's weights to the servers if they have changed, and check that these have them."""
+    def synchronise(self, step: int) -> None:
+        """Give the policy's weights to the servers if they have changed, and check that these have them.
+
+        Raises:
+            ServerError: a server failed, or has other weights than the policy.
+        """
         # A server may still have the adapters of an earlier run, so names differ from run to run.
         version = f"{digest(self.processes.of_all(_state(self.policy)))[:12]}-{self._run}"
-        if version == self.version:
-            return
-        model, before = self.whole(), self.version
-        expected = self._logprobs(self._probe)
-
-        def send() -> None:
-            place = self.folder / version
-            if self._is_adapter:
-                model.save_pretrained(str(place), save_embedding_layers=False)
-                self.client.load_adapter(place, version, before)
-            else:
-                with untied(model):
-                    model.save_pretrained(str(place))
-                self.client.load_weights(place, version)
-                shutil.rmtree(place)
-            if before is not None:
-                shutil.rmtree(self.folder / before, ignore_errors=True)
-            self._check(self.client.score(self._probe.tolist(), version if self._is_adapter else None), expected)
-
-        self._asked(lambda: send() if self.processes.is_main else None)
+        is_new = version not in self._steps
+        # Responses may state it as soon as a server has it.
+        self._steps[version] = step
+        self.processes.wait()
+        if is_new:
+            model = self.whole()
+            self._agreed(lambda: self._send(model, version) if self.processes.is_main else None)
+            self._check(version)
         self.version = version
 
-    def _logprobs(self, ids: Tensor) -> Tensor:
-        """Return the policy's log-probability of every token of a text but the first, at temperature 1."""
-        first, rest = ids[None, :1], ids[None, 1:]
-        batch = Batch({"prompt_ids": first, "prompt_mask": torch.ones_like(first), "response_ids": rest})
+    def _send(self, model: Any, version: str) -> None:
+        """Put the weights into a folder for the servers, and let them load these."""
+        place = self.folder / version
+        most = self.settings.max_staleness
+        superseded = self._kept[: max(0, len(self._kept) - most)]
+        if self._is_adapter:
+            model.save_pretrained(str(place), save_embedding_layers=False)
+            self.client.load_adapter(place, version, superseded)
+        else:
+            with untied(model):
+                model.save_pretrained(str(place))
+            self.client.load_weights(place, version, while_sampling=most > 0 and self.version is not None)
+            shutil.rmtree(place)
+        for before in superseded:
+            shutil.rmtree(self.folder / before, ignore_errors=True)
+        self._kept = [*self._kept[len(superseded) :], version]
+
+    def _logprobs(self, response: Tensor) -> Tensor:
+        """Return the policy's log-probability of each token of a response to the probe, at temperature 1."""
+        ids, rest = self._probe[None], response[None]
+        batch = Batch({"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "response_ids": rest})
         temperature, self.policy.temperature = self.policy.temperature, 1.0
         try:
             scores: Scores = self.policy(batch.with_columns(mask=torch.ones_like(rest, dtype=torch.float32)))
@@ -187,35 +226,49 @@ class VllmSampler:
         finally:
             self.policy.temperature = temperature
 
-    def _check(self, seen: list[list[float]], expected: Tensor) -> None:
-        """Check that all servers score a text as the policy does, but for rounding.
+    def _check(self, version: str) -> None:
+        """Check that all servers sample a text with the policy's log-probabilities, but for rounding.
 
         Raises:
             ServerError: a server has other weights.
         """
-        most = tolerance(causal(self.policy.model).dtype) * max(1.0, float(expected.std()))
-        for server, logprobs in zip(self.client.servers, seen, strict=True):
-            difference = float((torch.tensor(logprobs) - expected).abs().mean())
-            if not difference <= most:
-                raise server.failed(
-                    f"has other weights than the policy: on a text of {len(self._probe)} tokens, its log-probabilities "
+        name = version if self._is_adapter else None
+        most = tolerance(causal(self.policy.model).dtype)
+        # vLLM 0.32 crashes if it scores a prompt with an adapter while it samples, so it samples here too.
+        params = {"max_tokens": self._probed, "temperature": 1.0, "ignore_eos": True, "seed": 0}
+        asked = partial(self.client.sample_from_each, self._probe.tolist(), params, name)
+        answers = self.processes.of_main(self._agreed(lambda: asked() if self.processes.is_main else []))
+        for sampled in answers:
+            self._steps_of(sampled, version)
+            expected = self._logprobs(torch.tensor(sampled.ids))
+            difference = float((torch.tensor(sampled.logprobs) - expected).abs().mean())
+            if not difference <= most * max(1.0, float(expected.std())):
+                raise sampled.server.failed(
+                    f"has other weights than the policy: on a text of {len(sampled.ids)} tokens, its log-probabilities "
                     f"differ by {difference:.2g} nats on average; it must serve the model of model.path in the dtype "
                     "of model.dtype and, unless model.lora is set, with a head of its own (tie_word_embeddings false)"
                 )
 
-    def _asked(self, request: Callable[[], Any]) -> Any:
-        """Return what a request returns; an error ends all processes, and says if the server has ended."""
-        answer, error = None, None
+    def _agreed(self, action: Callable[[], T]) -> T:
+        """Return what an action on a server returns; an error ends all processes."""
+
+        def explained() -> T:
+            with self._explained():
+                return action()
+
+        return self.processes.agreed(explained)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say if the run's server has ended when a request fails, and name a folder that cannot be written."""
         try:
-            answer = request()
+            yield
         except (UserError, OSError, SafetensorError) as failed:
             ended = self.server.ended() if self.server else None
             said = None if isinstance(failed, UserError) else of_the_system(failed) or first_line(failed)
-            error = ServerError(ended or said) if ended or said else failed
-        errors = [each for each in self.processes.of_all(error) if each is not None]
-        if errors:
-            raise errors[0]
-        return answer
+            if ended is None and said is None:
+                raise
+            raise ServerError(ended or said) from failed
 
 
 def _state(policy: Policy) -> list[tuple[str, list[float]]]:

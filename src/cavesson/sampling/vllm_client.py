@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +35,8 @@ class _Logprobs(BaseModel):
 
 class _Span(BaseModel):
     version: str
+    start: Annotated[int, Field(ge=0)]
+    end: int
 
 
 class _Choice(BaseModel):
@@ -46,16 +50,15 @@ class _Answer(BaseModel):
     choices: Annotated[list[_Choice], Field(min_length=1, max_length=1)]
 
 
-class _Scored(BaseModel):
-    prompt_logprobs: list[dict[int, dict[str, Any]] | None]
-
-
 @dataclass(frozen=True)
 class Sampled:
     """A response as a server has sampled it."""
 
     ids: list[int]
     logprobs: list[float]
+    versions: list[str]
+    """name of the server's weights for each token; "" if the server gave none"""
+    server: Endpoint
 
 
 class VllmClient:
@@ -70,14 +73,17 @@ class VllmClient:
         self.servers = [
             Endpoint("the vLLM server", url, settings.timeout, settings.attempts, ServerError) for url in urls
         ]
+        self._asking: set[Future[Any]] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """Cancel all requests; whoever waits for one gets a CancelledError. May be called from any thread."""
+        self._closed = True
+        for asking in list(self._asking):
+            asking.cancel()
 
     def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: Sequence[dict[str, Any]],
-        model: str | None,
-        version: str,
-        first: int = 0,
+        self, prompts: Sequence[Sequence[int]], params: Sequence[dict[str, Any]], model: str | None, first: int = 0
     ) -> list[Sampled]:
         """Sample one response to each prompt.
 
@@ -85,7 +91,6 @@ class VllmClient:
             prompts: their token ids.
             params: vLLM's sampling parameters of each.
             model: name of the adapter; None for the model itself.
-            version: of the weights that every token must be sampled from.
             first: row of the first prompt among those of all processes, which servers get in turns.
 
         Raises:
@@ -98,43 +103,61 @@ class VllmClient:
 
         async def ask(row: int, client: httpx.AsyncClient) -> Sampled:
             server = self.servers[(first + row) % len(self.servers)]
-            return _sampled(server, await server.post(client, requests[row], _GENERATE), version)
+            return _sampled(server, await server.post(client, requests[row], _GENERATE))
 
         return self._together([partial(ask, row) for row in range(len(requests))])
 
-    def score(self, ids: Sequence[int], model: str | None) -> list[list[float]]:
-        """Return the log-probability of every token but the first, from each server, at temperature 1."""
-        content = json.dumps(_request(ids, {"max_tokens": 1, "prompt_logprobs": 0}, model)).encode()
+    def sample_from_each(self, ids: Sequence[int], params: dict[str, Any], model: str | None) -> list[Sampled]:
+        """Sample a response to one prompt from every server.
 
-        async def ask(server: Endpoint, client: httpx.AsyncClient) -> list[float]:
-            answer = await server.post(client, content, _GENERATE)
-            try:
-                seen = _Scored.model_validate_json(answer).prompt_logprobs
-                return [float(each[token]["logprob"]) for each, token in zip(seen[1:], ids[1:], strict=True) if each]
-            except (ValidationError, KeyError, TypeError, ValueError) as error:
-                raise server.failed(f"answered no log-probabilities of a prompt: {beginning(answer)}") from error
+        Raises:
+            ServerError: a server failed, or its answer is not what was asked for.
+        """
+        request = json.dumps(_request(ids, {**params, "logprobs": 0}, model)).encode()
+
+        async def ask(server: Endpoint, client: httpx.AsyncClient) -> Sampled:
+            return _sampled(server, await server.post(client, request, _GENERATE))
 
         return self._together([partial(ask, server) for server in self.servers])
 
-    def load_adapter(self, folder: Path, version: str, before: str | None) -> None:
-        """Load an adapter under the name of its version, in place of the one before.
+    def load_adapter(self, folder: Path, version: str, superseded: Sequence[str]) -> None:
+        """Load an adapter under the name of its version, after removing those that nothing samples from any more.
 
         A server may read the folder again later.
         """
-        steps = [("/v1/unload_lora_adapter", {"lora_name": before})] if before else []
+        steps = [("/v1/unload_lora_adapter", {"lora_name": before}) for before in superseded]
         steps += [("/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(folder.absolute())})]
-        self._tell(steps, version)
+        self._tell([*steps, _named(version)])
 
-    def load_weights(self, folder: Path, version: str) -> None:
-        """Replace all weights by those of a folder; what was computed with the old ones is forgotten."""
+    def load_weights(self, folder: Path, version: str, while_sampling: bool) -> None:
+        """Replace all weights by those of a folder; what was computed with the old ones is forgotten.
+
+        Args:
+            folder: of the weights.
+            version: their name.
+            while_sampling: whether there may be requests; they pause, and their next tokens come from the new weights.
+        """
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.absolute())}}
-        self._tell([("/collective_rpc", reload), ("/reset_prefix_cache", {})], version)
+        forget = f"/reset_prefix_cache?reset_running_requests={str(while_sampling).lower()}"
+        steps = [("/collective_rpc", reload), (forget, {}), _named(version)]
+        self._tell(steps, ("/pause?mode=keep", "/resume") if while_sampling else None)
 
-    def _tell(self, steps: Sequence[tuple[str, dict[str, Any]]], version: str) -> None:
+    def _tell(self, steps: Sequence[tuple[str, dict[str, Any]]], around: tuple[str, str] | None = None) -> None:
+        """Send requests to each server, one after another.
+
+        Args:
+            steps: their paths and contents.
+            around: paths to send before the first and after the last; the last is also sent if one of them fails.
+        """
+
         async def tell(server: Endpoint, client: httpx.AsyncClient) -> None:
             once = replace(server, attempts=1)  # an adapter cannot be loaded twice
-            for path, content in (*steps, ("/update_weight_version", {"new_version": version})):
-                await once.post(client, json.dumps(content).encode(), path)
+            async with AsyncExitStack() as block:
+                if around is not None:
+                    await once.post(client, b"{}", around[0])
+                    block.push_async_callback(once.post, client, b"{}", around[1])
+                for path, content in steps:
+                    await once.post(client, json.dumps(content).encode(), path)
 
         self._together([partial(tell, server) for server in self.servers])
 
@@ -151,7 +174,18 @@ class VllmClient:
 
         # The requests need a separate thread, because the caller may already run in an event loop, as in notebooks.
         with start_blocking_portal() as portal:
-            return portal.call(run)
+            asking = portal.start_task_soon(run)
+            self._asking.add(asking)
+            if self._closed:
+                asking.cancel()
+            try:
+                return asking.result()
+            finally:
+                self._asking.discard(asking)
+
+
+def _named(version: str) -> tuple[str, dict[str, Any]]:
+    return "/update_weight_version", {"new_version": version}
 
 
 def _request(ids: Sequence[int], params: dict[str, Any], model: str | None) -> dict[str, Any]:
@@ -159,11 +193,11 @@ def _request(ids: Sequence[int], params: dict[str, Any], model: str | None) -> d
     return request if model is None else {**request, "model": model}
 
 
-def _sampled(server: Endpoint, content: bytes, version: str) -> Sampled:
+def _sampled(server: Endpoint, content: bytes) -> Sampled:
     """Return the response in an answer.
 
     Raises:
-        ServerError: it is not one, or other weights have sampled it.
+        ServerError: it is not one.
     """
     try:
         (choice,) = _Answer.model_validate_json(content).choices
@@ -174,9 +208,7 @@ def _sampled(server: Endpoint, content: bytes, version: str) -> Sampled:
     tokens = choice.logprobs.content
     if [token.token_id for token in tokens] != choice.token_ids:
         raise server.failed("answered log-probabilities of other tokens than those it has sampled")
-    other = next((span.version for span in choice.weight_versions if span.version != version), None)
-    if other is not None or not choice.weight_versions:
-        raise server.failed(
-            f"sampled with the weights {other or 'of no version'} instead of {version}; was it restarted?"
-        )
-    return Sampled(choice.token_ids, [token.logprob for token in tokens])
+    versions = [""] * len(tokens)
+    for span in choice.weight_versions:
+        versions[span.start : span.end] = [span.version] * len(versions[span.start : span.end])
+    return Sampled(choice.token_ids, [token.logprob for token in tokens], versions, server)

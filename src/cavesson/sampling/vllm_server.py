@@ -42,6 +42,7 @@ class VllmServer:
         dtype: of the forward pass.
         longest: tokens of the longest prompt and response together.
         lora_rank: rank of the adapters; None without adapters.
+        adapters: most adapters that are sampled from at the same time.
 
     Raises:
         UserError: vLLM is not installed, or the server ended before it was ready.
@@ -54,6 +55,7 @@ class VllmServer:
         dtype: str,
         longest: int,
         lora_rank: int | None,
+        adapters: int = 1,
     ) -> None:
         self.folder = folder
         python = settings.python or sys.executable
@@ -66,7 +68,7 @@ class VllmServer:
         flags = ["--model", folder.name, "--dtype", dtype, "--max-model-len", str(longest), "--port", str(port)]
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", *flags, *_FLAGS]
         parallel = ["--tensor-parallel-size", str(len(settings.devices))] if len(settings.devices) > 1 else []
-        command += [*_lora_flags(lora_rank), *parallel, *settings.arguments]
+        command += [*_lora_flags(lora_rank, adapters), *parallel, *settings.arguments]
         if threading.current_thread() is threading.main_thread():  # the kernel watches the thread, not the process
             command = [sys.executable, "-c", _END_WITH_PARENT, *command]
         self._process = subprocess.Popen(
@@ -127,13 +129,13 @@ def _check_installed(python: str) -> None:
         )
 
 
-def _lora_flags(rank: int | None) -> Sequence[str]:
+def _lora_flags(rank: int | None, adapters: int) -> Sequence[str]:
     if rank is None:
         return ()
     most = next((size for size in LORA_RANKS if size >= rank), None)
     if most is None:
         raise UserError(f"model.lora.rank {rank} is more than vLLM can serve, {LORA_RANKS[-1]}")
-    return ("--enable-lora", "--max-loras", "1", "--max-lora-rank", str(most))
+    return ("--enable-lora", "--max-loras", str(adapters), "--max-lora-rank", str(most))
 
 
 def _environment(settings: VllmSettings, python: str) -> dict[str, str]:

@@ -32,6 +32,7 @@ from cavesson.sampling.responses import Engine
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.vllm import VllmSampler
 from cavesson.sampling.vllm_server import VllmServer
+from cavesson.train.batches import Batches, BatchesAhead
 from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.online import RolloutTrainer
@@ -114,6 +115,16 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     sampler = _engine(settings, policy, tokenizer, prompts, processes, served, lambda: whole(policy.model, bare, main))
     bare, main = _shard(policy, processes), processes.is_main
     collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query)
+    parts: dict[str, Any] = {
+        "collector": collector,
+        "processes": processes,
+        "order": prompts.order(settings.seed, settings.data.shuffle),
+        "batch_size": settings.batch_size,
+        "samples_per_prompt": settings.samples_per_prompt,
+        "temperature": settings.sampling_temperature,
+        "steps": settings.steps,
+    }
+    ahead = settings.sampling.max_staleness
     return RolloutTrainer(
         folder=settings.run,
         learner=Learner(policy, Optimizer(policy, settings.optimizer), settings.algorithm, processes),
@@ -126,10 +137,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         skeleton=bare,
         algorithm=settings.algorithm,
         policy=policy,
-        collector=collector,
-        order=prompts.order(settings.seed, settings.data.shuffle),
-        samples_per_prompt=settings.samples_per_prompt,
-        temperature=settings.sampling_temperature,
+        batches=BatchesAhead(**parts, ahead=ahead) if ahead else Batches(**parts),
         shaping=Shaping(settings.shaping),
         kl_estimator=settings.kl_estimator,
         kl=settings.kl,
@@ -214,7 +222,8 @@ def _engine(
             "sampling.vllm.devices is empty: name the GPUs of the vLLM server, such as [1], and keep training off them "
             "with CUDA_VISIBLE_DEVICES"
         )
-    server = VllmServer(served, sampling.vllm, settings.model.dtype, size, rank) if served else None
+    adapters = sampling.max_staleness + 1
+    server = VllmServer(served, sampling.vllm, settings.model.dtype, size, rank, adapters) if served else None
     folder = Path(served.name) if served else settings.run / "sampling"
     return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, whole_model, size, folder, server)
 

@@ -21,7 +21,7 @@ _NAME = "step-{:08d}"
 _INSIDE = "-update-{:08d}"  # sorts after the checkpoint before the step and before the one after it
 _REPLACED = "-replaced"  # sorts after the checkpoint that replaces it, which removes all later ones
 _CHECKSUMS = "checksums.json"
-FORMAT = 2
+FORMAT = 3
 """Number of the layout of a checkpoint's files and state; a version with another layout cannot read it."""
 
 
@@ -40,11 +40,11 @@ class Checkpoint(NamedTuple):
     """the trainable parameters by name, in float32"""
     optimizer: dict[str, Tensor]
     tensors: Mapping[str, Tensor] = MappingProxyType({})
-    """the data that the step works on, of a checkpoint inside one"""
+    """the data that the step works on, of a checkpoint inside one, and the data of later steps"""
 
     @property
     def name(self) -> str:
-        inside = _INSIDE.format(len(self.state["updates"])) if self.tensors else ""
+        inside = _INSIDE.format(len(self.state["updates"])) if "updates" in self.state else ""
         return _NAME.format(self.step) + inside
 
 

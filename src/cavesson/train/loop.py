@@ -70,13 +70,12 @@ class Trainer(ABC):
     def step(self, step: int) -> Metrics:
         """Do one training step and return its metrics."""
 
-    def state(self) -> dict[str, Any]:
-        """Return the state that the next step depends on, besides weights and optimiser, as plain values."""
-        return {}
+    def state(self) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        """Return the state that the next step depends on, besides weights and optimiser: plain values, and tensors.
 
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors of a step that has begun."""
-        return {}
+        All processes must call this together.
+        """
+        return {}, {}
 
     def load_state(self, checkpoint: Checkpoint) -> None:  # noqa: B027  # a trainer need not have such a state
         """Restore the state from a checkpoint."""
@@ -163,7 +162,8 @@ class Trainer(ABC):
         """
         optimizer, is_main = self.learner.optimizer, self.learner.processes.is_main
         weights, averages = joined(optimizer.masters, is_main), joined(optimizer.state(), is_main)
-        return Checkpoint(self.next_step, self.state(), weights, averages, self.tensors())
+        state, tensors = self.state()
+        return Checkpoint(self.next_step, state, weights, averages, tensors)
 
     def whole_model(self) -> Any:
         """Return the model with all its weights on the main process, and None on all others.

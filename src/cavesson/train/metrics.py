@@ -30,6 +30,14 @@ class Clock:
         return {**self.seconds, "time/total": total, "tokens_per_second": tokens / total}
 
 
+def staleness_metrics(rollouts: Rollouts, step: int) -> dict[str, float]:
+    """Return the age of the weights that sampled the tokens, in training steps, if any of them is above 0."""
+    age = (step - rollouts["sampler_version"]).double()
+    mask = rollouts["mask"]
+    oldest = float((age * mask).max())
+    return {"staleness/mean": float(weighted_mean(age, mask)), "staleness/max": oldest} if oldest else {}
+
+
 def rollout_metrics(rollouts: Rollouts, kl_coef: float, estimator: str | None) -> dict[str, float]:
     """Return metrics of rewards, KL, entropy, lengths and values of one step's rollouts, before any update.
 

@@ -1,7 +1,7 @@
 """One training step of the algorithms that learn from sampled responses, in the order of the data flow."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from cavesson.algorithms.base import RolloutAlgorithm
 from cavesson.algorithms.settings import CoefficientSettings, UpdateSettings
-from cavesson.data.order import Stream
 from cavesson.models.policy import Policy, Scores
 from cavesson.models.trained import save_trained
 from cavesson.ops.kl import adapted_coefficient
 from cavesson.randomness import Purpose, generator
 from cavesson.rewards.shaping import RunningMoments, Shaping
+from cavesson.train.batches import Batches, kept, restored
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.loop import Trainer
-from cavesson.train.metrics import Clock, rollout_metrics, value_metrics
+from cavesson.train.metrics import Clock, rollout_metrics, staleness_metrics, value_metrics
 from cavesson.train.optimizer import learning_rate
-from cavesson.train.rollouts import Collector, score_rollouts
+from cavesson.train.rollouts import score_rollouts
 from cavesson.train.update import Metrics, StepInfo, averaged, check_finite, micro_batches, mini_batches, update
-from cavesson.types import Batch, Rollouts
+from cavesson.types import Rollouts
 
 TOKEN_COLUMNS = (
     "logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return", "entropy"
@@ -47,12 +47,7 @@ class RolloutTrainer(Trainer):
 
     algorithm: RolloutAlgorithm
     policy: Policy
-    collector: Collector
-    order: Stream[int]
-    """of the prompts, by their indices"""
-    samples_per_prompt: int
-    temperature: Callable[[int], float]
-    """of sampling, by training step"""
+    batches: Batches
     shaping: Shaping
     kl_estimator: str | None
     """of the KL penalty; None if the algorithm computes its own"""
@@ -61,8 +56,6 @@ class RolloutTrainer(Trainer):
     """β in force"""
     updates: UpdateSettings
     remarks: list[str]
-    prompts_used: int = 0
-    """so far in their order"""
     reported: set[str] = field(default_factory=set)
     """rules of the doctor whose findings have been reported"""
     unfinished: Unfinished | None = None
@@ -78,11 +71,7 @@ class RolloutTrainer(Trainer):
             parts: list[Rollouts] = []
             learned = torch.zeros(0, dtype=torch.bool)
             while len(parts) < self.algorithm.max_batches and int(learned.sum()) < self.batch_size:
-                with clock("generate"):
-                    part = self._generate(step, len(parts))
-                with clock("reward"):
-                    part = self.collector.reward(part)
-                parts.append(self.learner.processes.gather(part))
+                parts.append(self.batches.take(step, len(parts), clock))
                 learned = self._learned(parts)
             rollouts = Rollouts.joined(parts)
             with clock("score"):
@@ -92,10 +81,10 @@ class RolloutTrainer(Trainer):
                 rollouts = self._shape(rollouts.with_columns(learned=learned))
                 rollouts = replace(rollouts, batch=self.algorithm.credit(rollouts.batch, self.kl_coef))
                 metrics = rollout_metrics(rollouts, self.kl_coef, self.kl_estimator)
-                metrics |= self.algorithm.metrics(rollouts.batch)
+                metrics |= self.algorithm.metrics(rollouts.batch) | staleness_metrics(rollouts, step)
             # The graph covers the rows chosen before scoring; `credit` may have reduced them, which makes it unusable.
             scores = scores if torch.equal(rollouts["learned"], learned) else None
-            self.prompts_used += len(parts) * self._prompts_per_batch
+            self.batches.used(len(parts))
             self.unfinished = Unfinished(rollouts, metrics)
         now = self.unfinished
         with clock("record"):
@@ -109,23 +98,6 @@ class RolloutTrainer(Trainer):
                     self.between_updates(len(now.updates), self.updates.total)
         self.unfinished = None
         return self._adapted(now, info) | clock.metrics(tokens=float(now.rollouts["mask"].sum()))
-
-    def _generate(self, step: int, batches: int) -> Rollouts:
-        """Sample this process's share of a step's next batch, after `batches` of them."""
-        share = self.learner.processes.share(self.batch_size)
-        start = batches * self.batch_size
-        prompts = self.order.take(self.prompts_used + batches * self._prompts_per_batch, self._prompts_per_batch)
-        sample = range(start + share.start, start + share.stop)
-        rollouts = self.collector.generate(
-            [prompts[row // self.samples_per_prompt] for row in share], step, sample, self.temperature(step)
-        )
-        return rollouts.with_columns(
-            group_in_step=torch.tensor([number // self.samples_per_prompt for number in sample])
-        )
-
-    @property
-    def _prompts_per_batch(self) -> int:
-        return self.batch_size // self.samples_per_prompt
 
     def _learned(self, parts: list[Rollouts]) -> Tensor:
         """Return which responses so far to learn from, at most one batch: `[B]` bool.
@@ -165,15 +137,19 @@ class RolloutTrainer(Trainer):
     def _record(self, step: int, rollouts: Rollouts) -> None:
         if self.recorder is None:
             return
-        constant = {"split": "train", "policy_version": step, "kl_coef": self.kl_coef}
+        constant = {"split": "train", "kl_coef": self.kl_coef}
         rows: dict[str, Any] = {name: [value] * len(rollouts) for name, value in constant.items()}
         rows |= {name: values for name, values in rollouts.lists.items() if values}
         rows["group"] = rows.pop("prompt_index")
         rows |= {name: rollouts[name].tolist() for name in ("reward", "shaped_reward")}
+        versions = rollouts["sampler_version"]
+        rows["policy_version"] = versions[:, 0].tolist()  # of the first token, which has the oldest weights
         prompts = zip(rollouts["prompt_ids"], rollouts["prompt_mask"].bool(), strict=True)
         rows["prompt_ids"] = [ids[mask].tolist() for ids, mask in prompts]
         tokens = {name: rollouts[name].numpy() for name in TOKEN_COLUMNS if name in rollouts.batch}
         tokens |= {"token_id": rollouts["response_ids"].numpy(), "mask": rollouts["mask"].bool().numpy()}
+        if bool(((versions != versions[:, :1]) & (rollouts["mask"] > 0)).any()):
+            tokens["sampler_version"] = versions.numpy()
         self.recorder.rollouts(step, rows, tokens)
         self.algorithm.write(self.folder, step, rollouts)
 
@@ -198,36 +174,34 @@ class RolloutTrainer(Trainer):
             save_trained(self.folder / "model", model, self.tokenizer, self.model_settings)
         return {}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        ahead, tensors = kept(self.batches.finished(), "ahead")
         state = {
             "kl_coef": self.kl_coef,
             "moments": self.shaping.moments.state(),
-            "prompts_used": self.prompts_used,
+            "prompts_used": self.batches.prompts_used,
             "reported": sorted(self.reported),
+            "ahead": ahead,
         }
-        if self.unfinished is None:
-            return state
         now = self.unfinished
-        return state | {"rollouts": now.rollouts.lists, "metrics": now.metrics, "updates": now.updates}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the columns of the rollouts that are being trained on."""
-        if self.unfinished is None:
-            return {}
-        # An algorithm may use one tensor under two names, which safetensors does not allow.
-        return {name: column.clone() for name, column in self.unfinished.rollouts.batch.columns.items()}
+        if now is None:
+            return state, tensors
+        rollouts, columns = kept([now.rollouts], "now")
+        return state | {"rollouts": rollouts, "metrics": now.metrics, "updates": now.updates}, tensors | columns
 
     def load_state(self, checkpoint: Checkpoint) -> None:
-        state = checkpoint.state
-        self.kl_coef, self.prompts_used = state["kl_coef"], state["prompts_used"]
+        state, tensors = checkpoint.state, checkpoint.tensors
+        self.kl_coef, self.batches.prompts_used = state["kl_coef"], state["prompts_used"]
         self.shaping.moments = RunningMoments(**state["moments"])
         self.reported.update(state["reported"])
-        if checkpoint.tensors:
-            rollouts = Rollouts(batch=Batch(checkpoint.tensors), **state["rollouts"])
+        self.batches.restore(restored(state["ahead"], tensors, "ahead"))
+        if "rollouts" in state:
+            (rollouts,) = restored(state["rollouts"], tensors, "now")
+            assert rollouts is not None
             self.unfinished = Unfinished(rollouts, state["metrics"], state["updates"])
 
     def describe(self) -> dict[str, Any]:
-        prompts, sampler = self.collector.prompts, self.collector.sampler
+        prompts, sampler = self.batches.collector.prompts, self.batches.collector.sampler
         return {
             "eos_token_ids": sampler.eos.tolist(),
             "prompts": {"count": len(prompts), "dropped": list(prompts.dropped)},
@@ -237,7 +211,7 @@ class RolloutTrainer(Trainer):
         return self.remarks
 
     def close(self) -> None:
-        self.collector.sampler.close()
+        self.batches.close()
 
 
 def _seed_everything(seed: int, step: int, rank: int) -> None:

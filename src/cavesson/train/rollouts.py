@@ -50,7 +50,7 @@ class Collector:
 
         Returns:
             Rollouts with the columns `prompt_ids`, `prompt_mask` `[B, S]`, `response_ids`, `mask`, `sampler_logprob`
-            `[B, T]` and `ended` `[B]`: 1 unless the response was cut at the length limit.
+            and `sampler_version` `[B, T]`, and `ended` `[B]`: 1 unless the response was cut at the length limit.
         """
         batch = self.prompts.batch(indices, int(self.tokenizer.pad_token_id))
         responses = self.sampler.sample(batch, step, sample, temperature)
@@ -59,6 +59,7 @@ class Collector:
             response_ids=responses.response_ids,
             mask=responses.mask,
             sampler_logprob=responses.sampler_logprob,
+            sampler_version=responses.versions,
             ended=torch.tensor([float(reason != "length") for reason in responses.finish_reasons]),
         )
         return Rollouts(
@@ -177,4 +178,5 @@ def evaluate(collector: Collector, samples_per_prompt: int) -> Rollouts:
     Repeated calls use the same prompts in the same order with the same random numbers, even if the policy has changed.
     """
     indices = [i for i in range(len(collector.prompts)) for _ in range(samples_per_prompt)]
+    collector.sampler.synchronise(EVALUATION_STEP)
     return collector.reward(collector.generate(indices, EVALUATION_STEP, range(len(indices))))

@@ -161,7 +161,7 @@ class Training:
     def collector(self) -> Collector:
         """The object that samples and rewards responses; only for algorithms that do so."""
         assert isinstance(self.trainer, RolloutTrainer)
-        return self.trainer.collector
+        return self.trainer.batches.collector
 
     def run(self, report: Report | None = None) -> Result:
         """Train to the last step and save the model.

@@ -1,0 +1,194 @@
+"""The batches that a run learns from: sampled and rewarded when a step asks for them, or ahead of it."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from threading import Event, Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cavesson.data.order import Stream
+from cavesson.processes import Processes
+from cavesson.train.metrics import Clock
+from cavesson.train.rollouts import Collector
+from cavesson.types import Batch, Rollouts
+
+
+@dataclass(kw_only=True)
+class Batches:
+    """Samples and rewards a batch when a step takes it, with the weights of that step."""
+
+    collector: Collector
+    processes: Processes
+    order: Stream[int]
+    """of the prompts, by their indices"""
+    batch_size: int
+    """responses per batch, over all processes"""
+    samples_per_prompt: int
+    temperature: Callable[[int], float]
+    """of sampling, by training step"""
+    steps: int
+    """of the whole run"""
+    prompts_used: int = 0
+    """so far in their order"""
+
+    def take(self, step: int, number: int, clock: Clock) -> Rollouts:
+        """Return a step's batch, after `number` others, with the responses of all processes in all of them.
+
+        All processes must call this together.
+
+        Raises:
+            UserError: a reward or a server failed.
+        """
+        with clock("generate"):
+            if number == 0:
+                self.collector.sampler.synchronise(step)
+            first = number * self.batch_size
+            prompts = self._prompts(self.prompts_used + number * self.prompts_per_batch)
+            part = self.processes.agreed(lambda: self._sampled(prompts, step, first, self.temperature(step)))
+        with clock("reward"):
+            part = self.collector.reward(part)
+        return self.processes.gather(part)
+
+    def used(self, count: int) -> None:
+        """Move on after a step that has used `count` batches."""
+        self.prompts_used += count * self.prompts_per_batch
+
+    def finished(self) -> list[Rollouts | None]:
+        """Return the batches of later steps, None for those that are not finished; all processes call this together."""
+        return []
+
+    def restore(self, finished: list[Rollouts | None]) -> None:
+        """Take over the batches that an earlier process has finished ahead."""
+
+    def close(self) -> None:
+        """End what samples and rewards, and release the engine."""
+        self.collector.sampler.close()
+
+    @property
+    def prompts_per_batch(self) -> int:
+        return self.batch_size // self.samples_per_prompt
+
+    def _prompts(self, start: int) -> list[int]:
+        """Return the prompts of this process's responses of a batch, whose first prompt is number `start`."""
+        prompts = self.order.take(start, self.prompts_per_batch)
+        return [prompts[row // self.samples_per_prompt] for row in self.processes.share(self.batch_size)]
+
+    def _sampled(self, prompts: list[int], step: int, first: int, temperature: float) -> Rollouts:
+        """Sample this process's responses of a batch, whose first response is number `first` of its step."""
+        share = self.processes.share(self.batch_size)
+        rows = range(first + share.start, first + share.stop)
+        rollouts = self.collector.generate(prompts, step, rows, temperature)
+        return rollouts.with_columns(group_in_step=torch.tensor([row // self.samples_per_prompt for row in rows]))
+
+
+@dataclass
+class _Ahead:
+    """A batch that may not be finished."""
+
+    mine: Future[Rollouts] | None = None
+    """this process's part; None if it has not begun"""
+    whole: Rollouts | None = None
+    """of all processes"""
+
+
+@dataclass(kw_only=True)
+class BatchesAhead(Batches):
+    """Samples and rewards the batches of the next steps in threads, while the policy is trained.
+
+    A batch is complete when its slowest response is, so long responses are never left out in favour of short ones.
+    """
+
+    ahead: int
+    """most batches of later steps at the same time, which bounds the age of their weights in steps"""
+    queue: deque[_Ahead] = field(default_factory=deque)
+    """batches in the order of their prompts; the first are those of the step that takes them"""
+
+    def __post_init__(self) -> None:
+        self._threads = ThreadPoolExecutor(self.ahead + 1, thread_name_prefix="ahead")
+        self._rewarding = Lock()  # a reward need not be safe to call from several threads
+        self._closed = Event()
+
+    def take(self, step: int, number: int, clock: Clock) -> Rollouts:
+        """Return a step's next batch, as `Batches` says, and begin those of later steps."""
+        with clock("generate"):
+            if number == 0:
+                self.collector.sampler.synchronise(step)
+            self._begin(step, number)
+            taken = self.queue[number]
+            if taken.whole is None:
+                assert taken.mine is not None
+                taken.whole = self.processes.gather(self.processes.agreed(taken.mine.result))
+        # As a part of its step, it is numbered after the parts before it.
+        rows = range(number * self.batch_size, (number + 1) * self.batch_size)
+        groups = torch.tensor([row // self.samples_per_prompt for row in rows])
+        return replace(taken.whole.with_columns(group_in_step=groups), sample=list(rows))
+
+    def used(self, count: int) -> None:
+        super().used(count)
+        for _ in range(count):
+            self.queue.popleft()
+
+    def finished(self) -> list[Rollouts | None]:
+        found: list[Rollouts | None] = []
+        for one in self.queue:
+            mine = one.mine
+            is_done = one.whole is not None or (mine is not None and mine.done() and mine.exception() is None)
+            if one.whole is None and all(self.processes.of_all(is_done)):
+                assert mine is not None
+                one.whole = self.processes.gather(mine.result())
+            found.append(one.whole)
+        return found
+
+    def restore(self, finished: list[Rollouts | None]) -> None:
+        self.queue = deque(_Ahead(whole=one) for one in finished)
+
+    def close(self) -> None:
+        # A process that exits while one of its threads is inside PyTorch aborts, so this waits for them.
+        self._closed.set()
+        super().close()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _begin(self, step: int, number: int) -> None:
+        """Begin the batches that a step and those after it need, unless they have begun."""
+        wanted = number + min(self.ahead + 1, self.steps - step)
+        self.queue.extend(_Ahead() for _ in range(wanted - len(self.queue)))
+        for place, one in enumerate(self.queue):
+            if one.whole is None and one.mine is None:
+                start = self.prompts_used + place * self.prompts_per_batch
+                # If every step uses one batch, this is its step; another step's draws must differ in any case.
+                draws = start // self.prompts_per_batch
+                temperature = self.temperature(min(step + max(0, place - number), self.steps - 1))
+                one.mine = self._threads.submit(self._made, self._prompts(start), draws, temperature)
+
+    def _made(self, prompts: list[int], draws: int, temperature: float) -> Rollouts:
+        part = self._sampled(prompts, draws, 0, temperature)
+        with self._rewarding:
+            if self._closed.is_set():
+                raise CancelledError
+            return self.collector.reward(part)
+
+
+def kept(batches: Sequence[Rollouts | None], name: str) -> tuple[list[Any], dict[str, Tensor]]:
+    """Return what a checkpoint keeps of batches: their lists, and their columns under names that begin with `name`."""
+    lists = [None if one is None else one.lists for one in batches]
+    columns = {
+        # An algorithm may use one tensor under two names, which safetensors does not allow.
+        f"{name}/{number}/{column}": tensor.clone()
+        for number, one in enumerate(batches)
+        for column, tensor in (one.batch.columns if one is not None else {}).items()
+    }
+    return lists, columns
+
+
+def restored(lists: Sequence[Any], tensors: Mapping[str, Tensor], name: str) -> list[Rollouts | None]:
+    """Return the batches of which a checkpoint keeps these lists and tensors under this name."""
+    found: list[Rollouts | None] = []
+    for number, values in enumerate(lists):
+        start = f"{name}/{number}/"
+        columns = {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
+        found.append(None if values is None else Rollouts(batch=Batch(columns), **values))
+    return found
