@@ -97,7 +97,7 @@ def test_the_first_informative_responses_are_trained_on_and_no_others(watched: W
 def test_prompts_of_all_batches_follow_one_another(watched: Watched) -> None:
     groups = [pair[0]["group"] for step in range(6) for pair in groups_of(watched.run.rows(steps=[step]).to_pylist())]
     assert groups == InMemory(range(len(PROMPTS)), seed=0).take(0, len(groups))
-    assert watched.trainer.prompts_used == len(groups)
+    assert watched.trainer.batches.prompts_used == len(groups)
 
 
 def test_advantages_come_from_the_whole_group(watched: Watched) -> None:

@@ -79,7 +79,8 @@ def rollout_memory(
         run = _Run(settings.model, device, model, others)
         with run.begun():
             for _ in range(2):  # the second step starts with the optimiser state and the heap that the first one left
-                run.phase("sampling", lambda: rehearsal.sample(model, settings.sampling, largest))
+                if settings.sampling.engine == "transformers":  # vLLM has its weights and its cache elsewhere
+                    run.phase("sampling", lambda: rehearsal.sample(model, settings.sampling, largest))
                 if not largest.single_pass:
                     run.phase("scoring", lambda: rehearsal.score([model, reference or model], critic, scored))
                 run.phase("learning", lambda: rehearsal.learn(model, critic, reference, settings, largest))

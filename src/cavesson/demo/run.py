@@ -20,6 +20,7 @@ from cavesson.algorithms.ppo import PPORun
 from cavesson.command_line import command_line
 from cavesson.config import load
 from cavesson.data.prompts import tokenize
+from cavesson.errors import UserError
 from cavesson.ops.intervals import mean_interval
 from cavesson.record import Run
 from cavesson.record import open as open_run
@@ -72,6 +73,8 @@ def demo(run: Path | None, flags: list[str]) -> dict[str, Any]:
     """
     console = Console()
     settings = load(PPORun, RECIPE, [*flags, "--run", str(run or _free(Path("runs/demo")))])
+    if settings.sampling.engine != "transformers":
+        raise UserError("the demo samples with transformers; remove --sampling.engine")
     console.print(f"Loading {settings.model.path} …", highlight=False)
     training = Training(settings, prompts=TRAINING)
     held_out = _held_out(training.collector)

@@ -105,7 +105,7 @@ def skeleton(model: M) -> M:
     return copy.deepcopy(model, memo)
 
 
-def whole(model: Any, bare: Any, keep: bool) -> Any:
+def whole(model: Any, bare: Any, keep: bool, frozen: bool = True) -> Any:
     """Return a model with all its weights, or None unless `keep`.
 
     All processes must call this together.
@@ -114,15 +114,17 @@ def whole(model: Any, bare: Any, keep: bool) -> Any:
         model: as it is trained.
         bare: its skeleton, which gets the weights; None if they are not sharded.
         keep: whether this process needs it.
+        frozen: whether frozen weights are needed too, such as those below adapters; if not, they may be missing.
     """
     if bare is None:
         return model if keep else None
-    weights = joined(model.state_dict(), keep)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    weights = joined({name: tensor for name, tensor in model.state_dict().items() if frozen or name in trained}, keep)
     if not keep:
         return None
     # What is trained in lower precision is kept in float32 while it is sharded.
-    dtypes = {name: like.dtype for name, like in bare.state_dict().items()}
-    bare.load_state_dict({name: weights[name].to(dtypes[name]) for name in dtypes}, assign=True)
+    dtypes = {name: like.dtype for name, like in bare.state_dict().items() if name in weights}
+    bare.load_state_dict({name: weights[name].to(dtype) for name, dtype in dtypes.items()}, assign=True, strict=frozen)
     causal(bare).config = causal(model).config
     causal(bare).tie_weights()
     return bare

@@ -1,0 +1,246 @@
+"""Batches that are sampled and rewarded while the policy learns from earlier ones (`sampling.max_staleness`)."""
+
+import copy
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_train_vllm import ROUNDING, folder, server  # noqa: F401  # fixtures
+from train_helpers import LORA, PROMPTS, quiet, settings, uneven
+from vllm_stand_in import Answer, StandIn, serving
+
+import cavesson
+from cavesson.algorithms.grpo import GRPORun
+from cavesson.data.order import InMemory
+from cavesson.errors import UserCodeError
+from cavesson.randomness import Purpose, generator
+from cavesson.record import Run
+from cavesson.train.batches import BatchesAhead
+from cavesson.train.run import Training
+
+BATCH = 6
+
+
+class Ended(Exception):
+    """The process ends here."""
+
+
+def ahead(server: StandIn, run: Path, rewards: Any = uneven, resume: bool = False, **changes: Any) -> Training:
+    values: dict[str, Any] = {
+        "sampling__engine": "vllm", "sampling__servers": [server.url], "sampling__vllm__attempts": 1,
+        "sampling__max_staleness": 1, "model__path": str(server.folder), "optimizer__learning_rate": 1e-2,
+        "optimizer__schedule": "constant", "checkpoint__every": 1, **changes,
+    }  # fmt: skip
+    return Training(settings(run, **values), prompts=PROMPTS, rewards=rewards, resume=resume)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def queue(training: Training) -> Any:
+    batches = training.trainer.batches  # type: ignore[attr-defined]
+    assert isinstance(batches, BatchesAhead)
+    return batches.queue
+
+
+def all_made(training: Training) -> bool:
+    return all(one.whole is not None or one.mine.done() for one in queue(training))
+
+
+def accounted(run: Run, steps: int, size: int = BATCH) -> None:
+    """Every prompt was used once, in the order in which a run without anything ahead uses them."""
+    rows = run.rows(["step", "sample", "group"]).to_pylist()
+    assert [(row["step"], row["sample"]) for row in rows] == [(step, i) for step in range(steps) for i in range(size)]
+    assert [row["group"] for row in rows] == InMemory(range(len(PROMPTS)), seed=0).take(0, len(rows))
+
+
+SEEDS = {int(generator(0, Purpose.TOKENS, batch, row).integers(2**63)): batch for batch in range(9) for row in range(6)}
+
+
+def batch_of(request: Answer) -> int:
+    """The batch that a request belongs to; −1 if it compares weights."""
+    return SEEDS.get(request["sampling_params"]["seed"], -1)
+
+
+def test_the_next_batch_is_sampled_and_rewarded_while_the_policy_learns(server: StandIn, tmp_path: Path) -> None:
+    rewarded: list[int] = []
+
+    def reward(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
+        rewarded.append(len(responses))
+        return uneven(prompts, responses)
+
+    training = ahead(server, tmp_path / "run", reward, steps=3)
+    begun = len(rewarded)  # rewards are tried out once
+
+    def report(step: int, metrics: dict[str, float]) -> None:
+        batches = min(step + 2, 3)
+        until(lambda: len(rewarded) - begun == batches)  # of this step and the next one
+        assert len(server.sampled) == batches * BATCH
+
+    training.run(report)
+    accounted(cavesson.open(tmp_path / "run"), 3)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_every_token_has_the_version_that_sampled_it(
+    server: StandIn, tmp_path: Path, lora: Any, staleness: int
+) -> None:
+    steps = 4
+    # Every response of a later batch stays unfinished until new weights come; so do half of the others.
+    server.waits = lambda request, count: (
+        0 < batch_of(request) < steps - 1
+        and count >= 2
+        and Counter(server.paths)["/update_weight_version"] <= batch_of(request)
+    )
+    changes = {"sampling__random_length": None, "sampling__max_new_tokens": 6, "sampling__max_staleness": staleness}
+    training = ahead(server, tmp_path / "run", steps=steps, model__lora=lora, **changes)
+    model = training.trainer.model
+    versions = [copy.deepcopy(model.state_dict())]
+    metrics = training.run(lambda step, _: versions.append(copy.deepcopy(model.state_dict()))).metrics
+    run = cavesson.open(tmp_path / "run")
+    accounted(run, steps)
+    found = set()
+    for step in range(steps):
+        rows, tokens = run.rows(steps=[step]).to_pylist(), run.tokens(step)
+        whole = "sampler_version" in tokens.column_names and tokens["sampler_version"].null_count == 0
+        logprobs, ages = tokens["sampler_logprob"].to_numpy(), []
+        first = 0
+        for row in rows:
+            here = slice(first, first := first + row["length"])
+            ids = tokens["token_id"].to_numpy()[here].tolist()
+            mine = tokens["sampler_version"].to_numpy()[here] if whole else np.full(len(ids), row["policy_version"])
+            assert mine[0] == row["policy_version"] and (np.diff(mine) >= 0).all()
+            assert step - staleness <= mine[0] and mine[-1] <= step
+            for version in set(mine.tolist()):
+                model.load_state_dict(versions[version])
+                with torch.no_grad():
+                    logits = model(torch.tensor([row["prompt_ids"] + ids])).logits[0, len(row["prompt_ids"]) - 1 : -1]
+                expected = logits.log_softmax(-1)[range(len(ids)), ids].numpy()
+                np.testing.assert_allclose(logprobs[here][mine == version], expected[mine == version], atol=ROUNDING)
+            ages += (step - mine).tolist()
+            found.add(len(set(mine.tolist())))
+        assert metrics[step].get("staleness/max", 0.0) == max(ages)
+        assert metrics[step].get("staleness/mean", 0.0) == pytest.approx(np.mean(ages))
+    assert max(found) == (1 if lora else 2)  # an adapter stays the same in a response
+    assert any("staleness/max" in one for one in metrics)
+
+
+def test_one_reward_at_a_time(server: StandIn, tmp_path: Path) -> None:
+    busy = threading.Lock()
+
+    def reward(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
+        assert busy.acquire(blocking=False)
+        time.sleep(0.1)
+        busy.release()
+        return uneven(prompts, responses)
+
+    ahead(server, tmp_path / "run", reward, steps=4, sampling__max_staleness=3).run(quiet)
+    accounted(cavesson.open(tmp_path / "run"), 4)
+
+
+def test_long_responses_are_kept_as_often_as_they_are_sampled(server: StandIn, tmp_path: Path) -> None:
+    sampled: list[int] = []
+    server.spoil = lambda answer: sampled.append(len(answer["choices"][0]["token_ids"])) or answer  # type: ignore[func-returns-value]
+    ends = Counter[int]()
+
+    def waits(request: Answer, count: int) -> bool:
+        """Responses come back in the order of their lengths, the longest after all others."""
+        longest = request["sampling_params"]["max_tokens"]
+        ends[id(request)] += 1
+        return count == longest - 1 and ends[id(request)] < 20 * longest
+
+    server.waits = waits
+    ahead(server, tmp_path / "run", steps=4, sampling__max_staleness=2).run(quiet)
+    assert Counter(cavesson.open(tmp_path / "run").rows()["length"].to_pylist()) == Counter(sampled)
+    assert len(sampled) == 4 * BATCH and len(set(sampled)) > 3
+
+
+def test_finished_batches_survive_and_others_are_sampled_again(server: StandIn, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    server.waits = lambda request, count: batch_of(request) == 2  # batches 0, 1 and 3 are finished
+    changes = {"steps": 6, "sampling__max_staleness": 3}
+    training = ahead(server, tmp_path / "run", **changes)
+
+    def report(step: int, metrics: dict[str, float]) -> None:
+        if step == 0:
+            until(lambda: [one.mine is not None and one.mine.done() for one in queue(training)] == [True, False, True])
+        if step == 1:
+            raise Ended
+
+    with pytest.raises(Ended):
+        training.run(report)
+    # The run was killed after step 0, as far as its checkpoint knows.
+    first = {step: cavesson.open(tmp_path / "run").rows(steps=[step])["response"].to_pylist() for step in (0, 1)}
+    with serving(folder) as other:
+        ahead(other, tmp_path / "run", resume=True, **changes).run(quiet)
+        assert len(other.sampled) == 3 * BATCH  # batches 2, 4 and 5
+    run = cavesson.open(tmp_path / "run")
+    accounted(run, 6)
+    for step, responses in first.items():
+        assert run.rows(steps=[step])["response"].to_pylist() == responses
+    versions = [run.rows(steps=[step])["policy_version"].to_pylist() for step in range(6)]
+    assert versions[3] == [0] * BATCH and min(versions[2]) >= 1 and min(versions[4]) >= 1
+
+
+def test_a_failing_reward_ends_the_step_that_needs_it(server: StandIn, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    calls: list[int] = []
+
+    def reward(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
+        calls.append(len(responses))
+        if len(calls) == 1 + 3:  # after the trial
+            raise ZeroDivisionError("once")
+        return uneven(prompts, responses)
+
+    with pytest.raises(UserCodeError, match=r"ZeroDivisionError: once.*\n.*the steps before step 2 are recorded"):
+        ahead(server, tmp_path / "run", reward, steps=4).run(quiet)
+    with serving(folder) as other:
+        ahead(other, tmp_path / "run", resume=True, steps=4).run(quiet)
+    accounted(cavesson.open(tmp_path / "run"), 4)
+
+
+def test_an_end_does_not_wait_for_responses(server: StandIn, tmp_path: Path) -> None:
+    server.waits = lambda request, count: batch_of(request) > 0
+    training = ahead(server, tmp_path / "run", steps=4)
+
+    def report(step: int, metrics: dict[str, float]) -> None:
+        until(lambda: len(server.sampled) == 2 * BATCH)
+        raise Ended
+
+    with pytest.raises(Ended):
+        training.run(report)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
+    assert not (tmp_path / "run" / "sampling").exists()
+
+
+@pytest.fixture
+def dynamic(server: StandIn, tmp_path: Path) -> Iterator[Run]:  # noqa: F811
+    values = {
+        "run": tmp_path / "run", "steps": 6, "batch_size": BATCH, "samples_per_prompt": 2, "grpo": {"resample": 2},
+        "model": {"device": "cpu", "path": str(server.folder)}, "update": {"epochs": 1},
+        "sampling": {"random_length": (1, 6), "engine": "vllm", "servers": [server.url], "max_staleness": 2},
+    }  # fmt: skip
+
+    def rare(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
+        return [float(sum(map(ord, response)) % 2) for response in responses]
+
+    Training(GRPORun.model_validate(values), prompts=PROMPTS, rewards=rare).run(quiet)
+    yield cavesson.open(tmp_path / "run")
+
+
+def test_a_step_that_needs_several_batches_takes_those_of_later_steps(dynamic: Run) -> None:
+    rows = dynamic.rows(["step", "sample", "group", "policy_version"]).to_pylist()
+    sizes = Counter(row["step"] for row in rows)
+    assert [row["sample"] for row in rows] == [i for step in range(6) for i in range(sizes[step])]
+    assert len(set(sizes.values())) > 1 and set(sizes.values()) <= {BATCH, 2 * BATCH, 3 * BATCH}
+    assert [row["group"] for row in rows[::2]] == InMemory(range(len(PROMPTS)), seed=0).take(0, len(rows) // 2)
+    assert all(row["step"] - 2 <= row["policy_version"] <= row["step"] for row in rows)
