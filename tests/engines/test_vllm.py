@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,6 +33,7 @@ from cavesson.models.parts import untied
 from cavesson.models.policy import Policy
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.processes import Processes
+from cavesson.record import Run
 from cavesson.sampling.distribution import sampling_logprobs
 from cavesson.sampling.responses import StopTexts
 from cavesson.sampling.settings import SamplingSettings, VllmSettings
@@ -50,6 +52,7 @@ pytestmark = [
 ROUNDING = 1e-4
 """Nats by which two float32 implementations of this model differ."""
 LENGTH = 64
+STEPS = 20
 
 
 def model() -> LlamaForCausalLM:
@@ -87,7 +90,8 @@ def server() -> Iterator[VllmServer]:
     with untied(ours):
         ours.save_pretrained(place.name)
     tiny_tokenizer().save_pretrained(place.name)
-    server = VllmServer(place, VllmSettings(python=PYTHON, arguments=("--enforce-eager",)), "float32", LENGTH, 8)
+    settings = VllmSettings(python=PYTHON, arguments=("--enforce-eager",))
+    server = VllmServer(place, settings, "float32", LENGTH, 8, adapters=2)
     yield server
     server.close()
 
@@ -100,9 +104,12 @@ PROMPTS = ("On the table", "My", "The morning train was", "A dog and")
 
 
 def sampler(server: VllmServer, folder: Path, **changes: Any) -> VllmSampler:
+    """An engine whose server has its weights."""
     policy, settings = Policy(prepare(model())), SamplingSettings(engine="vllm", servers=(server.url,), **changes)
     processes = Processes("cpu")
-    return VllmSampler(policy, tiny_tokenizer(), settings, 0, processes, lambda: policy.model, LENGTH, folder)
+    engine = VllmSampler(policy, tiny_tokenizer(), settings, 0, processes, lambda: policy.model, LENGTH, folder)
+    engine.synchronise(0)
+    return engine
 
 
 def prompts(count: int) -> Batch:
@@ -164,18 +171,16 @@ def reset(server: VllmServer, tmp_path: Path) -> None:
     ours = model()
     with untied(ours):
         ours.save_pretrained(tmp_path / "start")
-    VllmClient([server.url], VllmSettings()).load_weights(tmp_path / "start", "start")
+    VllmClient([server.url], VllmSettings()).load_weights(tmp_path / "start", "start", while_sampling=False)
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 16}], ids=["all weights", "adapters"])
-@pytest.mark.parametrize("kind", [PPORun, GRPORun])
-def test_a_policy_learns(server: VllmServer, folder: Path, tmp_path: Path, kind: Any, lora: Any) -> None:
+def learned(server: VllmServer, folder: Path, tmp_path: Path, kind: Any, lora: Any, staleness: int) -> Run:
+    """The record of a policy that learns from earlier steps, as its rewards and importance weights show."""
     reset(server, tmp_path)
-    steps = 20
     values: dict[str, Any] = {
-        "run": tmp_path / "run", "steps": steps, "batch_size": 48, "samples_per_prompt": 4, "kl": {"coef": 0.0},
+        "run": tmp_path / "run", "steps": STEPS, "batch_size": 48, "samples_per_prompt": 4, "kl": {"coef": 0.0},
         "model": {"path": str(folder), "device": "cpu", "lora": lora},
-        "sampling": {"max_new_tokens": 12, "engine": "vllm", "servers": [server.url]},
+        "sampling": {"max_new_tokens": 12, "engine": "vllm", "servers": [server.url], "max_staleness": staleness},
         "optimizer": {"learning_rate": 2e-2 if lora else 5e-3, "schedule": "constant"}, "checkpoint": {"every": 0},
     }  # fmt: skip
     training = Training(kind.model_validate(values), prompts=PROMPTS, rewards=lowercase)
@@ -183,11 +188,56 @@ def test_a_policy_learns(server: VllmServer, folder: Path, tmp_path: Path, kind:
     rewards = [metrics["reward/mean"] for metrics in result.metrics]
     # The reward of a step, a share of about 576 characters, has a standard error below √(0.25 / 576) ≈ 0.02.
     assert np.mean(rewards[-4:]) > np.mean(rewards[:2]) + 0.15, rewards
-    record = cavesson.open(tmp_path / "run")
-    for step in range(steps):
+    weights = [metrics["importance/weight_mean"] for metrics in result.metrics]
+    assert weights[0] == pytest.approx(1, abs=ROUNDING) and max(weights) < 1.3
+    return cavesson.open(tmp_path / "run")
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 16}], ids=["all weights", "adapters"])
+@pytest.mark.parametrize("kind", [PPORun, GRPORun])
+def test_a_policy_learns(server: VllmServer, folder: Path, tmp_path: Path, kind: Any, lora: Any) -> None:
+    record = learned(server, folder, tmp_path, kind, lora, 0)
+    for step in range(STEPS):
         tokens = record.tokens(step)
         np.testing.assert_allclose(tokens["logprob"].to_numpy(), tokens["sampler_logprob"].to_numpy(), atol=ROUNDING)
-    assert max(metrics["importance/weight_mean"] for metrics in result.metrics) == pytest.approx(1, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 16}], ids=["all weights", "adapters"])
+@pytest.mark.parametrize("kind", [PPORun, GRPORun])
+def test_a_policy_learns_from_samples_of_the_step_before(
+    server: VllmServer, folder: Path, tmp_path: Path, kind: Any, lora: Any
+) -> None:
+    record = learned(server, folder, tmp_path, kind, lora, 1)
+    rows = record.rows(["step", "policy_version"]).to_pylist()
+    assert all(row["step"] - 1 <= row["policy_version"] <= row["step"] for row in rows)
+    stale = [row for row in rows if row["policy_version"] < row["step"]]
+    assert len(stale) > len(rows) / 2
+    fresh = record.tokens(0)
+    np.testing.assert_allclose(fresh["logprob"].to_numpy(), fresh["sampler_logprob"].to_numpy(), atol=ROUNDING)
+
+
+def test_the_weights_change_within_a_response(server: VllmServer, tmp_path: Path) -> None:
+    """Every token has the log-probability of the weights that its version names."""
+    reset(server, tmp_path)
+    rows, length = 64, 40
+    engine = sampler(server, tmp_path, max_new_tokens=length, eos_token_ids=(257,), max_staleness=1)
+    before = Policy(prepare(model()))
+    with ThreadPoolExecutor(1) as pool:
+        sampling = pool.submit(engine.sample, prompts(rows), 0, range(rows))
+        time.sleep(0.3)
+        with torch.no_grad():
+            for parameter in engine.policy.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
+        engine.synchronise(1)
+        responses = sampling.result()
+    versions, mask = responses.versions, responses.mask > 0
+    assert (versions[:, 1:] >= versions[:, :-1])[mask[:, 1:]].all()
+    assert set(versions[mask].tolist()) == {0, 1}, "the weights came before or after all tokens"
+    batch = prompts(rows).with_columns(response_ids=responses.response_ids, mask=responses.mask)
+    with torch.no_grad():
+        scored = torch.stack([policy(batch).logprob for policy in (before, engine.policy)])
+    expected = scored.gather(0, versions[None])[0]
+    np.testing.assert_allclose(responses.sampler_logprob[mask], expected[mask], atol=ROUNDING)
 
 
 def arguments(tmp_path: Path, folder: Path, **changes: object) -> list[str]:
@@ -249,6 +299,23 @@ def test_a_run_starts_its_own_server_and_survives_its_death(folder: Path, tmp_pa
     assert not servers()
 
 
+@pytest.mark.parametrize("lora", [True, False], ids=["adapters", "all weights"])
+def test_sharded_processes_sample_ahead_from_their_own_server(folder: Path, tmp_path: Path, lora: bool) -> None:
+    changes: dict[str, object] = {"parallel.shard": "full", "sampling.max_staleness": 1, "steps": 4, "processes": 2}
+    words = arguments(tmp_path, folder, **changes)
+    if not lora:
+        at = words.index("--model.lora.rank")
+        del words[at : at + 2]
+    done = subprocess.run(
+        [sys.executable, "-m", "cavesson", *words], cwd=tmp_path, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    recorded_once(tmp_path, 4)
+    first = cavesson.open(tmp_path / "here").tokens(0)
+    np.testing.assert_allclose(first["logprob"].to_numpy(), first["sampler_logprob"].to_numpy(), atol=ROUNDING)
+    assert not servers()
+
+
 def test_a_server_ends_with_its_run_however_that_ends(folder: Path, tmp_path: Path) -> None:
     others = set(Path("/tmp").glob("cavesson-vllm-*"))
     process = begun([sys.executable, "-m", "cavesson", *arguments(tmp_path, folder)], tmp_path)
@@ -267,7 +334,7 @@ def test_a_server_with_old_weights_is_noticed(server: VllmServer, folder: Path, 
     """Somebody loads other weights into the server while a run samples from it."""
     engine = sampler(server, tmp_path / "weights", max_new_tokens=4)
     engine.sample(prompts(2), 0, range(2))
-    engine.client.load_weights(folder, "older")
+    engine.client.load_weights(folder, "older", while_sampling=False)
     with pytest.raises(
         ServerError, match=r"sampled with the weights older instead of [0-9a-f]{12}-[0-9a-f]{8}; was it restarted\?"
     ):

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_train_vllm import ROUNDING, folder, server  # noqa: F401  # fixtures
 from train_helpers import LORA, PROMPTS, quiet, settings, uneven
-from vllm_stand_in import Answer, StandIn, serving
+from vllm_stand_in import ROUNDING, Answer, StandIn, serving
 
 import cavesson
 from cavesson.algorithms.grpo import GRPORun
@@ -166,7 +165,9 @@ def test_long_responses_are_kept_as_often_as_they_are_sampled(server: StandIn, t
     assert len(sampled) == 4 * BATCH and len(set(sampled)) > 3
 
 
-def test_finished_batches_survive_and_others_are_sampled_again(server: StandIn, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_finished_batches_survive_and_others_are_sampled_again(
+    server: StandIn, untied_folder: Path, tmp_path: Path
+) -> None:
     server.waits = lambda request, count: batch_of(request) == 2  # batches 0, 1 and 3 are finished
     changes = {"steps": 6, "sampling__max_staleness": 3}
     training = ahead(server, tmp_path / "run", **changes)
@@ -181,7 +182,7 @@ def test_finished_batches_survive_and_others_are_sampled_again(server: StandIn, 
         training.run(report)
     # The run was killed after step 0, as far as its checkpoint knows.
     first = {step: cavesson.open(tmp_path / "run").rows(steps=[step])["response"].to_pylist() for step in (0, 1)}
-    with serving(folder) as other:
+    with serving(untied_folder) as other:
         ahead(other, tmp_path / "run", resume=True, **changes).run(quiet)
         assert len(other.sampled) == 3 * BATCH  # batches 2, 4 and 5
     run = cavesson.open(tmp_path / "run")
@@ -192,7 +193,7 @@ def test_finished_batches_survive_and_others_are_sampled_again(server: StandIn, 
     assert versions[3] == [0] * BATCH and min(versions[2]) >= 1 and min(versions[4]) >= 1
 
 
-def test_a_failing_reward_ends_the_step_that_needs_it(server: StandIn, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_failing_reward_ends_the_step_that_needs_it(server: StandIn, untied_folder: Path, tmp_path: Path) -> None:
     calls: list[int] = []
 
     def reward(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
@@ -203,7 +204,7 @@ def test_a_failing_reward_ends_the_step_that_needs_it(server: StandIn, folder: P
 
     with pytest.raises(UserCodeError, match=r"ZeroDivisionError: once.*\n.*the steps before step 2 are recorded"):
         ahead(server, tmp_path / "run", reward, steps=4).run(quiet)
-    with serving(folder) as other:
+    with serving(untied_folder) as other:
         ahead(other, tmp_path / "run", resume=True, steps=4).run(quiet)
     accounted(cavesson.open(tmp_path / "run"), 4)
 
@@ -223,7 +224,7 @@ def test_an_end_does_not_wait_for_responses(server: StandIn, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def dynamic(server: StandIn, tmp_path: Path) -> Iterator[Run]:  # noqa: F811
+def dynamic(server: StandIn, tmp_path: Path) -> Iterator[Run]:
     values = {
         "run": tmp_path / "run", "steps": 6, "batch_size": BATCH, "samples_per_prompt": 2, "grpo": {"resample": 2},
         "model": {"device": "cpu", "path": str(server.folder)}, "update": {"epochs": 1},

@@ -2,7 +2,6 @@
 
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from starlette.responses import Response
 from train_helpers import LORA, PROMPTS, STOP, quiet, settings, uneven
-from vllm_stand_in import StandIn, serving
+from vllm_stand_in import ROUNDING, StandIn, serving
 
 import cavesson
 from cavesson.algorithms.grpo import GRPORun
@@ -19,27 +18,6 @@ from cavesson.config import load
 from cavesson.errors import ServerError, UserError
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.train.run import Result, Training
-
-ROUNDING = 1e-4
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model as vLLM can reload it: with an output head of its own."""
-    folder = tmp_path_factory.mktemp("model")
-    model: Any = tiny_model()
-    head = model.get_output_embeddings()
-    head.weight = type(head.weight)(head.weight.detach().clone())
-    model.config.tie_word_embeddings = False
-    model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def server(folder: Path) -> Iterator[StandIn]:
-    with serving(folder) as one:
-        yield one
 
 
 def run(server: StandIn, folder: Path, **changes: Any) -> Result:
@@ -65,16 +43,16 @@ def test_each_step_samples_from_the_weights_of_the_step(server: StandIn, tmp_pat
     assert server.paths.count("/update_weight_version") == 3
 
 
-def test_the_same_seed_gives_the_same_responses(server: StandIn, folder: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_responses(server: StandIn, untied_folder: Path, tmp_path: Path) -> None:
     run(server, tmp_path / "one")
-    with serving(folder) as other:
+    with serving(untied_folder) as other:
         run(other, tmp_path / "other")
     one, other_run = (cavesson.open(tmp_path / name).rows(["response"]) for name in ("one", "other"))
     assert one == other_run and len(set(one["response"].to_pylist())) > 1
 
 
-def test_several_servers_share_the_responses(server: StandIn, folder: Path, tmp_path: Path) -> None:
-    with serving(folder) as other:
+def test_several_servers_share_the_responses(server: StandIn, untied_folder: Path, tmp_path: Path) -> None:
+    with serving(untied_folder) as other:
         run(server, tmp_path / "run", sampling__servers=[server.url, other.url], steps=1)
         assert len(server.requests) == len(other.requests) == 1 + 3  # the probe, and half of the responses
         assert server.version == other.version != "default"
@@ -124,7 +102,10 @@ def with_token(**fields: Any) -> Any:
         (changed(logprobs=None), "logprobs: "),
         (with_token(logprob="NaN"), r"logprob: "),
         (with_token(token_id=257), "log-probabilities of other tokens than those it has sampled"),
-        (changed(weight_versions=[{"version": "old", "start": 0, "end": 9}]), "sampled with the weights old instead of [0-9a-f]{12}-"),
+        (
+            changed(weight_versions=[{"version": "old", "start": 0, "end": 9}]),
+            "sampled with the weights old instead of [0-9a-f]{12}-",
+        ),
         (changed(weight_versions=[]), "sampled with the weights of no version instead of"),
         (
             changed(token_ids=[7], logprobs={"content": [{"token_id": 7, "logprob": -1}]}),
@@ -152,7 +133,7 @@ def test_a_server_that_stalls_is_named(server: StandIn, tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_gone_after_a_step_leaves_a_run_that_resumes(
-    server: StandIn, folder: Path, tmp_path: Path
+    server: StandIn, untied_folder: Path, tmp_path: Path
 ) -> None:
     def spoil(answer: Any) -> Any:
         return Response("", status_code=503) if "/unload_lora_adapter" in str(server.paths) else answer
@@ -161,9 +142,9 @@ def test_a_server_that_is_gone_after_a_step_leaves_a_run_that_resumes(
     with pytest.raises(ServerError, match="the steps before step 1 are recorded"):
         run(server, tmp_path / "run", model__lora=LORA, steps=3)
     before = cavesson.open(tmp_path / "run").rows(["response"])["response"].to_pylist()
-    with serving(folder) as other:
+    with serving(untied_folder) as other:
         changes = {"sampling__engine": "vllm", "sampling__servers": [other.url], "model__lora": LORA, "steps": 3}
-        changes |= {"model__path": str(folder), "optimizer__learning_rate": 1e-2, "checkpoint__every": 0}
+        changes |= {"model__path": str(untied_folder), "optimizer__learning_rate": 1e-2, "checkpoint__every": 0}
         changes |= {"sampling__vllm__attempts": 1}
         Training(settings(tmp_path / "run", **changes), prompts=PROMPTS, rewards=uneven, resume=True).run(quiet)
     rows = cavesson.open(tmp_path / "run").rows(["step", "sample", "response"]).to_pylist()
@@ -187,10 +168,10 @@ def test_parameters_mean_what_they_mean_without_a_server(server: StandIn, tmp_pa
 
 
 def test_a_server_that_finds_a_stop_text_elsewhere_changes_nothing(
-    server: StandIn, folder: Path, tmp_path: Path
+    server: StandIn, untied_folder: Path, tmp_path: Path
 ) -> None:
     run(server, tmp_path / "one", sampling__stop=STOP, steps=1)
-    with serving(folder) as hasty:
+    with serving(untied_folder) as hasty:
         hasty.hasty = True
         run(hasty, tmp_path / "other", sampling__stop=STOP, steps=1)
         assert len(hasty.requests) > len(server.requests)

@@ -26,6 +26,8 @@ from starlette.routing import Route
 from transformers import AutoModelForCausalLM
 
 Answer = dict[str, Any]
+ROUNDING = 1e-4
+"""Nats by which policy and server differ."""
 
 
 class StandIn:

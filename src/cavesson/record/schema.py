@@ -44,7 +44,11 @@ ROW_COLUMNS = (
     Column("ref_reward", pa.float64(), "reward of ref_response"),
     Column("ground_truth", pa.string(), "the answer the data set gives"),
     Column("finish_reason", pa.string(), "eos, stop or length"),
-    Column("policy_version", pa.int32(), "number of training steps of the weights that sampled it, its first token if they changed"),
+    Column(
+        "policy_version",
+        pa.int32(),
+        "number of training steps of the weights that sampled it, its first token if they changed",
+    ),
     Column("kl_coef", pa.float64(), "KL coefficient in force when it was sampled"),
     Column("length", pa.int32(), "response tokens, padding not counted"),
     Column("kl_k1", pa.float64(), "sum over the response of Δ = logprob − ref_logprob, in nats"),

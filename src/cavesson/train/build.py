@@ -112,7 +112,9 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     served = _saved(model, tokenizer, settings.model.lora is None) if starts_server else None
     policy = _policy(settings, model, processes)
     before = fingerprint(causal(policy.model))
-    sampler = _engine(settings, policy, tokenizer, prompts, processes, served, lambda: whole(policy.model, bare, main, full))
+    sampler = _engine(
+        settings, policy, tokenizer, prompts, processes, served, lambda: whole(policy.model, bare, main, full)
+    )
     bare, main, full = _shard(policy, processes), processes.is_main, settings.model.lora is None
     collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query)
     parts: dict[str, Any] = {
