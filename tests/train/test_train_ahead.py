@@ -1,6 +1,9 @@
 """Batches that are sampled and rewarded while the policy learns from earlier ones (`sampling.max_staleness`)."""
 
 import copy
+import random
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from train_helpers import LORA, PROMPTS, quiet, settings, uneven
@@ -40,7 +44,7 @@ def ahead(server: StandIn, run: Path, rewards: Any = uneven, resume: bool = Fals
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -245,3 +249,37 @@ def test_a_step_that_needs_several_batches_takes_those_of_later_steps(dynamic: R
     assert len(set(sizes.values())) > 1 and set(sizes.values()) <= {BATCH, 2 * BATCH, 3 * BATCH}
     assert [row["group"] for row in rows[::2]] == InMemory(range(len(PROMPTS)), seed=0).take(0, len(rows) // 2)
     assert all(row["step"] - 2 <= row["policy_version"] <= row["step"] for row in rows)
+
+
+@pytest.mark.slow
+def test_every_prompt_is_used_once_however_often_the_run_is_killed(server: StandIn, tmp_path: Path) -> None:
+    """By two processes, one, and two again."""
+    steps = 12
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    (tmp_path / "slow.py").write_text(
+        "import time\ndef slow(prompts, responses, **_):\n    time.sleep(0.3)\n    return [len(r) for r in responses]\n"
+    )
+    flags: dict[str, Any] = {
+        "data.path": "prompts.txt", "steps": steps, "batch_size": BATCH, "model.device": "cpu", "run": "here",
+        "model.path": server.folder, "rewards": '[{use = "slow.py:slow"}]', "checkpoint.every": 1,
+        "sampling.engine": "vllm", "sampling.servers": f'["{server.url}"]', "sampling.max_staleness": 2,
+        "sampling.max_new_tokens": 6,
+    }  # fmt: skip
+    words = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    checkpoints = tmp_path / "here" / "checkpoints"
+    for processes in (2, 1):
+        before = set(checkpoints.glob("step-*"))
+        command = [sys.executable, "-m", "cavesson", "ppo", *words, "--processes", str(processes)]
+        run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        until(lambda run=run, before=before: set(checkpoints.glob("step-*")) - before or run.poll() is not None)
+        assert run.poll() is None, run.communicate()
+        time.sleep(random.Random(processes).uniform(0, 0.5))
+        everything = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+        for process in everything:
+            process.kill()
+        run.communicate()
+        words = ["--resume", "here"]
+    command = [sys.executable, "-m", "cavesson", "ppo", *words, "--processes", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    accounted(cavesson.open(tmp_path / "here"), steps)
