@@ -2,6 +2,7 @@
 
 import copy
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from vllm_stand_in import ROUNDING, Answer, StandIn, serving
 import cavesson
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.data.order import InMemory
-from cavesson.errors import UserCodeError
+from cavesson.errors import ServerError, UserCodeError, UserError
 from cavesson.randomness import Purpose, generator
 from cavesson.record import Run
 from cavesson.train.batches import BatchesAhead
@@ -110,7 +111,15 @@ def test_every_token_has_the_version_that_sampled_it(
     training = ahead(server, tmp_path / "run", steps=steps, model__lora=lora, **changes)
     model = training.trainer.model
     versions = [copy.deepcopy(model.state_dict())]
-    metrics = training.run(lambda step, _: versions.append(copy.deepcopy(model.state_dict()))).metrics
+
+    def report(step: int, metrics: dict[str, float]) -> None:
+        versions.append(copy.deepcopy(model.state_dict()))
+        last = min(step + staleness, steps - 1)
+        until(lambda: sum(batch_of(request) <= last for request in server.sampled) == (last + 1) * BATCH)
+        time.sleep(0.3)  # so that these requests have sampled their first tokens
+
+    metrics = training.run(report).metrics
+    assert server.most_adapters == (staleness + 1 if lora else 0)
     run = cavesson.open(tmp_path / "run")
     accounted(run, steps)
     found = set()
@@ -216,15 +225,81 @@ def test_a_failing_reward_ends_the_step_that_needs_it(server: StandIn, untied_fo
 def test_an_end_does_not_wait_for_responses(server: StandIn, tmp_path: Path) -> None:
     server.waits = lambda request, count: batch_of(request) > 0
     training = ahead(server, tmp_path / "run", steps=4)
+    asked = 0.0
 
     def report(step: int, metrics: dict[str, float]) -> None:
+        nonlocal asked
         until(lambda: len(server.sampled) == 2 * BATCH)
+        asked = time.monotonic()
         raise Ended
 
     with pytest.raises(Ended):
         training.run(report)
+    assert time.monotonic() - asked < 60  # a request may take 600 seconds
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
     assert not (tmp_path / "run" / "sampling").exists()
+
+
+def test_a_server_that_an_earlier_run_has_left_paused_goes_on(server: StandIn, tmp_path: Path) -> None:
+    server.paused = True
+    ahead(server, tmp_path / "run", steps=1).run(quiet)
+
+
+def test_no_server_stays_paused_if_another_one_fails(server: StandIn, untied_folder: Path, tmp_path: Path) -> None:
+    with serving(untied_folder) as other:
+
+        def report(step: int, metrics: dict[str, float]) -> None:
+            other.broken.add("/collective_rpc")
+
+        with pytest.raises(ServerError, match="answered 400 Bad Request: 'broken'"):
+            ahead(server, tmp_path / "run", sampling__servers=[server.url, other.url], steps=4).run(report)
+        for one in (server, other):
+            assert "/pause" in one.paths and not one.paused
+
+
+def test_an_end_begins_no_other_reward(server: StandIn, tmp_path: Path) -> None:
+    calls, free = [0], threading.Event()
+
+    def reward(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
+        calls[0] += 1
+        if calls[0] == begun + 2:  # of the batch after the first
+            free.wait(200)
+        return uneven(prompts, responses)
+
+    begun = 9
+    training = ahead(server, tmp_path / "run", reward, steps=4, sampling__max_staleness=2)
+    begun = calls[0]
+
+    def report(step: int, metrics: dict[str, float]) -> None:
+        until(lambda: calls[0] == begun + 2 and len(server.sampled) == 3 * BATCH)
+        time.sleep(0.5)  # so that the last batch waits for its reward too
+        threading.Timer(0.5, free.set).start()
+        raise Ended
+
+    with pytest.raises(Ended):
+        training.run(report)
+    assert calls[0] == begun + 2
+
+
+def test_a_reward_that_needs_the_main_thread_is_found_before_a_model_is_loaded(server: StandIn, tmp_path: Path) -> None:
+    def timed(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return [0.0] * len(responses)
+
+    with pytest.raises(UserError, match="reward timed raised ValueError: signal only works in main thread"):
+        ahead(server, tmp_path / "run", timed, model__path="nowhere")
+
+
+def test_the_doctor_does_not_take_old_weights_for_a_mismatch(server: StandIn, tmp_path: Path) -> None:
+    """In a run whose samples are a step old, only those of the first steps say how well the engines agree."""
+    changes = {"steps": 8, "optimizer__learning_rate": 3e-2, "batch_size": 12, "sampling__random_length": (4, 6)}
+    ahead(server, tmp_path / "run", **changes).run(quiet)
+    run = cavesson.open(tmp_path / "run")
+    tokens = run.tokens(7)
+    gap = np.abs(tokens["logprob"].to_numpy() - tokens["sampler_logprob"].to_numpy())
+    assert np.exp(gap).mean() > 1.03  # what the rule would take for a mismatch
+    found = {finding.name for finding in diagnose(run).findings}
+    assert not found & {"sampler-mismatch", "mismatch-growing", "sampler-stale", "mismatch-tail", "retokenised"}
 
 
 @pytest.fixture

@@ -48,6 +48,9 @@ class StandIn:
         self.waits: Callable[[Answer, int], bool] = lambda request, count: False
         self.deaf, self.hasty, self.delay = False, False, 0.0
         self.paused = False
+        self.most_adapters = 0
+        self.broken: set[str] = set()
+        """paths that fail"""
 
     @property
     def sampled(self) -> list[Answer]:
@@ -69,6 +72,8 @@ class StandIn:
                 await asyncio.sleep(0.002)
                 if await request.is_disconnected():
                     return Response()
+            if given.get("model") not in (None, *self.adapters):
+                return JSONResponse({"error": "the adapter was unloaded meanwhile"}, status_code=404)
             logits = self._logits(adapter or self.model, ids)[-1] / params.get("temperature", 1.0)
             if count < params.get("min_tokens", 0):
                 logits[params["stop_token_ids"]] = -math.inf
@@ -93,12 +98,15 @@ class StandIn:
     async def told(self, request: Request) -> Response:
         given, path = json.loads(await request.body()), request.url.path
         self.paths.append(path)
+        if path in self.broken:
+            return Response("broken", status_code=400)
         if path == "/update_weight_version":
             self.version = given["new_version"]
         elif path == "/v1/unload_lora_adapter":
             del self.adapters[given["lora_name"]]
         elif path == "/v1/load_lora_adapter":
             self.adapters[given["lora_name"]] = self.base if self.deaf else self._adapted(Path(given["lora_path"]))
+            self.most_adapters = max(self.most_adapters, len(self.adapters))
         elif path == "/collective_rpc" and not self.deaf:
             self.model.load_state_dict(load_file(Path(given["kwargs"]["weights_path"]) / "model.safetensors"))
         elif path in ("/pause", "/resume"):

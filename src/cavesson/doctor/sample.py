@@ -30,12 +30,19 @@ MIN_ROWS = 8
 class Sample:
     """Rollouts and their concatenated tokens."""
 
-    def __init__(self, rows: pa.Table, tokens: pa.Table) -> None:
-        """Wrap rollouts and their tokens, both ordered by step and sample, the tokens also by position."""
+    def __init__(self, rows: pa.Table, tokens: pa.Table, ahead: bool = False) -> None:
+        """Wrap rollouts and their tokens, both ordered by step and sample, the tokens also by position.
+
+        Args:
+            rows: the rollouts.
+            tokens: their tokens.
+            ahead: whether weights older than those of the step may have sampled them. Where they have, there is no
+                `sampler_gap`: sampler and trainer must differ.
+        """
         self.rows = Rows(rows)
         self.line = read_only(rows_of_tokens(rows, tokens)[0])
         """[N] which rollout each token is of, ascending."""
-        self._tokens = tokens
+        self._tokens, self._ahead = tokens, ahead
         self._columns: dict[str, Array] = {}
 
     def __len__(self) -> int:
@@ -48,6 +55,9 @@ class Sample:
         return self._columns[name]
 
     def _made(self, name: str) -> Array:
+        if name == "sampler_gap" and self._ahead:
+            is_old = (self.rows["policy_version"] < self.rows.step)[self.line]
+            return np.where(is_old, np.nan, self["logprob"] - self["sampler_logprob"])
         if name in DERIVED:
             return DERIVED[name].of({need: self[need] for need in DERIVED[name].needs})
         if name not in self._tokens.column_names:
@@ -144,7 +154,8 @@ def take_sample(run: Run, rows: Rows) -> Sample:
         samples = rows.sample[_some(rows, step, budget)].tolist()
         rollouts += [(step, sample) for sample in samples]
         tokens.append(run.tokens_of(step, samples))
-    return Sample(run.fetch(rollouts), union(*tokens))
+    sampling = run.info.get("config", {}).get("sampling", {})
+    return Sample(run.fetch(rollouts), union(*tokens), ahead=bool(sampling.get("max_staleness")))
 
 
 def chosen_steps(steps: Array, most: int = MAX_STEPS) -> Array:

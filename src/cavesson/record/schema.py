@@ -72,7 +72,7 @@ TOKEN_COLUMNS = (
     Column("logprob", pa.float32(), "log probability under the policy before the update, in nats", precision=LOGPROB),
     Column("ref_logprob", pa.float32(), "log probability under the reference policy, in nats", precision=LOGPROB),
     Column("sampler_logprob", pa.float32(), "log probability as the sampler reported it, in nats", precision=LOGPROB),
-    Column("sampler_version", pa.int32(), "as policy_version, where the weights changed within the step's responses"),
+    Column("sampler_version", pa.int32(), "as policy_version, in steps in which the weights changed within a response"),
     Column("value", pa.float32(), "the critic's estimate of the return from here", precision=SIGNAL),
     Column("token_reward", pa.float32(), "KL penalty plus the reward, on the last token if sparse", precision=SIGNAL),
     Column("advantage", pa.float32(), "advantage that training used", precision=SIGNAL),

@@ -200,6 +200,8 @@ class VllmSampler:
 
     def _send(self, model: Any, version: str) -> None:
         """Put the weights into a folder for the servers, and let them load these."""
+        if self.version is None:
+            self.client.resume()
         place = self.folder / version
         most = self.settings.max_staleness
         superseded = self._kept[: max(0, len(self._kept) - most)]

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +14,13 @@ from anyio.from_thread import start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from cavesson.endpoint import Endpoint, beginning
-from cavesson.errors import ServerError
+from cavesson.errors import ServerError, UserError
 from cavesson.sampling.settings import VllmSettings
 
 T = TypeVar("T")
 _GENERATE = "/inference/v1/generate"
 _AT_ONCE = 256
-"""Requests per server at the same time, from each process; servers form batches of them."""
+"""Requests per server at the same time, for each batch of each process; servers form batches of their own."""
 
 
 class _Token(BaseModel):
@@ -120,6 +119,10 @@ class VllmClient:
 
         return self._together([partial(ask, server) for server in self.servers])
 
+    def resume(self) -> None:
+        """End a pause that an earlier run has begun and, because it was killed, not ended."""
+        self._tell([], ends_pause=True)
+
     def load_adapter(self, folder: Path, version: str, superseded: Sequence[str]) -> None:
         """Load an adapter under the name of its version, after removing those that nothing samples from any more.
 
@@ -140,26 +143,34 @@ class VllmClient:
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.absolute())}}
         forget = f"/reset_prefix_cache?reset_running_requests={str(while_sampling).lower()}"
         steps = [("/collective_rpc", reload), (forget, {}), _named(version)]
-        self._tell(steps, ("/pause?mode=keep", "/resume") if while_sampling else None)
+        self._tell([("/pause?mode=keep", {}), *steps] if while_sampling else steps, ends_pause=while_sampling)
 
-    def _tell(self, steps: Sequence[tuple[str, dict[str, Any]]], around: tuple[str, str] | None = None) -> None:
+    def _tell(self, steps: Sequence[tuple[str, dict[str, Any]]], ends_pause: bool = False) -> None:
         """Send requests to each server, one after another.
 
         Args:
             steps: their paths and contents.
-            around: paths to send before the first and after the last; the last is also sent if one of them fails.
+            ends_pause: whether to end a pause afterwards, also if a request has failed.
         """
 
-        async def tell(server: Endpoint, client: httpx.AsyncClient) -> None:
-            once = replace(server, attempts=1)  # an adapter cannot be loaded twice
-            async with AsyncExitStack() as block:
-                if around is not None:
-                    await once.post(client, b"{}", around[0])
-                    block.push_async_callback(once.post, client, b"{}", around[1])
+        async def tell(server: Endpoint, client: httpx.AsyncClient) -> UserError | None:
+            once, failed = replace(server, attempts=1), None  # an adapter cannot be loaded twice
+            try:
                 for path, content in steps:
                     await once.post(client, json.dumps(content).encode(), path)
+            except UserError as error:
+                failed = error
+            if ends_pause:
+                try:
+                    await server.post(client, b"{}", "/resume")
+                except UserError as error:
+                    failed = failed or error
+            return failed
 
-        self._together([partial(tell, server) for server in self.servers])
+        # An error of one server must not leave another one paused, so all of them are waited for.
+        for error in self._together([partial(tell, server) for server in self.servers]):
+            if error is not None:
+                raise error
 
     def _together(self, tasks: Sequence[Callable[[httpx.AsyncClient], Awaitable[T]]]) -> list[T]:
         async def run() -> list[T]:

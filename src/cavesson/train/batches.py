@@ -2,9 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from threading import Event, Lock
 from typing import Any
 
 import torch
@@ -99,7 +98,8 @@ class _Ahead:
 class BatchesAhead(Batches):
     """Samples and rewards the batches of the next steps in threads, while the policy is trained.
 
-    A batch is complete when its slowest response is, so long responses are never left out in favour of short ones.
+    A batch is complete when its slowest response is, so long responses are never left out in favour of short ones. One
+    thread calls all rewards, batch after batch: a reward need not be safe to call from several.
     """
 
     ahead: int
@@ -108,9 +108,9 @@ class BatchesAhead(Batches):
     """batches in the order of their prompts; the first are those of the step that takes them"""
 
     def __post_init__(self) -> None:
-        self._threads = ThreadPoolExecutor(self.ahead + 1, thread_name_prefix="ahead")
-        self._rewarding = Lock()  # a reward need not be safe to call from several threads
-        self._closed = Event()
+        self._sampling, self._rewarding = (
+            ThreadPoolExecutor(count, "ahead", begin_thread, (self.processes.device,)) for count in (self.ahead + 1, 1)
+        )
 
     def take(self, step: int, number: int, clock: Clock) -> Rollouts:
         """Return a step's next batch, as `Batches` says, and begin those of later steps."""
@@ -147,10 +147,11 @@ class BatchesAhead(Batches):
         self.queue = deque(_Ahead(whole=one) for one in finished)
 
     def close(self) -> None:
-        # A process that exits while one of its threads is inside PyTorch aborts, so this waits for them.
-        self._closed.set()
+        self._rewarding.shutdown(wait=False, cancel_futures=True)
         super().close()
-        self._threads.shutdown(cancel_futures=True)
+        # A process that exits while one of its threads is inside PyTorch aborts, so this waits for them.
+        self._sampling.shutdown(cancel_futures=True)
+        self._rewarding.shutdown()
 
     def _begin(self, step: int, number: int) -> None:
         """Begin the batches that a step and those after it need, unless they have begun."""
@@ -162,14 +163,17 @@ class BatchesAhead(Batches):
                 # If every step uses one batch, this is its step; another step's draws must differ in any case.
                 draws = start // self.prompts_per_batch
                 temperature = self.temperature(min(step + max(0, place - number), self.steps - 1))
-                one.mine = self._threads.submit(self._made, self._prompts(start), draws, temperature)
+                sampled = self._sampling.submit(self._sampled, self._prompts(start), draws, 0, temperature)
+                one.mine = self._rewarding.submit(self._rewarded, sampled)
 
-    def _made(self, prompts: list[int], draws: int, temperature: float) -> Rollouts:
-        part = self._sampled(prompts, draws, 0, temperature)
-        with self._rewarding:
-            if self._closed.is_set():
-                raise CancelledError
-            return self.collector.reward(part)
+    def _rewarded(self, sampled: Future[Rollouts]) -> Rollouts:
+        return self.collector.reward(sampled.result())
+
+
+def begin_thread(device: torch.device) -> None:
+    """Let a new thread use the GPU of this process by default, as the main thread does."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def kept(batches: Sequence[Rollouts | None], name: str) -> tuple[list[Any], dict[str, Tensor]]:

@@ -1,6 +1,7 @@
 """Building a trainer, ready for its first step, from settings."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from cavesson.sampling.responses import Engine
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.vllm import VllmSampler
 from cavesson.sampling.vllm_server import VllmServer
-from cavesson.train.batches import Batches, BatchesAhead
+from cavesson.train.batches import Batches, BatchesAhead, begin_thread
 from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.online import RolloutTrainer
@@ -106,7 +107,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     rewards = _rewards(settings, inputs, processes.device)
     tokenizer = _tokenizer(settings, inputs)
     prompts = _prompts(settings, inputs, tokenizer)
-    rehearse(rewards, prompts.texts, prompts.columns)
+    _try_rewards(settings, rewards, prompts, processes.device)
     model = _model(settings, inputs)
     starts_server = settings.sampling.starts_server and processes.is_main
     served = _saved(model, tokenizer, settings.model.lora is None) if starts_server else None
@@ -149,6 +150,15 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     )
 
 
+def _try_rewards(settings: RolloutRun, rewards: Sequence[Reward], prompts: PromptSet, device: torch.device) -> None:
+    """Try the rewards on the first prompts, in a thread if they will be called in one: signals do not work there."""
+    if settings.sampling.max_staleness:
+        with ThreadPoolExecutor(1, "trial", begin_thread, (device,)) as thread:
+            thread.submit(rehearse, rewards, prompts.texts, prompts.columns).result()
+    else:
+        rehearse(rewards, prompts.texts, prompts.columns)
+
+
 def _remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
     """Return notes for the user on the prompts, and on settings that weaken the KL penalty."""
     notes = list(prompts.notes)
@@ -159,6 +169,9 @@ def _remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
         notes.append(
             f"{len(dropped)} of {count} prompts are longer than data.max_prompt_tokens and were dropped: rows {rows}"
         )
+    importance = getattr(settings.algorithm, "importance", 0.0)
+    if settings.sampling.max_staleness and not importance:
+        notes.append("responses are sampled by older weights, and no importance weights correct for it")
     weakness = settings.kl_use.weakness
     if settings.kl.coef and weakness:
         notes.append(weakness)
@@ -224,7 +237,7 @@ def _engine(
             "sampling.vllm.devices is empty: name the GPUs of the vLLM server, such as [1], and keep training off them "
             "with CUDA_VISIBLE_DEVICES"
         )
-    adapters = sampling.max_staleness + 1
+    adapters = min(sampling.max_staleness, settings.steps - 1) + 1
     server = VllmServer(served, sampling.vllm, settings.model.dtype, size, rank, adapters) if served else None
     folder = Path(served.name) if served else settings.run / "sampling"
     return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, whole_model, size, folder, server)

@@ -208,8 +208,10 @@ class Training:
                 self.processes.wait()  # a launcher ends the other processes as soon as one has ended
             raise
         finally:
-            self.trainer.close()
-            self._release()
+            try:
+                self.trainer.close()
+            finally:
+                self._release()
 
     def _add_way_on(self, error: BaseException) -> None:
         """Add a note to an error that says how to continue the run, if that is possible."""

@@ -11,12 +11,8 @@ from cavesson.doctor.series import Array, Series, earliest, series, since, toget
 
 
 def _gap(sample: Sample) -> Array:
-    """Return [N] |log-probability of the trainer − of the sampler|, NaN for unknown and untrained tokens.
-
-    It is also NaN where the sampler had older weights than the trainer, as it may: there, both must differ.
-    """
-    is_old = (sample.rows["policy_version"] < sample.rows.step)[sample.line]
-    return np.where(sample.trained & ~is_old, np.abs(sample["sampler_gap"]), np.nan)
+    """Return [N] |log-probability of the trainer − of the sampler|, NaN for unknown and untrained tokens."""
+    return np.where(sample.trained, np.abs(sample["sampler_gap"]), np.nan)
 
 
 @rule(
