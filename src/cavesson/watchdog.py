@@ -88,7 +88,7 @@ class Watchdog:
         self._store = PrefixStore(f"watchdog-{next(_numbers)}", shared.clone())
         self._place, self._lock = Place(), Lock()
         self._seen = [Seen(Place()) for _ in range(count)]
-        self._closed = Event()
+        self._closed, self._ending = Event(), Event()
         self._thread = Thread(target=self._watch, name="cavesson-watchdog", daemon=True)
         self._thread.start()
 
@@ -96,6 +96,9 @@ class Watchdog:
         """Note that this process begins a stage, which all processes begin in the same order."""
         with self._lock:
             self._place = Place(self._place.arrivals + 1, 0, stage)
+        # At once: a process that is stopped within the stage cannot publish it any more.
+        with suppress(RuntimeError):  # the store is gone
+            self._publish()
 
     def arrive(self) -> None:
         """Note that this process begins an exchange with the others, in which it may wait for them."""
@@ -110,7 +113,10 @@ class Watchdog:
     def close(self) -> None:
         """End the thread: Python must not exit while it is inside PyTorch."""
         self._closed.set()
-        self._thread.join(60)  # the thread may be about to end this process; a store that is gone must not hold it
+        while self._ending.is_set():  # the end of another process, or a launcher's signal, must not be reported too
+            with suppress(BaseException):
+                time.sleep(1)
+        self._thread.join(60)  # not for ever: a store whose process is stopped does not answer
 
     def _watch(self) -> None:
         last = time.monotonic()
@@ -123,8 +129,8 @@ class Watchdog:
 
     def _look(self, seconds: float) -> None:
         """Publish where this process is, and compare all of them, `seconds` after the last time."""
+        self._publish()
         store = self._store
-        store.set(str(self._rank), json.dumps(self._place))
         if store.check([_ENDED]):
             self._end(LOST_PROCESS)
         known = [rank for rank in range(self._count) if store.check([str(rank)])]
@@ -140,6 +146,10 @@ class Watchdog:
             is_first = store.compare_set(_ENDED, "", name).decode() == name
             self._end(self._line(ranks) if is_first else LOST_PROCESS)
 
+    def _publish(self) -> None:
+        with self._lock:
+            self._store.set(str(self._rank), json.dumps(self._place))
+
     def _line(self, ranks: Sequence[int]) -> str:
         way = self._way_on()
         line = sentence(self._seen, ranks, self._timeout)
@@ -150,14 +160,16 @@ class Watchdog:
 
         Those that wait for a process fail when it ends, and must not report that.
         """
-        if line != LOST_PROCESS:
-            print_error(f"cavesson: {line}")
-        leave_for_launcher(line, EXIT_CODE, is_whole=True)
-        deadline = time.monotonic() + 3 * self._period + 1
-        with suppress(RuntimeError):
+        self._ending.set()
+        try:
+            if line != LOST_PROCESS:
+                print_error(f"cavesson: {line}")
+            leave_for_launcher(line, EXIT_CODE, is_whole=True)
+            deadline = time.monotonic() + 3 * self._period + 1
             self._store.add(_LEAVING, 1)
             while time.monotonic() < deadline and self._store.add(_LEAVING, 0) < self._count:
                 time.sleep(0.02)
-        if self._rank:
-            time.sleep(0.5)  # the first process goes first: the run's folder is its own, which an error may remove
-        os._exit(EXIT_CODE)
+            if self._rank:
+                time.sleep(0.5)  # the first process goes first: an error in it may remove the run's folder
+        finally:
+            os._exit(EXIT_CODE)
