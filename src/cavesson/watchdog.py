@@ -88,7 +88,7 @@ class Watchdog:
         self._store = PrefixStore(f"watchdog-{next(_numbers)}", shared.clone())
         self._place, self._lock = Place(), Lock()
         self._seen = [Seen(Place()) for _ in range(count)]
-        self._closed, self._ending = Event(), Event()
+        self._awake, self._closed, self._ending = Event(), Event(), Event()
         self._thread = Thread(target=self._watch, name="cavesson-watchdog", daemon=True)
         self._thread.start()
 
@@ -96,9 +96,7 @@ class Watchdog:
         """Note that this process begins a stage, which all processes begin in the same order."""
         with self._lock:
             self._place = Place(self._place.arrivals + 1, 0, stage)
-        # At once: a process that is stopped within the stage cannot publish it any more.
-        with suppress(RuntimeError):  # the store is gone
-            self._publish()
+        self._awake.set()  # at once: a process that is stopped within the stage cannot publish it any more
 
     def arrive(self) -> None:
         """Note that this process begins an exchange with the others, in which it may wait for them."""
@@ -113,6 +111,7 @@ class Watchdog:
     def close(self) -> None:
         """End the thread: Python must not exit while it is inside PyTorch."""
         self._closed.set()
+        self._awake.set()
         while self._ending.is_set():  # the end of another process, or a launcher's signal, must not be reported too
             with suppress(BaseException):
                 time.sleep(1)
@@ -121,34 +120,32 @@ class Watchdog:
     def _watch(self) -> None:
         last = time.monotonic()
         with suppress(RuntimeError):  # the store is gone, as its process has ended, which others report
-            while not self._closed.wait(self._period):
+            while True:
+                self._awake.wait(self._period)
+                self._awake.clear()
+                if self._closed.is_set():
+                    return
+                self._store.set(str(self._rank), json.dumps(self._place))
                 now = time.monotonic()
-                # While this process itself was stopped, nobody hung.
-                self._look(min(now - last, 2 * self._period))
-                last = now
+                if now - last >= self._period:
+                    # While this process itself was stopped, nobody hung.
+                    self._look(min(now - last, 2 * self._period))
+                    last = now
 
     def _look(self, seconds: float) -> None:
-        """Publish where this process is, and compare all of them, `seconds` after the last time."""
-        self._publish()
-        store = self._store
+        """Compare all processes, `seconds` after the last time, and end this one if any of them hangs."""
+        store, names = self._store, [str(rank) for rank in range(self._count)]
         if store.check([_ENDED]):
             self._end(LOST_PROCESS)
-        known = [rank for rank in range(self._count) if store.check([str(rank)])]
-        for rank, text in zip(known, store.multi_get([str(rank) for rank in known]), strict=True):
-            place = Place(*json.loads(text))
-            self._seen[rank] = self._seen[rank].then(place, seconds)
-        for rank in set(range(self._count)) - set(known):
-            self._seen[rank] = self._seen[rank].then(Place(), seconds)
+        known = names if store.check(names) else [name for name in names if store.check([name])]
+        places = dict(zip(known, (Place(*json.loads(text)) for text in store.multi_get(known)), strict=True))
+        self._seen = [one.then(places.get(name, Place()), seconds) for name, one in zip(names, self._seen, strict=True)]
         # What a process publishes is seen up to two periods later.
         ranks = hanging(self._seen, self._timeout + 2 * self._period)
         if ranks:
-            name = str(self._rank)
+            name = names[self._rank]
             is_first = store.compare_set(_ENDED, "", name).decode() == name
             self._end(self._line(ranks) if is_first else LOST_PROCESS)
-
-    def _publish(self) -> None:
-        with self._lock:
-            self._store.set(str(self._rank), json.dumps(self._place))
 
     def _line(self, ranks: Sequence[int]) -> str:
         way = self._way_on()
