@@ -190,6 +190,8 @@ class Training:
                 final = trainer.run([Log(trackers), reports, *self._callbacks()])
                 if report is None:
                     progress.finish(final, [note for note in trainer.notes() if note not in notes])
+                self.processes.enter("close the record")
+            self.processes.enter("show the results")
             if report is None and is_main:
                 self._show(Console())
             self.processes.wait()
