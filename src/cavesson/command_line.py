@@ -45,6 +45,12 @@ def continuation(folder: Path) -> str | None:
     return command_line(info["algorithm"], "--resume", folder, processes=info["processes"])
 
 
+def way_on(folder: Path) -> str | None:
+    """Return the command that continues what this one has begun in a run's folder; `align` continues as it began."""
+    way = continuation(folder)
+    return command_line(*sys.argv[1:]) if way is not None and sys.argv[1:2] == ["align"] else way
+
+
 def program() -> list[str]:
     """Return the command `cavesson` of this Python: its name if it is on the PATH, else its path or `python -m`."""
     script = _script()

@@ -1,8 +1,11 @@
 """Errors shown to the user as one or two plain lines, with an exit code."""
 
 import errno
+import json
+import os
 import sys
 import sysconfig
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +70,24 @@ def print_error(line: str) -> None:
 def print_exception(error: BaseException) -> None:
     """Print a traceback with control characters made visible, so that quoted text cannot affect the terminal."""
     print(visible("".join(traceback.format_exception(error))), file=sys.stderr, end="")
+
+
+def leave_for_launcher(line: str, exit_code: int, is_whole: bool = False) -> None:
+    """Write down what ended this process, where torchrun's agent reads it; has no effect if no agent started it.
+
+    Args:
+        line: what ended it.
+        exit_code: of this process.
+        is_whole: the line names the process itself, or is only about other processes.
+    """
+    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if place:
+        path = Path(place)
+        extra = {"timestamp": str(int(time.time()))}
+        error = {"message": line, "errorCode": exit_code, "isWhole": is_whole, "extraInfo": extra}
+        unfinished = path.with_suffix(".tmp")  # the agent cannot read half a file
+        unfinished.write_text(json.dumps({"message": error}), "utf-8")
+        unfinished.replace(path)
 
 
 class NoRoomError(UserError):

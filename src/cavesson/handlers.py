@@ -1,10 +1,14 @@
-"""Temporary signal handlers: the previous handlers are restored afterwards."""
+"""Signals: temporary handlers, after which the previous ones are restored, and the end of the parent process."""
 
+import ctypes
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
+
+_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
@@ -26,3 +30,9 @@ def handling(handler: Callable[[int, FrameType | None], None], *numbers: int) ->
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends; has no effect except on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,7 +1,9 @@
 """Distributed training: which process takes which rows, and how all processes end up with the same batch."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -9,12 +11,16 @@ import torch.distributed as dist
 from accelerate import PartialState
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from cavesson.errors import UserError
 from cavesson.types import Rollouts
+from cavesson.watchdog import Watchdog
 
 T = TypeVar("T")
 Shard = Literal["none", "full", "hybrid"]
+_MARGIN = 60.0
+"""Seconds that PyTorch waits longer than the watchdog, which says more."""
 
 
 def is_main() -> bool:
@@ -34,12 +40,13 @@ class Processes:
     Args:
         device: device of this process; None uses a GPU if there is one.
         shard: how weights are spread over the processes, as in `ParallelSettings`.
+        timeout: seconds that the processes wait for one another; None does not watch them.
 
     Raises:
         UserError: there is no such device, or there is nothing to shard over.
     """
 
-    def __init__(self, device: str | None = None, shard: Shard = "none") -> None:
+    def __init__(self, device: str | None = None, shard: Shard = "none", timeout: float | None = None) -> None:
         try:
             chosen = torch.device(device) if device else None
         except RuntimeError:
@@ -47,10 +54,20 @@ class Processes:
         if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"model.device {device!r}: this machine has no usable GPU; use cpu")
         # By default, accelerate would choose an Apple GPU, which lacks the float64 needed to draw tokens.
-        state = PartialState(cpu=chosen.type == "cpu" if chosen else not torch.cuda.is_available())
+        cpu = chosen.type == "cpu" if chosen else not torch.cuda.is_available()
+        longest = {} if timeout is None else {"timeout": timedelta(seconds=timeout + _MARGIN)}
+        state = PartialState(cpu=cpu, **longest)
         self.rank, self.count = state.process_index, state.num_processes
         self.device = chosen if chosen is not None and self.count == 1 else state.device
         self.mesh = None if shard == "none" else self._mesh(shard)
+        self.way_on: str | None = None
+        """the command that continues the run, for the message of the watchdog"""
+        self._timeout = None if self.count == 1 else timeout
+        self._watchdog: Watchdog | None = None
+        for limit in longest.values() if self.count > 1 else ():
+            # The group may be older, and those of the mesh have limits of their own.
+            for group in [None, *(self.mesh.get_all_groups() if self.mesh else [])]:
+                _set_pg_timeout(limit, group)
 
     @property
     def is_main(self) -> bool:
@@ -71,6 +88,33 @@ class Processes:
                 f'{self.count} processes are on this host; use "full"'
             )
         return init_device_mesh(self.device.type, (self.count // inside, inside), mesh_dim_names=("copy", "shard"))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """End the run if a process hangs inside this block, which all processes enter; one process is not watched."""
+        if self._timeout is None:
+            yield
+            return
+        self._watchdog = Watchdog(self.rank, self.count, self._timeout, lambda: self.way_on)
+        try:
+            yield
+        finally:
+            self._watchdog.close()
+            self._watchdog = None
+
+    def enter(self, stage: str) -> None:
+        """Tell the watchdog that a stage begins; all processes must enter the same stages in the same order."""
+        if self._watchdog is not None:
+            self._watchdog.enter(stage)
+
+    def beat(self) -> None:
+        """Tell the watchdog that this process makes progress inside a long stage."""
+        if self._watchdog is not None:
+            self._watchdog.beat()
+
+    def _arrive(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.arrive()
 
     def share(self, rows: int) -> range:
         """Return the contiguous rows of a global batch that this process works on."""
@@ -100,6 +144,7 @@ class Processes:
         """Gather one value from every process, in rank order, on every process."""
         if self.count == 1:
             return [value]
+        self._arrive()
         everything: list[Any] = [None] * self.count
         dist.all_gather_object(everything, value)
         return everything
@@ -112,6 +157,7 @@ class Processes:
         """Sum the gradients over all processes, in place and in float32; those of sharded weights already are."""
         if self.count == 1 or self.mesh is not None:
             return
+        self._arrive()
         for parameter in module.parameters():
             if parameter.requires_grad:
                 # A process with an empty share has no gradient but must still take part in the sum.
@@ -134,6 +180,7 @@ class Processes:
         """Return the main process's value on every process."""
         if self.count == 1:
             return value
+        self._arrive()
         held = [value]
         dist.broadcast_object_list(held, src=0)
         return held[0]
@@ -141,6 +188,7 @@ class Processes:
     def share_weights(self, module: nn.Module) -> None:
         """Broadcast the parameters of the first process to all processes."""
         if self.count > 1:
+            self._arrive()
             for parameter in module.parameters():
                 dist.broadcast(parameter.data, src=0)
 
@@ -163,4 +211,5 @@ class Processes:
         return cast(T, answer)
 
     def wait(self) -> None:
+        self._arrive()
         wait_for_all()

@@ -17,6 +17,17 @@ from cavesson.train.checkpoint import latest
 SLOW = (
     "import time\n\n\ndef slow(prompts, responses, **_):\n    time.sleep(0.2)\n    return [len(r) for r in responses]\n"
 )
+HANGING = """
+import os, time
+from pathlib import Path
+
+def hanging(prompts, responses, **_):
+    if os.environ["RANK"] == "{rank}" and list(Path("here/checkpoints").glob("step-*")) and not Path("hung").exists():
+        Path("hung").touch()
+        {hang}
+    return [len(r) for r in responses]
+"""
+"""A reward that hangs once, in a step after the first."""
 COMMAND = [sys.executable, "-m", "cavesson"]
 
 
@@ -25,7 +36,8 @@ def arguments(folder: Path, **changes: object) -> list[str]:
     (folder / "prompts.txt").write_text("On the table\nMy\n")
     (folder / "slow.py").write_text(SLOW)
     flags: dict[str, object] = {"data.path": "prompts.txt", "steps": 40, "batch_size": 4, "model.device": "cpu"}
-    flags |= {"rewards": '[{use = "slow.py:slow"}]', "checkpoint.every": 1, "run": "here", "processes": 2, **changes}
+    flags |= {"rewards": '[{use = "slow.py:slow"}]', "checkpoint.every": 1, "run": "here", "processes": 2}
+    flags |= {name.replace("__", "."): value for name, value in changes.items()}
     return ["ppo", *(text for name, value in flags.items() for text in (f"--{name}", str(value)))]
 
 
@@ -54,14 +66,14 @@ def said(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("cavesson: ")]
 
 
-def goes_on(folder: Path, line: str) -> None:
-    """The run ends after the command that a line tells."""
+def goes_on(folder: Path, line: str, *flags: str) -> None:
+    """The run ends after the command that a line tells, with more flags."""
     way = line.split("; continue with: ")[1]
     assert way.endswith(" --processes 2")
     done = latest(folder / "here")
     assert done is not None
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    words = [*shlex.split(way), "--steps", str(done.step + 1)]
+    words = [*shlex.split(way), "--steps", str(done.step + 1), *flags]
     resumed = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     run = cavesson.open(folder / "here")
@@ -125,6 +137,45 @@ def test_a_signal_saves_and_ends_all(tmp_path: Path, number: signal.Signals) -> 
     (line,) = said(errors)
     assert line.startswith("cavesson: interrupted ") and "the checkpoint is complete" in line
     goes_on(tmp_path, line)
+
+
+def hung(folder: Path, rank: int, hang: str = "time.sleep(600)", timeout: int = 15) -> str:
+    """Run until a process hangs, which must be said once; the line."""
+    (folder / "hanging.py").write_text(HANGING.format(rank=rank, hang=hang))
+    flags = arguments(folder, rewards='[{use = "hanging.py:hanging"}]', parallel__timeout=timeout)
+    done = train(folder, *flags)
+    taken = time.time() - (folder / "hung").stat().st_mtime
+    (line,) = said(done.stderr)
+    start = f'cavesson: process {rank} of 2 (counted from 0) has made no progress in "step '
+    assert line.startswith(start) and ', reward" for 1' in line, line
+    assert f"while the others wait (parallel.timeout is {timeout} s); continue with: " in line
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-3000:]
+    assert timeout < taken < timeout + (15 if "kill" not in hang else 60)  # torchrun's agent gives them 30 seconds
+    return line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_hangs_is_named_and_the_run_continues(tmp_path: Path, rank: int) -> None:
+    goes_on(tmp_path, hung(tmp_path, rank), "--parallel.timeout", "600")
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_named_and_ended(tmp_path: Path) -> None:
+    stop = f"time.sleep(0.5); os.kill(os.getpid(), {signal.SIGSTOP:d})"
+    goes_on(tmp_path, hung(tmp_path, 0, stop), "--parallel.timeout", "600")
+
+
+@pytest.mark.slow
+def test_the_processes_end_with_their_launcher(tmp_path: Path) -> None:
+    process = begun(tmp_path)
+    workers = [worker(process, rank) for rank in range(2)]
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    for left in alive:
+        left.kill()
+    assert not alive
 
 
 @pytest.mark.slow

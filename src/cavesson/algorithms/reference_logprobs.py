@@ -93,6 +93,7 @@ def _score(
         parts = processes.micro_batches(rows, total, settings.evaluation_size)
         batches = [examples.collate([pairs[row] for row in part or [0]]) for part in parts]
         for part, batch in zip(parts, batches, strict=True):
+            processes.beat()
             seen = model(batch.to(device))
             mine.append((number, part, torch.stack([seen.chosen, seen.rejected], dim=1).cpu()[: len(part)]))
     scores = torch.zeros(len(pairs), 2)

@@ -41,6 +41,9 @@ class ParallelSettings(Settings):
     """"none": every process has all weights; "full": every process keeps a slice of each weight, of its gradient and of
     the optimiser's state (FSDP2), and gathers one layer at a time; "hybrid": "full" within a host, copies between
     hosts"""
+    timeout: float = Field(3600, gt=0, le=604_800)
+    """seconds without progress after which the processes no longer wait: the run ends, and names the process that hangs
+    and its stage. No stage of a step may take longer, such as sampling the responses"""
 
 
 class OptimizeSettings(Settings):

@@ -15,7 +15,7 @@ from cavesson.cli.board import board_app
 from cavesson.cli.check import check_app
 from cavesson.cli.doctor import doctor_app
 from cavesson.cli.flags import FLAGS, Commands, Help, console, explain, load, words_and_flags
-from cavesson.cli.launch import is_launcher, launch, leave_for_launcher
+from cavesson.cli.launch import end_with_launcher, is_launcher, launch
 from cavesson.cli.record import RunPlace, record
 from cavesson.cli.tools import tools
 from cavesson.command_line import command_line, continuation
@@ -23,6 +23,7 @@ from cavesson.errors import (
     StoppedError,
     TerminatedError,
     UserError,
+    leave_for_launcher,
     lost_process,
     no_room,
     of_the_system,
@@ -78,6 +79,7 @@ def main() -> None:
     """Run the command; a user error gives one or two plain lines and exit code 2, a stopped run exit code 3."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars of libraries make log files unreadable
+    end_with_launcher()
     with handling(_terminate, signal.SIGTERM):
         _run_app()
 

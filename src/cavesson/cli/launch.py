@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from cavesson.errors import LOST_PROCESS, UserError
-from cavesson.handlers import handling
+from cavesson.handlers import end_with_parent, handling
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -40,6 +39,13 @@ def is_launcher(processes: int) -> bool:
     if "RANK" in os.environ:
         raise UserError("--processes has no effect under torchrun or accelerate, which start the processes; remove it")
     return True
+
+
+def end_with_launcher() -> None:
+    """End this process when its launcher ends, however that happens; has no effect if none has started it."""
+    # What these processes start inherits the variable, but not the parent.
+    if os.environ.get(_NAME, "").startswith(f"{_PREFIX}{os.getppid()}-"):
+        end_with_parent()
 
 
 def launch(processes: int, way_on: Callable[[], str | None]) -> None:
@@ -67,7 +73,7 @@ def launch(processes: int, way_on: Callable[[], str | None]) -> None:
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=processes,
-            run_id=f"{_PREFIX}{uuid4()}",
+            run_id=f"{_PREFIX}{os.getpid()}-{uuid4()}",
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             max_restarts=0,
@@ -91,23 +97,15 @@ def _forward(number: int, frame: FrameType | None) -> None:
         child.send_signal(number)
 
 
-def leave_for_launcher(line: str, exit_code: int) -> None:
-    """Write down what ended this process, where torchrun's agent reads it; has no effect if no agent started it."""
-    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if place:
-        path = Path(place)
-        error = {"message": line, "errorCode": exit_code, "extraInfo": {"timestamp": str(int(time.time()))}}
-        unfinished = path.with_suffix(".tmp")  # the agent cannot read half a file
-        unfinished.write_text(json.dumps({"message": error}), "utf-8")
-        unfinished.replace(path)
-
-
 def _reason(
     error: "ChildFailedError", processes: int, logs: Path, way_on: Callable[[], str | None]
 ) -> UserError | SystemExit:
     """Return the error that names what ended the processes; SystemExit if the first process has printed it."""
     left = {int(file.parent.name): json.loads(file.read_text("utf-8"))["message"] for file in logs.rglob("error.json")}
     lost = {rank for rank, ending in left.items() if ending["message"].endswith(LOST_PROCESS)}
+    for rank, ending in left.items():
+        if ending.get("isWhole") and rank not in lost:
+            return _ended(ending["message"], ending["errorCode"]) if rank else SystemExit(ending["errorCode"])
     # In the order in which they ended; then the agent ended the others.
     rank = next((rank for rank in error.failures if rank not in lost), 0)
     code, name = error.failures[rank].exitcode, f"process {rank} of {processes} (counted from 0)"
@@ -122,6 +120,10 @@ def _reason(
     if 0 in left.keys() - lost and not ended_by_agent:
         return SystemExit(left[0]["errorCode"])
     ending = left.get(rank, {"message": f"exit code {code}", "errorCode": code})
-    ended = UserError(f"{name} ended: {ending['message']}")
-    ended.exit_code = ending["errorCode"]
-    return ended
+    return _ended(f"{name} ended: {ending['message']}", ending["errorCode"])
+
+
+def _ended(line: str, exit_code: int) -> UserError:
+    error = UserError(line)
+    error.exit_code = exit_code
+    return error

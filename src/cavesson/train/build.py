@@ -104,15 +104,18 @@ def check_place(name: str, start: StartSettings) -> None:
 def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Processes) -> RolloutTrainer:
     """Build the trainer of an algorithm that learns from its own responses."""
     # As far as possible, the user's errors are detected before any weights are loaded.
+    processes.enter("prepare the data and the rewards")
     rewards = _rewards(settings, inputs, processes.device)
     tokenizer = _tokenizer(settings, inputs)
     prompts = _prompts(settings, inputs, tokenizer)
     _try_rewards(settings, rewards, prompts, processes.device)
+    processes.enter("load the model")
     model = _model(settings, inputs)
     starts_server = settings.sampling.starts_server and processes.is_main
     served = _saved(model, tokenizer, settings.model.lora is None) if starts_server else None
     policy = _policy(settings, model, processes)
     before = fingerprint(causal(policy.model))
+    processes.enter("prepare the sampler")
     sampler = _engine(
         settings, policy, tokenizer, prompts, processes, served, lambda: whole(policy.model, bare, main, full)
     )
@@ -262,11 +265,13 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     wrong = {"prompts", "rewards"} & set(inputs.given)
     if wrong:
         raise UserError(f"this algorithm learns from the examples in data.path; it takes no {min(wrong)}=")
+    processes.enter("prepare the data")
     tokenizer = _tokenizer(settings, inputs)
     examples = settings.examples(tokenizer)
     steps = settings.steps_over(examples.train.size)
     if steps is None:
         raise UserError("data.stream: the number of rows is unknown; set steps")
+    processes.enter("load the model")
     _seed_initial_weights(settings.seed)  # adapters and new heads are initialised at random
     model = inputs.model or settings.load_model(tokenizer)
     role: Any = settings.role(build_learner(prepare(model), settings.model)).to(processes.device)

@@ -62,6 +62,7 @@ class Checkpoints(Callback):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
+        trainer.learner.processes.enter("write the checkpoint")
         if trainer.recorder is not None:
             trainer.recorder.flush()  # a checkpoint must never include a step that is not in the record
         checkpoint = trainer.checkpoint()

@@ -14,6 +14,7 @@ from cavesson.models.settings import ModelSettings
 from cavesson.models.sharding import joined, whole
 from cavesson.record.recorder import Recorder
 from cavesson.train.checkpoint import Checkpoint
+from cavesson.train.metrics import Clock
 from cavesson.train.signals import Signals
 from cavesson.train.update import Learner, Metrics
 
@@ -110,6 +111,7 @@ class Trainer(ABC):
             StoppedError: there was a reason to stop, or a signal; the callbacks have been called before.
         """
         self.callbacks = callbacks
+        self.learner.processes.enter("prepare the run")
         self.prepare()
         self._call(lambda callback: callback.on_start(self))
         while self.next_step < self.steps:
@@ -134,7 +136,12 @@ class Trainer(ABC):
         for callback in self.callbacks:
             hook(callback)
 
+    def clock(self, step: int) -> Clock:
+        """Return a clock for the stages of a step, which tells the watchdog of each."""
+        return Clock(lambda stage: self.learner.processes.enter(f"step {step}, {stage}"))
+
     def _log(self, metrics: Metrics) -> None:
+        self.learner.processes.enter(f"report step {self.next_step}")
         self._call(lambda callback: callback.on_metrics(self, self.next_step, metrics))
 
     def between_updates(self, done: int, total: int) -> None:
@@ -170,6 +177,7 @@ class Trainer(ABC):
 
         All processes must call this together.
         """
+        self.learner.processes.enter("save the model")
         return whole(self.model, self.skeleton, self.learner.processes.is_main)
 
     def close(self) -> None:  # noqa: B027  # most trainers hold nothing that must be released

@@ -1,6 +1,6 @@
 """Statistics of one step's rollouts; all of them are explained in docs/algorithms/ppo.md."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -12,14 +12,20 @@ from cavesson.types import Batch, Rollouts
 
 
 class Clock:
-    """Seconds spent per stage of a step."""
+    """Seconds spent per stage of a step.
 
-    def __init__(self) -> None:
+    Args:
+        enter: called with the name of every stage that begins.
+    """
+
+    def __init__(self, enter: Callable[[str], None]) -> None:
+        self._enter = enter
         self.seconds: dict[str, float] = {}
         self._start = perf_counter()
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
+        self._enter(stage)
         start = perf_counter()
         yield
         self.seconds[f"time/{stage}"] = self.seconds.get(f"time/{stage}", 0.0) + perf_counter() - start

@@ -11,7 +11,6 @@ from cavesson.algorithms.runs import ExampleRun
 from cavesson.data.examples import Examples, size_of
 from cavesson.models.trained import save_trained
 from cavesson.train.loop import Trainer
-from cavesson.train.metrics import Clock
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.update import Metrics, StepInfo, check_finite, measure, optimize
 from cavesson.types import Batch
@@ -39,7 +38,7 @@ class ExampleTrainer(Trainer):
 
     def step(self, step: int) -> Metrics:
         """Do one optimiser step, after an evaluation on the held-out examples if one is due."""
-        clock, settings = Clock(), self.settings
+        clock, settings = self.clock(step), self.settings
         every = settings.evaluation.every
         evaluation = {}
         if step == 0 or (every and step % every == 0):
@@ -61,8 +60,10 @@ class ExampleTrainer(Trainer):
 
     def finish(self) -> Metrics:
         """Evaluate the held-out examples once more, write the run's report, and save the model."""
-        metrics = self.evaluate()
         learner = self.learner
+        learner.processes.enter("evaluate the trained model")
+        metrics = self.evaluate()
+        learner.processes.enter("write the report")
         self.settings.report(learner.model, self.tokenizer, self.examples, learner.processes, self.folder)
         model = self.whole_model()
         if model is not None:

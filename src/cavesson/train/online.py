@@ -19,7 +19,7 @@ from cavesson.rewards.shaping import RunningMoments, Shaping
 from cavesson.train.batches import Batches, kept, restored
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.loop import Trainer
-from cavesson.train.metrics import Clock, rollout_metrics, staleness_metrics, value_metrics
+from cavesson.train.metrics import rollout_metrics, staleness_metrics, value_metrics
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.rollouts import score_rollouts
 from cavesson.train.update import Metrics, StepInfo, averaged, check_finite, micro_batches, mini_batches, update
@@ -63,7 +63,7 @@ class RolloutTrainer(Trainer):
 
     def step(self, step: int) -> Metrics:  # noqa: PLR0915  # the whole data flow on one page
         """Generate, reward, score, credit, record, update and adapt: from prompts to new weights."""
-        clock = Clock()
+        clock = self.clock(step)
         info = StepInfo(self.seed, step, learning_rate(self.learner.optimizer.settings, step, self.steps))
         scores = None
         if self.unfinished is None:

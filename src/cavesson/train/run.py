@@ -13,7 +13,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
-from cavesson.command_line import continuation
+from cavesson.command_line import continuation, way_on
 from cavesson.config import describe
 from cavesson.errors import (
     NonFiniteError,
@@ -111,13 +111,15 @@ class Training:
         self._made = False
         """whether the folder is this process' own, and not one that another has made meanwhile"""
         self._remarks: list[str] = []
-        self.processes = Processes(settings.model.device, settings.parallel.shard)
+        self.processes = Processes(settings.model.device, settings.parallel.shard, settings.parallel.timeout)
+        self.processes.way_on = way_on(settings.run) if self._begun else None
         # Lock a resumed run from here on, so that no other process can resume it before this one starts.
         self._lock = Lock(settings.run) if self._begun and self.processes.is_main else None
         try:
             if self._lock is not None:
                 self._lock.keep_alive()  # other machines can detect if this process is killed while it loads a model
-            self._build()
+            with self.processes.watched():
+                self._build()
         except BaseException:
             if hasattr(self, "trainer"):
                 self.trainer.close()
@@ -131,6 +133,7 @@ class Training:
         if not self._begun:
             return
         folder, trainer = self.settings.run, self.trainer
+        self.processes.enter("read the checkpoint")
         _check_same_model(folder, trainer)
         checkpoint = latest(folder, self._remarks.append)
         if checkpoint is not None:
@@ -175,7 +178,7 @@ class Training:
                 continued after this or another error, a note on the error says how.
         """
         trainer, is_main = self.trainer, self.processes.is_main
-        with self._opened() as trackers:
+        with self.processes.watched(), self._opened() as trackers:
             notes = self._notes()
             with (
                 trainer.signals,
@@ -187,6 +190,8 @@ class Training:
                 final = trainer.run([Log(trackers), reports, *self._callbacks()])
                 if report is None:
                     progress.finish(final, [note for note in trainer.notes() if note not in notes])
+                self.processes.enter("close the record")
+            self.processes.enter("show the results")
             if report is None and is_main:
                 self._show(Console())
             self.processes.wait()
@@ -199,6 +204,7 @@ class Training:
         try:
             trackers = self._open_folder() if self.processes.is_main else None
             self.processes.wait()
+            self.processes.way_on = way_on(self.settings.run)
             with logging_to(self.settings.run, self.processes.rank):
                 yield trackers
         except BaseException as error:

@@ -138,6 +138,7 @@ def measure(learner: Learner, batch: Batch, parts: Sequence[Sequence[int]]) -> t
     """
     sums, weight = _Sums(1.0), 0.0
     for rows in parts:
+        learner.processes.beat()
         micro = batch.part(rows).to(learner.device)
         weights = learner.algorithm.weights(micro) * bool(rows)
         sums.add(learner.algorithm.loss(learner.model(micro), micro), weights)
