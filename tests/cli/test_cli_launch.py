@@ -1,5 +1,6 @@
 """`--processes N`: real processes that train, make mistakes, are killed and are interrupted."""
 
+import json
 import os
 import shlex
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import cli_helpers
 import psutil
 import pytest
 
@@ -21,27 +23,39 @@ COMMAND = [sys.executable, "-m", "cavesson"]
 
 
 def arguments(folder: Path, **changes: object) -> list[str]:
-    """Those of a tiny run of 40 steps of 0.2 seconds."""
+    """Those of a tiny run of 400 steps of 0.2 seconds."""
     (folder / "prompts.txt").write_text("On the table\nMy\n")
     (folder / "slow.py").write_text(SLOW)
-    flags: dict[str, object] = {"data.path": "prompts.txt", "steps": 40, "batch_size": 4, "model.device": "cpu"}
+    flags: dict[str, object] = {"data.path": "prompts.txt", "steps": 400, "batch_size": 4, "model.device": "cpu"}
     flags |= {"rewards": '[{use = "slow.py:slow"}]', "checkpoint.every": 1, "run": "here", "processes": 2, **changes}
     return ["ppo", *(text for name, value in flags.items() for text in (f"--{name}", str(value)))]
 
 
 def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=300)
+    """Only the processes that it starts import everything anew."""
+    done = cli_helpers.cavesson(folder, *words)
+    return subprocess.CompletedProcess(words, done.code, done.out, done.err)
 
 
-def begun(folder: Path) -> subprocess.Popen[str]:
-    """A run whose first checkpoint is there."""
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*COMMAND, *arguments(folder)], cwd=folder, text=True, **pipes)  # type: ignore[call-overload]
-    deadline = time.monotonic() + 200
-    while not list((folder / "here" / "checkpoints").glob("step-*")):
+def begun(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """A run, started by these words or anew, that has written a checkpoint since then."""
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "env": environment()}
+    command, before = words or (*COMMAND, *arguments(folder)), checkpoints(folder)
+    process = subprocess.Popen(command, cwd=folder, text=True, **pipes)  # type: ignore[call-overload]
+    deadline = time.monotonic() + 300
+    while not checkpoints(folder) - before:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     return process  # type: ignore[no-any-return]
+
+
+def environment() -> dict[str, str]:
+    """In which the commands that are told can be pasted."""
+    return os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def checkpoints(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "here" / "checkpoints").glob("step-*")}
 
 
 def worker(launcher: subprocess.Popen[str], rank: int) -> psutil.Process:
@@ -54,19 +68,28 @@ def said(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("cavesson: ")]
 
 
-def goes_on(folder: Path, line: str) -> None:
-    """The run ends after the command that a line tells."""
-    way = line.split("; continue with: ")[1]
-    assert way.endswith(" --processes 2")
-    done = latest(folder / "here")
-    assert done is not None
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    words = [*shlex.split(way), "--steps", str(done.step + 1)]
-    resumed = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    run = cavesson.open(folder / "here")
-    rows = run.rows(["step", "sample"]).to_pylist()
-    assert [(row["step"], row["sample"]) for row in rows] == [(s, i) for s in range(done.step + 1) for i in range(4)]
+def killed(process: subprocess.Popen[str], rank: int) -> str:
+    """What is said when one of the processes was killed."""
+    worker(process, rank).send_signal(signal.SIGKILL)
+    before = time.monotonic()
+    _, errors = process.communicate(timeout=300)
+    assert time.monotonic() - before < 25  # the other one does not wait for it
+    assert process.returncode == 2 and "Traceback" not in errors, errors[-3000:]
+    *_, line = said(errors)
+    assert line.startswith(
+        f"cavesson: process {rank} of 2 (counted from 0) was killed by SIGKILL; the others were ended"
+    )
+    return line
+
+
+def interrupted(process: subprocess.Popen[str], number: int) -> str:
+    """What is said after a signal."""
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 128 + number, errors[-3000:]
+    (line,) = said(errors)
+    assert line.startswith("cavesson: interrupted ") and "the checkpoint is complete" in line
+    return line
 
 
 def test_several_processes_train_one_run(tmp_path: Path) -> None:
@@ -100,36 +123,27 @@ def test_a_mistake_of_another_process_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_is_named_and_the_run_continues(tmp_path: Path, rank: int) -> None:
-    process = begun(tmp_path)
-    worker(process, rank).send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    _, errors = process.communicate(timeout=60)
-    assert time.monotonic() - killed < 10
-    *_, line = said(errors)
-    assert line.startswith(
-        f"cavesson: process {rank} of 2 (counted from 0) was killed by SIGKILL; the others were ended"
-    )
-    assert process.returncode == 2 and "Traceback" not in errors, errors[-3000:]
-    goes_on(tmp_path, line)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_ends_all(tmp_path: Path, number: signal.Signals) -> None:
-    process = begun(tmp_path)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, errors[-3000:]
-    (line,) = said(errors)
-    assert line.startswith("cavesson: interrupted ") and "the checkpoint is complete" in line
-    goes_on(tmp_path, line)
+def test_what_ends_the_processes_is_told_and_the_run_continues(tmp_path: Path) -> None:
+    """One run, ended and continued again and again: starting it takes longer than anything it does."""
+    words, reached = [], [0]
+    for ending, argument in ((killed, 0), (interrupted, signal.SIGINT), (killed, 1), (interrupted, signal.SIGTERM)):
+        line = ending(begun(tmp_path, *words), argument)
+        words = shlex.split(line.split("; continue with: ")[1])
+        assert words[-2:] == ["--processes", "2"]
+        done = latest(tmp_path / "here")
+        assert done is not None
+        reached.append(done.step)
+    last = train(tmp_path, *words[words.index("ppo") :], "--steps", str(reached[-1] + 1))
+    assert last.returncode == 0, last.stderr[-3000:]
+    attempts = sorted((tmp_path / "here" / "attempts").iterdir())
+    assert [json.loads(attempt.read_text())["start_step"] for attempt in attempts] == reached
+    rows = cavesson.open(tmp_path / "here").rows(["step", "sample"]).to_pylist()
+    assert [(row["step"], row["sample"]) for row in rows] == [(s, i) for s in range(reached[-1] + 1) for i in range(4)]
 
 
 @pytest.mark.slow
 def test_torchrun_starts_the_processes_itself(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "--"]
     done = subprocess.run(
         [*launcher, "cavesson", *arguments(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
