@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["cavesson.cli", "cavesson.train.run", "cavesson.tools.generate"])
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["cavesson.cli", "cavesson.train.run", "cavesson.tools.generate"])
 SECONDS = 300
 """After which a command does not end any more."""
 
@@ -28,7 +28,7 @@ class Done(NamedTuple):
 
 def start(folder: Path, *arguments: str, **fate: int) -> multiprocessing.process.BaseProcess:
     """Start `cavesson ARGUMENTS` in `folder`; `fate` as in `_watch_disk`."""
-    process = _FORKS.Process(target=_command, args=(folder, list(arguments), fate), name=" ".join(arguments))
+    process = FORKS.Process(target=_command, args=(folder, list(arguments), fate), name=" ".join(arguments))
     process.start()
     return process
 
@@ -51,7 +51,7 @@ def end(process: multiprocessing.process.BaseProcess) -> None:
 def in_terminal(folder: Path, *arguments: str, typed: str = "") -> str:
     """What `cavesson ARGUMENTS` writes to a real terminal that knows no colours, where `typed` is typed."""
     ours, theirs = os.openpty()
-    process = _FORKS.Process(target=_command, args=(folder, list(arguments), {}, os.ttyname(theirs)))
+    process = FORKS.Process(target=_command, args=(folder, list(arguments), {}, os.ttyname(theirs)))
     process.start()
     os.write(ours, typed.encode())
     written, deadline = b"", time.monotonic() + SECONDS
@@ -128,7 +128,10 @@ path = "prompts.txt"
 random_length = [1, 5]
 [[rewards]]
 use = "lowercase"
+[doctor]
+on_finding = "ignore"
 """
+"""Its last look at a finished run takes longer than the run."""
 
 
 def fresh(folder: Path) -> Path:

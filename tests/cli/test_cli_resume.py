@@ -48,6 +48,8 @@ warmup_steps = 2
 [checkpoint]
 every = 2
 keep = 2
+[doctor]
+on_finding = "ignore"
 """
 REWARDS = """
 import random

@@ -50,8 +50,6 @@ learning_rate = 1e-2
 schedule = "linear"
 [checkpoint]
 every = 0
-[doctor]
-on_finding = "ignore"
 """
 )
 SECONDS = 240
