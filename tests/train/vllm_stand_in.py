@@ -109,7 +109,7 @@ def serving(folder: Path) -> Iterator[StandIn]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (server.started and server.servers):
         assert time.monotonic() < deadline
         time.sleep(0.01)
