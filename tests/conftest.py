@@ -75,6 +75,7 @@ def browser() -> "Iterator[Browser]":
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("needs Chromium: apt install chromium, or have another one on the PATH as `chromium`")
+    playwright.expect.set_options(timeout=30_000)  # after 5 seconds a busy machine may not have drawn the page
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield browser

@@ -42,6 +42,7 @@ model.path = "{sft}"
 data.path = "prompts.txt"
 sampling.max_new_tokens = 5
 rewards = [{ use = "reward.py:vowels" }]
+doctor.on_finding = "ignore"
 
 [compare]
 models = ["tiny", "{sft}", "{ppo}"]

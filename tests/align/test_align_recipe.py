@@ -33,7 +33,7 @@ def test_a_stage_has_the_settings_of_its_command(tmp_path: Path) -> None:
     ppo = {
         **common, "run": "runs/road/ppo", "steps": 4, "model": {"device": "cpu", "path": "runs/road/sft/model"},
         "data": {"path": f"{tmp_path}/prompts.txt"}, "sampling": {"max_new_tokens": 5},
-        "rewards": [{"use": f"{tmp_path}/reward.py:vowels"}],
+        "rewards": [{"use": f"{tmp_path}/reward.py:vowels"}], "doctor": {"on_finding": "ignore"},
     }  # fmt: skip
     compare = {
         "seed": 3, "batch_size": 4, "models": ["tiny", "runs/road/sft/model", "runs/road/ppo/model"],

@@ -189,7 +189,7 @@ def test_a_response_of_32_000_tokens_opens_and_scrolls(browser, long):
         started = time.monotonic()
         go(page, "/tokens?step=1&sample=0")
         expect(page.locator("main h2")).to_have_text("Step 1 · sample 0")
-        assert time.monotonic() - started < 5  # `make bench-board` says how fast it really is
+        assert time.monotonic() - started < 20  # `make bench-board` says how fast it really is
         page.locator(".minimap canvas").wait_for()
         # Only what is in view exists, wherever that is.
         lines = page.locator(".token-text .virtual")

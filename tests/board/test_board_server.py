@@ -320,7 +320,7 @@ def test_it_ends_soon_whatever_it_is_asked_meanwhile(own, busy):
             started = time.monotonic()
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=30)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 8  # at 9 the query ends by itself
     finally:
         process.kill()
         process.communicate(timeout=60)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["cavesson.cli", "cavesson.train.run", "cavesson.tools.generate"])
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["cavesson.cli", "cavesson.train.run", "cavesson.tools.generate"])
 SECONDS = 300
 """After which a command does not end any more."""
 
@@ -26,16 +26,18 @@ class Done(NamedTuple):
     err: str
 
 
-def start(folder: Path, *arguments: str, **fate: int) -> multiprocessing.process.BaseProcess:
-    """Start `cavesson ARGUMENTS` in `folder`; `fate` as in `_watch_disk`."""
-    process = _FORKS.Process(target=_command, args=(folder, list(arguments), fate), name=" ".join(arguments))
+def start(
+    folder: Path, *arguments: str, before: Callable[[], object] | None = None, **fate: int
+) -> multiprocessing.process.BaseProcess:
+    """Start `cavesson ARGUMENTS` in `folder`, where `before` is called first; `fate` as in `_watch_disk`."""
+    process = FORKS.Process(target=_command, args=(folder, list(arguments), fate, before), name=" ".join(arguments))
     process.start()
     return process
 
 
-def cavesson(folder: Path, *arguments: str, **fate: int) -> Done:
-    """Run `cavesson ARGUMENTS` in `folder`."""
-    process = start(folder, *arguments, **fate)
+def cavesson(folder: Path, *arguments: str, before: Callable[[], object] | None = None, **fate: int) -> Done:
+    """Run `cavesson ARGUMENTS` in `folder`; the rest as in `start`."""
+    process = start(folder, *arguments, before=before, **fate)
     end(process)
     return Done(process.exitcode, (folder / ".out").read_text(), (folder / ".err").read_text())
 
@@ -51,7 +53,7 @@ def end(process: multiprocessing.process.BaseProcess) -> None:
 def in_terminal(folder: Path, *arguments: str, typed: str = "") -> str:
     """What `cavesson ARGUMENTS` writes to a real terminal that knows no colours, where `typed` is typed."""
     ours, theirs = os.openpty()
-    process = _FORKS.Process(target=_command, args=(folder, list(arguments), {}, os.ttyname(theirs)))
+    process = FORKS.Process(target=_command, args=(folder, list(arguments), {}, None, os.ttyname(theirs)))
     process.start()
     os.write(ours, typed.encode())
     written, deadline = b"", time.monotonic() + SECONDS
@@ -66,7 +68,13 @@ def in_terminal(folder: Path, *arguments: str, typed: str = "") -> str:
     return written.decode().replace("\r\n", "\n")
 
 
-def _command(folder: Path, arguments: list[str], fate: dict[str, int], terminal: str | None = None) -> None:
+def _command(
+    folder: Path,
+    arguments: list[str],
+    fate: dict[str, int],
+    before: Callable[[], object] | None,
+    terminal: str | None = None,
+) -> None:
     os.chdir(folder)
     if terminal is not None:
         os.environ["TERM"] = "dumb"
@@ -80,6 +88,8 @@ def _command(folder: Path, arguments: list[str], fate: dict[str, int], terminal:
     os.environ["COLUMNS"] = "250"
     count = _watch_disk(**fate)
     sys.argv = ["cavesson", *arguments]
+    if before is not None:
+        before()
     try:
         cli.main()
     finally:
@@ -128,7 +138,10 @@ path = "prompts.txt"
 random_length = [1, 5]
 [[rewards]]
 use = "lowercase"
+[doctor]
+on_finding = "ignore"
 """
+"""Its last look at a finished run takes longer than the run."""
 
 
 def fresh(folder: Path) -> Path:

@@ -73,6 +73,7 @@ def test_no_recipe_is_needed(tmp_path: Path) -> None:
     flags = ["--steps", "1", "--batch_size", "2", "--run", "bare", "--data.path", config["data"]["path"]]
     done = cavesson(here, "ppo", *flags, "--rewards", '[{use = "lowercase", weight = 2.0}]')
     assert done.code == 0, done.err
+    assert "\ndoctor   " in done.out  # unlike the recipe, it does not tell the doctor to stay away
     for row in open_run(here / "bare").rows().to_pylist():
         assert row["reward"] == 2 * dict(row["reward_parts"])["lowercase"]
 

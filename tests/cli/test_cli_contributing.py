@@ -10,7 +10,7 @@ import pytest
 from cavesson import open as open_run
 
 ROOT = Path(__file__).parents[2]
-# What a line in the table and a file beside it do, without writing into the package.
+# What a line in the table and a file beside it do, without writing into the package; then commands, one a line.
 ADDED = """
 import sys
 import cavesson.algorithms
@@ -18,8 +18,13 @@ from cavesson.registry import ALGORITHMS, Entry
 cavesson.algorithms.__path__.append(sys.argv[1])
 ALGORITHMS.update(eval("{" + sys.argv[2] + "}"))
 from cavesson import cli
-sys.argv = ["cavesson", *sys.argv[3:]]
-cli.main()
+for line in sys.stdin:
+    print("=====", flush=True)
+    sys.argv = ["cavesson", *line.split()]
+    try:
+        cli.main()
+    except SystemExit as stop:
+        assert not stop.code, line
 """
 
 
@@ -34,19 +39,21 @@ def test_the_worked_example_trains_resumes_and_explains_itself(blocks: list[str]
     page, line = blocks
     (tmp_path / "reinforce.py").write_text(page, encoding="utf-8")
     run = tmp_path / "run"
-
-    def cavesson(*arguments: str) -> str:
-        command = [sys.executable, "-c", ADDED, str(tmp_path), line, *arguments]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    flags = ["--steps", "40", "--run", str(run), "--model.device", "cpu", "--update.epochs", "1"]
-    cavesson("reinforce", "recipes/tiny-grpo.toml", *flags)
+    flags = f"--steps 40 --run {run} --model.device cpu --update.epochs 1 --doctor.on_finding ignore"
+    commands = [f"recipes/tiny-grpo.toml {flags}", f"--resume {run}", "--help reinforce"]
+    done = subprocess.run(
+        [sys.executable, "-c", ADDED, str(tmp_path), line],
+        input="".join(f"reinforce {command}\n" for command in commands),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    _, _, resumed, explained = done.stdout.split("=====\n")
     rewards = open_run(run).steps()["reward/mean"].to_pylist()
     assert sum(rewards[-5:]) / 5 > 2 * sum(rewards[:5]) / 5
-    assert "is complete" in cavesson("reinforce", "--resume", str(run))
-    assert "--reinforce.entropy_coef" in cavesson("reinforce", "--help", "reinforce")
+    assert "is complete" in resumed
+    assert "--reinforce.entropy_coef" in explained
 
 
 def test_the_worked_example_is_in_the_style_of_the_house(blocks: list[str], tmp_path: Path) -> None:

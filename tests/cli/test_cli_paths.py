@@ -3,13 +3,12 @@
 import ctypes
 import json
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from cli_helpers import cavesson, fresh
+from cli_helpers import Done, cavesson, fresh
 
 import cavesson as package
 from cavesson.record import Recorder, write_run
@@ -108,27 +107,25 @@ def test_places_that_cannot_be_read(folder: Path, what: str, path: str) -> None:
     assert not (folder / "run").exists() and not (folder / "new").exists()
 
 
-def limited(folder: Path, size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def limited(folder: Path, size: int, *arguments: str) -> Done:
     """A command whose files may not become larger than so many bytes."""
-    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
-    code = f"import sys; {limit}; sys.argv = {['cavesson', *arguments]!r}; from cavesson.cli import main; main()"
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    return cavesson(folder, *arguments, before=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size)))
 
 
 @pytest.mark.slow
 def test_a_limit_on_the_size_of_files_is_like_a_full_disk(folder: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     done = limited(folder, 2_000, "ppo", "recipe.toml", "--checkpoint.every", "1")
-    assert done.returncode == 2, done
-    assert done.stderr.splitlines()[-1].startswith("cavesson: the limit on the size of a file is reached"), done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.code == 2, done
+    assert done.err.splitlines()[-1].startswith("cavesson: the limit on the size of a file is reached"), done.err
+    assert "Traceback" not in done.err
     assert not (folder / "run").exists()  # no step was done
     whole = cavesson(folder, "ppo", "recipe.toml")
     assert whole.code == 0, whole.err
     size = max(path.stat().st_size for path in (folder / "run" / "model").iterdir())
     assert package.open(folder / "run").rows().num_rows == 8
     done = limited(folder, size // 2, "ppo", "recipe.toml", "--run", "again")
-    assert done.returncode == 2 and "the limit on the size of a file is reached" in done.stderr, done.stderr
-    assert "--resume" in done.stderr
+    assert done.code == 2 and "the limit on the size of a file is reached" in done.err, done.err
+    assert "--resume" in done.err
     done = cavesson(folder, "ppo", "--resume", "again")
     assert done.code == 0, done.err

@@ -50,8 +50,6 @@ learning_rate = 1e-2
 schedule = "linear"
 [checkpoint]
 every = 0
-[doctor]
-on_finding = "ignore"
 """
 )
 SECONDS = 240
@@ -205,7 +203,7 @@ def test_a_second_ctrl_c_ends_at_once(here: Path) -> None:
     terminal.wait_for_text("finishing the step")
     began = time.monotonic()
     terminal.press_ctrl_c()
-    assert terminal.end() == 130 and time.monotonic() - began < 15
+    assert terminal.end() == 130 and time.monotonic() - began < 60
     assert re.search(r"cavesson: interrupted; continue with: \S*cavesson ppo --resume run\r\n$", terminal.said)
     assert "Traceback" not in terminal.said
 

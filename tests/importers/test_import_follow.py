@@ -188,6 +188,7 @@ def test_a_stream_of_prime_rl_is_followed_while_it_is_annotated_and_compressed(t
     first.write_bytes(episode(0, 0) + episode(1, 0))
     ended = Thread(target=lambda: follow_run(tmp_path / "in", tmp_path / "run", until_idle=6))
     ended.start()
+    wait_for(tmp_path / "run", 0)
     time.sleep(1.5)
     # Nobody knows yet what of it is trained on; that comes before the episodes of two steps later.
     assert open_run(tmp_path / "run").rows(["step"]).num_rows == 0

@@ -200,7 +200,7 @@ def test_what_will_not_pass_is_said_at_once(server, status):
 
 def test_an_answer_that_drips_is_not_waited_for(server):
     took = refused(server, "/stalling", "did not answer within 0.3 seconds (1 attempts)", timeout=0.3, attempts=1)
-    assert took < 3  # the whole answer takes five
+    assert took < 4.5  # the whole answer takes five
 
 
 def test_a_server_that_is_not_there():

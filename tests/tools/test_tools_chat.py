@@ -5,7 +5,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def start(model: Path, *flags: str, stdin: int = subprocess.PIPE) -> subprocess.
         stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
-        env=os.environ,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
 
 
@@ -66,8 +65,9 @@ def test_a_conversation_is_remembered_until_it_is_reset(models):
 @pytest.mark.slow
 def test_control_c_and_the_end_of_input_leave(models):
     talk = start(models / "one")
-    assert talk.stdout is not None and talk.stdout.readline() == "ready\n"
-    time.sleep(1)
+    assert talk.stdin is not None and talk.stdout is not None and talk.stdout.readline() == "ready\n"
+    print("/reset", file=talk.stdin, flush=True)
+    assert talk.stdout.readline() == "(forgotten)\n"  # the model is there, and a line is waited for
     talk.send_signal(signal.SIGINT)
     out, err = talk.communicate(timeout=200)
     assert "left" in out and "Traceback" not in err and talk.returncode == 0

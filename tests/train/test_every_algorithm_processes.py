@@ -4,7 +4,6 @@ Tolerances are those of test_train_processes.py: sums over other groupings diffe
 AdamW from blowing up.
 """
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_train_processes import HERE, torchrun
+from several_helpers import together
 from torch import Tensor
 from train_helpers import OFFLINE, ONLINE, SIGNAL, quiet, timeless, tiny_run
+from two_processes import algorithms
 
 import cavesson
 from cavesson.record import Run
@@ -59,13 +59,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {"2": (2, {}), "2 sharded": (2,
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
-    """A number of processes and the folder with all their runs; starting them takes longer than running them."""
+    """A number of processes and the folder with all their runs."""
     count, changes = LAYOUTS[request.param]
     folder = tmp_path_factory.mktemp("several")
     runs = {name: {**SMOOTH, **case, **changes} for name, case in CASES.items() if case.get("batch_size", 8) >= count}
-    (folder / "runs.json").write_text(json.dumps(runs))
-    done = torchrun(str(HERE / "two_processes.py"), "runs.json", ".", folder=folder, processes=count)
-    assert done.returncode == 0, done.stderr[-3000:]
+    ended = together(folder, count, algorithms, runs, folder)
+    assert [done.code for done in ended] == [0] * count, [done.err[-3000:] for done in ended]
     return count, folder
 
 

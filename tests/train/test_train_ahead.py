@@ -22,6 +22,7 @@ from vllm_stand_in import ROUNDING, Answer, StandIn, serving
 import cavesson
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.data.order import InMemory
+from cavesson.doctor import diagnose
 from cavesson.errors import ServerError, UserCodeError, UserError
 from cavesson.randomness import Purpose, generator
 from cavesson.record import Run
@@ -120,18 +121,11 @@ def test_every_token_has_the_version_that_sampled_it(
 
     metrics = training.run(report).metrics
     assert server.most_adapters == (staleness + 1 if lora else 0)
-    run = cavesson.open(tmp_path / "run")
+    run, found = cavesson.open(tmp_path / "run"), set()
     accounted(run, steps)
-    found = set()
     for step in range(steps):
-        rows, tokens = run.rows(steps=[step]).to_pylist(), run.tokens(step)
-        whole = "sampler_version" in tokens.column_names and tokens["sampler_version"].null_count == 0
-        logprobs, ages = tokens["sampler_logprob"].to_numpy(), []
-        first = 0
-        for row in rows:
-            here = slice(first, first := first + row["length"])
-            ids = tokens["token_id"].to_numpy()[here].tolist()
-            mine = tokens["sampler_version"].to_numpy()[here] if whole else np.full(len(ids), row["policy_version"])
+        ages: list[int] = []
+        for row, mine, logprobs, ids in with_versions(run, step):
             assert mine[0] == row["policy_version"] and (np.diff(mine) >= 0).all()
             assert step - staleness <= mine[0] and mine[-1] <= step
             for version in set(mine.tolist()):
@@ -139,13 +133,23 @@ def test_every_token_has_the_version_that_sampled_it(
                 with torch.no_grad():
                     logits = model(torch.tensor([row["prompt_ids"] + ids])).logits[0, len(row["prompt_ids"]) - 1 : -1]
                 expected = logits.log_softmax(-1)[range(len(ids)), ids].numpy()
-                np.testing.assert_allclose(logprobs[here][mine == version], expected[mine == version], atol=ROUNDING)
+                np.testing.assert_allclose(logprobs[mine == version], expected[mine == version], atol=ROUNDING)
             ages += (step - mine).tolist()
             found.add(len(set(mine.tolist())))
         assert metrics[step].get("staleness/max", 0.0) == max(ages)
         assert metrics[step].get("staleness/mean", 0.0) == pytest.approx(np.mean(ages))
     assert max(found) == (1 if lora else 2)  # an adapter stays the same in a response
     assert any("staleness/max" in one for one in metrics)
+
+
+def with_versions(run: Run, step: int) -> Iterator[tuple[dict[str, Any], Any, Any, list[int]]]:
+    """Every rollout of a step, with the versions, the sampler's log-probabilities and the ids of its tokens."""
+    tokens, first = run.tokens(step), 0
+    known = "sampler_version" in tokens.column_names and tokens["sampler_version"].null_count == 0
+    for row in run.rows(steps=[step]).to_pylist():
+        here = slice(first, first := first + row["length"])
+        each = tokens["sampler_version"].to_numpy()[here] if known else np.full(row["length"], row["policy_version"])
+        yield row, each, tokens["sampler_logprob"].to_numpy()[here], tokens["token_id"].to_numpy()[here].tolist()
 
 
 def test_one_reward_at_a_time(server: StandIn, tmp_path: Path) -> None:

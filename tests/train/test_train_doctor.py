@@ -1,12 +1,11 @@
 """The doctor beside the training: it warns, stops, or is silent, and says at the end what it saw."""
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from several_helpers import cli_helpers
 from train_helpers import PROMPTS, WATCHED, build, patient, settings, uneven
 
 import cavesson
@@ -231,8 +230,7 @@ def test_the_command_says_so_with_its_exit_code(tmp_path):
         "doctor.on_finding": "stop",
     }
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "cavesson", "ppo", str(RECIPE), *words]
-    done = subprocess.run(command, cwd=RECIPE.parents[1], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 3
-    assert "of 3000 steps\nerror filtered-sampling since step 0" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = cli_helpers.cavesson(tmp_path, "ppo", str(RECIPE), *words)
+    assert done.code == 3, done
+    assert "of 3000 steps\nerror filtered-sampling since step 0" in done.err
+    assert "Traceback" not in done.err

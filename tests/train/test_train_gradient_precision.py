@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from batch_helpers import split
-from test_train_processes import HERE, torchrun
+from several_helpers import together
 from torch import Tensor
 from train_helpers import rollouts
+from two_gradients import gradients
 
 from cavesson.algorithms.raft import RAFT
 from cavesson.algorithms.settings import OptimizerSettings, UpdateSettings
@@ -52,6 +53,6 @@ def error(seen: list[Tensor], expected: list[Tensor]) -> float:
 
 @pytest.mark.slow
 def test_the_sum_over_processes_is_in_float32(tmp_path: Path) -> None:
-    done = torchrun(str(HERE / "two_gradients.py"), "gradients.json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    ended = together(tmp_path, 2, gradients, tmp_path / "gradients.json")
+    assert [done.code for done in ended] == [0, 0], ended
     assert json.loads((tmp_path / "gradients.json").read_text()) == [[257.0, 257.0], [513.0, 513.0]]

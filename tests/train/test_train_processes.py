@@ -2,8 +2,8 @@
 
 import json
 import os
+import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +16,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from several_helpers import cli_helpers, command, together
 from train_helpers import LORA, SIGNAL, STOP, build, finish, quiet, settings, tiny_flags, tiny_run
+from two_processes import ppo
 
 import cavesson
 from cavesson.errors import UserError
@@ -25,7 +27,6 @@ from cavesson.record import Run
 from cavesson.train.checkpoint import latest
 from cavesson.types import Batch, Rollouts
 
-HERE = Path(__file__).parent
 # AdamW turns rounding of a gradient near zero into a full step; a larger ε keeps it rounding.
 COMMON: dict[str, Any] = {"steps": 3, "batch_size": 6, "optimizer__eps": 1e-3, "optimizer__learning_rate": 1e-2}
 ADAPTIVE = {"kl__target": 0.05, "kl__horizon": 30, "kl__coef": 0.3}
@@ -44,12 +45,9 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def torchrun(*arguments: str, folder: Path, processes: int = 2) -> subprocess.CompletedProcess[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{HERE.parent}:{os.environ.get('PYTHONPATH', '')}",
-    }
+def torchrun(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*launcher, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
@@ -57,12 +55,11 @@ def torchrun(*arguments: str, folder: Path, processes: int = 2) -> subprocess.Co
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with all runs of two processes; starting them takes longer than running them."""
+    """The folder with all runs of two processes."""
     folder = tmp_path_factory.mktemp("two")
     runs = {name: {**COMMON, **changes, "broken_off": name == "broken off"} for name, changes in RUNS.items()}
-    (folder / "runs.json").write_text(json.dumps(runs))
-    done = torchrun(str(HERE / "two_processes.py"), "runs.json", ".", folder=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
+    ended = together(folder, 2, ppo, runs, folder)
+    assert [done.code for done in ended] == [0, 0], [done.err[-3000:] for done in ended]
     return folder
 
 
@@ -170,10 +167,9 @@ def test_sigterm_ends_both_processes_at_the_same_place(tmp_path: Path) -> None:
     assert not (tmp_path / "here" / "writer.json").exists()
     done = latest(tmp_path / "here")
     assert done is not None and 0 < done.step < 40
-    resumed = subprocess.run(
-        ["sh", "-c", f"{way} --steps {done.step + 2}"], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    words = shlex.split(way)
+    resumed = cli_helpers.cavesson(tmp_path, *words[words.index("ppo") :], "--steps", str(done.step + 2))
+    assert resumed.code == 0, resumed.err[-3000:]
     begun = [json.loads(file.read_text()) for file in sorted((tmp_path / "here" / "attempts").iterdir())]
     assert [attempt["start_step"] for attempt in begun] == [0, done.step]
     assert cavesson.open(tmp_path / "here").rows(["step"])["step"].to_pylist()[-1] == done.step + 1
@@ -183,20 +179,15 @@ def test_sigterm_ends_both_processes_at_the_same_place(tmp_path: Path) -> None:
 def test_a_sharded_run_resumes_with_any_number_of_processes(tmp_path: Path) -> None:
     changes = {"optimizer__schedule": "constant", "optimizer__eps": 1e-3}
     flags = tiny_flags("ppo", tmp_path / "here", **changes, steps=1, parallel__shard="full")
-    begun = torchrun("-m", "--", "cavesson", "ppo", *flags, folder=tmp_path)
-    resumed = torchrun("-m", "--", "cavesson", "ppo", "--resume", "here", "--steps", "2", folder=tmp_path, processes=4)
-    assert begun.returncode == resumed.returncode == 0, begun.stderr[-3000:] + resumed.stderr[-3000:]
+    begun = together(tmp_path, 2, command, "ppo", *flags)
+    resumed = together(tmp_path, 4, command, "ppo", "--resume", "here", "--steps", "2")
+    assert [done.code for done in (*begun, *resumed)] == [0] * 6, (begun, resumed)
     refused, ended = (
-        subprocess.run(
-            [sys.executable, "-m", "cavesson", "ppo", "--resume", "here", "--steps", "3", *more],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        cli_helpers.cavesson(tmp_path, "ppo", "--resume", "here", "--steps", "3", *more)
         for more in ((), ("--parallel.shard", "none"))
     )
-    assert refused.returncode == 2 and refused.stderr.startswith('cavesson: parallel.shard "full" has no effect with')
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert refused.code == 2 and refused.err.startswith('cavesson: parallel.shard "full" has no effect with')
+    assert ended.code == 0, ended.err[-3000:]
     tiny_run("ppo", tmp_path / "alone", **changes, steps=3).run(quiet)
     same_rollouts(cavesson.open(tmp_path / "alone"), cavesson.open(tmp_path / "here"))
     for file in ("weights.safetensors", "optimizer.safetensors"):
@@ -209,24 +200,8 @@ def test_a_sharded_run_resumes_with_any_number_of_processes(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_two_hosts_shard_within_and_copy_between(tmp_path: Path) -> None:
     flags = tiny_flags("grpo", tmp_path / "here", optimizer__eps=1e-3, batch_size=12, parallel__shard="hybrid")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-    hosts = [
-        subprocess.Popen(
-            [*launcher, "--node-rank", str(rank), "-m", "--", "cavesson", "grpo", *flags],
-            cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    errors = [host.communicate(timeout=300)[1] for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 0], errors
+    ended = together(tmp_path, 4, command, "grpo", *flags, hosts=2)
+    assert [done.code for done in ended] == [0] * 4, ended
     tiny_run("grpo", tmp_path / "alone", optimizer__eps=1e-3, batch_size=12).run(quiet)
     places = [tmp_path / run / "checkpoints" / "step-00000002" / "weights.safetensors" for run in ("alone", "here")]
     mine, theirs = map(load_file, places)

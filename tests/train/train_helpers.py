@@ -4,10 +4,12 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from settings_helpers import changed
 from torch import Tensor, nn
@@ -72,21 +74,28 @@ WATCHED = {"sampling__top_k": 3, "batch_size": 16, "steps": 12, "checkpoint__eve
 
 
 def patient(folder: Path) -> Report:
-    """Lets the doctor look once within a run of a second, and waits for what it sees."""
+    """Lets the doctor look once within a run of a second, and waits until it has seen something."""
     calls = count(1)
 
     def report(step: int, metrics: dict[str, float]) -> None:
         call = next(calls)
         if call == 1:
             time.sleep(1.2)  # that is when the first look may come
-        for _ in range(600 if call == 2 else 0):
-            if findings_file(folder / "index").exists():
+        for _ in range(3000 if call == 2 else 0):
+            if findings_file(folder / "index").exists() and not is_looking():
                 break
             time.sleep(0.1)
-        if call in (2, 3):
-            time.sleep(0.4)
 
     return report
+
+
+def is_looking() -> bool:
+    """Whether a look of the doctor of this process has not ended."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it may end just now
+            if "cavesson.doctor.look" in child.cmdline():
+                return True
+    return False
 
 
 OFFLINE, ONLINE = ("sft", "reward-model", "dpo"), ("ppo", "grpo", "rloo", "raft")
@@ -156,6 +165,7 @@ def tiny_flags(name: str, folder: Path, **changes: Any) -> list[str]:
     else:
         values |= {"steps": 2, "batch_size": 6, "data.path": "prompts.txt", "sampling.random_length": [1, 6]}
         values |= {"update.epochs": 2, "update.mini_batches": 2, "rewards": "uneven"}
+        values["doctor.on_finding"] = "ignore"  # its last look at a finished run takes longer than the run
     values |= TINY[name] | {change.replace("__", "."): value for change, value in changes.items()}
     if not values.get("data.validation"):
         values.pop("evaluation.every", None)

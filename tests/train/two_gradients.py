@@ -1,7 +1,6 @@
-"""Started by torchrun: gradients of two processes, added up and written to the file named by the argument."""
+"""Called in every process: gradients of two, added up and written to a file."""
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ from cavesson.processes import Processes
 from cavesson.train.optimizer import Optimizer
 
 
-def main(file: Path) -> None:
+def gradients(file: Path) -> None:
     processes = Processes("cpu")
     module = nn.Linear(1, 2, dtype=torch.bfloat16)
     Optimizer(module, OptimizerSettings())
@@ -22,10 +21,6 @@ def main(file: Path) -> None:
         for gradient in (256.0, 1.0, 256.0):
             module.bias.sum().mul(gradient).backward()
     processes.sum_gradients(module)
-    gradients = (module.weight.grad, module.bias.grad)
+    both = (module.weight.grad, module.bias.grad)
     if processes.is_main:
-        file.write_text(json.dumps([gradient.flatten().tolist() for gradient in gradients if gradient is not None]))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+        file.write_text(json.dumps([gradient.flatten().tolist() for gradient in both if gradient is not None]))

@@ -1,10 +1,5 @@
-"""Started by torchrun: the runs of test_…_processes.py, one after the other, in every process.
+"""Called in every process: the runs of test_…_processes.py, one after the other."""
 
-The arguments are a JSON file of runs, each a dictionary of changes to `settings` or, where it names an algorithm, to
-`tiny_flags`, and the folder to run them in.
-"""
-
-import json
 import os
 import sys
 from contextlib import suppress
@@ -31,11 +26,15 @@ def report(step: int, metrics: dict[str, float]) -> None:
     pass
 
 
-def main(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+def algorithms(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Runs of changes to `tiny_flags`."""
     for name, changes in runs.items():
-        if "algorithm" in changes:
-            tiny_run(changes.pop("algorithm"), folder / name, **changes).run(report)
-            continue
+        tiny_run(changes.pop("algorithm"), folder / name, **changes).run(report)
+
+
+def ppo(runs: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Runs of changes to `settings`, then one that the doctor stops and one that is a mistake."""
+    for name, changes in runs.items():
         broken_off = changes.pop("broken_off", False)
         made = settings(folder / name, **changes)
         if broken_off:
@@ -62,7 +61,3 @@ def mistake(folder: Path) -> None:
         cli.main()
     except SystemExit as stop:
         (folder / f"exit-{os.environ['RANK']}").write_text(str(stop.code))
-
-
-if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

@@ -74,12 +74,8 @@ class StandIn:
                     return Response()
             if given.get("model") not in (None, *self.adapters):
                 return JSONResponse({"error": "the adapter was unloaded meanwhile"}, status_code=404)
-            logits = self._logits(adapter or self.model, ids)[-1] / params.get("temperature", 1.0)
-            if count < params.get("min_tokens", 0):
-                logits[params["stop_token_ids"]] = -math.inf
-            logprob = logits.log_softmax(-1)
-            token = int(torch.multinomial(logprob.exp(), 1, generator=draws))
-            tokens.append({"token_id": token, "logprob": float(logprob[token])})
+            token, logprob = self._drawn(adapter or self.model, ids, params, count, draws)
+            tokens.append({"token_id": token, "logprob": logprob})
             if not spans or spans[-1]["version"] != self.version:
                 spans.append({"version": self.version, "start": count})
             spans[-1]["end"] = count + 1
@@ -94,6 +90,16 @@ class StandIn:
         }
         answer = {"choices": [choice]} if is_probe(given) else self.spoil({"choices": [choice]})
         return answer if isinstance(answer, Response) else JSONResponse(answer)
+
+    def _drawn(
+        self, model: Any, ids: list[int], params: Answer, count: int, draws: torch.Generator
+    ) -> tuple[int, float]:
+        logits = self._logits(model, ids)[-1] / params.get("temperature", 1.0)
+        if count < params.get("min_tokens", 0):
+            logits[params["stop_token_ids"]] = -math.inf
+        logprob = logits.log_softmax(-1)
+        token = int(torch.multinomial(logprob.exp(), 1, generator=draws))
+        return token, float(logprob[token])
 
     async def told(self, request: Request) -> Response:
         given, path = json.loads(await request.body()), request.url.path
@@ -141,7 +147,7 @@ def serving(folder: Path) -> Iterator[StandIn]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (server.started and server.servers):
         assert time.monotonic() < deadline
         time.sleep(0.01)
