@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import repeat
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -83,7 +84,7 @@ class CodeReward:
         each = [_listed(prompt, given) for prompt, given in zip(prompts, tests, strict=True)]
         pairs = [(code_of(response), one) for response, some in zip(responses, each, strict=True) for one in some]
         with ThreadPoolExecutor(self.settings.concurrency or os.cpu_count()) as pool:
-            passed = iter(list(pool.map(lambda pair: self._passes(*pair, self.settings.timeout), pairs)))
+            passed = iter(list(pool.map(self._passes, *zip(*pairs, strict=True), repeat(self.settings.timeout))))
         return [sum(next(passed) for _ in some) / len(some) for some in each]
 
     def _passes(self, code: str, test: str, timeout: float) -> bool:
@@ -119,7 +120,8 @@ class CodeReward:
 
 def code_of(response: str) -> str:
     """Return the last block between ``` fences, which need not be closed, else the whole response."""
-    return (_FENCE.findall(response) or [response])[-1]
+    blocks: list[str] = _FENCE.findall(response)
+    return blocks[-1] if blocks else response
 
 
 def _listed(prompt: str, tests: Any) -> list[str]:

@@ -19,7 +19,7 @@ class RewardSettings(Settings):
     weight: float = 1.0
     """factor in the sum"""
     options: dict[str, Any] = Field(default_factory=dict)
-    """arguments of a code, classifier, pipeline or HTTP reward, such as timeout, path, label and url: docs/rewards.md"""
+    """arguments of a code, classifier, pipeline or HTTP reward, such as path, label and url: docs/rewards.md"""
 
     @property
     def label(self) -> str:
