@@ -9,6 +9,7 @@ import torch
 from cavesson.errors import UserError
 from cavesson.rewards.base import RewardFunction, call_reward, load_function
 from cavesson.rewards.classifier import ClassifierReward
+from cavesson.rewards.code import CodeReward
 from cavesson.rewards.exact_match import exact_match
 from cavesson.rewards.http import HttpReward
 from cavesson.rewards.lowercase import lowercase
@@ -22,7 +23,7 @@ MODELS: dict[str, type[ClassifierReward] | type[PipelineReward]] = {
     "pipeline": PipelineReward,
 }
 """Made of their options and a device."""
-SERVICES: dict[str, type[HttpReward]] = {"http": HttpReward}
+SERVICES: dict[str, type[CodeReward] | type[HttpReward]] = {"code": CodeReward, "http": HttpReward}
 """Made of their options."""
 
 

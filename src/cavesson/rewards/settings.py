@@ -12,14 +12,14 @@ class RewardSettings(Settings):
     """One reward. The total is the weighted sum of all rewards."""
 
     use: FunctionName
-    """"sentiment", "exact_match", "lowercase", "classifier", "pipeline", "http", or your own function as
+    """"sentiment", "exact_match", "lowercase", "code", "classifier", "pipeline", "http", or your own function as
     file.py:function or module:function"""
     name: str | None = None
     """name in the record; none = the name of the function, or `use`"""
     weight: float = 1.0
     """factor in the sum"""
     options: dict[str, Any] = Field(default_factory=dict)
-    """arguments of a classifier, pipeline or HTTP reward, such as path, label, url and batch_size: docs/rewards.md"""
+    """arguments of a code, classifier, pipeline or HTTP reward, such as path, label and url: docs/rewards.md"""
 
     @property
     def label(self) -> str:

@@ -1,0 +1,133 @@
+"""Whether the code in a response passes tests: each test runs in a Python process of its own, with limits."""
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import repeat
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import Field
+
+from cavesson.config import Settings, check
+from cavesson.errors import UserError
+
+_FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.MULTILINE | re.DOTALL)
+_LARGEST_FILE = 1 << 20
+# Every thread of NumPy's would reserve memory of its own.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_START = 30.0
+"""Most seconds that Python itself may take to start, when the reward is built."""
+# A limit that is set before this program starts would need code of ours between fork and exec, where threads forbid it.
+_PROGRAM = """
+import json, os, resource, sys
+given = json.load(sys.stdin)
+for name, most in given["limits"].items():
+    resource.setrlimit(getattr(resource, name), (most, most))
+out, null = os.dup(1), os.open(os.devnull, os.O_RDWR)
+for stream in (0, 1, 2):
+    os.dup2(null, stream)
+names = {"__name__": "__main__"}
+for part in ("code", "test"):
+    exec(compile(given[part], part, "exec"), names)
+os.write(out, given["passed"].encode())
+"""
+
+
+class CodeSettings(Settings):
+    """The limits of a test."""
+
+    timeout: float = Field(5.0, gt=0)
+    """seconds that a test may take, with the start of Python"""
+    memory: int = Field(1024, ge=1)
+    """megabytes of address space that a test may use"""
+    concurrency: int = Field(0, ge=0)
+    """tests that run at the same time; 0 = one per processor"""
+
+
+class CodeReward:
+    """The share of the tests in the column `tests` that the code of a response passes, 0 to 1.
+
+    The code is the last block between ``` fences, else the whole response. A test is Python code, such as
+    `assert add(1, 2) == 3`; it runs after the response's code, and passes if nothing is raised. Each test gets a new
+    process, an empty folder and hardly any environment variables, and can import the packages of this Python. At the
+    time limit, its process group is killed. This is not a sandbox: the code can read files and use the network.
+
+    Args:
+        options: the settings of `CodeSettings`.
+
+    Raises:
+        UserError: an option is wrong, the system cannot limit processes, or Python does not start within the limits.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.settings = check(CodeSettings, options, "reward 'code': options")
+        if sys.platform == "win32":
+            raise UserError("reward 'code' needs a Unix system, which can limit the memory of a process")
+        if not self._passes("", "", max(_START, self.settings.timeout)):
+            raise UserError(
+                f"reward 'code': Python does not start with options.memory {self.settings.memory}; set a larger limit"
+            )
+
+    def __call__(
+        self, prompts: Sequence[str], responses: Sequence[str], tests: Sequence[Any] | None = None, **_: Any
+    ) -> list[float]:
+        if tests is None:
+            raise UserError("the reward code needs a column tests with the tests of every prompt")
+        each = [_listed(prompt, given) for prompt, given in zip(prompts, tests, strict=True)]
+        pairs = [(code_of(response), one) for response, some in zip(responses, each, strict=True) for one in some]
+        with ThreadPoolExecutor(self.settings.concurrency or os.cpu_count()) as pool:
+            passed = iter(list(pool.map(self._passes, *zip(*pairs, strict=True), repeat(self.settings.timeout))))
+        return [sum(next(passed) for _ in some) / len(some) for some in each]
+
+    def _passes(self, code: str, test: str, timeout: float) -> bool:
+        """Return whether a test passes after some code, within the limits."""
+        # The end of the program says nothing about the test: the code may have ended it.
+        word = secrets.token_hex(16)
+        limits = {"RLIMIT_AS": self.settings.memory << 20, "RLIMIT_FSIZE": _LARGEST_FILE, "RLIMIT_CORE": 0}
+        given = json.dumps({"code": code, "test": test, "passed": word, "limits": limits})
+        with TemporaryDirectory(prefix="cavesson-code-", ignore_cleanup_errors=True) as folder:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _PROGRAM],
+                cwd=folder,
+                env=_ENVIRONMENT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                said, _ = process.communicate(given.encode(), timeout)
+            except subprocess.TimeoutExpired:
+                said = b""
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                for pipe in (process.stdin, process.stdout):
+                    if pipe is not None:
+                        with suppress(OSError):  # what was not written any more
+                            pipe.close()
+        return said == word.encode()
+
+
+def code_of(response: str) -> str:
+    """Return the last block between ``` fences, which need not be closed, else the whole response."""
+    blocks: list[str] = _FENCE.findall(response)
+    return blocks[-1] if blocks else response
+
+
+def _listed(prompt: str, tests: Any) -> list[str]:
+    listed = [tests] if isinstance(tests, str) else tests
+    if not (isinstance(listed, list | tuple) and listed) or not all(
+        isinstance(one, str) and one.strip() for one in listed
+    ):
+        raise UserError(f"the reward code: tests must be a text or a list of texts, not {tests!r} (prompt {prompt!r})")
+    return list(listed)

@@ -1,0 +1,118 @@
+"""The reward `code`: real processes that pass, fail, deceive, and exceed their limits."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cavesson.errors import UserError
+from cavesson.rewards.code import CodeReward, code_of
+
+ADD = "```python\ndef add(a, b):\n    return a + b\n```"
+TESTS = ["assert add(1, 2) == 3", "assert add(0, 0) == 0", "assert add(2, 2) == 5", "assert subtract(1, 1) == 0"]
+
+
+@pytest.fixture(scope="module")
+def reward() -> CodeReward:
+    return CodeReward(timeout=20, memory=512)
+
+
+def scores(reward: CodeReward, responses: list[str], tests: Any) -> list[float]:
+    return reward([""] * len(responses), responses, tests=tests)
+
+
+def test_the_reward_is_the_share_of_tests_that_pass(reward: CodeReward) -> None:
+    responses = [ADD, "def add(a, b): return 3", "I cannot", ""]
+    assert scores(reward, responses, [TESTS] * 4) == [2 / 4, 1 / 4, 0.0, 0.0]
+    assert scores(reward, [ADD, ADD], ["assert add(1, 1) == 2", ["assert add(1, 1) == 3"]]) == [1.0, 0.0]
+
+
+def test_the_last_block_counts(reward: CodeReward) -> None:
+    wrong = "```\ndef add(a, b):\n    return 0\n```"
+    assert scores(reward, [f"First\n{wrong}\nbetter\n{ADD}\n", f"{ADD}\n{wrong}"], [TESTS[:1]] * 2) == [1.0, 0.0]
+    assert code_of("a\n```python\nx = 1\n") == "x = 1\n"  # cut at the length limit
+    assert code_of("x = 1") == "x = 1"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "raise SystemExit",
+        "print('passed'); quit = None; raise KeyboardInterrupt",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "x = bytearray(2 << 30)",  # more than `memory`
+        "open('large', 'wb').write(bytes(4 << 20))",
+        "import os; assert 'PATH' in os.environ",
+        "x = input()",
+        "def f(: pass",
+        "\ud800",
+    ],
+)
+def test_what_does_not_pass(reward: CodeReward, code: str) -> None:
+    assert scores(reward, [code], ["pass"]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('x' * 10**7)",
+        "import sys; sys.stderr.write('x' * 10**6)",
+        "x = bytearray(50 << 20)",
+        "import numpy; assert numpy.ones(3).sum() == 3",
+    ],
+)
+def test_what_passes(reward: CodeReward, code: str) -> None:
+    assert scores(reward, [code], ["pass"]) == [1.0]
+
+
+def test_a_test_and_what_it_started_end_at_the_time_limit(tmp_path: Path) -> None:
+    place = tmp_path / "pid"
+    code = "import subprocess\nchild = subprocess.Popen(['/bin/sleep', '600'])\n"
+    code += f"open({str(place)!r}, 'w').write(str(child.pid))\n"
+    reward, start = CodeReward(timeout=6), time.monotonic()
+    assert scores(reward, [code + "while True: pass", "while True: pass"], ["pass"] * 2) == [0.0, 0.0]
+    assert 6 <= time.monotonic() - start < 60
+    pid = int(place.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_test_starts_in_an_empty_folder_that_is_removed(reward: CodeReward, tmp_path: Path) -> None:
+    code = "import os\nassert os.listdir() == []\nopen('left', 'w').write('x')\n"
+    code += f"open({str(tmp_path / 'at')!r}, 'w').write(os.getcwd())"
+    assert scores(reward, [code], ["pass"]) == [1.0]
+    assert not os.path.exists((tmp_path / "at").read_text())
+
+
+def test_tests_run_at_the_same_time_as_often_as_said(tmp_path: Path) -> None:
+    """Two tests that wait for each other pass only together."""
+    wait = "import os, time\nopen('{0}/{1}', 'w').close()\nwhile not os.path.exists('{0}/{2}'): time.sleep(0.01)"
+    for concurrency, passed in ((2, [1.0, 1.0]), (1, [0.0, 1.0])):
+        place = tmp_path / str(concurrency)
+        place.mkdir()
+        responses = [wait.format(place, "a", "b"), wait.format(place, "b", "a")]
+        assert scores(CodeReward(timeout=8, concurrency=concurrency), responses, ["pass"] * 2) == passed
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"timeout": 0}, "reward 'code': options"),
+        ({"time": 3}, "reward 'code': options"),
+        ({"memory": 4}, "Python does not start with options.memory 4; set a larger limit"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        CodeReward(**options)
+
+
+@pytest.mark.parametrize("tests", [None, [], "", [3], [""], 7])
+def test_wrong_tests(reward: CodeReward, tests: Any) -> None:
+    column = None if tests is None else [tests]
+    with pytest.raises(UserError, match="needs a column tests" if tests is None else "tests must be a text or a list"):
+        scores(reward, [ADD], column)
