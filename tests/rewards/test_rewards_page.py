@@ -13,6 +13,7 @@ from test_rewards_http import listening
 from cavesson.errors import UserError
 from cavesson.rewards import build_rewards, rehearse, score
 from cavesson.rewards.base import call_reward
+from cavesson.rewards.code import CodeSettings
 from cavesson.rewards.http import HttpSettings
 from cavesson.rewards.settings import RewardSettings
 
@@ -74,16 +75,25 @@ def test_the_server_answers_the_request_on_the_page():
     with listening(uvicorn.Config(space["app"], log_level="error")) as url:
         options = {"url": f"{url}/score"}
         (reward,) = build_rewards([RewardSettings(use="http", options=options)], CPU)
-        asked, answer, _ = (json.loads(block) for block in blocks("json"))
+        _, asked, answer, _ = (json.loads(block) for block in blocks("json"))
         assert list(reward.function(asked["prompts"], asked["responses"], **asked["columns"])) == answer["rewards"]
 
 
-def test_every_option_of_the_http_reward_is_on_the_page():
-    table = PAGE.partition("## Rewards over HTTP")[2]
-    rows = dict(re.findall(r"^\| `(\w+)` \| (\S*?)\s*\|", table, re.MULTILINE))
-    assert list(rows) == list(HttpSettings.model_fields)
+def test_the_tests_of_the_code_reward():
+    row = json.loads(blocks("json")[0])
+    (recipe,) = (block for block in blocks("toml") if 'use = "code"' in block)
+    (reward,) = build_rewards(settings(recipe), CPU)
+    responses = ["```python\ndef add(a, b):\n    return a + b\n```", "def add(a, b): return 0"]
+    assert reward.function([row["prompt"]] * 2, responses, tests=[row["tests"]] * 2) == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(("title", "options"), [("Rewards over HTTP", HttpSettings), ("Code with tests", CodeSettings)])
+def test_every_option_is_on_the_page(title, options):
+    section = re.split(r"^## ", PAGE.partition(f"## {title}")[2], flags=re.MULTILINE)[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\S*?)\s*\|", section, re.MULTILINE))
+    assert list(rows) == list(options.model_fields)
     for name, default in rows.items():
-        field = HttpSettings.model_fields[name]
+        field = options.model_fields[name]
         if default and default != "required":
             assert float(default) == field.default
         assert field.is_required() == (default == "required")

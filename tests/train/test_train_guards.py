@@ -236,7 +236,7 @@ def test_prompts_that_are_too_long_are_named_by_their_rows(tmp_path: Path) -> No
 
 def test_sampling_stops_at_the_texts_that_cleaning_cuts_at(tmp_path: Path) -> None:
     changes = {"sampling": {"stop": ["zz", "\n"], "max_new_tokens": 6}, "cleaning": {"cut": ["next_line"]}}
-    trainer = build(tmp_path / "run", **changes).trainer
-    assert collector.sampler.stop.stop == ("zz", "\n")
+    training = build(tmp_path / "run", **changes)
+    assert training.collector.sampler.stop.stop == ("zz", "\n")
     del changes["sampling"]["stop"]
     assert build(tmp_path / "other", **changes).collector.sampler.stop.stop == ("\n",)
