@@ -8,13 +8,13 @@ from cavesson.train.update import Metrics
 
 
 class Log(Callback):
-    """Writes metrics to the record and sends them to trackers; `trackers` is None on all processes but the main one."""
+    """Writes metrics to the record and sends them to trackers, on the main process; `trackers` is None on others."""
 
     def __init__(self, trackers: Trackers | None) -> None:
         self.trackers = trackers
 
     def on_metrics(self, trainer: Trainer, step: int, metrics: Metrics) -> None:
-        if trainer.recorder is not None:
+        if trainer.recorder is not None and trainer.learner.processes.is_main:
             trainer.recorder.metrics(step, metrics)
         if self.trackers is not None:
             self.trackers.log(step, metrics)
@@ -65,6 +65,7 @@ class Checkpoints(Callback):
         trainer.learner.processes.enter("write the checkpoint")
         if trainer.recorder is not None:
             trainer.recorder.flush()  # a checkpoint must never include a step that is not in the record
+        trainer.learner.processes.wait()
         checkpoint = trainer.checkpoint()
         if trainer.learner.processes.is_main:
             save(trainer.folder, checkpoint, self.settings.keep)

@@ -38,7 +38,7 @@ def logging_to(folder: Path, rank: int) -> Iterator[None]:
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     with _listening(handler), _warnings_too():
-        number, step = attempts(storage(folder))[-1]
+        number, step, _ = attempts(storage(folder))[-1]
         LOGGER.info("attempt %d from step %d: cavesson %s: %s", number, step, version("cavesson"), shlex.join(sys.argv))
         try:
             yield

@@ -199,11 +199,11 @@ class Training:
 
     @contextmanager
     def _opened(self) -> Iterator[Trackers | None]:
-        """Open the run's folder on the main process; an error says how to continue the run, if that is possible."""
+        """Open the run's folder; an error says how to continue the run, if that is possible."""
         self.processes.wait()
         try:
             trackers = self._open_folder() if self.processes.is_main else None
-            self.processes.wait()
+            self._open_record()
             self.processes.way_on = way_on(self.settings.run)
             with logging_to(self.settings.run, self.processes.rank):
                 yield trackers
@@ -283,10 +283,15 @@ class Training:
             record_changes(settings, self._changes, trainer.next_step, trainer.steps)
         if not (folder / "vocabulary.parquet").exists():
             _write_vocabulary(folder, trainer.tokenizer)
-        trainer.recorder = Recorder(folder, attempt=begin_attempt(folder, trainer.next_step), lock=self._lock)
         return Trackers(
             settings.trackers, folder, settings.project, settings.model_dump(mode="json"), trainer.next_step
         )
+
+    def _open_record(self) -> None:
+        """Open the record on every process; each of them records its own rollouts."""
+        folder, step, processes = self.settings.run, self.trainer.next_step, self.processes
+        attempt = processes.of_main(begin_attempt(folder, step, processes.count) if processes.is_main else None)
+        self.trainer.recorder = Recorder(folder, attempt=attempt, rank=processes.rank, lock=self._lock)
 
 
 def train(settings: RolloutRun | ExampleRun, *, report: Report | None = None, **inputs: Any) -> Result:
