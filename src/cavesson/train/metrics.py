@@ -108,12 +108,13 @@ def _text_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, float]:
     per_row |= {f"reward/part/{name}": [part[name] for part in parts] for name in parts[0]}
     metrics = {name: _mean(torch.tensor(values, dtype=torch.float64), processes) for name, values in per_row.items()}
     digests = [xxhash.xxh3_64_intdigest(text.encode()) >> 1 if text else 0 for text in rollouts.response]  # fits int64
-    texts, lengths = processes.rows(torch.tensor(digests)), processes.rows(rollouts["mask"].sum(1).long())
-    padded = processes.rows(rollouts["response_ids"].int())
-    if not processes.is_main:
-        return processes.of_main(metrics)
-    ids = [row[:length] for row, length in zip(padded.tolist(), lengths.tolist(), strict=True)]
-    return processes.of_main(metrics | response_statistics(texts.tolist(), ids))
+    columns = torch.tensor(digests), rollouts["mask"].sum(1).long(), rollouts["response_ids"].int()
+    order = processes.rows(torch.tensor(rollouts.sample)).argsort()
+    texts, lengths, padded = (processes.rows(column)[order].tolist() for column in columns)
+    if processes.is_main:
+        ids = [row[:length] for row, length in zip(padded, lengths, strict=True)]
+        metrics |= response_statistics(texts, ids)
+    return processes.of_main(metrics)
 
 
 def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
