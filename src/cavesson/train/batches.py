@@ -47,7 +47,7 @@ class Batches:
             prompts = self._prompts(self.prompts_used + number * self.prompts_per_batch)
             part = self.processes.agreed(lambda: self._sampled(prompts, step, first, self.temperature(step)))
         with clock("reward"):
-            return self.collector.reward(part)
+            return self.processes.agreed(lambda: self.collector.reward(part))
 
     def used(self, count: int) -> None:
         """Move on after a step that has used `count` batches."""

@@ -57,8 +57,7 @@ class Checkpoints(Callback):
             self._save(trainer)
 
     def on_failed_reward(self, trainer: Trainer) -> None:
-        # Other processes may not have failed, and waiting for them would never end.
-        if trainer.next_step and trainer.learner.processes.count == 1:
+        if trainer.next_step:
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
