@@ -23,7 +23,7 @@ from cavesson.record.run_folder import begin_attempt, write_run
 from cavesson.record.schema import ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
 from cavesson.record.segments import Kind, listing, segment_name, write_parquet, write_segment
 from cavesson.record.statistics import STATISTICS, rollout_statistics
-from cavesson.record.storage import Folder, Location, Storage, small_table, storage
+from cavesson.record.storage import Folder, Location, Storage, reaching, small_table, storage
 
 FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
 GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}
@@ -183,7 +183,8 @@ class Recorder:
 
     def _newest(self, kind: Kind) -> int:
         """Return the last step that an earlier recorder of this attempt and rank has recorded, or −1."""
-        found = listing(self._files)
+        with reaching(self._files):
+            found = listing(self._files)
         segments = found.rows if kind == "rows" else found.steps
         own = (self._rank, None)  # None: a merged segment of all ranks
         return max((s.last for s in segments if s.attempt == self._attempt and s.rank in own), default=-1)

@@ -218,7 +218,10 @@ class Remote:
         return [str(path).rsplit("/", 1)[-1] for path in found]
 
     def exists(self, name: str) -> bool:
-        return bool(self.filesystem.isfile(self._at(name)))
+        try:  # `isfile` and `exists` of a file system may take any error for an absent file
+            return bool(self.filesystem.info(self._at(name))["type"] == "file")
+        except FileNotFoundError:
+            return False
 
     def size(self, name: str) -> int:
         return int(self.filesystem.size(self._at(name)))
