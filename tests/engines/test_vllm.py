@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from account_helpers import account
 from scipy.stats import chisquare
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -277,11 +278,6 @@ def begun(command: list[str], tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
-def recorded_once(tmp_path: Path, steps: int) -> None:
-    rows = cavesson.open(tmp_path / "here").rows(["step", "sample"]).to_pylist()
-    assert [(row["step"], row["sample"]) for row in rows] == [(step, i) for step in range(steps) for i in range(8)]
-
-
 def test_a_run_starts_its_own_server_and_survives_its_death(folder: Path, tmp_path: Path) -> None:
     """Two processes of one run share the server; it is killed, the run says so and how to continue, and continues."""
     command = [sys.executable, "-m", "cavesson"]
@@ -302,7 +298,7 @@ def test_a_run_starts_its_own_server_and_survives_its_death(folder: Path, tmp_pa
     words = [*shlex.split(way), "--steps", str(done.step + 1)]
     resumed = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    recorded_once(tmp_path, done.step + 1)
+    account(tmp_path / "here", PROMPTS, done.step + 1)
     assert not servers()
 
 
@@ -317,7 +313,7 @@ def test_sharded_processes_sample_ahead_from_their_own_server(folder: Path, tmp_
         [sys.executable, "-m", "cavesson", *words], cwd=tmp_path, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    recorded_once(tmp_path, 4)
+    account(tmp_path / "here", PROMPTS, 4)
     first = cavesson.open(tmp_path / "here").tokens(0)
     np.testing.assert_allclose(first["logprob"].to_numpy(), first["sampler_logprob"].to_numpy(), atol=ROUNDING)
     assert not servers()
