@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cavesson.record import open as open_run
+from cavesson.record import run_info
 from cavesson.registry import ALGORITHMS
 
 
@@ -37,7 +37,7 @@ def continuation(folder: Path) -> str | None:
     """
     if not (folder / "run.json").exists():
         return None
-    info = open_run(folder).info
+    info = run_info(folder)
     if not is_trained_here(info):
         return None
     if info["inputs"]:

@@ -137,3 +137,17 @@ def test_mistakes_are_one_line_that_names_the_place(tmp_path: Path, recipe: str,
 
 def test_a_flag_that_misses_every_stage_is_a_mistake(tmp_path: Path) -> None:
     assert "no command 'ppoo'" in mistake(tmp_path, RECIPE, "--ppoo.kl.coef", "1")
+
+
+def test_each_stage_has_its_own_record(tmp_path: Path) -> None:
+    common = """
+        [common]
+        record = "s3://bucket/road"
+        [reward_model]
+        [sft]
+        record = "s3://other/sft"
+    """
+    assert [stage.settings.record for stage in read(tmp_path, common)] == [
+        "s3://bucket/road/reward_model",
+        "s3://other/sft",
+    ]

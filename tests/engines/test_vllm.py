@@ -1,5 +1,7 @@
 """The contract of an engine, kept by a real vLLM server: `make test-engines` installs it and runs these tests.
 
+`make test-engines-quick` runs those that are not slow, as CI does.
+
 One server serves most of them; it holds a model that is large enough for vLLM and small enough for two cores.
 """
 
@@ -21,6 +23,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from account_helpers import account
 from scipy.stats import chisquare
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -52,6 +55,8 @@ pytestmark = [
 ]
 ROUNDING = 1e-4
 """Nats by which two float32 implementations of this model differ."""
+ADAPTERS = {"rank": 4, "alpha": 16}
+SLOW = pytest.mark.slow
 LENGTH = 64
 STEPS = 20
 
@@ -119,7 +124,10 @@ def prompts(count: int) -> Batch:
 
 @pytest.mark.parametrize(
     "sampling",
-    [{}, {"temperature": 0.6}, {"top_k": 7}, {"top_p": 0.6}, {"min_new_tokens": 1, "top_p": 0.9, "temperature": 1.3}],
+    [
+        *(pytest.param(one, marks=SLOW) for one in ({}, {"temperature": 0.6}, {"top_k": 7}, {"top_p": 0.6})),
+        {"min_new_tokens": 1, "top_p": 0.9, "temperature": 1.3},
+    ],
     ids=str,
 )
 def test_tokens_have_the_distribution_of_the_settings(
@@ -146,6 +154,7 @@ def test_tokens_have_the_distribution_of_the_settings(
     assert chisquare(observed[kept], wanted[kept] * observed[kept].sum() / wanted[kept].sum()).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_responses_end_where_they_end_without_a_server(server: VllmServer, tmp_path: Path) -> None:
     stop, rows = ("e", "<|pad|>", "th"), 300
     engine = sampler(server, tmp_path, max_new_tokens=30, stop=stop, random_length=None)
@@ -194,8 +203,15 @@ def learned(server: VllmServer, folder: Path, tmp_path: Path, kind: Any, lora: A
     return cavesson.open(tmp_path / "run")
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 16}], ids=["all weights", "adapters"])
-@pytest.mark.parametrize("kind", [PPORun, GRPORun])
+@pytest.mark.parametrize(
+    ("kind", "lora"),
+    [
+        (PPORun, None),
+        (GRPORun, ADAPTERS),
+        pytest.param(PPORun, ADAPTERS, marks=SLOW),
+        pytest.param(GRPORun, None, marks=SLOW),
+    ],
+)
 def test_a_policy_learns(server: VllmServer, folder: Path, tmp_path: Path, kind: Any, lora: Any) -> None:
     record = learned(server, folder, tmp_path, kind, lora, 0)
     for step in range(STEPS):
@@ -203,7 +219,8 @@ def test_a_policy_learns(server: VllmServer, folder: Path, tmp_path: Path, kind:
         np.testing.assert_allclose(tokens["logprob"].to_numpy(), tokens["sampler_logprob"].to_numpy(), atol=ROUNDING)
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 16}], ids=["all weights", "adapters"])
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [None, ADAPTERS], ids=["all weights", "adapters"])
 @pytest.mark.parametrize("kind", [PPORun, GRPORun])
 def test_a_policy_learns_from_samples_of_the_step_before(
     server: VllmServer, folder: Path, tmp_path: Path, kind: Any, lora: Any
@@ -217,6 +234,7 @@ def test_a_policy_learns_from_samples_of_the_step_before(
     np.testing.assert_allclose(fresh["logprob"].to_numpy(), fresh["sampler_logprob"].to_numpy(), atol=ROUNDING)
 
 
+@pytest.mark.slow
 def test_the_weights_change_within_a_response(server: VllmServer, tmp_path: Path) -> None:
     """Every token has the log-probability of the weights that its version names."""
     reset(server, tmp_path)
@@ -277,11 +295,6 @@ def begun(command: list[str], tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
-def recorded_once(tmp_path: Path, steps: int) -> None:
-    rows = cavesson.open(tmp_path / "here").rows(["step", "sample"]).to_pylist()
-    assert [(row["step"], row["sample"]) for row in rows] == [(step, i) for step in range(steps) for i in range(8)]
-
-
 def test_a_run_starts_its_own_server_and_survives_its_death(folder: Path, tmp_path: Path) -> None:
     """Two processes of one run share the server; it is killed, the run says so and how to continue, and continues."""
     command = [sys.executable, "-m", "cavesson"]
@@ -302,10 +315,11 @@ def test_a_run_starts_its_own_server_and_survives_its_death(folder: Path, tmp_pa
     words = [*shlex.split(way), "--steps", str(done.step + 1)]
     resumed = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    recorded_once(tmp_path, done.step + 1)
+    account(tmp_path / "here", PROMPTS, done.step + 1)
     assert not servers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [True, False], ids=["adapters", "all weights"])
 def test_sharded_processes_sample_ahead_from_their_own_server(folder: Path, tmp_path: Path, lora: bool) -> None:
     changes: dict[str, object] = {"parallel.shard": "full", "sampling.max_staleness": 1, "steps": 4, "processes": 2}
@@ -317,12 +331,13 @@ def test_sharded_processes_sample_ahead_from_their_own_server(folder: Path, tmp_
         [sys.executable, "-m", "cavesson", *words], cwd=tmp_path, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    recorded_once(tmp_path, 4)
+    account(tmp_path / "here", PROMPTS, 4)
     first = cavesson.open(tmp_path / "here").tokens(0)
     np.testing.assert_allclose(first["logprob"].to_numpy(), first["sampler_logprob"].to_numpy(), atol=ROUNDING)
     assert not servers()
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_its_run_however_that_ends(folder: Path, tmp_path: Path) -> None:
     others = set(Path("/tmp").glob("cavesson-vllm-*"))
     process = begun([sys.executable, "-m", "cavesson", *arguments(tmp_path, folder)], tmp_path)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from account_helpers import account
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -36,12 +37,15 @@ class Server:
         self.headers: list[dict[str, str]] = []
         self.times: list[float] = []
         self.busy = self.most_busy = 0
+        self.stalls_after = 1 << 30
+        """number of requests after which none is answered"""
 
     async def lengths(self, request: Request) -> Response:
         self._note(request, given := json.loads(await request.body()))
         self.busy += 1
         self.most_busy = max(self.busy, self.most_busy)
-        await asyncio.sleep(float(request.query_params.get("sleep", 0)))
+        stalls = len(self.seen) > self.stalls_after
+        await asyncio.sleep(5 if stalls else float(request.query_params.get("sleep", 0)))
         self.busy -= 1
         lengths = [len(response) for response in given["responses"]]
         if request.path_params["kind"] == "parts":
@@ -283,6 +287,25 @@ def test_a_run_with_it_records_everything_but_the_secret(server, tmp_path, monke
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert b"MY_TOKEN" in (tmp_path / "run" / "run.json").read_bytes()
     assert [path for path in files if b"very-secret" in path.read_bytes()] == []
+
+
+def test_a_server_that_times_out_leaves_a_run_that_resumes(server, tmp_path):
+    prompts = ["one", "two", "three"]
+    options = {"url": f"{server.url}/lengths/plain", "batch_size": 2, "timeout": 2, "attempts": 2}
+    values = {
+        "run": tmp_path / "run", "steps": 4, "batch_size": 4, "sampling": {"max_new_tokens": 4},
+        "model": {"device": "cpu"}, "rewards": [{"use": "http", "name": "length", "options": options}],
+        "checkpoint": {"every": 0},
+    }  # fmt: skip
+    training = Training(check(PPORun, values, "test"), prompts=prompts)
+    server.stalls_after = len(server.seen) + 2 * 2  # two steps of two requests
+    with pytest.raises(UserCodeError, match=r"did not answer within 2 seconds \(2 attempts\)") as error:
+        training.run(report=lambda *_: None)
+    assert "the steps before step 2 are recorded" in str(error.value) and len(str(error.value).splitlines()) == 2
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+    server.stalls_after = 1 << 30
+    Training(check(PPORun, values, "test"), prompts=prompts, resume=True).run(report=lambda *_: None)
+    account(tmp_path / "run", prompts, 4)
 
 
 @pytest.mark.parametrize(

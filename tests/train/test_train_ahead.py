@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from account_helpers import account
 from train_helpers import LORA, PROMPTS, quiet, settings, uneven
 from vllm_stand_in import ROUNDING, Answer, StandIn, serving
 
@@ -64,13 +65,6 @@ def all_made(training: Training) -> bool:
     return all(one.done() for one in queue(training))
 
 
-def accounted(run: Run, steps: int, size: int = BATCH) -> None:
-    """Every prompt was used once, in the order in which a run without anything ahead uses them."""
-    rows = run.rows(["step", "sample", "group"]).to_pylist()
-    assert [(row["step"], row["sample"]) for row in rows] == [(step, i) for step in range(steps) for i in range(size)]
-    assert [row["group"] for row in rows] == InMemory(range(len(PROMPTS)), seed=0).take(0, len(rows))
-
-
 SEEDS = {int(generator(0, Purpose.TOKENS, batch, row).integers(2**63)): batch for batch in range(9) for row in range(6)}
 
 
@@ -95,7 +89,7 @@ def test_the_next_batch_is_sampled_and_rewarded_while_the_policy_learns(server: 
         assert len(server.sampled) == batches * BATCH
 
     training.run(report)
-    accounted(cavesson.open(tmp_path / "run"), 3)
+    account(tmp_path / "run", PROMPTS, 3)
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
@@ -124,7 +118,7 @@ def test_every_token_has_the_version_that_sampled_it(
     metrics = training.run(report).metrics
     assert server.most_adapters == (staleness + 1 if lora else 0)
     run, found = cavesson.open(tmp_path / "run"), set()
-    accounted(run, steps)
+    account(tmp_path / "run", PROMPTS, steps)
     for step in range(steps):
         ages: list[int] = []
         for row, mine, logprobs, ids in with_versions(run, step):
@@ -164,7 +158,7 @@ def test_one_reward_at_a_time(server: StandIn, tmp_path: Path) -> None:
         return uneven(prompts, responses)
 
     ahead(server, tmp_path / "run", reward, steps=4, sampling__max_staleness=3).run(quiet)
-    accounted(cavesson.open(tmp_path / "run"), 4)
+    account(tmp_path / "run", PROMPTS, 4)
 
 
 def test_long_responses_are_kept_as_often_as_they_are_sampled(server: StandIn, tmp_path: Path) -> None:
@@ -205,7 +199,7 @@ def test_finished_batches_survive_and_others_are_sampled_again(
         ahead(other, tmp_path / "run", resume=True, **changes).run(quiet)
         assert len(other.sampled) == 3 * BATCH  # batches 3, 4 and 5
     run = cavesson.open(tmp_path / "run")
-    accounted(run, 6)
+    account(tmp_path / "run", PROMPTS, 6)
     for step, responses in first.items():
         assert run.rows(steps=[step])["response"].to_pylist() == responses
     versions = [run.rows(steps=[step])["policy_version"].to_pylist() for step in range(6)]
@@ -225,7 +219,7 @@ def test_a_failing_reward_ends_the_step_that_needs_it(server: StandIn, untied_fo
         ahead(server, tmp_path / "run", reward, steps=4).run(quiet)
     with serving(untied_folder) as other:
         ahead(other, tmp_path / "run", resume=True, steps=4).run(quiet)
-    accounted(cavesson.open(tmp_path / "run"), 4)
+    account(tmp_path / "run", PROMPTS, 4)
 
 
 def test_an_end_does_not_wait_for_responses(server: StandIn, tmp_path: Path) -> None:
@@ -364,4 +358,4 @@ def test_every_prompt_is_used_once_however_often_the_run_is_killed(server: Stand
     command = [sys.executable, "-m", "cavesson", "ppo", *words, "--processes", "2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    accounted(cavesson.open(tmp_path / "here"), steps)
+    account(tmp_path / "here", PROMPTS, steps)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from account_helpers import account
 from starlette.responses import Response
 from train_helpers import LORA, PROMPTS, STOP, quiet, settings, uneven
 from vllm_stand_in import ROUNDING, StandIn, serving
@@ -17,13 +18,14 @@ from cavesson.algorithms.importance import CAP
 from cavesson.config import load
 from cavesson.errors import ServerError, UserError
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.train.loop import Report
 from cavesson.train.run import Result, Training
 
 
-def run(server: StandIn, folder: Path, **changes: Any) -> Result:
+def run(server: StandIn, folder: Path, report: Report = quiet, resume: bool = False, **changes: Any) -> Result:
     flags = {"sampling__engine": "vllm", "sampling__servers": [server.url], "sampling__vllm__attempts": 1, **changes}
     flags = {"model__path": str(server.folder), "optimizer__learning_rate": 1e-2, "checkpoint__every": 0, **flags}
-    return Training(settings(folder, **flags), prompts=PROMPTS, rewards=uneven).run(quiet)
+    return Training(settings(folder, **flags), prompts=PROMPTS, rewards=uneven, resume=resume).run(report)
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
@@ -132,24 +134,37 @@ def test_a_server_that_stalls_is_named(server: StandIn, tmp_path: Path) -> None:
         run(server, tmp_path / "run", sampling__vllm__timeout=0.5)
 
 
-def test_a_server_that_is_gone_after_a_step_leaves_a_run_that_resumes(
-    server: StandIn, untied_folder: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        ({"spoil": lambda _: Response("", status_code=503)}, "answered 503 Service Unavailable"),
+        ({"spoil": lambda _: Response("<html>hello</html>")}, "answered '<html>hello</html>'"),
+        ({"delay": 8.0}, "did not answer within 2 seconds"),
+        ({"deaf": True}, "has other weights than the policy"),
+        (
+            {"spoil": changed(weight_versions=[{"version": "old", "start": 0, "end": 9}])},
+            "with the weights old instead",
+        ),
+    ],
+    ids=["gone", "garbage", "stalled", "deaf", "old weights"],
+)
+def test_a_server_that_fails_after_a_step_leaves_a_run_that_resumes(
+    server: StandIn, untied_folder: Path, tmp_path: Path, failing: dict[str, Any], said: str
 ) -> None:
-    def spoil(answer: Any) -> Any:
-        return Response("", status_code=503) if "/unload_lora_adapter" in str(server.paths) else answer
+    changes = {"model__lora": LORA, "steps": 3, "sampling__vllm__timeout": 2 if "delay" in failing else 60}
 
-    server.spoil = spoil
-    with pytest.raises(ServerError, match="the steps before step 1 are recorded"):
-        run(server, tmp_path / "run", model__lora=LORA, steps=3)
+    def fail(step: int, metrics: dict[str, float]) -> None:
+        for name, value in failing.items():
+            setattr(server, name, value)
+
+    with pytest.raises(ServerError, match=said) as raised:
+        run(server, tmp_path / "run", report=fail, **changes)
+    assert "the steps before step 1 are recorded" in str(raised.value) and "resume=True" in raised.value.__notes__[0]
     before = cavesson.open(tmp_path / "run").rows(["response"])["response"].to_pylist()
     with serving(untied_folder) as other:
-        changes = {"sampling__engine": "vllm", "sampling__servers": [other.url], "model__lora": LORA, "steps": 3}
-        changes |= {"model__path": str(untied_folder), "optimizer__learning_rate": 1e-2, "checkpoint__every": 0}
-        changes |= {"sampling__vllm__attempts": 1}
-        Training(settings(tmp_path / "run", **changes), prompts=PROMPTS, rewards=uneven, resume=True).run(quiet)
-    rows = cavesson.open(tmp_path / "run").rows(["step", "sample", "response"]).to_pylist()
-    assert [(row["step"], row["sample"]) for row in rows] == [(step, i) for step in range(3) for i in range(6)]
-    assert [row["response"] for row in rows][:6] == before
+        run(other, tmp_path / "run", resume=True, **changes | {"sampling__vllm__timeout": 60})
+    account(tmp_path / "run", PROMPTS, 3)
+    assert cavesson.open(tmp_path / "run").rows(steps=[0])["response"].to_pylist() == before
 
 
 def test_parameters_mean_what_they_mean_without_a_server(server: StandIn, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """The settings of runs, and values derived from them; the run class of each algorithm is one of the two kinds."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from rich.console import Console
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -64,6 +66,9 @@ class RunSettings(Settings):
 
     run: Path = Path("runs/run")
     """the run's folder; it must not exist yet"""
+    record: str | None = None
+    """URL at which the record is written, such as "s3://bucket/run"; checkpoints and model stay in the run's folder.
+    None = in that folder"""
     seed: int = Field(0, ge=0)
     """runs with the same seed are the same, bit for bit on CPU"""
     model: ModelSettings = ModelSettings()
@@ -82,6 +87,22 @@ class RunSettings(Settings):
     """whether the run can begin with `model.new`"""
     makes_classifier: ClassVar[bool] = False
     """whether the trained model is a sequence classifier; otherwise it is a causal language model"""
+
+    @field_validator("record")
+    @classmethod
+    def _check_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        if not re.fullmatch(r"[a-z][a-z0-9+.]*://[^/].*", url):
+            raise ValueError(f"{url!r} is not a URL such as s3://bucket/run; a record in a folder is in the run's own")
+        if urlsplit(url).password is not None:
+            raise ValueError("the URL is recorded: configure the password where the file system looks for it")
+        return url.rstrip("/")
+
+    @property
+    def record_place(self) -> Path | str:
+        """The folder or URL of the record."""
+        return self.record or self.run
 
     @model_validator(mode="after")
     def _check_run(self) -> Self:

@@ -22,7 +22,7 @@ from cavesson.integrations.trackers import require
 from cavesson.models.settings import StartSettings
 from cavesson.models.trained import load_start_tokenizer
 from cavesson.processes import is_main
-from cavesson.record import open as open_run
+from cavesson.record import run_info
 from cavesson.record.show import headline
 from cavesson.rewards import build_rewards, rehearse
 from cavesson.rewards.settings import RewardSettings
@@ -102,7 +102,7 @@ class TrainingStage(Stage):
     def check(self, known: Mapping[str, Stage]) -> None:
         """Read the data and build the rewards as the run will, except for what needs models still to be trained."""
         if self.state is not StageState.NEW:
-            config = {**open_run(self.folder).info["config"], "run": self.folder}
+            config = {**run_info(self.folder)["config"], "run": self.folder}
             check_same(self, check(type(self.settings), config, f"{self.folder}/run.json"))
         if self.state is StageState.DONE:
             return

@@ -70,7 +70,8 @@ class Opening:
         """Return a value that changes with the runs or the board; None while they change, or if a run is missing."""
         files = [STATIC / "board.js", *(folder / name for folder in self.folders for name in CHANGING)]
         times = [_changed(file) for file in files]
-        is_run = all((folder / "run.json").is_file() for folder in self.folders)
+        # A run without this folder has its record elsewhere, or none yet.
+        is_run = all((folder / "run.json").is_file() and (folder / "record").is_dir() for folder in self.folders)
         return times if is_run and max(times) < (time.time() - SETTLED) * 1e9 else None
 
 

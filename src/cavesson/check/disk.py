@@ -41,7 +41,7 @@ def check_disk(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> 
 def disk_need(settings: RolloutRun | ExampleRun, weights: int, learns: int) -> dict[str, int]:
     """Return the bytes needed on disk, by purpose; while a checkpoint is written, the one it replaces still exists."""
     need = {"checkpoints": (settings.checkpoint.keep + 1) * learns, "model": weights}
-    if isinstance(settings, RolloutRun):
+    if isinstance(settings, RolloutRun) and settings.record is None:
         rollouts = settings.steps * settings.batch_size
         numbers = len(TOKEN_COLUMNS) + 2  # token and mask
         need["record"] = int(rollouts * (_BYTES_PER_ROLLOUT + settings.sampling.longest * numbers * BYTES_PER_NUMBER))

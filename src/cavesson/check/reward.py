@@ -17,7 +17,7 @@ from cavesson.data.types import Content, Demonstration, Pair, Prompt, Turn
 from cavesson.data.view import AnyDataSettings
 from cavesson.errors import UserError
 from cavesson.randomness import Purpose, generator
-from cavesson.record import open as open_run
+from cavesson.record import run_info
 from cavesson.rewards.settings import RewardSettings
 
 Numbers = NDArray[np.float64]
@@ -274,7 +274,7 @@ def unlearned(data: AnyDataSettings, rewards: Sequence[RewardSettings]) -> AnyDa
     """
     for path in (Path(str(reward.options["path"])) for reward in rewards if "path" in reward.options):
         if (path / "run.json").exists():
-            own = AnyDataSettings.model_validate(open_run(path).info["config"]["data"])
+            own = AnyDataSettings.model_validate(run_info(path)["config"]["data"])
             if data.path in (None, own.path) and not data.mix:
                 return own
     return data

@@ -7,6 +7,7 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.finding import Problem, Results
 from cavesson.command_line import continuation
 from cavesson.record.lock import is_free
+from cavesson.record.storage import check_new_record
 from cavesson.record.writable import check_writable
 
 LARGEST_TARGET = 10.0
@@ -26,6 +27,8 @@ def check_settings(settings: RolloutRun | ExampleRun, weights: int, random: bool
         random: whether the model starts from random weights.
     """
     yield from _folder(settings.run)
+    if settings.record is not None:
+        check_new_record(settings.record)
     yield from _learning_rate(settings, weights, random)
     yield from _warm_up(settings)
     if isinstance(settings, RolloutRun):

@@ -92,7 +92,7 @@ def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path
     group = settings.smallest_batch
     batch = max(group, min(rollouts, settings.batch_size) // group * group)
     values: dict[str, Any] = settings.model_dump(exclude_unset=True)
-    values |= {"run": folder / "run", "steps": steps, "batch_size": batch, "trackers": ()}
+    values |= {"run": folder / "run", "steps": steps, "batch_size": batch, "record": None, "trackers": ()}
     mini_batches = min(settings.update.mini_batches, settings.learned_from(batch))
     changed: dict[str, dict[str, Any]] = {
         "parallel": {"shard": "none"},

@@ -116,17 +116,23 @@ class Lock:
             self._heart = Thread(target=self._beat, name="heartbeat", daemon=True)
             self._heart.start()
 
-    def release(self) -> None:
-        """Release the lock so that others can write the run; a second call does nothing."""
+    def release(self, reachable: bool = True) -> None:
+        """Release the lock so that others can write the run; a second call does nothing.
+
+        Args:
+            reachable: Whether the storage can be reached; otherwise ``writer.json`` stays there, without heartbeats.
+        """
         atexit.unregister(self.release)
         if self._process != os.getpid():
             return
-        self._end_heartbeats()
+        self._released.set()
+        if reachable:
+            self._end_heartbeats()
         if _held.get(self._key) is not self:
             return
         del _held[self._key]
         try:
-            if _owner(self._files) == self._me:
+            if reachable and _owner(self._files) == self._me:
                 self._files.delete(WRITER)
         finally:
             self._file_lock.release()

@@ -29,13 +29,15 @@ from cavesson.record.segments import (
     union,
     with_steps,
 )
-from cavesson.record.storage import Location, Storage, storage
+from cavesson.record.storage import Location, Storage, reaching, storage
 
 if TYPE_CHECKING:
     import duckdb
     import pandas
     import polars
 
+ELSEWHERE = "record"
+"""The entry of a run folder's run.json with the URL of the record, if that is not in the folder."""
 T = TypeVar("T")
 _NOT_FINITE = ["step", "split", "column", "not_finite"]
 
@@ -51,10 +53,26 @@ def open(run: Location) -> "Run":
     """Open a run for reading.
 
     Args:
-        run: A run folder, or a URL that fsspec can open, such as ``s3://bucket/run``.
+        run: A run folder, or a URL that fsspec can open, such as ``s3://bucket/run``. If the record of a run folder is
+            kept elsewhere, it is read there.
 
     Raises:
         UserError: ``run.json`` is missing or unreadable, or the location cannot be reached.
+    """
+    files = storage(run)
+    info = run_info(files)
+    elsewhere = info.get(ELSEWHERE)
+    if isinstance(elsewhere, str):
+        files = storage(elsewhere)
+        info = run_info(files)
+    return Run(files, info)
+
+
+def run_info(run: Location) -> dict[str, Any]:
+    """Return the content of ``run.json``.
+
+    Raises:
+        UserError: It is missing or unreadable, or the location cannot be reached.
     """
     files = storage(run)
     try:
@@ -63,18 +81,16 @@ def open(run: Location) -> "Run":
         raise UserError(f"{files.path('run.json')} is not JSON: {error}") from error
     if not isinstance(info, dict):
         raise UserError(f"{files.path('run.json')} is not a JSON object")
-    return Run(files, info)
+    return info
 
 
 def _read_first(files: Storage, name: str) -> bytes:
     """Read a file that must exist, as the first access to a location; raise UserError if that fails."""
-    try:
-        return files.read(name)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{files.root} is not a run folder: it has no {name}") from None
-    except Exception as error:
-        # Each fsspec file system raises its own exceptions for a wrong key or an unreachable server.
-        raise UserError(f"{files.root} cannot be reached: {str(error).strip() or type(error).__name__}") from error
+    with reaching(files):
+        try:
+            return files.read(name)
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(f"{files.root} is not a run folder: it has no {name}") from None
 
 
 class Run:

@@ -1,8 +1,10 @@
 """Write rollouts and metrics from a background thread, so that training does not wait for the disk."""
 
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from queue import Queue
 from threading import Thread
 from types import MappingProxyType, TracebackType
@@ -21,7 +23,7 @@ from cavesson.record.run_folder import begin_attempt, write_run
 from cavesson.record.schema import ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
 from cavesson.record.segments import Kind, listing, segment_name, write_parquet, write_segment
 from cavesson.record.statistics import STATISTICS, rollout_statistics
-from cavesson.record.storage import Location, storage
+from cavesson.record.storage import Folder, Location, Storage, reaching, small_table, storage
 
 FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
 GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}
@@ -43,10 +45,15 @@ class Recorder:
         rank: Rank of this process; every rank but 0 needs ``attempt``.
         queue_size: Maximum number of calls waiting to be written.
         lock: The caller's lock on the run; None = rank 0 acquires one and holds it until ``close``.
+        spare: Local folder for what cannot be written to ``folder``: after the first failure, everything is written
+            there, and ``unreachable`` is set. ``add_spare`` adds it to the record. None = a failure is an error.
 
     Raises:
         LockedError: Another process is writing the run.
     """
+
+    unreachable: BaseException | None = None
+    """why the record is written to ``spare``, or None if it is not"""
 
     def __init__(
         self,
@@ -56,16 +63,19 @@ class Recorder:
         rank: int = 0,
         queue_size: int = 4,
         lock: Lock | None = None,
+        spare: Path | None = None,
     ) -> None:
         if queue_size < 1:
             raise ValueError(f"queue_size is {queue_size}, expected at least 1")
         if rank and attempt is None:
             raise ValueError(f"rank {rank} needs the attempt that begin_attempt returned to one of the processes")
         self._files = storage(folder)
+        self.place = self._files.root
         self._own_lock = Lock(self._files) if lock is None and not rank else None
         self._lock = lock or self._own_lock
         if self._lock is not None:
             self._lock.keep_alive()
+        self._spare = spare
         self._newest_file = ""
         if not rank and not self._files.exists("run.json"):
             write_run(self._files, {"cavesson": version("cavesson")})
@@ -76,7 +86,7 @@ class Recorder:
         self._waiting = 0
         self._error: BaseException | None = None
         self._closed = False
-        self._merger = Merger(self._files, rank, self._fail)
+        self._merger = Merger(self._files, rank, self._merge_failed)
         self._queue: Queue[Callable[[], None] | None] = Queue(queue_size)
         self._thread = Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
@@ -173,7 +183,8 @@ class Recorder:
 
     def _newest(self, kind: Kind) -> int:
         """Return the last step that an earlier recorder of this attempt and rank has recorded, or −1."""
-        found = listing(self._files)
+        with reaching(self._files):
+            found = listing(self._files)
         segments = found.rows if kind == "rows" else found.steps
         own = (self._rank, None)  # None: a merged segment of all ranks
         return max((s.last for s in segments if s.attempt == self._attempt and s.rank in own), default=-1)
@@ -191,13 +202,23 @@ class Recorder:
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             try:
-                self._check_place()
-                job()
+                self._do(job)
             except BaseException as error:
                 # Jobs after a failed one are still written if possible: they were queued before the error was known.
                 self._fail(error)
             finally:
                 self._queue.task_done()
+
+    def _do(self, job: Callable[[], None]) -> None:
+        try:
+            self._check_place()
+            job()
+        except Exception as error:
+            if self._spare is None or isinstance(error, UserError):
+                raise
+            self._files, self._spare, self._lock, self._newest_file = Folder(self._spare), None, None, ""
+            self.unreachable = error
+            job()
 
     def _check_place(self) -> None:
         """Check that the run still exists, so that no incomplete record is written."""
@@ -205,6 +226,13 @@ class Recorder:
             self._lock.check()
         if self._newest_file and not self._files.exists(self._newest_file):
             raise UserError(f"{self._files.path('record')} was deleted or moved while it was being written")
+
+    def _merge_failed(self, error: BaseException) -> None:
+        """Leave the merge to the next merger if the storage may be unreachable: nothing is lost without it."""
+        if self._spare is None or isinstance(error, UserError):
+            self._fail(error)
+        else:
+            self._merger = Merger(self._files, self._rank, self._merge_failed)
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or self._for_user(error)
@@ -239,22 +267,42 @@ class Recorder:
         self._compact("rows", step)
 
     def _write_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        name = segment_name("steps", step, self._attempt, self._rank)
-        row = {"step": step, "attempt": self._attempt} | {name: float(value) for name, value in metrics.items()}
-        if self._files.exists(name):
-            row = self._files.parquet(name).read().to_pylist()[0] | row
-        columns = [*STEP_COLUMNS, *(Column(name, pa.float64(), "") for name in row if name not in ("step", "attempt"))]
-        write_parquet(self._files, name, table_of(columns, {name: [value] for name, value in row.items()}))
-        self._newest_file = name
+        write_metrics(self._files, step, self._attempt, self._rank, metrics)
+        self._newest_file = segment_name("steps", step, self._attempt, self._rank)
         self._compact("steps", step)
 
     def _compact(self, kind: Kind, step: int) -> None:
         """Request a merge of the closed steps once more than ``WAITING`` have accumulated."""
         self._waiting += step != self._written.get(kind)
         self._written[kind] = step
-        if self._waiting > WAITING:
+        if self._waiting > WAITING and self.unreachable is None:
             self._waiting = 0
             self._merger.merge(before=(self._attempt, min(self._written.values())))
+
+
+def write_metrics(files: Storage, step: int, attempt: int, rank: int, metrics: Mapping[str, float]) -> None:
+    """Write the metrics of one step, or add to them."""
+    name = segment_name("steps", step, attempt, rank)
+    row = {"step": step, "attempt": attempt} | {name: float(value) for name, value in metrics.items()}
+    if files.exists(name):
+        row = small_table(files, name).to_pylist()[0] | row
+    columns = [*STEP_COLUMNS, *(Column(name, pa.float64(), "") for name in row if name not in ("step", "attempt"))]
+    write_parquet(files, name, table_of(columns, {name: [value] for name, value in row.items()}))
+
+
+def add_spare(spare: Path, place: Location) -> None:
+    """Add to a record what a recorder could only write to its spare folder, and remove the folder.
+
+    If that is interrupted, it can be repeated: nothing is added twice.
+    """
+    files, found = storage(place), listing(Folder(spare))
+    for segment in found.rows:
+        rows, tokens = (small_table(Folder(spare), segment.name(kind)) for kind in ("rows", "tokens"))
+        write_segment(files, segment.first, segment.attempt, segment.rank or 0, rows, tokens)
+    for segment in found.steps:
+        (metrics,) = small_table(Folder(spare), segment.name("steps")).drop_columns(["step", "attempt"]).to_pylist()
+        write_metrics(files, segment.first, segment.attempt, segment.rank or 0, metrics)
+    shutil.rmtree(spare, ignore_errors=True)
 
 
 def _check_names(what: str, given: Mapping[str, Any], known: Iterable[str], required: set[str]) -> None:

@@ -60,6 +60,14 @@ def begin_attempt(place: Location, start_step: int, processes: int = 1) -> int:
     return number
 
 
+def remove_run(place: Location) -> None:
+    """Remove the record and all other files of a run, as far as possible."""
+    files = storage(place)
+    inside = [f"{folder}/{name}" for folder in ("record", "compactions", "attempts") for name in files.names(folder)]
+    for name in (*inside, "vocabulary.parquet", "run.json"):
+        files.delete(name)
+
+
 def attempts(place: Storage) -> list[Attempt]:
     """Return all attempts, in order."""
     names = [name for name in place.names("attempts") if name[0].isdigit() and name.endswith(".json")]

@@ -10,12 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cavesson.record.rollups import rollups_of
 from cavesson.record.run_folder import Attempt, attempts
 from cavesson.record.schema import PLACE_COLUMNS
-from cavesson.record.storage import Location, Storage, storage
+from cavesson.record.storage import Location, Storage, small_table, storage
 
 Kind = Literal["rows", "tokens", "steps", "rollups"]
 KINDS: tuple[Kind, Kind] = ("rows", "steps")
@@ -238,6 +239,8 @@ def write_manifest(
 def write_segment(place: Location, step: int, attempt: int, rank: int, rows: pa.Table, tokens: pa.Table) -> None:
     """Write one process's rollouts of one step, or add to them if they have not been compacted.
 
+    Rollouts that are there already are replaced, so that a write whose outcome is unknown can be repeated.
+
     The rows file is written last and commits the rollouts: tokens without a row do not count.
 
     Raises:
@@ -246,8 +249,9 @@ def write_segment(place: Location, step: int, attempt: int, rank: int, rows: pa.
     files = storage(place)
     names = {kind: segment_name(kind, step, attempt, rank) for kind in ("rows", "tokens", "rollups")}
     if files.exists(names["rows"]):
-        rows = union(files.parquet(names["rows"]).read(), rows)
-        tokens = union(files.parquet(names["tokens"]).read(), tokens)
+        written = rows["sample"].combine_chunks()
+        rows = union(_without(small_table(files, names["rows"]), written), rows)
+        tokens = union(_without(small_table(files, names["tokens"]), written), tokens)
     elif any(_stem(step, attempt, rank) in manifest.replaces["rows"] for manifest in _manifests(files)):
         raise ValueError(f"step {step} of attempt {attempt} and rank {rank} is compacted: nothing can be added to it")
     tokens = tokens.sort_by(TOKEN_ORDER)
@@ -258,6 +262,10 @@ def write_segment(place: Location, step: int, attempt: int, rank: int, rows: pa.
     write_parquet(files, names["tokens"], tokens)
     write_parquet(files, names["rollups"], rollups_of(rows, tokens))
     write_parquet(files, names["rows"], rows)
+
+
+def _without(table: pa.Table, samples: pa.Array) -> pa.Table:
+    return table.filter(pc.invert(pc.is_in(table["sample"], value_set=samples)))
 
 
 def with_places(rows: pa.Table, start: Any, count: Any) -> pa.Table:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ import pyarrow.parquet as pq
 from cavesson.errors import UserError, first_line
 from cavesson.record.files import replacing
 
+ATTEMPTS = 10
+"""Attempts per request to S3; with the pauses between them, they take about a minute."""
 SETTLED = 2 * 10**9
 """Nanoseconds after which a folder's time tells it from any other state."""
 
@@ -82,6 +85,41 @@ def storage(place: Location) -> Storage:
     if isinstance(place, str) and "://" in place:
         return Remote(place)
     return Folder(Path(place)) if isinstance(place, str | Path) else place
+
+
+@contextmanager
+def reaching(place: Location) -> Iterator[None]:
+    """Convert errors of the library that accesses a location to a UserError; each library raises its own exceptions."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(place, Path):
+            raise
+        name = place if isinstance(place, str) else place.root
+        raise UserError(f"{name} cannot be reached: {first_line(error)}") from error
+
+
+def check_new_record(url: str) -> None:
+    """Check that a record can begin at a URL, by creating a file; nothing created for the test remains.
+
+    Raises:
+        UserError: The package for the URL is not installed, the storage cannot be reached or refuses, or there is a
+            run already.
+    """
+    files, name = storage(url), f".writable-{secrets.token_hex(8)}"
+    with reaching(url):
+        if files.exists("run.json"):
+            raise UserError(f"{url} is the record of a run already; choose another place with --record")
+        files.create(name, b"")
+        files.delete(name)
+
+
+def small_table(files: Storage, name: str) -> pa.Table:
+    """Read a small Parquet file in one piece."""
+    with _naming(files.path(name)):
+        return pq.ParquetFile(pa.BufferReader(files.read(name))).read()
 
 
 @contextmanager
@@ -162,7 +200,7 @@ class Remote:
             import fsspec
 
             # Files that another process wrote must be visible, so directory listings must not be cached.
-            self.filesystem, base = fsspec.core.url_to_fs(url.rstrip("/"), use_listings_cache=False)
+            self.filesystem, base = fsspec.core.url_to_fs(url.rstrip("/"), use_listings_cache=False, **_retries(url))
         except ImportError as error:
             hint = "; try pip install 'cavesson[s3]'" if url.startswith("s3:") else ""
             raise UserError(f"{url} cannot be reached: {error}{hint}") from error
@@ -180,7 +218,10 @@ class Remote:
         return [str(path).rsplit("/", 1)[-1] for path in found]
 
     def exists(self, name: str) -> bool:
-        return bool(self.filesystem.isfile(self._at(name)))
+        try:  # `isfile` and `exists` of a file system may take any error for an absent file
+            return bool(self.filesystem.info(self._at(name))["type"] == "file")
+        except FileNotFoundError:
+            return False
 
     def size(self, name: str) -> int:
         return int(self.filesystem.size(self._at(name)))
@@ -213,7 +254,8 @@ class Remote:
         try:
             self.filesystem.pipe_file(self._at(name), content, mode="create")  # a conditional write
         except FileExistsError:
-            return False
+            # If the response to the first attempt was lost, the second one finds its own file.
+            return self.read(name) == content
         return True
 
     def delete(self, name: str) -> None:
@@ -225,3 +267,13 @@ class Remote:
 
     def _at(self, name: str) -> str:
         return f"{self._base}/{name}"
+
+
+def _retries(url: str) -> dict[str, Any]:
+    """Return the options of a file system that repeat failed requests for a minute; those of the user come first."""
+    import fsspec
+
+    if not url.startswith(("s3://", "s3a://")) or "AWS_MAX_ATTEMPTS" in os.environ:
+        return {}
+    own = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    return {"config_kwargs": {"retries": {"mode": "standard", "max_attempts": ATTEMPTS}, **own}}

@@ -19,7 +19,7 @@ from cavesson.errors import UserError
 from cavesson.models.policy import Policy
 from cavesson.models.trained import load_trained
 from cavesson.processes import Processes
-from cavesson.record import open as open_run
+from cavesson.record import run_info
 from cavesson.record.files import replacing, write_table
 from cavesson.record.writable import check_new
 from cavesson.sampling.sampler import Sampler
@@ -187,7 +187,7 @@ def _as_trained(model: str, data: PromptSettings) -> PromptSettings:
     folder = next((one for one in (place, place.parent) if (one / "run.json").exists()), None)
     if folder is None or (folder is place.parent and place.name != "model"):
         return data
-    trained = open_run(folder).info.get("config", {}).get("data", {})
+    trained = run_info(folder).get("config", {}).get("data", {})
     if not (trained.get("chat") or trained.get("template") or _has_conversations(trained)):
         return data
     own = {name: trained.get(name) for name in ("template", "system") if getattr(data, name) is None}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cavesson.record.run_folder import attempts
-from cavesson.record.storage import storage
+from cavesson.record.storage import Location, reaching, storage
 
 NAME = "log.txt"
 LOGGER = logging.getLogger("cavesson")
@@ -22,13 +22,14 @@ _APART = ("transformers", "datasets")
 
 
 @contextmanager
-def logging_to(folder: Path, rank: int) -> Iterator[None]:
+def logging_to(folder: Path, record: Location, rank: int) -> Iterator[None]:
     """Write messages from inside the block to the log of the run in `folder`, which must exist.
 
     Otherwise logging is unchanged: warnings and messages of other libraries are shown as before.
 
     Args:
         folder: of the run.
+        record: of the run.
         rank: of this process; processes other than 0 log only errors.
     """
     handler = logging.FileHandler(folder / NAME, encoding="utf-8", errors="backslashreplace")
@@ -38,7 +39,8 @@ def logging_to(folder: Path, rank: int) -> Iterator[None]:
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     with _listening(handler), _warnings_too():
-        number, step, _ = attempts(storage(folder))[-1]
+        with reaching(record):
+            number, step, _ = attempts(storage(record))[-1]
         LOGGER.info("attempt %d from step %d: cavesson %s: %s", number, step, version("cavesson"), shlex.join(sys.argv))
         try:
             yield

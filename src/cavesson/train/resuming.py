@@ -13,8 +13,7 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.command_line import command_line, continuation, is_trained_here
 from cavesson.config import check, overlaid
 from cavesson.errors import UserError
-from cavesson.record import open as open_run
-from cavesson.record import write_run
+from cavesson.record import run_info, write_run
 from cavesson.record.lock import is_free
 from cavesson.record.run_folder import attempts
 from cavesson.record.storage import storage
@@ -36,7 +35,7 @@ def recorded(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: the run in the folder was not trained by Cavesson.
     """
-    info = open_run(folder).info
+    info = run_info(folder)
     if not is_trained_here(info):
         raise UserError(f"{folder} was not trained by Cavesson: there is nothing to resume")
     return info
@@ -92,7 +91,7 @@ def changes(settings: RolloutRun | ExampleRun) -> Changes:
 def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> None:
     """Write the new settings to run.json, together with the previous values of those that changed."""
     info = recorded(settings.run)
-    attempt = 1 + max((one.number for one in attempts(storage(settings.run))), default=-1)
+    attempt = 1 + max((one.number for one in attempts(storage(settings.record_place))), default=-1)
     entry = {"attempt": attempt, "start_step": start_step, "settings": changed}
     config = settings.model_dump(mode="json")
     write_run(settings.run, info | {"config": config, "steps": steps, "changes": [*info.get("changes", []), entry]})

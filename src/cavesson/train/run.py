@@ -3,7 +3,7 @@
 import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,16 +28,19 @@ from cavesson.integrations.trackers import Trackers
 from cavesson.models.fingerprint import digest
 from cavesson.notebook import curves_of, page
 from cavesson.processes import Processes
-from cavesson.record import Lock, Recorder, begin_attempt, write_run, write_vocabulary
-from cavesson.record import open as open_run
+from cavesson.record import Lock, Recorder, begin_attempt, run_info, write_run, write_vocabulary
 from cavesson.record.new_folder import check_free
+from cavesson.record.reader import ELSEWHERE
+from cavesson.record.recorder import add_spare
+from cavesson.record.run_folder import remove_run
+from cavesson.record.storage import Location, check_new_record, reaching, storage
 from cavesson.record.writable import check_writable
 from cavesson.registry import name_of
 from cavesson.rewards import Reward
 from cavesson.rewards.base import RewardFunction
 from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, as_loaded, build
-from cavesson.train.callbacks import Checkpoints, Log, Reports
+from cavesson.train.callbacks import UNRECORDED, Checkpoints, Log, Reachable, Reports, lost_record
 from cavesson.train.checkpoint import latest
 from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
@@ -107,17 +110,19 @@ class Training:
         if not self._begun:
             check_writable(settings.run)
             _check_free(settings.run)
+            if settings.record is not None:
+                check_new_record(settings.record)
         self._changes = changes(self.settings) if self._begun else {}
         self._made = False
         """whether the folder is this process' own, and not one that another has made meanwhile"""
         self._remarks: list[str] = []
         self.processes = Processes(settings.model.device, settings.parallel.shard, settings.parallel.timeout)
         self.processes.way_on = way_on(settings.run) if self._begun else None
-        # Lock a resumed run from here on, so that no other process can resume it before this one starts.
-        self._lock = Lock(settings.run) if self._begun and self.processes.is_main else None
+        self._locks: list[Lock] = []
+        """on the run's folder, and on its record if that is elsewhere"""
         try:
-            if self._lock is not None:
-                self._lock.keep_alive()  # other machines can detect if this process is killed while it loads a model
+            if self._begun and self.processes.is_main:
+                self._lock()  # from here on, so that no other process can resume it before this one starts
             with self.processes.watched():
                 self._build()
         except BaseException:
@@ -144,9 +149,20 @@ class Training:
             )
         self._remarks += notes_on(self.settings, self._changes, trainer.next_step, trainer.steps)
 
+    def _lock(self) -> None:
+        for place in dict.fromkeys((self.settings.run, self.settings.record_place)):
+            with reaching(place):
+                self._locks.append(Lock(place))
+            self._locks[-1].keep_alive()  # other machines can detect if this process is killed while it loads a model
+
     def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        recorder = self.trainer.recorder if hasattr(self, "trainer") else None
+        is_reachable = recorder is None or recorder.unreachable is None
+        for lock in self._locks[1:]:
+            with suppress(Exception):  # what cannot be reached keeps an entry whose heartbeats have ended
+                lock.release(is_reachable)
+        for lock in self._locks[:1]:
+            lock.release()
 
     def __repr__(self) -> str:
         done = f"{self.trainer.next_step} of {self.trainer.steps} steps done"
@@ -191,6 +207,7 @@ class Training:
                 if report is None:
                     progress.finish(final, [note for note in trainer.notes() if note not in notes])
                 self.processes.enter("close the record")
+            self._check_recorded()
             self.processes.enter("show the results")
             if report is None and is_main:
                 self._show(Console())
@@ -205,7 +222,7 @@ class Training:
             trackers = self._open_folder() if self.processes.is_main else None
             self._open_record()
             self.processes.way_on = way_on(self.settings.run)
-            with logging_to(self.settings.run, self.processes.rank):
+            with logging_to(self.settings.run, self.settings.record_place, self.processes.rank):
                 yield trackers
         except BaseException as error:
             self._remove_unbegun(error)
@@ -237,19 +254,24 @@ class Training:
         process has started a run there in the meantime.
         """
         folder = self.settings.run
-        mine = self._made and self._lock is not None and self._lock.is_held
+        mine = self._made and self._locks[0].is_held
         begun = self.trainer.next_step > 0 or (folder / "checkpoints").exists()
         is_kept = isinstance(error, StoppedError | NonFiniteError) or not isinstance(error, Exception)
         if mine and not begun and not is_kept:
             shutil.rmtree(folder, ignore_errors=True)
+            # As far as possible: the record may be what cannot be reached.
+            with suppress(Exception):
+                if self.settings.record is not None and self._locks[-1].is_held:
+                    remove_run(self.settings.record)
 
     def _callbacks(self) -> list[Callback]:
         """Return what the settings ask for beside training; checkpoints come last, since they save why a run stops."""
         settings, trainer = self.settings, self.trainer
+        reachable = [Reachable()] if settings.record is not None else []
         if not isinstance(trainer, RolloutTrainer) or not isinstance(settings, RolloutRun):
-            return [Checkpoints(settings.checkpoint, updates=0)]
+            return [*reachable, Checkpoints(settings.checkpoint, updates=0)]
         doctor = [Doctor(settings.doctor, trainer.reported)] if settings.doctor.looks else []
-        return [*doctor, Checkpoints(settings.checkpoint, settings.checkpoint.updates)]
+        return [*doctor, *reachable, Checkpoints(settings.checkpoint, settings.checkpoint.updates)]
 
     def _show(self, console: Console) -> None:
         """Print the results of a finished run other than its metrics, and the doctor's findings."""
@@ -274,24 +296,42 @@ class Training:
         """
         folder, settings, trainer = self.settings.run, self.settings, self.trainer
         if not self._begun:
-            self._lock = Lock(folder)
-            self._lock.keep_alive()
+            self._lock()
             _check_free(folder)  # another process may have begun a run there just before
+            if settings.record is not None:
+                check_new_record(settings.record)
             self._made = True
             write_run(folder, _describe(settings, self._inputs, trainer))
         elif self._changes:
             record_changes(settings, self._changes, trainer.next_step, trainer.steps)
-        if not (folder / "vocabulary.parquet").exists():
-            _write_vocabulary(folder, trainer.tokenizer)
         return Trackers(
             settings.trackers, folder, settings.project, settings.model_dump(mode="json"), trainer.next_step
         )
 
     def _open_record(self) -> None:
-        """Open the record on every process; each of them records its own rollouts."""
-        folder, step, processes = self.settings.run, self.trainer.next_step, self.processes
-        attempt = processes.of_main(begin_attempt(folder, step, processes.count) if processes.is_main else None)
-        self.trainer.recorder = Recorder(folder, attempt=attempt, rank=processes.rank, lock=self._lock)
+        """Begin an attempt on the main process, and open the record on every process: each records its own rollouts."""
+        settings, processes = self.settings, self.processes
+        place, lock = settings.record_place, self._locks[-1] if self._locks else None
+        spare = None if settings.record is None else settings.run / UNRECORDED
+        with reaching(place):
+            attempt = processes.of_main(self._begin_attempt(place, spare) if processes.is_main else None)
+            self.trainer.recorder = Recorder(place, attempt=attempt, rank=processes.rank, lock=lock, spare=spare)
+
+    def _begin_attempt(self, place: Path | str, spare: Path | None) -> int:
+        """Begin an attempt at the place of the record, after what an earlier one could not write there."""
+        if spare is not None:
+            info = run_info(self.settings.run)
+            write_run(place, {name: value for name, value in info.items() if name != ELSEWHERE})
+            add_spare(spare, place)
+        if not storage(place).exists("vocabulary.parquet"):
+            _write_vocabulary(place, self.trainer.tokenizer)
+        return begin_attempt(place, self.trainer.next_step, self.processes.count)
+
+    def _check_recorded(self) -> None:
+        """Raise StoppedError if a process could not write the end of the record to its place."""
+        lost = lost_record(self.trainer)
+        if lost is not None:
+            raise StoppedError(f"all steps are done, but {lost}")
 
 
 def train(settings: RolloutRun | ExampleRun, *, report: Report | None = None, **inputs: Any) -> Result:
@@ -328,6 +368,7 @@ def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[s
         "cavesson": version("cavesson"),
         "algorithm": name_of(settings),
         "config": settings.model_dump(mode="json"),
+        **({ELSEWHERE: settings.record} if settings.record else {}),
         "inputs": inputs.given,
         **settings.facts(),
         "model": {"name": settings.model.path, "fingerprint": trainer.fingerprint},
@@ -345,11 +386,11 @@ def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[s
 
 
 def _check_same_model(folder: Path, trainer: Trainer) -> None:
-    started_with = open_run(folder).info["model"]["fingerprint"]
+    started_with = run_info(folder)["model"]["fingerprint"]
     if trainer.fingerprint != started_with:
         raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
 
 
-def _write_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def _write_vocabulary(place: Location, tokenizer: PreTrainedTokenizerBase) -> None:
     ids = list(range(len(tokenizer)))
-    write_vocabulary(folder, tokenizer.convert_ids_to_tokens(ids), tokenizer.batch_decode([[i] for i in ids]))
+    write_vocabulary(place, tokenizer.convert_ids_to_tokens(ids), tokenizer.batch_decode([[i] for i in ids]))
