@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from several_helpers import cli_helpers, command, together
-from train_helpers import LORA, SIGNAL, STOP, build, finish, quiet, settings, tiny_flags, tiny_run
+from train_helpers import LORA, SIGNAL, STOP, build, finish, quiet, saved, settings, tiny_flags, tiny_run
 from two_processes import ppo
 
 import cavesson
@@ -190,8 +190,8 @@ def test_a_sharded_run_resumes_with_any_number_of_processes(tmp_path: Path) -> N
     assert ended.code == 0, ended.err[-3000:]
     tiny_run("ppo", tmp_path / "alone", **changes, steps=3).run(quiet)
     same_rollouts(cavesson.open(tmp_path / "alone"), cavesson.open(tmp_path / "here"))
-    for file in ("weights.safetensors", "optimizer.safetensors"):
-        mine, theirs = (load_file(tmp_path / run / "checkpoints" / "step-00000003" / file) for run in ("alone", "here"))
+    for kind in ("weights", "optimizer"):
+        mine, theirs = (saved(tmp_path / run / "checkpoints" / "step-00000003", kind) for run in ("alone", "here"))
         assert mine.keys() == theirs.keys()
         for key, tensor in mine.items():
             torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-4)
@@ -203,8 +203,7 @@ def test_two_hosts_shard_within_and_copy_between(tmp_path: Path) -> None:
     ended = together(tmp_path, 4, command, "grpo", *flags, hosts=2)
     assert [done.code for done in ended] == [0] * 4, ended
     tiny_run("grpo", tmp_path / "alone", optimizer__eps=1e-3, batch_size=12).run(quiet)
-    places = [tmp_path / run / "checkpoints" / "step-00000002" / "weights.safetensors" for run in ("alone", "here")]
-    mine, theirs = map(load_file, places)
+    mine, theirs = (saved(tmp_path / run / "checkpoints" / "step-00000002", "weights") for run in ("alone", "here"))
     for key, tensor in mine.items():
         torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-4)
 

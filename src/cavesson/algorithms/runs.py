@@ -98,6 +98,12 @@ class RunSettings(Settings):
         """The algorithm: the group of settings that is one."""
         return next(value for _, value in self if isinstance(value, Algorithm))
 
+    @property
+    def maps_weights(self) -> bool:
+        """Whether weights stay in their files until they are sharded; DoRA starts from the norms of whole weights."""
+        lora = self.model.lora
+        return self.parallel.shard != "none" and not (lora is not None and lora.dora)
+
     def starts(self) -> dict[str, StartSettings]:
         """Return the models that are loaded before the first step, by the names of their groups of settings."""
         others = {name: value.start(self.model.dtype) for name, value in self if isinstance(value, OtherModelSettings)}
@@ -316,7 +322,7 @@ class ExampleRun(RunSettings):
 
     def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """Return the model before training, without adapters."""
-        return load_start(self.model, self.model.quantization)
+        return load_start(self.model, self.model.quantization, self.maps_weights)
 
     def role(self, model: Any) -> nn.Module:
         """Wrap a model so that, given a batch, it computes what the algorithm's loss needs."""

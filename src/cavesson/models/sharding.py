@@ -7,35 +7,64 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from cavesson.models.mapped import dtype_of, forward_dtype
 from cavesson.models.parts import causal
+from cavesson.processes import Processes
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def shard(role: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, methods: tuple[str, ...] = ()) -> None:
+class _Source(NamedTuple):
+    """What a weight starts from."""
+
+    data: Tensor
+    dtype: torch.dtype
+    """dtype of the forward pass"""
+
+
+class Slices(NamedTuple):
+    """A whole tensor as consecutive slices of its rows."""
+
+    parts: tuple[Tensor, ...]
+
+
+def shard(
+    role: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, methods: tuple[str, ...] = (), offload: bool = False
+) -> None:
     """Shard the weights of a module in place, layer by layer.
 
     Trained weights are kept in float32 and gathered in the dtype of the forward pass. Gradients are summed over all
-    processes in float32.
+    processes in float32. Of mapped weights, only the slices of this process are read.
 
     Args:
-        role: on the device of this process, with the same weights on every process.
+        role: with the same weights on every process, on CPU or on the device of this process.
         mesh: of the processes; over the last of its dimensions weights are sharded, over the first of two copied.
         dtype: dtype of the forward pass.
         methods: names of the role's methods, besides `forward`, that use its weights.
+        offload: whether slices are kept in the memory of the host, and so gradients and the optimiser's state.
     """
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}  # no copy may outlive an optimiser step
+    options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
     low_precision = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    low = {p for p in role.parameters() if p.requires_grad and p.dtype != torch.float32}
+    sources = _emptied(role)
+    low = {p for name, p in role.named_parameters() if p.requires_grad and sources[name].dtype != torch.float32}
     layers = [module for module in role.modules() if isinstance(module, GradientCheckpointingLayer)]
     seen: set[nn.Module] = set()
     for unit in (*reversed(layers), role):
@@ -46,17 +75,45 @@ def shard(role: nn.Module, mesh: DeviceMesh, dtype: torch.dtype, methods: tuple[
             if module is not unit and any(p.requires_grad and p not in low for p in module.parameters(recurse=False)):
                 fully_shard(module, **options)
         seen.update(own)
-        for parameter in (p for module in own for p in module.parameters(recurse=False) if p in low):
-            parameter.data = parameter.data.float()
         fully_shard(unit, **options, mp_policy=low_precision if is_low else MixedPrecisionPolicy())
     for part in _parts(role):
         part.set_gradient_divide_factor(1.0)  # the losses are already divided by the size of the whole batch
         part.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
+    device = "cpu" if offload else mesh.device_type
+    role._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    for name, parameter in role.named_parameters():
+        fill(parameter, *sources.pop(name))
     begin = "begin"  # a method without effect: FSDP takes the module whose pass begins first for the root
     setattr(role, begin, MethodType(lambda _: None, role))
     for name in (*methods, begin):
         register_fsdp_forward_method(role, name)
     getattr(role, begin)()
+
+
+def place(role: Any, processes: Processes) -> None:
+    """Put the weights of a role on the device of its process, or shard them and then check the role."""
+    if processes.mesh is None:
+        role.to(processes.device)
+        return
+    shard(role, processes.mesh, forward_dtype(role.model), role.passes, processes.offload)
+    role.check()
+
+
+def _emptied(role: nn.Module) -> dict[str, _Source]:
+    """Take the data from all parameters of a module, and return it.
+
+    The module gets parameters on the meta device, in the dtype in which they will be kept.
+    """
+    sources = {name: _Source(parameter.data, dtype_of(parameter)) for name, parameter in role.named_parameters()}
+    twins: dict[Tensor, nn.Parameter] = {}
+    for module in role.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if parameter not in twins:
+                kept = torch.float32 if parameter.requires_grad else dtype_of(parameter)
+                empty = torch.empty(parameter.shape, dtype=kept, device="meta")
+                twins[parameter] = nn.Parameter(empty, parameter.requires_grad)
+            module.register_parameter(name, twins[parameter])
+    return sources
 
 
 @contextmanager
@@ -90,17 +147,53 @@ def joined(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
     return found
 
 
-def sliced(whole: Tensor, like: Tensor) -> Tensor:
-    """Return this process's slice of a tensor that every process has; `like` says how it is sharded."""
-    whole = whole.to(like.device)
-    if not isinstance(like, DTensor):
-        return whole
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+@torch.no_grad()
+def fill(target: Tensor, whole: Tensor | Slices, dtype: torch.dtype | None = None) -> None:
+    """Copy a whole tensor in place, or the part of it that this process has of the target; nothing else is read.
+
+    Args:
+        target: may be sharded.
+        whole: what every process has, or can read.
+        dtype: rounds the numbers to this dtype; None does not.
+    """
+    local = target.to_local() if isinstance(target, DTensor) else target
+    if not local.ndim:
+        assert isinstance(whole, Tensor)
+        local.copy_(whole)
+        return
+    first = offset(target)[0]
+    start = 0
+    for part in whole.parts if isinstance(whole, Slices) else (whole,):
+        low, high = max(first, start), min(first + len(local), start + len(part))
+        if low < high:
+            rows = part[low - start : high - start]
+            local[low - first : high - first] = rows if dtype is None else rows.to(dtype)
+        start += len(part)
+
+
+def offset(tensor: Tensor) -> tuple[int, ...]:
+    """Return where the slice that this process has of a tensor begins in the whole, in every dimension."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.ndim
+    return tuple(compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1])
+
+
+def is_first_copy(tensor: DTensor) -> bool:
+    """Return whether this process has the first of all equal copies of its slice."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    return not any(at for at, kind in zip(coordinate, tensor.placements, strict=True) if kind.is_replicate())
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of the forward pass."""
+    parameter = next(module.parameters())
+    return torch.device(parameter.device_mesh.device_type) if isinstance(parameter, DTensor) else parameter.device
 
 
 def skeleton(model: M) -> M:
     """Return a copy of a model without its weights."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.to("meta", dtype_of(p)), p.requires_grad) for p in model.parameters()}
     memo |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     return copy.deepcopy(model, memo)
 

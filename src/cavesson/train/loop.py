@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.errors import SignalledError, StoppedError, UserCodeError
 from cavesson.models.settings import ModelSettings
-from cavesson.models.sharding import joined, whole
+from cavesson.models.sharding import whole
 from cavesson.record.recorder import Recorder
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.metrics import Clock
@@ -165,12 +165,11 @@ class Trainer(ABC):
     def checkpoint(self) -> Checkpoint:
         """Return the state between two steps, or inside one that has begun.
 
-        All processes must call this together; only that of the main process has weights.
+        All processes must call this together; weights may be sharded.
         """
-        optimizer, is_main = self.learner.optimizer, self.learner.processes.is_main
-        weights, averages = joined(optimizer.masters, is_main), joined(optimizer.state(), is_main)
+        optimizer = self.learner.optimizer
         state, tensors = self.state()
-        return Checkpoint(self.next_step, state, weights, averages, tensors)
+        return Checkpoint(self.next_step, state, optimizer.masters, optimizer.state(), tensors)
 
     def whole_model(self) -> Any:
         """Return the model with all its weights on the main process, and None on all others.

@@ -111,7 +111,8 @@ class Training:
         self._made = False
         """whether the folder is this process' own, and not one that another has made meanwhile"""
         self._remarks: list[str] = []
-        self.processes = Processes(settings.model.device, settings.parallel.shard, settings.parallel.timeout)
+        parallel = settings.parallel
+        self.processes = Processes(settings.model.device, parallel.shard, parallel.timeout, parallel.offload)
         self.processes.way_on = way_on(settings.run) if self._begun else None
         # Lock a resumed run from here on, so that no other process can resume it before this one starts.
         self._lock = Lock(settings.run) if self._begun and self.processes.is_main else None
