@@ -54,7 +54,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 SHARDED = {"parallel__shard": "full"}
-LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {"2": (2, {}), "2 sharded": (2, SHARDED), "4 sharded": (4, SHARDED)}
+OFFLOADED = {**SHARDED, "parallel__offload": True}
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {"2": (2, {}), "2 sharded": (2, SHARDED), "4 sharded": (4, OFFLOADED)}
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)

@@ -23,6 +23,7 @@ from cavesson.command_line import continuation
 from cavesson.config_paths import expanded
 from cavesson.errors import UserError, first_line
 from cavesson.models.mapped import can_be_mapped, dtype_of, mark, read
+from cavesson.models.quantized import keep_unpacked
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.ops.linear import linear
 
@@ -209,6 +210,7 @@ def prepare(model: M) -> M:
                 if "drop" in name and isinstance(value, float):
                     setattr(holder, name, 0.0)
     use_fast_linear(model)
+    keep_unpacked(model)
     return model.eval()
 
 

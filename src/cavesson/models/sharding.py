@@ -5,11 +5,14 @@ A pass gathers the weights of one layer at a time, so all processes must make th
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MethodType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -26,6 +29,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cavesson.models.mapped import dtype_of, forward_dtype
 from cavesson.models.parts import causal
+from cavesson.models.quantized import prepare_to_shard
 from cavesson.processes import Processes
 
 M = TypeVar("M", bound=nn.Module)
@@ -63,6 +67,7 @@ def shard(
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}  # no copy may outlive an optimiser step
     options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
     low_precision = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+    prepare_to_shard(role)
     sources = _emptied(role)
     low = {p for name, p in role.named_parameters() if p.requires_grad and sources[name].dtype != torch.float32}
     layers = [module for module in role.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -104,16 +109,23 @@ def _emptied(role: nn.Module) -> dict[str, _Source]:
 
     The module gets parameters on the meta device, in the dtype in which they will be kept.
     """
-    sources = {name: _Source(parameter.data, dtype_of(parameter)) for name, parameter in role.named_parameters()}
+    sources = {
+        name: _Source(parameter.data.as_subclass(Tensor), dtype_of(parameter))
+        for name, parameter in role.named_parameters()
+    }
     twins: dict[Tensor, nn.Parameter] = {}
     for module in role.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if parameter not in twins:
                 kept = torch.float32 if parameter.requires_grad else dtype_of(parameter)
-                empty = torch.empty(parameter.shape, dtype=kept, device="meta")
-                twins[parameter] = nn.Parameter(empty, parameter.requires_grad)
+                twins[parameter] = _empty(parameter, kept)
             module.register_parameter(name, twins[parameter])
     return sources
+
+
+def _empty(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    """Return a parameter like another on the meta device."""
+    return nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device="meta"), parameter.requires_grad)
 
 
 @contextmanager
@@ -134,17 +146,19 @@ def gathered(module: nn.Module) -> Iterator[None]:
             part.set_reshard_after_forward(True, recurse=False)
 
 
-def joined(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Return whole tensors on CPU, joined from the slices of all processes, or nothing unless `keep`.
-
-    All processes must call this together; only one tensor at a time is whole where it is not kept.
-    """
-    found = {}
+def _joined(tensors: Mapping[str, Tensor], keep: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield whole tensors on CPU, joined one by one from the slices of all processes, or nothing unless `keep`."""
     for name, tensor in tensors.items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if keep:
-            found[name] = whole.detach().cpu()
-    return found
+            yield name, whole.detach().cpu()
+
+
+def _in_file(name: str, tensor: Tensor, folder: Path) -> Tensor:
+    """Return a tensor that is mapped from a file in a folder, so that it need not stay in memory."""
+    file = folder / f"{len(list(folder.iterdir()))}.safetensors"
+    save_file({name: tensor.contiguous()}, file)
+    return load_file(file)[name]
 
 
 @torch.no_grad()
@@ -193,12 +207,12 @@ def device_of(module: nn.Module) -> torch.device:
 
 def skeleton(model: M) -> M:
     """Return a copy of a model without its weights."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.to("meta", dtype_of(p)), p.requires_grad) for p in model.parameters()}
+    memo: dict[int, Any] = {id(p): _empty(p, dtype_of(p)) for p in model.parameters()}
     memo |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
     return copy.deepcopy(model, memo)
 
 
-def whole(model: Any, bare: Any, keep: bool, frozen: bool = True) -> Any:
+def whole(model: Any, bare: Any, keep: bool, frozen: bool = True, folder: Path | None = None) -> Any:
     """Return a model with all its weights, or None unless `keep`.
 
     All processes must call this together.
@@ -208,16 +222,23 @@ def whole(model: Any, bare: Any, keep: bool, frozen: bool = True) -> Any:
         bare: its skeleton, which gets the weights; None if they are not sharded.
         keep: whether this process needs it.
         frozen: whether frozen weights are needed too, such as those below adapters; if not, they may be missing.
+        folder: on a disk with room for the weights, which are mapped from files there; None keeps them in memory. The
+            files have no name, and exist for as long as the model does.
     """
     if bare is None:
         return model if keep else None
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    weights = joined({name: tensor for name, tensor in model.state_dict().items() if frozen or name in trained}, keep)
+    needed = {name: tensor for name, tensor in model.state_dict().items() if frozen or name in trained}
+    # What is trained in lower precision is kept in float32 while it is sharded.
+    dtypes = {name: like.dtype for name, like in bare.state_dict().items() if name in needed}
+    weights = {}
+    with TemporaryDirectory(dir=folder, prefix=".weights-") if folder and keep else nullcontext() as place:
+        for name, tensor in _joined(needed, keep):
+            weight = tensor.to(dtypes[name])
+            weights[name] = weight if place is None else _in_file(name, weight, Path(place))
     if not keep:
         return None
-    # What is trained in lower precision is kept in float32 while it is sharded.
-    dtypes = {name: like.dtype for name, like in bare.state_dict().items() if name in weights}
-    bare.load_state_dict({name: weights[name].to(dtype) for name, dtype in dtypes.items()}, assign=True, strict=frozen)
+    bare.load_state_dict(weights, assign=True, strict=frozen)
     causal(bare).config = causal(model).config
     causal(bare).tie_weights()
     return bare

@@ -28,7 +28,7 @@ def save_trained(
     transformers_logging.disable_progress_bar()
     tokenizer.save_pretrained(unfinished)
     if not isinstance(model, PeftModel):
-        model.save_pretrained(str(unfinished))
+        model.save_pretrained(str(unfinished), max_shard_size="5GB")
     else:
         # The vocabulary is never changed, so PEFT need not check it against the base model's config.
         model.save_pretrained(str(unfinished), save_embedding_layers=False)

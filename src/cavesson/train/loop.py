@@ -93,6 +93,11 @@ class Trainer(ABC):
     def model(self) -> PreTrainedModel | Any:
         """The model that is saved at the end: a Hugging Face model, wrapped by PEFT if it has adapters."""
 
+    @property
+    def saves_base(self) -> bool:
+        """Whether the model that is saved at the end has more than adapters."""
+        return self.model_settings.lora is None
+
     def describe(self) -> dict[str, Any]:
         """Return facts about the data and the model for run.json."""
         return {}
@@ -172,12 +177,12 @@ class Trainer(ABC):
         return Checkpoint(self.next_step, state, optimizer.masters, optimizer.state(), tensors)
 
     def whole_model(self) -> Any:
-        """Return the model with all its weights on the main process, and None on all others.
+        """Return the model with the weights that are saved on the main process, and None on all others.
 
         All processes must call this together.
         """
         self.learner.processes.enter("save the model")
-        return whole(self.model, self.skeleton, self.learner.processes.is_main)
+        return whole(self.model, self.skeleton, self.learner.processes.is_main, self.saves_base, self.folder)
 
     def close(self) -> None:  # noqa: B027  # most trainers hold nothing that must be released
         """Release what the run holds besides memory; called when it has ended, or could not start."""
