@@ -1,7 +1,7 @@
 """Distributed training: which process takes which rows, and how numbers of all processes come together."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast
@@ -41,12 +41,19 @@ class Processes:
         device: device of this process; None uses a GPU if there is one.
         shard: how weights are spread over the processes, as in `ParallelSettings`.
         timeout: seconds that the processes wait for one another; None does not watch them.
+        offload: whether sharded weights are kept in the memory of the host.
 
     Raises:
         UserError: there is no such device, or there is nothing to shard over.
     """
 
-    def __init__(self, device: str | None = None, shard: Shard = "none", timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        device: str | None = None,
+        shard: Shard = "none",
+        timeout: float | None = None,
+        offload: bool = False,
+    ) -> None:
         try:
             chosen = torch.device(device) if device else None
         except RuntimeError:
@@ -56,10 +63,13 @@ class Processes:
         # By default, accelerate would choose an Apple GPU, which lacks the float64 needed to draw tokens.
         cpu = chosen.type == "cpu" if chosen else not torch.cuda.is_available()
         longest = {} if timeout is None else {"timeout": timedelta(seconds=timeout + _MARGIN)}
-        state = PartialState(cpu=cpu, **longest)
+        # NCCL has no operations on the memory of the host.
+        backend = {"backend": "cuda:nccl,cpu:gloo"} if offload and not cpu else {}
+        state = PartialState(cpu=cpu, **longest, **backend)
         self.rank, self.count = state.process_index, state.num_processes
         self.device = chosen if chosen is not None and self.count == 1 else state.device
         self.mesh = None if shard == "none" else self._mesh(shard)
+        self.offload = offload
         self.way_on: str | None = None
         """the command that continues the run, for the message of the watchdog"""
         self._timeout = None if self.count == 1 else timeout
@@ -239,12 +249,14 @@ class Processes:
         dist.broadcast_object_list(held, src=0)
         return held[0]
 
-    def share_weights(self, module: nn.Module) -> None:
-        """Broadcast the parameters of the first process to all processes."""
+    def share_weights(self, weights: Iterable[Tensor]) -> None:
+        """Broadcast weights of the first process to all processes, in place."""
         if self.count > 1:
             self._arrive()
-            for parameter in module.parameters():
-                dist.broadcast(parameter.data, src=0)
+            for weight in weights:
+                held = weight.data.to(self.device)
+                dist.broadcast(held, src=0)
+                weight.data.copy_(held)
 
     def agreed(self, action: Callable[[], T]) -> T:
         """Return what an action returns; if it fails in any process, raise the first process's error in all of them.

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from several_helpers import together
 from torch import Tensor
-from train_helpers import OFFLINE, ONLINE, SIGNAL, quiet, timeless, tiny_run
+from train_helpers import OFFLINE, ONLINE, SIGNAL, quiet, saved, timeless, tiny_folder, tiny_run
 from two_processes import algorithms
 
 import cavesson
@@ -55,7 +55,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 SHARDED = {"parallel__shard": "full"}
-LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {"2": (2, {}), "2 sharded": (2, SHARDED), "4 sharded": (4, SHARDED)}
+OFFLOADED = {**SHARDED, "parallel__offload": True}
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {"2": (2, {}), "2 sharded": (2, SHARDED), "4 sharded": (4, OFFLOADED)}
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -63,6 +64,8 @@ def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A number of processes and the folder with all their runs."""
     count, changes = LAYOUTS[request.param]
     folder = tmp_path_factory.mktemp("several")
+    if changes:  # sharded models are loaded slice by slice, from files
+        changes = changes | {"model__path": str(tiny_folder(tmp_path_factory.mktemp("model")))}
     runs = {name: {**SMOOTH, **case, **changes} for name, case in CASES.items() if case.get("batch_size", 8) >= count}
     ended = together(folder, count, algorithms, runs, folder)
     assert [done.code for done in ended] == [0] * count, [done.err[-3000:] for done in ended]
@@ -123,10 +126,11 @@ def test_several_processes_are_one(
     for here, there in zip(steps, theirs, strict=True):
         assert measured(there) == pytest.approx(measured(here), rel=rounding, abs=rounding / 10)
     newest = max((mine / "checkpoints").glob("step-*")).relative_to(mine)
-    saved = next((mine / "model").glob("*model.safetensors")).relative_to(mine)
-    for file in (newest / "weights.safetensors", newest / "optimizer.safetensors", saved):
-        same_tensors(load_file(mine / file), load_file(folder / name / file), rounding)
-    weights = load_file(mine / newest / "weights.safetensors")
+    for kind in ("weights", "optimizer"):
+        same_tensors(saved(mine / newest, kind), saved(folder / name / newest, kind), rounding)
+    model = next((mine / "model").glob("*model.safetensors")).relative_to(mine)
+    same_tensors(load_file(mine / model), load_file(folder / name / model), rounding)
+    weights = saved(mine / newest, "weights")
     assert max(float((weight - start[key]).abs().max()) for key, weight in weights.items()) > 2e-3
 
 

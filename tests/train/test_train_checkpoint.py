@@ -19,9 +19,12 @@ from train_helpers import LORA, PROMPTS, STOP, build, farthest, finish, quiet, s
 
 import cavesson
 from cavesson.errors import UserError
+from cavesson.processes import Processes
 from cavesson.train import checkpoint
 from cavesson.train.checkpoint import Checkpoint, latest, save
 from cavesson.train.run import Training
+
+ALONE = Processes("cpu")
 
 
 def one(step: int) -> Checkpoint:
@@ -40,7 +43,7 @@ def test_what_is_saved_comes_back(
     folder = tmp_path_factory.mktemp("run")
     state = {"kl_coef": coef, "moments": {"count": step, "mean": mean, "squares": 0.1}}
     given_weights = {"a.b": torch.randn(2, 3).t(), "c": torch.randn(4).bfloat16(), "scalar": torch.tensor(1.0)}
-    save(folder, Checkpoint(step, dict(state), given_weights, {"step.c": torch.tensor(3.0)}), keep=1)
+    save(folder, Checkpoint(step, dict(state), given_weights, {"step.c": torch.tensor(3.0)}), keep=1, processes=ALONE)
     found = latest(folder)
     assert found is not None and (found.step, found.state) == (step, state)
     assert farthest(found.weights, given_weights) == 0.0 and found.weights["c"].dtype == torch.bfloat16
@@ -50,7 +53,7 @@ def test_what_is_saved_comes_back(
 def test_the_newest_counts_and_only_the_newest_stay(tmp_path: Path) -> None:
     assert latest(tmp_path) is None
     for step in (2, 10, 100, 1000):
-        save(tmp_path, one(step), keep=2)
+        save(tmp_path, one(step), keep=2, processes=ALONE)
         assert latest(tmp_path).step == step
     assert names(tmp_path) == ["step-00000100", "step-00001000"]
 
@@ -82,18 +85,18 @@ def damage(checkpoint: Path, kind: str) -> str:
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, kind: str) -> None:
     for step in (1, 3):
-        save(tmp_path, one(step), keep=2)
+        save(tmp_path, one(step), keep=2, processes=ALONE)
     damage(tmp_path / "checkpoints" / "step-00000003", kind)
     said: list[str] = []
     found = latest(tmp_path, said.append)
     assert found.step == 1 and farthest(found.weights, one(1).weights) == 0.0
     assert len(said) == 1 and "step-00000003 (" in said[0] and said[0].endswith("the run resumes from step-00000001")
-    save(tmp_path, one(2), keep=1)
+    save(tmp_path, one(2), keep=1, processes=ALONE)
     assert names(tmp_path) == ["step-00000002"]  # neither the damaged one nor the one before it stands for the newest
 
 
 def test_a_checkpoint_of_another_version_is_not_read_as_one_of_this(tmp_path: Path) -> None:
-    save(tmp_path, one(2), keep=1)
+    save(tmp_path, one(2), keep=1, processes=ALONE)
     place = tmp_path / "checkpoints" / "step-00000002"
     state = json.loads((place / "state.json").read_bytes())
     for written in ({**state, "format": 9}, {name: value for name, value in state.items() if name != "format"}):
@@ -109,7 +112,7 @@ def test_a_checkpoint_of_another_version_is_not_read_as_one_of_this(tmp_path: Pa
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_no_intact_checkpoint_is_one_line(tmp_path: Path, kind: str) -> None:
     for step in (1, 3):
-        save(tmp_path, one(step), keep=2)
+        save(tmp_path, one(step), keep=2, processes=ALONE)
     damage(tmp_path / "checkpoints" / "step-00000001", kind)
     damage(tmp_path / "checkpoints" / "step-00000003", "half of the weights")
     with pytest.raises(UserError) as raised:
@@ -120,12 +123,12 @@ def test_no_intact_checkpoint_is_one_line(tmp_path: Path, kind: str) -> None:
 
 
 def test_an_unfinished_folder_is_ignored_and_removed_by_the_next(tmp_path: Path) -> None:
-    save(tmp_path, one(1), keep=2)
+    save(tmp_path, one(1), keep=2, processes=ALONE)
     unfinished = tmp_path / "checkpoints" / ".step-00000002.4711"
     shutil.copytree(tmp_path / "checkpoints" / "step-00000001", unfinished)
     (unfinished / "state.json").unlink()
     assert latest(tmp_path).step == 1
-    save(tmp_path, one(3), keep=2)
+    save(tmp_path, one(3), keep=2, processes=ALONE)
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
 
 
@@ -137,7 +140,7 @@ class Killed(BaseException):
 def test_a_death_between_files_leaves_the_checkpoint_before(
     tmp_path: Path, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(tmp_path, one(1), keep=1)
+    save(tmp_path, one(1), keep=1, processes=ALONE)
     calls = 0
 
     def fsync(handle: int) -> None:
@@ -150,12 +153,12 @@ def test_a_death_between_files_leaves_the_checkpoint_before(
         os, "fsync", fsync
     )  # weights, optimizer, state, checksums, and the folder after it got its name
     with pytest.raises(Killed):
-        save(tmp_path, one(2), keep=1)
+        save(tmp_path, one(2), keep=1, processes=ALONE)
     monkeypatch.undo()
     found = latest(tmp_path)
     step = 1 if call < 4 else 2
     assert found.step == step and farthest(found.weights, one(step).weights) == 0.0
-    save(tmp_path, one(3), keep=1)
+    save(tmp_path, one(3), keep=1, processes=ALONE)
     assert names(tmp_path) == ["step-00000003"]
 
 
@@ -177,7 +180,7 @@ def save_and_die(folder: Path, given: Checkpoint, operation: int) -> bool:
         for name in ("fsync", "mkdir", "rename", "unlink", "rmdir"):
             patch.setattr(os, name, counted(getattr(os, name)))
         try:
-            save(folder, given, keep=1)
+            save(folder, given, keep=1, processes=ALONE)
         except Killed:
             return True
     return False
@@ -190,14 +193,14 @@ def test_a_death_while_a_checkpoint_is_saved_again_leaves_one_of_the_two(tmp_pat
     while died:
         operation += 1
         folder = tmp_path / str(operation)
-        save(folder, one(1), keep=1)
+        save(folder, one(1), keep=1, processes=ALONE)
         for _ in range(deaths):
             died = save_and_die(folder, again, operation)
         said: list[str] = []
         found = latest(folder, said.append)
         seen.add((found.step, float(found.weights["w"][0])))
         assert said == []  # none of them is damaged
-        save(folder, again, keep=1)
+        save(folder, again, keep=1, processes=ALONE)
         assert names(folder) == ["step-00000001"] and latest(folder).weights["w"][0] == 9.0
     assert seen == {(1, 1.0), (1, 9.0)}
     # 1 folder is made, 4 files and 1 folder are synced, 3 folders renamed, 4 files and 1 folder removed.
@@ -216,26 +219,26 @@ FULL = [
 def test_a_full_disk_is_said_plainly_and_leaves_the_checkpoint_before(
     tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(tmp_path, one(1), keep=1)
+    save(tmp_path, one(1), keep=1, processes=ALONE)
 
-    def full(tensors: Any, path: Path) -> None:
+    def full(tensors: Any, path: Path, metadata: Any = None) -> None:
         path.write_bytes(b"a part of it")
         raise error
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(UserError, match=r"the disk (is full|quota is used up).*; free space$") as raised:
-        save(tmp_path, one(2), keep=1)
+        save(tmp_path, one(2), keep=1, processes=ALONE)
     assert "\n" not in str(raised.value)
     assert names(tmp_path) == ["step-00000001"] and latest(tmp_path).step == 1
 
 
 def test_other_errors_are_not_called_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(tensors: Any, path: Path) -> None:
+    def denied(tensors: Any, path: Path, metadata: Any = None) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(checkpoint, "save_file", denied)
     with pytest.raises(PermissionError):
-        save(tmp_path, one(1), keep=1)
+        save(tmp_path, one(1), keep=1, processes=ALONE)
 
 
 @pytest.mark.parametrize(("every", "expected"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
@@ -319,11 +322,11 @@ def test_a_checkpoint_never_knows_of_a_step_that_the_record_does_not_have(
 ) -> None:
     seen = []
 
-    def watched(folder: Path, given: Checkpoint, keep: int) -> Path:
+    def watched(folder: Path, given: Checkpoint, keep: int, processes: Processes) -> Path:
         seen.append(
             (given.step, len(set(cavesson.open(folder).rows()["step"].to_pylist())), cavesson.open(folder).steps())
         )
-        return save(folder, given, keep)
+        return save(folder, given, keep, processes)
 
     monkeypatch.setattr("cavesson.train.callbacks.save", watched)
     finish(tmp_path / "run", steps=3, checkpoint__every=1)

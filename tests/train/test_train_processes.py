@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from several_helpers import cli_helpers, command, together
 from torch import Tensor
-from train_helpers import LORA, SIGNAL, STOP, build, finish, quiet, settings, tiny_flags, tiny_run
-from two_processes import ppo
+from train_helpers import LORA, SIGNAL, STOP, build, finish, quiet, saved, settings, tiny_flags, tiny_run
+from two_processes import killed, ppo
 
 import cavesson
+from cavesson.algorithms.ppo import PPORun
+from cavesson.algorithms.reward_model import RewardModelRun
 from cavesson.errors import UserError
 from cavesson.processes import Processes
 from cavesson.record import Run
@@ -75,7 +77,7 @@ def same_rollouts(one: Run, other: Run) -> None:
         np.testing.assert_allclose(
             first[name].to_numpy().astype(float), second[name].to_numpy().astype(float), rtol=0, atol=1e-4
         )
-    for step in range(3):
+    for step in sorted(set(first["step"].to_pylist())):
         tokens, theirs = one.tokens(step), other.tokens(step)
         for name in ("sample", "position", "token_id"):
             assert tokens[name] == theirs[name]
@@ -182,22 +184,48 @@ def test_sigterm_ends_both_processes_at_the_same_place(tmp_path: Path) -> None:
 def test_a_sharded_run_resumes_with_any_number_of_processes(tmp_path: Path) -> None:
     changes = {"optimizer__schedule": "constant", "optimizer__eps": 1e-3}
     flags = tiny_flags("ppo", tmp_path / "here", **changes, steps=1, parallel__shard="full")
-    begun = together(tmp_path, 2, command, "ppo", *flags)
-    resumed = together(tmp_path, 4, command, "ppo", "--resume", "here", "--steps", "2")
-    assert [done.code for done in (*begun, *resumed)] == [0] * 6, (begun, resumed)
-    refused, ended = (
-        cli_helpers.cavesson(tmp_path, "ppo", "--resume", "here", "--steps", "3", *more)
-        for more in ((), ("--parallel.shard", "none"))
-    )
+    resume = ("ppo", "--resume", "here", "--steps")
+    ended = together(tmp_path, 2, command, "ppo", *flags)
+    ended += together(tmp_path, 4, command, *resume, "2", "--parallel.offload", "true")
+    unsharded = ("--parallel.shard", "none", "--parallel.offload", "false")
+    ended += together(tmp_path, 2, command, *resume, "3", *unsharded)
+    assert [done.code for done in ended] == [0] * 8, ended
+    refused, last = (cli_helpers.cavesson(tmp_path, *resume, "4", *more) for more in (SHARDED, ()))
     assert refused.code == 2 and refused.err.startswith('cavesson: parallel.shard "full" has no effect with')
-    assert ended.code == 0, ended.err[-3000:]
-    tiny_run("ppo", tmp_path / "alone", **changes, steps=3).run(quiet)
-    same_rollouts(cavesson.open(tmp_path / "alone"), cavesson.open(tmp_path / "here"))
-    for file in ("weights.safetensors", "optimizer.safetensors"):
-        mine, theirs = (load_file(tmp_path / run / "checkpoints" / "step-00000003" / file) for run in ("alone", "here"))
+    assert last.code == 0, last.err[-3000:]
+    same_as_alone(tmp_path, 4, **changes)
+
+
+SHARDED = ("--parallel.shard", "full")
+
+
+def same_as_alone(folder: Path, steps: int, **changes: Any) -> None:
+    """The run `here` is as if one process had done it."""
+    tiny_run("ppo", folder / "alone", **changes, steps=steps).run(quiet)
+    same_rollouts(cavesson.open(folder / "alone"), cavesson.open(folder / "here"))
+    for kind in ("weights", "optimizer"):
+        mine, theirs = (saved(folder / run / "checkpoints" / f"step-{steps:08d}", kind) for run in ("alone", "here"))
         assert mine.keys() == theirs.keys()
         for key, tensor in mine.items():
             torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_killed_while_it_writes_a_checkpoint_leaves_the_one_before(tmp_path: Path, rank: int) -> None:
+    changes = {"optimizer__schedule": "constant", "optimizer__eps": 1e-3}
+    flags = tiny_flags("ppo", tmp_path / "here", **changes, steps=3, parallel__shard="full")
+    ended = together(tmp_path, 2, killed, rank, "ppo", *flags)
+    assert ended[rank].code == -signal.SIGKILL and ended[1 - rank].code
+    (unfinished,) = (tmp_path / "here" / "checkpoints").glob(".step-00000002*")
+    written = {file.name for file in unfinished.iterdir()}
+    assert {f"{kind}-{rank:05d}.safetensors" for kind in ("weights", "optimizer")} <= written
+    found = latest(tmp_path / "here")
+    assert found is not None and found.step == 1
+    resumed = together(tmp_path, 2, command, "ppo", "--resume", "here")
+    assert [done.code for done in resumed] == [0, 0], resumed
+    assert not unfinished.exists()
+    same_as_alone(tmp_path, 3, **changes)
 
 
 @pytest.mark.slow
@@ -206,8 +234,7 @@ def test_two_hosts_shard_within_and_copy_between(tmp_path: Path) -> None:
     ended = together(tmp_path, 4, command, "grpo", *flags, hosts=2)
     assert [done.code for done in ended] == [0] * 4, ended
     tiny_run("grpo", tmp_path / "alone", optimizer__eps=1e-3, batch_size=12).run(quiet)
-    places = [tmp_path / run / "checkpoints" / "step-00000002" / "weights.safetensors" for run in ("alone", "here")]
-    mine, theirs = map(load_file, places)
+    mine, theirs = (saved(tmp_path / run / "checkpoints" / "step-00000002", "weights") for run in ("alone", "here"))
     for key, tensor in mine.items():
         torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-4)
 
@@ -216,14 +243,18 @@ def test_there_must_be_something_to_shard_over(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r'parallel\.shard "full" has no effect with one process: add --processes N'):
         build(tmp_path / "run", parallel__shard="full")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="quantized weights cannot be sharded"):
-        settings(
-            tmp_path / "run",
-            parallel__shard="full",
-            model__path="elsewhere",
-            model__quantization="nf4",
-            model__lora=LORA,
-        )
+
+
+def test_what_cannot_be_sharded_is_one_line(tmp_path: Path) -> None:
+    model = {"path": "elsewhere", "lora": LORA, "quantization": "nf4"}
+    sharded = {"run": tmp_path / "run", "parallel": {"shard": "full"}}
+    PPORun.model_validate({**sharded, "model": model})
+    with pytest.raises(ValueError, match=r"int8 weights cannot be sharded; set model\.quantization to"):
+        PPORun.model_validate({**sharded, "model": model | {"quantization": "int8"}})
+    with pytest.raises(ValueError, match=r"of a reward model cannot be sharded, .*; remove model\.quantization"):
+        RewardModelRun.model_validate({**sharded, "model": model})
+    with pytest.raises(ValueError, match=r'offload has no effect without shard; set shard to "full" or'):
+        settings(tmp_path / "run", parallel__offload=True)
 
 
 class Alone(Processes):

@@ -11,13 +11,16 @@ from typing import Any
 
 import psutil
 import torch
+import torch.distributed.checkpoint as dcp
 from settings_helpers import changed
 from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 import cavesson
 from cavesson.algorithms.ppo import PPORun
 from cavesson.config import load
 from cavesson.doctor.findings_file import findings_file
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.registry import ALGORITHMS
 from cavesson.train.loop import Report
 from cavesson.train.run import Result, Training
@@ -211,6 +214,23 @@ def everything(folder: Path) -> dict[str, Any]:
         "tokens": [run.tokens(step).to_pylist() for step in sorted(set(rows["step"].to_pylist()))],
         "files": {str(path.relative_to(folder)): path.read_bytes() for path in files},
     }
+
+
+def tiny_folder(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """Writes the tiny model to a folder, in several files."""
+    tiny_model(dtype=dtype).save_pretrained(folder, max_shard_size="300KB")
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def saved(checkpoint: Path, kind: str) -> dict[str, Tensor]:
+    """The "weights" or the "optimizer" of a checkpoint, joined by PyTorch from what each process has written."""
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    known: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    names = [name for name in known if name.startswith(("exp_avg.", "exp_avg_sq.", "step.")) == (kind == "optimizer")]
+    tensors = {name: torch.empty(known[name].size, dtype=known[name].properties.dtype) for name in names}
+    dcp.load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:

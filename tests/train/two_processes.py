@@ -1,15 +1,18 @@
 """Called in every process: the runs of test_…_processes.py, one after the other."""
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from several_helpers import command
 from train_helpers import PROMPTS, WATCHED, patient, settings, tiny_run, uneven
 
 from cavesson import cli
 from cavesson.errors import StoppedError
+from cavesson.train import checkpoint
 from cavesson.train.run import Training
 
 
@@ -43,6 +46,25 @@ def ppo(runs: dict[str, dict[str, Any]], folder: Path) -> None:
         Training(made, prompts=PROMPTS, rewards=uneven, resume=broken_off).run(report)
     stopped(folder)
     mistake(folder)
+
+
+def killed(rank: int, *arguments: str) -> None:
+    """The command line; this process is killed at its second checkpoint, before that gets its name."""
+    name = "_rename" if rank == 0 else "_write_weights"
+    real, calls = getattr(checkpoint, name), []
+
+    def dies(*given: Any) -> Any:
+        calls.append(given)
+        if rank == 0 and len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*given)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    if os.environ["RANK"] == str(rank):
+        setattr(checkpoint, name, dies)
+    command(*arguments)
 
 
 def stopped(folder: Path) -> None:

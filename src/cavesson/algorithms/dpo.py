@@ -15,6 +15,7 @@ from cavesson.data.examples import Examples, PairSettings, PairTokens, load_pair
 from cavesson.models.policy import check_vocabulary
 from cavesson.models.sequences import PairPolicy, PairScores
 from cavesson.models.settings import FrozenSettings
+from cavesson.models.sharding import place
 from cavesson.models.trained import load_start
 from cavesson.ops import preferences
 from cavesson.processes import Processes
@@ -116,7 +117,8 @@ class DPORun(ExampleRun):
             return examples
         start = self.reference.start(self.model.dtype)
         if start is not None:
-            reference = load_start(start)
+            reference = load_start(start, mapped=processes.mesh is not None).requires_grad_(False)
             check_vocabulary(reference, start.path, role.model, self.model.path)
-            role = self.role(reference).to(processes.device)
+            role = self.role(reference)
+            place(role, processes)
         return with_reference(examples, role, processes, folder, step, self)

@@ -87,14 +87,13 @@ def _score(
     Every pair is scored in the same micro-batch in which the policy first sees it. Matrix products of other sizes round
     differently, so the policy would otherwise differ from its reference before the first update.
     """
-    device = next(model.parameters()).device
     numbers, scored, seen_of = [], [], [torch.zeros(0, 2)]
     for number, rows in enumerate(_batches(pairs, examples, processes, settings)):
         parts = processes.micro_batches(rows, settings.evaluation_size)
         batches = [examples.collate([pairs[row] for row in part or [0]]) for part in parts]
         for part, batch in zip(parts, batches, strict=True):
             processes.beat()
-            seen = model(batch.to(device))
+            seen = model(batch.to(processes.device))
             seen_of.append(torch.stack([seen.chosen, seen.rejected], dim=1).cpu()[: len(part)])
             scored += part
             numbers += [number] * len(part)

@@ -80,7 +80,7 @@ class RewardModelRun(ExampleRun):
         return RewardModel(model, self.update.layout == "packed")
 
     def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        return load_reward_model(self.model, int(tokenizer.pad_token_id))
+        return load_reward_model(self.model, int(tokenizer.pad_token_id), self.maps_weights)
 
     def finished(self, model: Any) -> Any:
         """Return an ordinary sequence classifier; adapters are merged into their base, in place."""

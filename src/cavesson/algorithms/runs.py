@@ -108,8 +108,14 @@ class RunSettings(Settings):
     def _check_run(self) -> Self:
         if not set(self.trackers) - {"tensorboard"}:
             self.refuse("project", "without a tracker that has projects, such as wandb")
-        if self.parallel.shard != "none":
-            self.refuse("model.quantization", "with parallel.shard: quantized weights cannot be sharded")
+        if self.parallel.shard != "none" and self.model.quantization is not None:
+            if self.model.quantization == "int8":
+                raise ValueError('int8 weights cannot be sharded; set model.quantization to "nf4", or remove it')
+            if self.makes_classifier:
+                raise ValueError(
+                    "quantized weights of a reward model cannot be sharded, because its adapters are merged into them; "
+                    "remove model.quantization or parallel.shard"
+                )
         if self.model.new is not None and not self.makes_models:
             raise ValueError("model.new has no effect here: only cavesson sft makes new models")
         return self
@@ -118,6 +124,16 @@ class RunSettings(Settings):
     def algorithm(self) -> Any:
         """The algorithm: the group of settings that is one."""
         return next(value for _, value in self if isinstance(value, Algorithm))
+
+    @property
+    def maps_weights(self) -> bool:
+        """Whether weights stay in their files until they are sharded.
+
+        DoRA starts from the norms of whole weights, and quantization changes all of them.
+        """
+        lora = self.model.lora
+        reads = self.model.quantization is not None or (lora is not None and lora.dora)
+        return self.parallel.shard != "none" and not reads
 
     def starts(self) -> dict[str, StartSettings]:
         """Return the models that are loaded before the first step, by the names of their groups of settings."""
@@ -337,7 +353,7 @@ class ExampleRun(RunSettings):
 
     def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """Return the model before training, without adapters."""
-        return load_start(self.model, self.model.quantization)
+        return load_start(self.model, self.model.quantization, self.maps_weights)
 
     def role(self, model: Any) -> nn.Module:
         """Wrap a model so that, given a batch, it computes what the algorithm's loss needs."""

@@ -41,9 +41,18 @@ class ParallelSettings(Settings):
     """"none": every process has all weights; "full": every process keeps a slice of each weight, of its gradient and of
     the optimiser's state (FSDP2), and gathers one layer at a time; "hybrid": "full" within a host, copies between
     hosts"""
+    offload: bool = False
+    """keep the slices of weights, gradients and the optimiser's state in the memory of the host, and only what is
+    computed with on the device: room for a larger model, but slower"""
     timeout: float = Field(3600, gt=0, le=604_800)
     """seconds without progress after which the processes no longer wait: the run ends, and names the process that hangs
     and its stage. No stage of a step may take longer, such as sampling the responses"""
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> Self:
+        if self.shard == "none":
+            self.refuse("offload", 'without shard; set shard to "full" or "hybrid"')
+        return self
 
 
 class OptimizeSettings(Settings):

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 from cavesson.errors import UserError
 from cavesson.models.load import load_classifier, model_folder, prepare, resolve
+from cavesson.models.mapped import forward_dtype
 from cavesson.models.settings import ModelSettings, StartSettings
 from cavesson.models.trained import load_start
 
@@ -16,7 +17,7 @@ ADDS_START = "adds_start_tokens"
 """Of the config of a reward model: whether the texts it learned from begin with the tokenizer's start tokens."""
 
 
-def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
+def load_reward_model(settings: ModelSettings, pad: int, mapped: bool = False) -> PreTrainedModel:
     """Load a classifier to continue training, or put a new head on the trunk of a language model.
 
     The new head's weights are drawn from PyTorch's global generator.
@@ -24,13 +25,14 @@ def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
     Args:
         settings: the model to start from.
         pad: id of the pad token, with which the classifier finds the end of a text.
+        mapped: as in `load_causal`.
 
     Raises:
         UserError: there is no such model, or transformers has no sequence classifier for its architecture.
     """
     if is_classifier(settings.path):
-        return load_scalar_classifier(settings)
-    base = load_start(settings, settings.quantization)
+        return load_scalar_classifier(settings, mapped)
+    base = load_start(settings, settings.quantization, mapped)
     config = base.config
     config.num_labels, config.pad_token_id = 1, pad
     try:
@@ -43,18 +45,18 @@ def load_reward_model(settings: ModelSettings, pad: int) -> PreTrainedModel:
         ) from None
     prefix = base.base_model_prefix
     setattr(model, prefix, getattr(base, prefix))
-    model.score = nn.Linear(config.get_text_config().hidden_size, 1, bias=False, dtype=base.dtype)
+    model.score = nn.Linear(config.get_text_config().hidden_size, 1, bias=False, dtype=forward_dtype(base))
     nn.init.normal_(model.score.weight, std=config.get_text_config().hidden_size ** -0.5)
     return prepare(model)
 
 
-def load_scalar_classifier(settings: StartSettings) -> PreTrainedModel:
-    """Load a trained sequence classifier with one output.
+def load_scalar_classifier(settings: StartSettings, mapped: bool = False) -> PreTrainedModel:
+    """Load a trained sequence classifier with one output, as `load_classifier` does.
 
     Raises:
         UserError: there is no such model, or it has several outputs.
     """
-    trained, _ = load_classifier(settings.path, settings.dtype)
+    trained, _ = load_classifier(settings.path, settings.dtype, mapped)
     if trained.config.num_labels != 1:
         raise UserError(f"{settings.path} has {trained.config.num_labels} outputs; a reward model has one")
     return trained  # type: ignore[no-any-return]

@@ -22,6 +22,8 @@ from transformers.utils import logging as transformers_logging
 from cavesson.command_line import continuation
 from cavesson.config_paths import expanded
 from cavesson.errors import UserError, first_line
+from cavesson.models.mapped import can_be_mapped, dtype_of, mark, read
+from cavesson.models.quantized import keep_unpacked
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.ops.linear import linear
 
@@ -32,12 +34,18 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 """Any of these makes a folder one with a tokenizer."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+HEADS = ("score", "classifier")
+"""What architectures call the head of a sequence classifier."""
 _FAST_FROM = 64 * 1024
 """Elements of a weight; for smaller ones, the Python overhead of `FastLinear` outweighs the gain."""
 
 
 def load_causal(
-    path: str, gguf_file: str | None = None, dtype: str = "float32", quantization: str | None = None
+    path: str,
+    gguf_file: str | None = None,
+    dtype: str = "float32",
+    quantization: str | None = None,
+    mapped: bool = False,
 ) -> PreTrainedModel:
     """Load a causal language model, with dropout off.
 
@@ -46,6 +54,7 @@ def load_causal(
         gguf_file: name of the GGUF file inside the folder.
         dtype: dtype of the forward pass.
         quantization: "nf4" or "int8" stores the weights in 4 or 8 bits, with bitsandbytes.
+        mapped: whether to leave the weights in their files, see `mapped`, if that is possible.
 
     Raises:
         UserError: there is no such model, or it has no language-model head.
@@ -58,13 +67,15 @@ def load_causal(
     if gguf_file is not None:
         _check_quantization(path, quantization, "its weights come as GGUF")
     transformers_logging.disable_progress_bar()
+    mapped = mapped and gguf_file is None and quantization is None
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model, info = _loaded(
+            AutoModelForCausalLM,
             source,
+            DTYPES[dtype],
+            mapped,
             gguf_file=gguf_file,
-            dtype=DTYPES[dtype],
             quantization_config=_quantized(quantization, dtype) or _unpacked(gguf_file),
-            output_loading_info=True,
         )
     except ImportError as error:
         raise UserError(f"model.quantization needs bitsandbytes: pip install 'cavesson[qlora]' ({error})") from error
@@ -73,7 +84,6 @@ def load_causal(
     except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
         _check_quantization(path, quantization, first_line(error), error)
         raise
-    model, info = loaded
     _check_head(path, model, info["missing_keys"])
     return prepare(_without_quantization(model))
 
@@ -114,25 +124,30 @@ def with_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedT
     return tokenizer
 
 
-def load_classifier(path: str, dtype: str = "float32") -> tuple[Any, PreTrainedTokenizerBase]:
+def load_classifier(path: str, dtype: str = "float32", mapped: bool = False) -> tuple[Any, PreTrainedTokenizerBase]:
     """Load a sequence classifier with its tokenizer.
+
+    Args:
+        path: folder, or Hub name.
+        dtype: dtype of the forward pass.
+        mapped: as in `load_causal`; the head is always read.
 
     Raises:
         UserError: there is no such model, or it has no trained classification head.
     """
     source = resolve(model_folder(path))
     try:
-        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-            source, dtype=DTYPES[dtype], output_loading_info=True
-        )
+        model, info = _loaded(AutoModelForSequenceClassification, source, DTYPES[dtype], mapped)
         # Padding on the left would shift the positions of the text, which changes models with absolute positions.
         tokenizer = with_pad_token(AutoTokenizer.from_pretrained(source, padding_side="right"), path)
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"cannot load a reward model from {path!r}: {first_line(error)}") from error
-    model, info = loaded
     if info["missing_keys"]:
         raise UserError(f"{path} is not a trained classifier: {sorted(info['missing_keys'])[0]} is missing")
     model.config.pad_token_id = tokenizer.pad_token_id
+    for name in HEADS:
+        if isinstance(head := getattr(model, name, None), nn.Module):
+            read(head)
     return prepare(model), tokenizer
 
 
@@ -195,7 +210,19 @@ def prepare(model: M) -> M:
                 if "drop" in name and isinstance(value, float):
                     setattr(holder, name, 0.0)
     use_fast_linear(model)
+    keep_unpacked(model)
     return model.eval()
+
+
+def _loaded(auto: Any, source: str, dtype: torch.dtype, mapped: bool, **options: Any) -> tuple[Any, Any]:
+    """Return a model and what transformers says about its weights."""
+    if mapped:
+        model, info = auto.from_pretrained(source, dtype="auto", output_loading_info=True, **options)
+        if can_be_mapped(model, source, dtype):
+            mark(model, dtype)
+            return model, info
+    model, info = auto.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
+    return model, info
 
 
 def _check_quantization(path: str, quantization: str | None, why: str, cause: Exception | None = None) -> None:
@@ -275,5 +302,9 @@ class FastLinear(nn.Linear):
 def use_fast_linear(model: nn.Module) -> None:
     """Change the class of every large plain linear layer in place; has no effect except in float32 on CPU."""
     for module in model.modules():
-        if type(module) is nn.Linear and module.weight.numel() >= _FAST_FROM and module.weight.dtype == torch.float32:
+        if (
+            type(module) is nn.Linear
+            and module.weight.numel() >= _FAST_FROM
+            and dtype_of(module.weight) == torch.float32
+        ):
             module.__class__ = FastLinear

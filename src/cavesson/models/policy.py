@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import MethodType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
@@ -18,14 +18,19 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cavesson.errors import UserError, first_line
 from cavesson.models.classifier import is_classifier, load_scalar_classifier
+from cavesson.models.load import HEADS
+from cavesson.models.mapped import aliased, forward_dtype, hidden, is_mapped
 from cavesson.models.parts import causal, check_head, output_head, trunk
 from cavesson.models.settings import ModelSettings, ReferenceSettings, ValueSettings
+from cavesson.models.sharding import device_of
 from cavesson.models.shared_prompts import distinct, growing_cache
 from cavesson.models.tiny import cast_weights
 from cavesson.models.trained import load_start
 from cavesson.ops.head import Head
 from cavesson.ops.logprobs import full_kl, token_logprobs
 from cavesson.types import Batch
+
+T = TypeVar("T")
 
 
 class Scores(NamedTuple):
@@ -64,7 +69,7 @@ class Policy(nn.Module):
             so all scores use the same way: of policy and reference, with gradients and without.
     """
 
-    passes: ClassVar[tuple[str, ...]] = ("reference_logprob", "reference_kl", "kl_from")
+    passes: ClassVar[tuple[str, ...]] = ("reference_logprob", "reference_kl", "kl_from", "check", "during")
     """methods besides `forward` that use the weights and are called from outside"""
 
     def __init__(
@@ -78,6 +83,7 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self.dtype = forward_dtype(causal(model))
         self.temperature = temperature
         self.shares_prompts = shares_prompts
         self.critic = value if isinstance(value, nn.Module) else None
@@ -92,11 +98,24 @@ class Policy(nn.Module):
         self._reference = (scorer,)
         # Evaluation mode disables all randomness: dropout and the noise of mixture-of-experts routers.
         self.eval()
-        check_head(model)
+        if not is_mapped(self):
+            self.check()
+
+    def check(self) -> None:
+        """Check that the model is scored correctly.
+
+        Raises:
+            UserError: it is not.
+        """
+        check_head(self.model)
+
+    def during(self, action: Callable[[], T]) -> T:
+        """Return what an action returns that makes passes through the model by itself, with all processes alike."""
+        return action()
 
     @property
     def device(self) -> torch.device:
-        return causal(self.model).device
+        return device_of(self)
 
     @property
     def has_reference(self) -> bool:
@@ -122,7 +141,7 @@ class Policy(nn.Module):
         """Compute the log-probability `[B, T]` of every response token under the reference."""
         frozen = self.frozen_reference
         if frozen is not None:
-            return frozen.to(self.device)(batch).logprob  # type: ignore[no-any-return]
+            return frozen(batch).logprob  # type: ignore[no-any-return]
         with self._adapters_off():
             return self._logprobs(self.model, self.hidden(self.model, batch), batch)[0]
 
@@ -132,7 +151,7 @@ class Policy(nn.Module):
         inside = batch["mask"] > 0
         hidden, head, frozen = self.hidden(self.model, batch)[inside], output_head(self.model), self.frozen_reference
         if frozen is not None:
-            kl = frozen.to(self.device).kl_from(hidden, head, batch)
+            kl = frozen.kl_from(hidden, head, batch)
         else:
             with self._adapters_off():
                 kl = Policy.kl_from(self, hidden, head, batch)
@@ -182,6 +201,7 @@ def build_policy(
     reference: ReferenceSettings | None,
     temperature: float,
     shares_prompts: bool = False,
+    mapped: bool = False,
 ) -> Policy:
     """Build a policy with its critic and reference from a loaded model.
 
@@ -192,17 +212,19 @@ def build_policy(
         reference: settings of the reference; None for no reference.
         temperature: as for `Policy`.
         shares_prompts: as for `Policy`.
+        mapped: whether all of it will be sharded, so that other models may stay in their files, see `mapped`, and
+            copies of the model need no memory.
 
     Raises:
         UserError: the settings contradict each other.
     """
-    role = _reference(model, settings, reference) if reference else None
-    critic, head = _critic(model, settings, value) if value else (None, None)
+    role = _reference(model, settings, reference, mapped) if reference else None
+    critic, head = _critic(model, settings, value, mapped) if value else (None, None)
     if settings.gradient_checkpointing:
         for learner in (model, critic):
             if isinstance(learner, nn.Module):
                 recompute_layers(learner)
-    dtype = model.dtype
+    dtype = forward_dtype(model)
     policy = Policy(
         with_adapters(model, settings),
         temperature=temperature,
@@ -240,7 +262,7 @@ def last_states(model: nn.Module, ids: Tensor, mask: Tensor, cache: Cache | None
 
 
 def _reference(
-    model: PreTrainedModel, settings: ModelSettings, reference: ReferenceSettings
+    model: PreTrainedModel, settings: ModelSettings, reference: ReferenceSettings, mapped: bool
 ) -> PreTrainedModel | str | None:
     kind = reference.resolved(settings.lora is not None)
     if kind == "none":
@@ -250,10 +272,10 @@ def _reference(
             raise UserError('reference.kind "adapters-off" needs model.lora; without adapters use "copy"')
         return kind
     if kind == "copy":
-        return copy.deepcopy(model).requires_grad_(False)
+        return (aliased(model) if mapped else copy.deepcopy(model)).requires_grad_(False)
     start = reference.start(settings.dtype)
     assert start is not None, "ReferenceSettings refuses a model without a path"
-    other = load_start(start).requires_grad_(False)
+    other = load_start(start, mapped=mapped).requires_grad_(False)
     check_vocabulary(other, start.path, model, settings.path)
     return other
 
@@ -269,16 +291,18 @@ def check_vocabulary(reference: nn.Module, path: str, policy: nn.Module, policy_
 
 
 def _critic(
-    model: PreTrainedModel, settings: ModelSettings, value: ValueSettings
+    model: PreTrainedModel, settings: ModelSettings, value: ValueSettings, mapped: bool
 ) -> tuple[nn.Module | str, nn.Linear | None]:
     """Return the critic's trunk, or "trunk", and the head of the reward model that the critic starts from, if any."""
     if not value.is_separate:
         return "trunk", None
     start = value.start(settings.dtype)
     if start is None:
-        return copy.deepcopy(trunk(model)).requires_grad_(True), None
+        own = trunk(model)
+        return (aliased(own) if mapped else copy.deepcopy(own)).requires_grad_(True), None
     is_reward_model = is_classifier(start.path)
-    other: PreTrainedModel = load_scalar_classifier(start) if is_reward_model else load_start(start)
+    load = load_scalar_classifier if is_reward_model else load_start
+    other: PreTrainedModel = load(start, mapped=mapped)
     if _vocabulary(other) != _vocabulary(model):
         raise UserError(f"the critic {start.path} has a different vocabulary from the policy {settings.path}")
     head = getattr(other, "score", None) if is_reward_model else None
@@ -306,7 +330,7 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
         # PEFT's gradient checkpointing needs training mode; `recompute_layers` does not.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    head = [name for name in ("score", "classifier") if isinstance(getattr(model, name, None), nn.Module)]
+    head = [name for name in HEADS if isinstance(getattr(model, name, None), nn.Module)]
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -318,7 +342,8 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
         modules_to_save=head or None,
     )
     try:
-        with warnings.catch_warnings():
+        # Adapters get the dtype of the forward pass, whatever is in the files.
+        with warnings.catch_warnings(), hidden(model):
             warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated attribute name of transformers
             wrapped: PeftModel = get_peft_model(model, config)
     except ValueError as error:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from peft.utils.integrations import dequantize_bnb_weight
@@ -11,6 +12,15 @@ from torch.nn.functional import linear
 
 _WEIGHTS = ("Int8Params", "Params4bit")
 """What bitsandbytes calls them; it need not be installed."""
+
+
+def keep_unpacked(model: nn.Module) -> None:
+    """Keep 4-bit layers on CPU from packing their weights for faster kernels, in place and without gradients."""
+    for layer in model.modules():
+        if _is_quantized(layer):
+            held: Any = layer
+            held.state_dict()  # unpacks what a forward pass has packed
+            held.support_avx512bf16_for_cpu = False
 
 
 @contextmanager
@@ -22,7 +32,6 @@ def without_rounding(model: nn.Module) -> Iterator[None]:
     """
     layers = [layer for layer in model.modules() if _is_quantized(layer)]
     for layer in layers:
-        layer.state_dict()  # unpacks weights that a forward pass on CPU packed for its kernels
         layer.forward = partial(_written_out, layer)
     try:
         yield
@@ -31,12 +40,25 @@ def without_rounding(model: nn.Module) -> Iterator[None]:
             del layer.forward
 
 
+def prepare_to_shard(module: nn.Module) -> None:
+    """Let 4-bit layers keep what is needed to read their weights, which lose it with their type when sharded."""
+    for layer in module.modules():
+        if _is_quantized(layer):
+            held: Any = layer
+            held.quant_state = held.weight.quant_state
+
+
 def _is_quantized(layer: nn.Module) -> bool:
     # Not by the attribute `weight`: adapters have one too, which refers to the layer inside them.
-    return type(dict(layer.named_parameters(recurse=False)).get("weight")).__name__ in _WEIGHTS
+    weight = dict(layer.named_parameters(recurse=False)).get("weight")
+    return type(weight).__name__ in _WEIGHTS or getattr(layer, "quant_state", None) is not None
 
 
 def _written_out(layer: Any, x: Tensor) -> Tensor:
     bias = layer.bias
-    weight = dequantize_bnb_weight(layer.weight, getattr(layer, "state", None)).to(x)
-    return linear(x, weight, None if bias is None else bias.to(x))
+    state = getattr(layer, "quant_state", None)
+    if state is None:
+        weight = dequantize_bnb_weight(layer.weight, layer.state)
+    else:
+        weight = import_module("bitsandbytes.functional").dequantize_4bit(layer.weight.data, state)
+    return linear(x, weight.to(x), None if bias is None else bias.to(x))

@@ -5,12 +5,13 @@ scores of an example are the same, packed or alone.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cavesson.errors import UserError
+from cavesson.models.mapped import is_mapped
 from cavesson.models.parts import causal, check_head, output_head, probe_ids, trunk
 from cavesson.models.policy import Scores
 from cavesson.ops.logprobs import token_logprobs
@@ -74,15 +75,27 @@ class SequencePolicy(nn.Module):
         disturb: adds noise to the input embeddings during training, see `neftune`.
     """
 
+    passes: ClassVar[tuple[str, ...]] = ("check",)
+    """methods besides `forward` that use the weights and are called from outside"""
+
     def __init__(
         self, model: nn.Module, packed: bool, disturb: Callable[[Tensor, Layout, Batch], Tensor] | None = None
     ) -> None:
         super().__init__()
         self.model, self.packed, self.disturb = model, packed, disturb
         self.eval()  # disables all randomness, see `Policy`
-        check_head(model)
-        if packed:
-            check_packing(model)
+        if not is_mapped(model):
+            self.check()
+
+    def check(self) -> None:
+        """Check that the model is scored correctly.
+
+        Raises:
+            UserError: it is not.
+        """
+        check_head(self.model)
+        if self.packed:
+            check_packing(self.model)
 
     def forward(self, batch: Batch) -> Scores:
         """Compute log-probability and entropy `[B, L]` of every learned token, 0 elsewhere."""
@@ -119,12 +132,24 @@ class PairPolicy(SequencePolicy):
 class RewardModel(nn.Module):
     """A Hugging Face sequence classifier with one output that rewards both responses of a pair."""
 
+    passes: ClassVar[tuple[str, ...]] = ("check",)
+    """methods besides `forward` that use the weights and are called from outside"""
+
     def __init__(self, model: Any, packed: bool) -> None:
         super().__init__()
         self.model, self.packed = model, packed
         self.eval()  # disables all randomness, see `Policy`
-        if packed and hasattr(causal(model), "score"):
-            check_packing(model)
+        if not is_mapped(model):
+            self.check()
+
+    def check(self) -> None:
+        """Check that the model is scored correctly.
+
+        Raises:
+            UserError: it is not.
+        """
+        if self.packed and hasattr(causal(self.model), "score"):
+            check_packing(self.model)
 
     def forward(self, batch: Batch) -> PairScores:
         """Compute the reward of each response."""

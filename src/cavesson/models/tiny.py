@@ -6,6 +6,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
+from cavesson.models.mapped import dtype_of
+
 _SPECIAL = ("<|endoftext|>", "<|pad|>")
 
 
@@ -45,4 +47,5 @@ def tiny_model(seed: int = 0, layers: int = 2, hidden: int = 96, dtype: torch.dt
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> None:
     """Cast only the weights, as loading does: the frequencies of positions would be wrong in bfloat16."""
     for parameter in module.parameters():
-        parameter.data = parameter.data.to(dtype)
+        if dtype_of(parameter) != dtype:
+            parameter.data = parameter.data.to(dtype)

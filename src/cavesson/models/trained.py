@@ -28,7 +28,7 @@ def save_trained(
     transformers_logging.disable_progress_bar()
     tokenizer.save_pretrained(unfinished)
     if not isinstance(model, PeftModel):
-        model.save_pretrained(str(unfinished))
+        model.save_pretrained(str(unfinished), max_shard_size="5GB")
     else:
         # The vocabulary is never changed, so PEFT need not check it against the base model's config.
         model.save_pretrained(str(unfinished), save_embedding_layers=False)
@@ -51,9 +51,15 @@ def load_trained(
     return _load_model(path, gguf_file, dtype, quantization), load_tokenizer(place, None if is_adapter else gguf_file)
 
 
-def load_start(settings: StartSettings, quantization: str | None = None) -> PreTrainedModel:
-    """Load the model that a run starts from; adapters of an earlier run are merged into their base."""
-    model = _load_model(settings.path, settings.gguf_file, settings.dtype, quantization)
+def load_start(settings: StartSettings, quantization: str | None = None, mapped: bool = False) -> PreTrainedModel:
+    """Load the model that a run starts from; adapters of an earlier run are merged into their base.
+
+    Args:
+        settings: the model.
+        quantization: as in `load_causal`.
+        mapped: as in `load_causal`; what adapters are merged into is read.
+    """
+    model = _load_model(settings.path, settings.gguf_file, settings.dtype, quantization, mapped)
     if not isinstance(model, PeftModel):
         return model
     merged: PreTrainedModel = prepare(model.merge_and_unload())
@@ -61,10 +67,12 @@ def load_start(settings: StartSettings, quantization: str | None = None) -> PreT
     return merged
 
 
-def _load_model(path: str, gguf_file: str | None, dtype: str, quantization: str | None) -> PreTrainedModel | PeftModel:
+def _load_model(
+    path: str, gguf_file: str | None, dtype: str, quantization: str | None, mapped: bool = False
+) -> PreTrainedModel | PeftModel:
     place = model_folder(path)
     if not (Path(place) / "adapter_config.json").exists():
-        return load_causal(place, gguf_file, dtype, quantization)
+        return load_causal(place, gguf_file, dtype, quantization, mapped)
     base = adapter_base(Path(place))
     start = StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype)
     start_model = load_start(start, quantization)

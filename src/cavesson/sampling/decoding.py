@@ -132,7 +132,7 @@ def check_scoring(policy: Policy, expected: FullPasses) -> None:
     logprob = (logits / policy.temperature).log_softmax(-1).gather(2, batch["response_ids"][:, :, None]).squeeze(2)
     difference = float((seen - logprob).abs().max())
     spread = float((logits - logits.mean(-1, keepdim=True)).abs().max()) / policy.temperature
-    if not difference <= tolerance(causal(policy.model).dtype) * max(1, spread):
+    if not difference <= tolerance(policy.dtype) * max(1, spread):
         raise UserError(
             f"{causal(policy.model).config.model_type} cannot be scored: padding changes its log-probabilities by up "
             f"to {difference:.2g} nats; choose another architecture"

@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
 from cavesson.models.sharding import gathered
 from cavesson.randomness import token_uniforms
@@ -46,7 +45,7 @@ class Sampler:
         self._cache: CacheKind = "static"
         self._rows = self._size = 0  # the largest sizes prepared for
         self._version = 0
-        self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), device=causal(policy.model).device)
+        self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), device=policy.device)
 
     def prepare(self, rows: int, prompt: int) -> None:
         """Check that responses to prompts fit, and that they are sampled and scored correctly.
@@ -61,11 +60,12 @@ class Sampler:
         longest = self.settings.longest
         size = prompt + longest
         if rows > self._rows or size > self._size:
-            check_room(self.policy.model, rows, min(rows, self.settings.batch_size or rows), prompt, longest)
+            at_once = min(rows, self.settings.batch_size or rows)
+            self.policy.during(lambda: check_room(self.policy.model, rows, at_once, prompt, longest))
         if size > self._size:
             self.policy.eval()
-            expected = full_passes(self.policy.model, size)
-            self._cache = choose_cache(self.policy.model, size, expected)
+            expected = self.policy.during(lambda: full_passes(self.policy.model, size))
+            self._cache = self.policy.during(lambda: choose_cache(self.policy.model, size, expected))
             if self.is_scored:
                 check_scoring(self.policy, expected)
         self._rows, self._size = max(rows, self._rows), max(size, self._size)

@@ -235,7 +235,7 @@ class VllmSampler:
             ServerError: a server has other weights.
         """
         name = version if self._is_adapter else None
-        most = tolerance(causal(self.policy.model).dtype)
+        most = tolerance(self.policy.dtype)
         # vLLM 0.32 crashes if it scores a prompt with an adapter while it samples, so it samples here too.
         params = {"max_tokens": self._probed, "temperature": 1.0, "ignore_eos": True, "seed": 0}
         asked = partial(self.client.sample_from_each, self._probe.tolist(), params, name)

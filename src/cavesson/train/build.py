@@ -18,10 +18,11 @@ from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
 from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
+from cavesson.models.mapped import in_memory
 from cavesson.models.parts import causal, untied
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
-from cavesson.models.sharding import shard, skeleton, whole
+from cavesson.models.sharding import place, skeleton, whole
 from cavesson.models.trained import check_start, load_start
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
@@ -113,13 +114,13 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     model = _model(settings, inputs)
     starts_server = settings.sampling.starts_server and processes.is_main
     served = _saved(model, tokenizer, settings.model.lora is None) if starts_server else None
-    policy = _policy(settings, model, processes)
+    policy = _policy(settings, model)
+    bare, main, full = _placed(policy, processes), processes.is_main, settings.model.lora is None
     before = fingerprint(causal(policy.model))
     processes.enter("prepare the sampler")
     sampler = _engine(
         settings, policy, tokenizer, prompts, processes, served, lambda: whole(policy.model, bare, main, full)
     )
-    bare, main, full = _shard(policy, processes), processes.is_main, settings.model.lora is None
     collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query)
     parts: dict[str, Any] = {
         "collector": collector,
@@ -187,7 +188,9 @@ def _remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
 def _model(settings: RolloutRun, inputs: Inputs) -> PreTrainedModel:
     """Load the model that the run starts from, without adapters."""
     _seed_initial_weights(settings.seed)  # adapters are initialised at random
-    model: PreTrainedModel = prepare(inputs.model or load_start(settings.model, settings.model.quantization))
+    model: PreTrainedModel = prepare(
+        inputs.model or load_start(settings.model, settings.model.quantization, settings.maps_weights)
+    )
     return model
 
 
@@ -217,7 +220,7 @@ def _engine(
 
     Args:
         settings: of the run.
-        policy: not sharded yet.
+        policy: in its place.
         tokenizer: of the policy.
         prompts: all of them.
         processes: those of the run.
@@ -233,7 +236,7 @@ def _engine(
         return sampler
     size, lora = max(longest + sampling.longest, 8), settings.model.lora  # the probe of the weights is a few tokens
     policy.eval()
-    check_scoring(policy, full_passes(policy.model, size))
+    check_scoring(policy, policy.during(lambda: full_passes(policy.model, size)))
     rank = lora.rank if lora is not None else None
     if served and processes.device.type == "cuda" and not sampling.vllm.devices:
         raise UserError(
@@ -246,18 +249,17 @@ def _engine(
     return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, whole_model, size, folder, server)
 
 
-def _policy(settings: RolloutRun, model: PreTrainedModel, processes: Processes) -> Policy:
-    """Build the initial policy, with the critic and reference of the settings, equal in every process."""
-    policy = build_policy(
+def _policy(settings: RolloutRun, model: PreTrainedModel) -> Policy:
+    """Build the initial policy, with the critic and reference of the settings."""
+    return build_policy(
         model,
         settings.model,
         settings.critic,
         settings.reference,
         settings.scoring_temperature,
         settings.shares_prompts,
-    ).to(processes.device)
-    processes.share_weights(policy)
-    return policy
+        settings.maps_weights,
+    )
 
 
 def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Processes) -> ExampleTrainer:
@@ -274,10 +276,9 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     processes.enter("load the model")
     _seed_initial_weights(settings.seed)  # adapters and new heads are initialised at random
     model = inputs.model or settings.load_model(tokenizer)
-    role: Any = settings.role(build_learner(prepare(model), settings.model)).to(processes.device)
-    processes.share_weights(role)
+    role: Any = settings.role(build_learner(prepare(model), settings.model))
+    bare = _placed(role, processes)
     before = fingerprint(causal(role.model))
-    bare = _shard(role, processes)
     return ExampleTrainer(
         folder=settings.run,
         learner=Learner(role, Optimizer(role, settings.optimizer), settings.algorithm, processes),
@@ -293,18 +294,18 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     )
 
 
-def _shard(role: Any, processes: Processes) -> Any:
-    """Shard the weights of a role, and of its frozen reference, if the settings say so; return the model without them.
+def _placed(role: Any, processes: Processes) -> Any:
+    """Put a role and its frozen reference in place, with equal weights in every process.
 
-    Everything that looks at single weights, or makes passes on its own, must come before.
+    Returns:
+        The model without its weights, if they are sharded.
     """
-    if processes.mesh is None:
-        return None
-    bare, dtype = skeleton(role.model), causal(role.model).dtype
+    bare = None if processes.mesh is None else skeleton(role.model)
+    processes.share_weights(in_memory(role))
+    place(role, processes)
     frozen = role.frozen_reference if isinstance(role, Policy) else None
-    for module in (role, frozen):
-        if module is not None:
-            shard(module.to(processes.device), processes.mesh, dtype, getattr(module, "passes", ()))
+    if frozen is not None:
+        place(frozen, processes)
     return bare
 
 

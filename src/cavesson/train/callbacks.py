@@ -90,8 +90,4 @@ class Checkpoints(Callback):
         trainer.learner.processes.enter("write the checkpoint")
         if trainer.recorder is not None:
             trainer.recorder.flush()  # a checkpoint must never include a step that is not in the record
-        trainer.learner.processes.wait()
-        checkpoint = trainer.checkpoint()
-        if trainer.learner.processes.is_main:
-            save(trainer.folder, checkpoint, self.settings.keep)
-        trainer.learner.processes.wait()
+        save(trainer.folder, trainer.checkpoint(), self.settings.keep, trainer.learner.processes)

@@ -8,20 +8,27 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import xxhash
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from cavesson.errors import NoRoomError, UserError, first_line, no_room
+from cavesson.models.sharding import Slices, is_first_copy, offset
+from cavesson.processes import Processes
+
+T = TypeVar("T")
 
 _NAME = "step-{:08d}"
 _INSIDE = "-update-{:08d}"  # sorts after the checkpoint before the step and before the one after it
 _REPLACED = "-replaced"  # sorts after the checkpoint that replaces it, which removes all later ones
 _CHECKSUMS = "checksums.json"
-FORMAT = 3
+_SLICES, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+"""Where the slices in a file begin, in its metadata; these names let torch.distributed.checkpoint read it too."""
+FORMAT = 4
 """Number of the layout of a checkpoint's files and state; a version with another layout cannot read it."""
 
 
@@ -36,9 +43,10 @@ class Checkpoint(NamedTuple):
     """the next step to do, or the one that is being done"""
     state: dict[str, Any]
     """everything that is no tensor: KL coefficient, running moments"""
-    weights: dict[str, Tensor]
-    """the trainable parameters by name, in float32"""
-    optimizer: dict[str, Tensor]
+    weights: Mapping[str, Any]
+    """the trainable parameters by name, in float32; each is a `Tensor`, which may be sharded when it is written, or
+    `Slices` when it is read"""
+    optimizer: Mapping[str, Any]
     tensors: Mapping[str, Tensor] = MappingProxyType({})
     """the data that the step works on, of a checkpoint inside one, and the data of later steps"""
 
@@ -48,11 +56,14 @@ class Checkpoint(NamedTuple):
         return _NAME.format(self.step) + inside
 
 
-def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+def save(folder: Path, checkpoint: Checkpoint, keep: int, processes: Processes) -> Path:
     """Write a checkpoint to `folder`/checkpoints and remove all but the newest `keep`.
 
+    All processes must call this together. If weights are sharded, each process writes its own slices; the main process
+    writes everything else.
+
     The checkpoint is written under a temporary name and renamed when it is on disk, so that the previous one remains if
-    the process is killed. An existing checkpoint with the same name is also kept until then; this occurs if a reward
+    a process is killed. An existing checkpoint with the same name is also kept until then; this occurs if a reward
     fails right after a checkpoint was due. Later checkpoints, which were damaged so that the run resumed from an
     earlier one, are removed too.
 
@@ -61,33 +72,81 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """
     place = folder / "checkpoints"
     final = place / checkpoint.name
-    temporary = place / f".{final.name}.{os.getpid()}"
+    temporary = processes.of_main(place / f".{final.name}.{os.getpid()}")
+    is_main = processes.is_main
     try:
-        for left_over in place.glob(".step-*"):  # left over by a killed process
-            shutil.rmtree(left_over)
-        temporary.mkdir(parents=True)
-        save_file(_plain(checkpoint.weights), temporary / "weights.safetensors")
-        save_file(_plain(checkpoint.optimizer), temporary / "optimizer.safetensors")
-        if checkpoint.tensors:
-            save_file(_plain(checkpoint.tensors), temporary / "tensors.safetensors")
-        state = json.dumps({"format": FORMAT, "step": checkpoint.step, **checkpoint.state}, indent=1)
-        (temporary / "state.json").write_text(state, encoding="utf-8")
-        checksums = {file.name: _checksum(file) for file in sorted(temporary.iterdir())}
-        (temporary / _CHECKSUMS).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
-        for file in temporary.iterdir():
-            _sync(file)
-        _rename(temporary, final)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        room = no_room(error)
-        if room is not None:
-            raise NoRoomError(f"{room.reason}: no room for a checkpoint in {place}; {room.advice}") from error
+        _together(processes, place, lambda: _begin(temporary) if is_main else None)
+        own = _together(processes, place, lambda: _write_weights(temporary, checkpoint, processes))
+        sums = {name: checksum for part in processes.of_all(own) for name, checksum in part.items()}
+        _together(processes, place, lambda: _finish(temporary, final, checkpoint, sums) if is_main else None)
+    except (OSError, SafetensorError, NoRoomError):
+        if is_main:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
-    for later in (old for old in _complete(place) if old.name > final.name):
-        _remove(later)
-    for old in _complete(place)[:-keep]:
-        _remove(old)
+    if is_main:
+        for later in (old for old in _complete(place) if old.name > final.name):
+            _remove(later)
+        for old in _complete(place)[:-keep]:
+            _remove(old)
+    processes.wait()
     return final
+
+
+def _together(processes: Processes, place: Path, action: Callable[[], T]) -> T:
+    """Return what an action returns that writes to the checkpoints in `place`; all fail if there is no room for one."""
+
+    def told() -> T:
+        try:
+            return action()
+        except (OSError, SafetensorError) as error:
+            room = no_room(error)
+            if room is None:
+                raise
+            raise NoRoomError(f"{room.reason}: no room for a checkpoint in {place}; {room.advice}") from error
+
+    return processes.agreed(told)
+
+
+def _begin(temporary: Path) -> None:
+    for left_over in temporary.parent.glob(".step-*"):  # left over by a killed process
+        shutil.rmtree(left_over)
+    temporary.mkdir(parents=True)
+
+
+def _write_weights(temporary: Path, checkpoint: Checkpoint, processes: Processes) -> dict[str, str]:
+    """Write what this process has of the weights and of the optimiser's state; return its files' checksums."""
+    is_sharded = processes.mesh is not None
+    checksums = {}
+    for kind, tensors in (("weights", checkpoint.weights), ("optimizer", checkpoint.optimizer)):
+        own = {name: tensor for name, tensor in tensors.items() if _is_mine(tensor, processes)}
+        if own or processes.is_main:
+            file = temporary / (f"{kind}-{processes.rank:05d}.safetensors" if is_sharded else f"{kind}.safetensors")
+            offsets = {name: {_OFFSETS: offset(tensor)} for name, tensor in own.items()}
+            save_file(_plain(own), file, {_SLICES: json.dumps(offsets)} if is_sharded else None)
+            _sync(file)
+            checksums[file.name] = _checksum(file)
+    return checksums
+
+
+def _is_mine(tensor: Tensor, processes: Processes) -> bool:
+    """Return whether this process writes a tensor: its slice, of which others may have copies, or a whole one."""
+    if isinstance(tensor, DTensor):
+        return is_first_copy(tensor) and tensor.to_local().numel() > 0
+    return processes.is_main
+
+
+def _finish(temporary: Path, final: Path, checkpoint: Checkpoint, checksums: dict[str, str]) -> None:
+    """Write the rest of a checkpoint, whose weights are on disk, and give it its name."""
+    if checkpoint.tensors:
+        save_file(_plain(checkpoint.tensors), temporary / "tensors.safetensors")
+    state = json.dumps({"format": FORMAT, "step": checkpoint.step, **checkpoint.state}, indent=1)
+    (temporary / "state.json").write_text(state, encoding="utf-8")
+    rest = [file for file in sorted(temporary.iterdir()) if file.name not in checksums]
+    checksums = checksums | {file.name: _checksum(file) for file in rest}
+    (temporary / _CHECKSUMS).write_text(json.dumps(checksums, indent=1, sort_keys=True), encoding="utf-8")
+    for file in (*rest, temporary / _CHECKSUMS):
+        _sync(file)
+    _rename(temporary, final)
 
 
 def _rename(temporary: Path, final: Path) -> None:
@@ -148,12 +207,28 @@ def _read(place: Path) -> Checkpoint:
         return Checkpoint(
             state.pop("step"),
             state,
-            load_file(place / "weights.safetensors"),
-            load_file(place / "optimizer.safetensors"),
+            _load(place, "weights"),
+            _load(place, "optimizer"),
             load_file(tensors) if tensors.exists() else {},
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise _DamagedError(first_line(error)) from error
+
+
+def _load(place: Path, kind: str) -> dict[str, Tensor | Slices]:
+    """Return the tensors of a kind; nothing of them is read until it is used."""
+    files = sorted(place.glob(f"{kind}*.safetensors"))
+    if not files:
+        raise _DamagedError(f"{kind}.safetensors is missing")
+    found: dict[str, dict[int, Tensor]] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as header:
+            offsets = json.loads((header.metadata() or {}).get(_SLICES, "{}"))
+        for name, tensor in load_file(file).items():
+            row = offsets[name][_OFFSETS][0] if tensor.ndim and offsets else 0
+            found.setdefault(name, {})[row] = tensor
+    ordered = {name: tuple(rows[row] for row in sorted(rows)) for name, rows in found.items()}
+    return {name: parts[0] if len(parts) == 1 else Slices(parts) for name, parts in ordered.items()}
 
 
 def _check_format(number: int, place: Path) -> None:
@@ -190,7 +265,9 @@ def _complete(place: Path) -> list[Path]:
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    """Return what this process has of tensors, as files can hold it."""
+    own = {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in tensors.items()}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in own.items()}
 
 
 def _sync(path: Path) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.errors import SignalledError, StoppedError, UserCodeError
 from cavesson.models.settings import ModelSettings
-from cavesson.models.sharding import joined, whole
+from cavesson.models.sharding import whole
 from cavesson.record.recorder import Recorder
 from cavesson.train.checkpoint import Checkpoint
 from cavesson.train.metrics import Clock
@@ -93,6 +93,11 @@ class Trainer(ABC):
     def model(self) -> PreTrainedModel | Any:
         """The model that is saved at the end: a Hugging Face model, wrapped by PEFT if it has adapters."""
 
+    @property
+    def saves_base(self) -> bool:
+        """Whether the model that is saved at the end has more than adapters."""
+        return self.model_settings.lora is None
+
     def describe(self) -> dict[str, Any]:
         """Return facts about the data and the model for run.json."""
         return {}
@@ -165,20 +170,19 @@ class Trainer(ABC):
     def checkpoint(self) -> Checkpoint:
         """Return the state between two steps, or inside one that has begun.
 
-        All processes must call this together; only that of the main process has weights.
+        All processes must call this together; weights may be sharded.
         """
-        optimizer, is_main = self.learner.optimizer, self.learner.processes.is_main
-        weights, averages = joined(optimizer.masters, is_main), joined(optimizer.state(), is_main)
+        optimizer = self.learner.optimizer
         state, tensors = self.state()
-        return Checkpoint(self.next_step, state, weights, averages, tensors)
+        return Checkpoint(self.next_step, state, optimizer.masters, optimizer.state(), tensors)
 
     def whole_model(self) -> Any:
-        """Return the model with all its weights on the main process, and None on all others.
+        """Return the model with the weights that are saved on the main process, and None on all others.
 
         All processes must call this together.
         """
         self.learner.processes.enter("save the model")
-        return whole(self.model, self.skeleton, self.learner.processes.is_main)
+        return whole(self.model, self.skeleton, self.learner.processes.is_main, self.saves_base, self.folder)
 
     def close(self) -> None:  # noqa: B027  # most trainers hold nothing that must be released
         """Release what the run holds besides memory; called when it has ended, or could not start."""

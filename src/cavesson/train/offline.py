@@ -30,6 +30,10 @@ class ExampleTrainer(Trainer):
     def model(self) -> Any:
         return self.learner.model.model
 
+    @property
+    def saves_base(self) -> bool:
+        return super().saves_base or self.settings.makes_classifier  # adapters of a classifier are merged
+
     def prepare(self) -> None:
         learner = self.learner
         self.examples = self.settings.prepare(

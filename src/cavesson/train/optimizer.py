@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cavesson.algorithms.settings import OptimizerSettings
-from cavesson.models.sharding import sliced
+from cavesson.models.sharding import Slices, fill
 
 
 class Optimizer:
@@ -67,19 +67,19 @@ class Optimizer:
         }
 
     @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    def load(self, weights: Mapping[str, Tensor | Slices], tensors: Mapping[str, Tensor | Slices]) -> None:
         """Restore the weights, given in float32, and what `state` returned; sharded weights get their slices."""
         for name, master in self.masters.items():
-            master.copy_(sliced(weights[name], master))
+            fill(master, weights[name])
             if master is not self.parameters[name]:
                 self.parameters[name].copy_(master)
-            self._adam.state[master] = {
-                key: sliced(tensors[f"{key}.{name}"], master).clone()
-                for key in ("exp_avg", "exp_avg_sq")
-                if f"{key}.{name}" in tensors
-            }
-            if f"step.{name}" in tensors:
-                self._adam.state[master]["step"] = tensors[f"step.{name}"].to(master.device, copy=True)
+            state = self._adam.state[master] = {}
+            for key in ("exp_avg", "exp_avg_sq", "step"):
+                saved = tensors.get(f"{key}.{name}")
+                if saved is not None:
+                    like = master if key != "step" else torch.zeros((), device=master.device)
+                    state[key] = torch.empty_like(like)
+                    fill(state[key], saved)
 
 
 def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:

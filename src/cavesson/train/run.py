@@ -116,7 +116,8 @@ class Training:
         self._made = False
         """whether the folder is this process' own, and not one that another has made meanwhile"""
         self._remarks: list[str] = []
-        self.processes = Processes(settings.model.device, settings.parallel.shard, settings.parallel.timeout)
+        parallel = settings.parallel
+        self.processes = Processes(settings.model.device, parallel.shard, parallel.timeout, parallel.offload)
         self.processes.way_on = way_on(settings.run) if self._begun else None
         self._locks: list[Lock] = []
         """on the run's folder, and on its record if that is elsewhere"""

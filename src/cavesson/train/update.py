@@ -55,7 +55,7 @@ class Learner:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return self.processes.device
 
 
 def update(
