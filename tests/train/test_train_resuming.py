@@ -43,12 +43,12 @@ def test_a_run_goes_on_from_the_newest_intact_checkpoint(tmp_path: Path, capsys:
     broken_off(tmp_path / "run", 3, **INSIDE)
     kept = sorted((tmp_path / "run" / "checkpoints").iterdir())
     assert [path.name for path in kept] == ["step-00000003-update-00000006", "step-00000003-update-00000007"]
-    content = (kept[1] / "tensors.safetensors").read_bytes()
-    (kept[1] / "tensors.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    content = (kept[1] / "rollouts.safetensors").read_bytes()
+    (kept[1] / "rollouts.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     again = resumed(tmp_path / "run", **INSIDE)
     assert again.trainer.next_step == 3 and len(again.trainer.unfinished.updates) == 6
     done = again.run()
-    reason = "step-00000003-update-00000007 (tensors.safetensors does not match its checksum)"
+    reason = "step-00000003-update-00000007 (rollouts.safetensors does not match its checksum)"
     said = (
         f"damaged in {tmp_path / 'run' / 'checkpoints'}: {reason}; the run resumes from step-00000003-update-00000006"
     )

@@ -1,19 +1,17 @@
 """The batches that a run learns from: sampled and rewarded when a step asks for them, or ahead of it."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from cavesson.data.order import Stream
 from cavesson.processes import Processes
 from cavesson.train.metrics import Clock
 from cavesson.train.rollouts import Collector
-from cavesson.types import Batch, Rollouts
+from cavesson.types import Rollouts
 
 
 @dataclass(kw_only=True)
@@ -176,25 +174,3 @@ def begin_thread(device: torch.device) -> None:
     """Let a new thread use the GPU of this process by default, as the main thread does."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-
-
-def kept(batches: Sequence[Rollouts | None], name: str) -> tuple[list[Any], dict[str, Tensor]]:
-    """Return what a checkpoint keeps of batches: their lists, and their columns under names that begin with `name`."""
-    lists = [None if one is None else one.lists for one in batches]
-    columns = {
-        # An algorithm may use one tensor under two names, which safetensors does not allow.
-        f"{name}/{number}/{column}": tensor.clone()
-        for number, one in enumerate(batches)
-        for column, tensor in (one.batch.columns if one is not None else {}).items()
-    }
-    return lists, columns
-
-
-def restored(lists: Sequence[Any], tensors: Mapping[str, Tensor], name: str) -> list[Rollouts | None]:
-    """Return the batches of which a checkpoint keeps these lists and tensors under this name."""
-    found: list[Rollouts | None] = []
-    for number, values in enumerate(lists):
-        start = f"{name}/{number}/"
-        columns = {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
-        found.append(None if values is None else Rollouts(batch=Batch(columns), **values))
-    return found

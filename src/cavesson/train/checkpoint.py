@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from cavesson.errors import NoRoomError, UserError, first_line, no_room
 from cavesson.models.sharding import Slices, is_first_copy, offset
 from cavesson.processes import Processes
+from cavesson.train.kept import KeptBatches, read_batches, write_batches
 
 T = TypeVar("T")
 
@@ -47,8 +48,9 @@ class Checkpoint(NamedTuple):
     """the trainable parameters by name, in float32; each is a `Tensor`, which may be sharded when it is written, or
     `Slices` when it is read"""
     optimizer: Mapping[str, Any]
-    tensors: Mapping[str, Tensor] = MappingProxyType({})
-    """the data that the step works on, of a checkpoint inside one, and the data of later steps"""
+    batches: KeptBatches = MappingProxyType({})
+    """the rollouts that the step works on, of a checkpoint inside one, and those of later steps; of this process when
+    they are written, and of all processes when they are read"""
 
     @property
     def name(self) -> str:
@@ -59,8 +61,8 @@ class Checkpoint(NamedTuple):
 def save(folder: Path, checkpoint: Checkpoint, keep: int, processes: Processes) -> Path:
     """Write a checkpoint to `folder`/checkpoints and remove all but the newest `keep`.
 
-    All processes must call this together. If weights are sharded, each process writes its own slices; the main process
-    writes everything else.
+    All processes must call this together. Each of them writes its own rollouts and, if weights are sharded, its own
+    slices; the main process writes everything else.
 
     The checkpoint is written under a temporary name and renamed when it is on disk, so that the previous one remains if
     a process is killed. An existing checkpoint with the same name is also kept until then; this occurs if a reward
@@ -76,7 +78,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int, processes: Processes) 
     is_main = processes.is_main
     try:
         _together(processes, place, lambda: _begin(temporary) if is_main else None)
-        own = _together(processes, place, lambda: _write_weights(temporary, checkpoint, processes))
+        own = _together(processes, place, lambda: _write_own(temporary, checkpoint, processes))
         sums = {name: checksum for part in processes.of_all(own) for name, checksum in part.items()}
         _together(processes, place, lambda: _finish(temporary, final, checkpoint, sums) if is_main else None)
     except (OSError, SafetensorError, NoRoomError):
@@ -113,19 +115,23 @@ def _begin(temporary: Path) -> None:
     temporary.mkdir(parents=True)
 
 
-def _write_weights(temporary: Path, checkpoint: Checkpoint, processes: Processes) -> dict[str, str]:
-    """Write what this process has of the weights and of the optimiser's state; return its files' checksums."""
+def _write_own(temporary: Path, checkpoint: Checkpoint, processes: Processes) -> dict[str, str]:
+    """Write what this process has of weights, optimiser's state and rollouts; return its files' checksums."""
     is_sharded = processes.mesh is not None
-    checksums = {}
+    number = f"-{processes.rank:05d}"
+    files = []
     for kind, tensors in (("weights", checkpoint.weights), ("optimizer", checkpoint.optimizer)):
         own = {name: tensor for name, tensor in tensors.items() if _is_mine(tensor, processes)}
         if own or processes.is_main:
-            file = temporary / (f"{kind}-{processes.rank:05d}.safetensors" if is_sharded else f"{kind}.safetensors")
+            files.append(temporary / f"{kind}{number if is_sharded else ''}.safetensors")
             offsets = {name: {_OFFSETS: offset(tensor)} for name, tensor in own.items()}
-            save_file(_plain(own), file, {_SLICES: json.dumps(offsets)} if is_sharded else None)
-            _sync(file)
-            checksums[file.name] = _checksum(file)
-    return checksums
+            save_file(_plain(own), files[-1], {_SLICES: json.dumps(offsets)} if is_sharded else None)
+    if checkpoint.batches:
+        files.append(temporary / f"rollouts{number if processes.count > 1 else ''}.safetensors")
+        write_batches(files[-1], checkpoint.batches)
+    for file in files:
+        _sync(file)
+    return {file.name: _checksum(file) for file in files}
 
 
 def _is_mine(tensor: Tensor, processes: Processes) -> bool:
@@ -136,9 +142,7 @@ def _is_mine(tensor: Tensor, processes: Processes) -> bool:
 
 
 def _finish(temporary: Path, final: Path, checkpoint: Checkpoint, checksums: dict[str, str]) -> None:
-    """Write the rest of a checkpoint, whose weights are on disk, and give it its name."""
-    if checkpoint.tensors:
-        save_file(_plain(checkpoint.tensors), temporary / "tensors.safetensors")
+    """Write the rest of a checkpoint, whose weights and rollouts are on disk, and give it its name."""
     state = json.dumps({"format": FORMAT, "step": checkpoint.step, **checkpoint.state}, indent=1)
     (temporary / "state.json").write_text(state, encoding="utf-8")
     rest = [file for file in sorted(temporary.iterdir()) if file.name not in checksums]
@@ -203,13 +207,12 @@ def _read(place: Path) -> Checkpoint:
         _verify(place)
         state = json.loads((place / "state.json").read_bytes())
         _check_format(state.pop("format", 1), place)
-        tensors = place / "tensors.safetensors"
         return Checkpoint(
             state.pop("step"),
             state,
             _load(place, "weights"),
             _load(place, "optimizer"),
-            load_file(tensors) if tensors.exists() else {},
+            read_batches(sorted(place.glob("rollouts*.safetensors"))),
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise _DamagedError(first_line(error)) from error

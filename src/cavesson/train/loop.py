@@ -1,12 +1,11 @@
 """The loop over training steps, whatever a step does, and the callbacks that hang on it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.errors import SignalledError, StoppedError, UserCodeError
@@ -14,6 +13,7 @@ from cavesson.models.settings import ModelSettings
 from cavesson.models.sharding import whole
 from cavesson.record.recorder import Recorder
 from cavesson.train.checkpoint import Checkpoint
+from cavesson.train.kept import KeptBatches
 from cavesson.train.metrics import Clock
 from cavesson.train.signals import Signals
 from cavesson.train.update import Learner, Metrics
@@ -71,10 +71,11 @@ class Trainer(ABC):
     def step(self, step: int) -> Metrics:
         """Do one training step and return its metrics."""
 
-    def state(self) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-        """Return the state that the next step depends on, besides weights and optimiser: plain values, and tensors.
+    def state(self) -> tuple[dict[str, Any], KeptBatches]:
+        """Return the state that the next step depends on, besides weights and optimiser.
 
-        All processes must call this together.
+        These are plain values, the same on all processes, and this process's part of rollouts. All processes must call
+        this together.
         """
         return {}, {}
 
@@ -173,8 +174,8 @@ class Trainer(ABC):
         All processes must call this together; weights may be sharded.
         """
         optimizer = self.learner.optimizer
-        state, tensors = self.state()
-        return Checkpoint(self.next_step, state, optimizer.masters, optimizer.state(), tensors)
+        state, batches = self.state()
+        return Checkpoint(self.next_step, state, optimizer.masters, optimizer.state(), batches)
 
     def whole_model(self) -> Any:
         """Return the model with the weights that are saved on the main process, and None on all others.

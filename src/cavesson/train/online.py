@@ -1,7 +1,6 @@
 """One training step of the algorithms that learn from sampled responses, in the order of the data flow."""
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -17,8 +16,9 @@ from cavesson.models.trained import save_trained
 from cavesson.ops.kl import adapted_coefficient
 from cavesson.randomness import Purpose, generator
 from cavesson.rewards.shaping import RunningMoments, Shaping
-from cavesson.train.batches import Batches, kept, restored
+from cavesson.train.batches import Batches
 from cavesson.train.checkpoint import Checkpoint
+from cavesson.train.kept import KeptBatches
 from cavesson.train.loop import Trainer
 from cavesson.train.metrics import rollout_metrics, staleness_metrics, value_metrics
 from cavesson.train.optimizer import learning_rate
@@ -200,43 +200,32 @@ class RolloutTrainer(Trainer):
             save_trained(self.folder / "model", model, self.tokenizer, self.model_settings)
         return {}
 
-    def state(self) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-        ahead, tensors = kept([self._whole(one) for one in self.batches.finished()], "ahead")
-        state = {
+    def state(self) -> tuple[dict[str, Any], KeptBatches]:
+        batches = {"ahead": self.batches.finished()}
+        state: dict[str, Any] = {
             "kl_coef": self.kl_coef,
             "moments": self.shaping.moments.state(),
             "prompts_used": self.batches.prompts_used,
             "reported": sorted(self.reported),
-            "ahead": ahead,
         }
         now = self.unfinished
         if now is None:
-            return state, tensors
-        rollouts, columns = kept([self._whole(now.rollouts)], "now")
-        return state | {"rollouts": rollouts, "metrics": now.metrics, "updates": now.updates}, tensors | columns
+            return state, batches
+        return state | {"metrics": now.metrics, "updates": now.updates}, batches | {"now": [now.rollouts]}
 
     def load_state(self, checkpoint: Checkpoint) -> None:
-        state, tensors = checkpoint.state, checkpoint.tensors
+        state = checkpoint.state
         self.kl_coef, self.batches.prompts_used = state["kl_coef"], state["prompts_used"]
         self.shaping.moments = RunningMoments(**state["moments"])
         self.reported.update(state["reported"])
-        ahead = restored(state["ahead"], tensors, "ahead")
-        self.batches.restore([None if one is None else self.batches.own(one) for one in ahead])
-        if "rollouts" in state:
-            (rollouts,) = restored(state["rollouts"], tensors, "now")
+        mine = {
+            name: [None if one is None else self.batches.own(one) for one in whole]
+            for name, whole in checkpoint.batches.items()
+        }
+        self.batches.restore(mine["ahead"])
+        for rollouts in mine.get("now", ()):
             assert rollouts is not None
-            self.unfinished = Unfinished(self.batches.own(rollouts), state["metrics"], state["updates"])
-
-    def _whole(self, rollouts: Rollouts | None) -> Rollouts | None:
-        """Return the rollouts of all processes, in order of their samples, on the main process; on the others none."""
-        processes = self.learner.processes
-        if rollouts is None or processes.count == 1:
-            return rollouts
-        parts = processes.on_main(rollouts)
-        if not parts:
-            return None
-        whole = Rollouts.joined(parts)
-        return whole.take(torch.tensor(whole.sample).argsort().tolist())
+            self.unfinished = Unfinished(rollouts, state["metrics"], state["updates"])
 
     def describe(self) -> dict[str, Any]:
         prompts, sampler = self.batches.collector.prompts, self.batches.collector.sampler
