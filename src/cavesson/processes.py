@@ -1,4 +1,4 @@
-"""Distributed training: which process takes which rows, and how all processes end up with the same batch."""
+"""Distributed training: which process takes which rows, and how numbers of all processes come together."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from cavesson.errors import UserError
-from cavesson.types import Rollouts
+from cavesson.ops.masked import weighted_mean
 from cavesson.watchdog import Watchdog
 
 T = TypeVar("T")
@@ -122,26 +122,24 @@ class Processes:
         start = sum(len(part) for part in parts[: self.rank])
         return range(start, start + len(parts[self.rank]))
 
-    def micro_batches(self, mine: Sequence[int], total: int, at_once: int) -> list[list[int]]:
+    def micro_batches(self, mine: Sequence[int], at_once: int) -> list[list[int]]:
         """Split this process's rows of a batch into micro-batches.
 
         Processes that share one set of weights must make the same number of passes, so those with fewer micro-batches
-        get empty ones at the end.
+        get empty ones at the end; they must call this together.
 
         Args:
             mine: the rows of this process.
-            total: the number of rows of all processes, of which each has its `share`.
             at_once: rows in a micro-batch; 0 = all.
         """
         size = at_once or max(1, len(mine))
         parts = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
-        if self.mesh is not None and total:
-            longest = -(-total // self.count)
-            parts += [[]] * (-(-longest // (at_once or longest)) - len(parts))
+        if self.mesh is not None:
+            parts += [[]] * (int(self._reduced(torch.tensor(len(parts)), dist.ReduceOp.MAX)) - len(parts))
         return parts
 
     def of_all(self, value: T) -> list[T]:
-        """Gather one value from every process, in rank order, on every process."""
+        """Gather one small value from every process, in rank order, on every process."""
         if self.count == 1:
             return [value]
         self._arrive()
@@ -149,9 +147,50 @@ class Processes:
         dist.all_gather_object(everything, value)
         return everything
 
-    def gather(self, rollouts: Rollouts) -> Rollouts:
-        """Gather the rollouts of all processes, joined in rank order, on every process (on CPU)."""
-        return Rollouts.joined(self.of_all(rollouts))
+    def on_main(self, value: T) -> list[T]:
+        """Gather one value from every process, in rank order, on the main process; others get an empty list."""
+        if self.count == 1:
+            return [value]
+        self._arrive()
+        everything: list[Any] | None = [None] * self.count if self.is_main else None
+        dist.gather_object(value, everything)
+        return everything or []
+
+    def rows(self, column: Tensor) -> Tensor:
+        """Join a column of all processes in rank order, on every process (on CPU).
+
+        Args:
+            column: `[b]` or `[b, T]`; b and T may differ between processes, and 0 pads shorter rows on the right.
+        """
+        if self.count == 1:
+            return column
+        self._arrive()
+        sizes = self._gathered(torch.tensor(column.shape))
+        sent = torch.zeros(torch.stack(sizes).amax(0).tolist(), dtype=_sendable(column.dtype))
+        sent[tuple(slice(size) for size in column.shape)] = column
+        parts = [part[: int(size[0])] for part, size in zip(self._gathered(sent), sizes, strict=True)]
+        return torch.cat(parts).to(column.dtype)
+
+    def over_all(self, function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
+        """Apply a function of the rows of all processes, and return this process's rows of the result.
+
+        Args:
+            function: from columns `[B]`, in rank order, to one column `[B]`.
+            columns: those of this process, `[b]`.
+        """
+        if self.count == 1:
+            return function(*columns)
+        self._arrive()
+        start = int(sum(self._gathered(torch.tensor(len(columns[0])))[: self.rank]))
+        return function(*map(self.rows, columns))[start : start + len(columns[0])]
+
+    def mean(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the weighted mean over all processes, as `weighted_mean` computes it over one."""
+        if self.count == 1:
+            return weighted_mean(x, weight)
+        sums = torch.stack([weighted_mean(x, weight, 1.0), weight.sum()])
+        weighted, total = self.sum_tensor(sums.double()).unbind()
+        return weighted.div(total.clamp_min(1e-8)).to(sums.dtype)
 
     def sum_gradients(self, module: nn.Module) -> None:
         """Sum the gradients over all processes, in place and in float32; those of sharded weights already are."""
@@ -167,7 +206,22 @@ class Processes:
 
     def sum_tensor(self, tensor: Tensor) -> Tensor:
         """Return the sum over all processes, on every process (on CPU)."""
-        return tensor if self.count == 1 else torch.stack(self.of_all(tensor)).sum(0)
+        return self._reduced(tensor, dist.ReduceOp.SUM)
+
+    def _reduced(self, tensor: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
+        if self.count == 1:
+            return tensor
+        self._arrive()
+        whole = tensor.to(self.device, copy=True)
+        dist.all_reduce(whole, how)
+        return whole.cpu()
+
+    def _gathered(self, tensor: Tensor) -> list[Tensor]:
+        """Return a tensor of every process, all of the same shape, in rank order (on CPU)."""
+        sent = tensor.to(self.device)
+        parts = [torch.empty_like(sent) for _ in range(self.count)]
+        dist.all_gather(parts, sent)
+        return [part.cpu() for part in parts]
 
     def combine(self, values: dict[str, float], how: Any) -> dict[str, float]:
         """Reduce named numbers over all processes with `how` (`sum` or `max`)."""
@@ -213,3 +267,8 @@ class Processes:
     def wait(self) -> None:
         self._arrive()
         wait_for_all()
+
+
+def _sendable(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which values are exchanged; not every backend sends bool."""
+    return torch.uint8 if dtype == torch.bool else dtype

@@ -100,6 +100,11 @@ class Rollouts:
     def with_columns(self, **new: Tensor) -> "Rollouts":
         return replace(self, batch=self.batch.with_columns(**new))
 
+    def take(self, rows: Sequence[int]) -> "Rollouts":
+        """Return the rows at these indices, in this order."""
+        lists = {name: [values[row] for row in rows] if values else [] for name, values in self.lists.items()}
+        return Rollouts(batch=self.batch.take(torch.tensor(rows)), **lists)
+
     @property
     def lists(self) -> dict[str, list[Any]]:
         """The fields other than `batch`, by name."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from batch_helpers import ALONE
 from group_helpers import LIMIT, grpo, uneven
 from torch import Tensor
 
@@ -24,7 +25,7 @@ def credited(rewards: list[float], group: list[int], kl_coef: float = 0.0, **cha
     """Advantages `[B]` of responses of one token."""
     ones = torch.ones(len(rewards), 1)
     columns = {"shaped_reward": torch.tensor(rewards), "group_in_step": torch.tensor(group), "mask": ones}
-    return grpo(**changes).credit(Batch(columns), kl_coef)["advantage"][:, 0]
+    return grpo(**changes).credit(Batch(columns), kl_coef, ALONE)["advantage"][:, 0]
 
 
 def test_advantages_by_hand():
@@ -50,7 +51,7 @@ def test_equal_rewards_teach_nothing(baseline, scale):
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_a_group_has_as_much_to_gain_as_to_lose(scale):
     batch = uneven(mask=torch.ones(8, LIMIT))
-    advantage = grpo(scale=scale).credit(batch, 0.0)["advantage"]
+    advantage = grpo(scale=scale).credit(batch, 0.0, ALONE)["advantage"]
     assert (advantage == advantage[:, :1]).all()
     assert advantage.abs().max() > 0.5
     assert advantage[:4].sum().item() == pytest.approx(0, abs=1e-5)
@@ -61,14 +62,14 @@ def test_a_group_has_as_much_to_gain_as_to_lose(scale):
 def test_the_order_of_the_responses_changes_nothing(kl_in):
     order = torch.randperm(8)
     algorithm, batch = grpo(kl_in=kl_in, overlong="penalty", overlong_buffer=3), uneven()
-    plain, mixed = algorithm.credit(batch, 0.3), algorithm.credit(batch.take(order), 0.3)
+    plain, mixed = algorithm.credit(batch, 0.3, ALONE), algorithm.credit(batch.take(order), 0.3, ALONE)
     torch.testing.assert_close(mixed["advantage"], plain["advantage"][order])
     torch.testing.assert_close(mixed["signal"], plain["signal"][order])
 
 
 def test_advantages_stand_on_tokens_only():
     batch = uneven()
-    assert (grpo().credit(batch, 0.0)["advantage"] != 0).equal(batch["mask"] > 0)
+    assert (grpo().credit(batch, 0.0, ALONE)["advantage"] != 0).equal(batch["mask"] > 0)
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
@@ -94,23 +95,23 @@ def test_kl_in_the_reward_by_hand():
         }
     )
     algorithm = grpo(kl_in="reward", kl_estimator="k1", scale="none")
-    after = algorithm.credit(batch, 2.0)
+    after = algorithm.credit(batch, 2.0, ALONE)
     assert after["signal"].tolist() == [3 - 2 * 0.25, 4 - 2 * 1.0]
     assert after["advantage"].tolist() == [[0.25, 0.25], [-0.25, -0.25]]
-    k2 = algorithm.model_copy(update={"kl_estimator": "k2"}).credit(batch, 2.0)
+    k2 = algorithm.model_copy(update={"kl_estimator": "k2"}).credit(batch, 2.0, ALONE)
     assert k2["signal"].tolist() == [3 - (0.5**2 + 0.25**2), 4 - 1]
-    assert grpo(scale="none").credit(batch, 2.0)["signal"].tolist() == [3, 4]  # it is in the loss
+    assert grpo(scale="none").credit(batch, 2.0, ALONE)["signal"].tolist() == [3, 4]  # it is in the loss
 
 
 def test_the_overlong_penalty_comes_before_the_groups():
     # Lengths 3, 1, 4, 2 and 4, 0, 2, 3 of at most 4, buffer 2: an eighth of nothing at 2, a half at 3, all at 4.
     batch = uneven(shaped_reward=torch.ones(8))
     algorithm = grpo(overlong="penalty", overlong_buffer=2, scale="none")
-    after = algorithm.credit(batch, 0.0)
+    after = algorithm.credit(batch, 0.0, ALONE)
     assert after["signal"].tolist() == [0.5, 1, 0, 1, 0, 1, 1, 0.5]
     assert after["advantage"][:4, 0].tolist() == [-0.125, 0.375, -0.625, 0.375]
     assert batch["shaped_reward"].tolist() == [1] * 8
-    assert algorithm.metrics(after)["reward/overlong_penalty"] == pytest.approx(-3 / 8)
+    assert algorithm.metrics(after, ALONE)["reward/overlong_penalty"] == pytest.approx(-3 / 8)
 
 
 # --- dynamic sampling, settings ---
@@ -156,7 +157,7 @@ def test_mistakes_are_named(flags, words):
 def test_reinforce_plus_plus_needs_no_groups():
     flags = ["--samples_per_prompt", "1", "--grpo.baseline", "batch", "--grpo.scale", "batch"]
     run = load(GRPORun, None, [*flags, "--grpo.kl_in", "reward", "--grpo.kl_estimator", "k1", "--kl.coef", "0.01"])
-    batch = run.algorithm.credit(uneven(mask=torch.ones(8, LIMIT), group_in_step=torch.arange(8)), 0.01)
+    batch = run.algorithm.credit(uneven(mask=torch.ones(8, LIMIT), group_in_step=torch.arange(8)), 0.01, ALONE)
     spent = 0.01 * k1(batch["logprob"], batch["ref_logprob"]).sum(1)
     signal = batch["shaped_reward"] - spent
     expected = (signal - signal.mean()) / (signal.std() + 1e-4)
@@ -175,5 +176,5 @@ def test_no_scale_can_be_said_in_a_flag_and_in_a_recipe():
 
 
 def test_groups_of_one_have_no_spread_to_measure():
-    batch = grpo(baseline="batch", scale="batch").credit(uneven(group_in_step=torch.arange(8)), 0.0)
-    assert grpo().metrics(batch).keys() == {"reward/signal"}
+    batch = grpo(baseline="batch", scale="batch").credit(uneven(group_in_step=torch.arange(8)), 0.0, ALONE)
+    assert grpo().metrics(batch, ALONE).keys() == {"reward/signal"}

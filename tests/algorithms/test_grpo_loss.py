@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 import torch
+from batch_helpers import ALONE
 from group_helpers import LIMIT, accumulated, grpo, moved, scores, uneven, weighted_means
 
 from cavesson.algorithms.grpo import GRPO
@@ -39,7 +40,7 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(map(str, s.values())))
 def test_micro_batches_change_neither_loss_nor_gradient(settings):
     algorithm = grpo(**settings)
-    batch = algorithm.credit(uneven(), 0.3)
+    batch = algorithm.credit(uneven(), 0.3, ALONE)
     logprob = moved(batch)
     loss, gradient = accumulated(algorithm, batch, logprob, 8)
     assert gradient.abs().max() > 0.01
@@ -96,7 +97,7 @@ VARIANTS = [
 @pytest.mark.parametrize("settings", VARIANTS, ids=lambda s: "-".join(map(str, s.values())))
 def test_loss_and_gradient_are_those_of_a_loop_over_tokens(settings):
     algorithm = grpo(**settings)
-    batch = algorithm.credit(uneven(torch.float64), 0.3)
+    batch = algorithm.credit(uneven(torch.float64), 0.3, ALONE)
     logprob = moved(batch).detach()
     loss, gradient = accumulated(algorithm, batch, logprob, 8)
     fixed = logprob.tolist()
@@ -113,8 +114,8 @@ def test_loss_and_gradient_are_those_of_a_loop_over_tokens(settings):
 @pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
 def test_filtered_responses_teach_nothing_but_stay_in_their_group(normalise):
     plain, filtered = grpo(normalise=normalise), grpo(normalise=normalise, overlong="filter")
-    batch = plain.credit(uneven(), 0.0)
-    torch.testing.assert_close(filtered.credit(uneven(), 0.0)["advantage"], batch["advantage"])
+    batch = plain.credit(uneven(), 0.0, ALONE)
+    torch.testing.assert_close(filtered.credit(uneven(), 0.0, ALONE)["advantage"], batch["advantage"])
     _, gradient = accumulated(filtered, batch, moved(batch), 8)
     assert (gradient.abs().sum(1) > 0).tolist() == [True, True, False, True, False, False, True, True]
     expected = {"token": 3 + 1 + 2 + 2 + 3, "sequence": 5, "constant": 8 * LIMIT}[normalise]
@@ -127,7 +128,7 @@ def test_filtered_responses_teach_nothing_but_stay_in_their_group(normalise):
 def test_gradient_of_k3_in_the_loss():
     # d/d log π of e^(−Δ) − 1 + Δ is 1 − e^(−Δ), times β of its row, averaged over the 19 tokens.
     batch = uneven(kl_coef=torch.linspace(0.1, 0.8, 8), shaped_reward=torch.zeros(8))
-    batch = grpo().credit(batch, 0.0)
+    batch = grpo().credit(batch, 0.0, ALONE)
     logprob = moved(batch)
     _, gradient = accumulated(grpo(), batch, logprob, 8)
     pull = (1 - (batch["ref_logprob"] - logprob.detach()).exp()) * batch["kl_coef"][:, None] / 19
@@ -135,7 +136,7 @@ def test_gradient_of_k3_in_the_loss():
 
 
 def test_without_a_reference_there_is_no_kl():
-    batch = grpo().credit(uneven(), 0.3)
+    batch = grpo().credit(uneven(), 0.3, ALONE)
     alone = Batch({name: column for name, column in batch.columns.items() if name != "ref_logprob"})
     seen = weighted_means(grpo(), alone, moved(batch))
     assert "loss/kl" not in seen
@@ -145,7 +146,7 @@ def test_without_a_reference_there_is_no_kl():
 
 
 def test_k3_is_the_default_and_positive():
-    batch = grpo().credit(uneven(), 0.3)
+    batch = grpo().credit(uneven(), 0.3, ALONE)
     logprob = moved(batch)
     expected = k3(logprob.detach(), batch["ref_logprob"])
     torch.testing.assert_close(grpo().loss(scores(logprob.detach()), batch).means["loss/kl"], expected)
@@ -157,7 +158,7 @@ def test_k3_is_the_default_and_positive():
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 def test_the_first_ratio_is_one(ratio):
     algorithm = grpo(ratio=ratio)
-    batch = algorithm.credit(uneven(), 0.0)
+    batch = algorithm.credit(uneven(), 0.0, ALONE)
     result = algorithm.loss(scores(batch["logprob"]), batch)
     on_tokens = batch["mask"] > 0
     assert result.means["policy/ratio"][on_tokens].eq(1).all()
@@ -188,7 +189,7 @@ def test_metrics_of_the_step_by_hand():
     )
     batch = batch.with_columns(sampler_logprob=torch.tensor([-1.0, 0, 0.5, 0]).expand(8, LIMIT))
     algorithm = grpo(kl_in="reward", kl_estimator="k1", importance=2.0)
-    found = algorithm.metrics(algorithm.credit(batch, 0.5))
+    found = algorithm.metrics(algorithm.credit(batch, 0.5, ALONE), ALONE)
     assert found["group/zero_std"] == 6 / 8
     assert found["group/reward_std"] == pytest.approx(2 / 8 * math.sqrt(2))  # of (0, 2), and 0 of the others
     assert found["reward/signal"] == pytest.approx(6 / 8 - 0.5 * 19 / 8)  # Δ = 1 on each of 19 tokens

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from batch_helpers import ALONE
 from group_helpers import accumulated, full, grpo, moved, trl_inputs, trl_trainer, uneven, weighted_means
 
 LOSS_TYPES = {"token": ("dapo", "bnpo"), "sequence": ("grpo",), "constant": ("dr_grpo",)}
@@ -12,7 +13,7 @@ LOSS_TYPES = {"token": ("dapo", "bnpo"), "sequence": ("grpo",), "constant": ("dr
 @pytest.mark.parametrize("with_kl", [False, True])
 def test_loss_and_gradient_are_those_of_trl(normalise, ratio, with_kl):
     algorithm = grpo(normalise=normalise, ratio=ratio, clip_high=0.28)
-    batch = algorithm.credit(full(uneven(kl_coef=torch.full((8,), 0.3 * with_kl))), 0.0)
+    batch = algorithm.credit(full(uneven(kl_coef=torch.full((8,), 0.3 * with_kl))), 0.0, ALONE)
     loss, gradient = accumulated(algorithm, batch, moved(batch), len(batch))
     for loss_type in LOSS_TYPES[normalise]:
         logprob = moved(batch)
@@ -40,7 +41,7 @@ def test_loss_and_gradient_are_those_of_trl(normalise, ratio, with_kl):
 
 def test_importance_weights_are_those_of_trl():
     algorithm = grpo(importance=1.2, clip_high=0.28)
-    batch = algorithm.credit(full(uneven()), 0.0)
+    batch = algorithm.credit(full(uneven()), 0.0, ALONE)
     loss, gradient = accumulated(algorithm, batch, moved(batch), len(batch))
     logprob = moved(batch)
     weight = (batch["logprob"] - batch["sampler_logprob"]).exp().clamp(max=1.2)  # its mode "token_truncate"
@@ -59,7 +60,7 @@ def test_importance_weights_are_those_of_trl():
 
 def test_trls_corrected_kl_has_the_gradient_of_k2_in_the_first_pass():
     algorithm = grpo(kl_estimator="k2")
-    batch = algorithm.credit(full(uneven()), 0.0)
+    batch = algorithm.credit(full(uneven()), 0.0, ALONE)
     _, gradient = accumulated(algorithm, batch, batch["logprob"], len(batch))
     logprob = batch["logprob"].clone().requires_grad_()
     trainer = trl_trainer(

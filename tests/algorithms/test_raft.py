@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from batch_helpers import ALONE
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
 
 import cavesson
-from cavesson.algorithms.raft import RAFT, RAFTRun, print_rounds, write_training_set
+from cavesson.algorithms.raft import RAFT, RAFTRun, print_rounds
 from cavesson.config import check
 from cavesson.errors import UserError
 from cavesson.models.policy import Policy
@@ -43,7 +44,7 @@ def rollouts(
 
 
 def kept(raft: RAFT, batch: Batch, kl_coef: float = 0.0) -> list[int]:
-    return raft.credit(batch, kl_coef)["selected"].nonzero().flatten().tolist()
+    return raft.credit(batch, kl_coef, ALONE)["selected"].nonzero().flatten().tolist()
 
 
 def test_top_keeps_the_best_of_all():
@@ -72,9 +73,9 @@ def test_discarded_responses_are_never_kept():
 
 def test_with_everything_discarded_nothing_has_weight():
     raft = RAFT(k=2)
-    batch = raft.credit(rollouts([1.0, 2.0], discarded=torch.tensor([True, True])), 0.0)
+    batch = raft.credit(rollouts([1.0, 2.0], discarded=torch.tensor([True, True])), 0.0, ALONE)
     assert raft.weights(batch).sum() == 0
-    assert raft.metrics(batch) == {"raft/selected": 0.0}
+    assert raft.metrics(batch, ALONE) == {"raft/selected": 0.0}
     assert batch["learned"].all()  # so that the update has a batch to find weightless
 
 
@@ -86,7 +87,7 @@ def test_leaving_the_reference_costs_a_response_its_place():
     batch = batch.with_columns(mask=torch.tensor([[1.0, 1.0, 0.0]] * 2))
     assert kept(RAFT(k=2), batch, kl_coef=0.3) == [0]  # 1.4 − 0.3 > 1
     assert kept(RAFT(k=2), batch, kl_coef=0.5) == [1]  # 1.4 − 0.5 < 1
-    assert RAFT(k=2).credit(batch, 0.5)["score"].tolist() == pytest.approx([0.9, 1.0])
+    assert RAFT(k=2).credit(batch, 0.5, ALONE)["score"].tolist() == pytest.approx([0.9, 1.0])
 
 
 STEPS = st.integers(1, 4).flatmap(
@@ -130,7 +131,7 @@ def test_local_keeps_one_of_each_prompt_that_has_one(step):
 def test_only_the_kept_are_worth_training_on(step):
     k, rewards, _ = step
     raft = RAFT(k=k)
-    batch = raft.credit(rollouts(rewards, lengths=[1 + row % 3 for row in range(len(rewards))]), 0.0)
+    batch = raft.credit(rollouts(rewards, lengths=[1 + row % 3 for row in range(len(rewards))]), 0.0, ALONE)
     selected = batch["selected"]
     assert torch.equal(raft.weights(batch), batch["mask"] * selected[:, None])
     assert torch.equal(batch["learned"], selected.bool())
@@ -139,14 +140,14 @@ def test_only_the_kept_are_worth_training_on(step):
 
 def test_metrics_by_hand():
     raft = RAFT(k=2)
-    batch = raft.credit(rollouts([3.0, 1.0, 2.0, 0.0], lengths=[4, 1, 1, 3], group=[0, 0, 1, 1]), 0.0)
-    assert raft.metrics(batch) == {"raft/selected": 2, "raft/selected_reward": 2.5, "raft/selected_length": 2.5}
+    batch = raft.credit(rollouts([3.0, 1.0, 2.0, 0.0], lengths=[4, 1, 1, 3], group=[0, 0, 1, 1]), 0.0, ALONE)
+    assert raft.metrics(batch, ALONE) == {"raft/selected": 2, "raft/selected_reward": 2.5, "raft/selected_length": 2.5}
 
 
 def test_the_reward_reported_is_the_one_before_shaping():
     raft = RAFT(k=2)
-    batch = raft.credit(rollouts([3.0, 8.0]).with_columns(shaped_reward=torch.tensor([1.0, 0.0])), 0.0)
-    assert raft.metrics(batch)["raft/selected_reward"] == 3
+    batch = raft.credit(rollouts([3.0, 8.0]).with_columns(shaped_reward=torch.tensor([1.0, 0.0])), 0.0, ALONE)
+    assert raft.metrics(batch, ALONE)["raft/selected_reward"] == 3
 
 
 def test_the_gradient_is_that_of_supervised_training_on_the_kept_responses():
@@ -160,7 +161,7 @@ def test_the_gradient_is_that_of_supervised_training_on_the_kept_responses():
         prompt_mask=torch.tensor([[0] * (left - len(p)) + [1] * len(p) for p in prompts]),
         response_ids=torch.tensor([r + [1] * (width - len(r)) for r in responses]),
     )
-    credited = raft.credit(batch, 0.0)
+    credited = raft.credit(batch, 0.0, ALONE)
     result = raft.loss(policy(credited), credited)
     weights = raft.weights(credited)
     loss = weighted_mean(result.loss, weights, float(raft.total(credited)))
@@ -225,8 +226,8 @@ def generated(batch, **texts):
 def test_the_training_set_is_lmflows_text2text(tmp_path):
     selected = Batch({"selected": torch.tensor([1.0, 0.0, 1.0])})
     texts = {"prompt": ["Wie?", "Why?", "Who?"], "response": [" Só.\n", " No", "\u2028"]}
+    RAFT().write(tmp_path, 4, generated(selected, **texts), ALONE)
     path = tmp_path / "training_sets" / "step-00000004.json"
-    write_training_set(path, generated(selected, **texts))
     read = json.loads(path.read_text(encoding="utf-8"))
     instances = [{"input": "Wie?", "output": " Só.\n"}, {"input": "Who?", "output": "\u2028"}]
     assert read == {"type": "text2text", "instances": instances}
@@ -235,8 +236,8 @@ def test_the_training_set_is_lmflows_text2text(tmp_path):
 
 def test_a_step_leaves_its_training_set(tmp_path):
     raft = RAFT(k=2)
-    credited = raft.credit(rollouts([0.0, 1.0]), 0.0)
-    raft.write(tmp_path, 12, generated(credited, prompt=["a", "b"], response=["x", "y"]))
+    credited = raft.credit(rollouts([0.0, 1.0]), 0.0, ALONE)
+    raft.write(tmp_path, 12, generated(credited, prompt=["a", "b"], response=["x", "y"]), ALONE)
     [path] = (tmp_path / "training_sets").iterdir()
     assert path.name == "step-00000012.json"
     assert json.loads(path.read_text(encoding="utf-8"))["instances"] == [{"input": "b", "output": "y"}]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from batch_helpers import ALONE
 from group_helpers import LIMIT, accumulated, full, moved, scores, trl_inputs, trl_trainer, uneven, weighted_means
 
 from cavesson.algorithms.grpo import GRPO
@@ -17,7 +18,7 @@ def credited(rewards: list[float], group: list[int], **changes: Any) -> list[flo
     """Advantages `[B]` of responses of one token."""
     columns = {"shaped_reward": torch.tensor(rewards), "group_in_step": torch.tensor(group)}
     batch = Batch({**columns, "mask": torch.ones(len(rewards), 1)})
-    return RLOO(**changes).credit(batch, 0.0)["advantage"][:, 0].tolist()
+    return RLOO(**changes).credit(batch, 0.0, ALONE)["advantage"][:, 0].tolist()
 
 
 def test_advantages_by_hand():
@@ -32,8 +33,8 @@ def test_equal_rewards_teach_nothing():
 
 def test_advantages_are_those_of_grpo_times_g_over_g_minus_one():
     batch = uneven()
-    ours = RLOO(kl_estimator="k1").credit(batch, 0.3)
-    theirs = GRPO(scale="none", kl_in="reward", kl_estimator="k1").credit(batch, 0.3)
+    ours = RLOO(kl_estimator="k1").credit(batch, 0.3, ALONE)
+    theirs = GRPO(scale="none", kl_in="reward", kl_estimator="k1").credit(batch, 0.3, ALONE)
     torch.testing.assert_close(ours["signal"], theirs["signal"])
     torch.testing.assert_close(ours["advantage"], theirs["advantage"] * 4 / 3)
 
@@ -47,7 +48,7 @@ def test_advantages_are_those_of_trl(whiten):
     expected = (rewards - (rewards.nansum(1, keepdim=True) - rewards) / 3).flatten()
     if whiten:
         expected = (expected - expected.nanmean()) / (utils.nanstd(expected) + 1e-4)
-    ours = RLOO(whiten_advantages=whiten).credit(batch, 0.3)["advantage"]
+    ours = RLOO(whiten_advantages=whiten).credit(batch, 0.3, ALONE)["advantage"]
     torch.testing.assert_close(ours, expected[:, None] * batch["mask"])
 
 
@@ -55,15 +56,15 @@ def test_the_kl_is_taken_off_the_reward():
     batch = uneven()
     delta = batch["logprob"] - batch["ref_logprob"]
     for name, spent in {"k1": delta, "k2": delta**2 / 2, "k3": (-delta).exp() - 1 + delta}.items():
-        signal = RLOO(kl_estimator=name).credit(batch, 0.3)["signal"]
+        signal = RLOO(kl_estimator=name).credit(batch, 0.3, ALONE)["signal"]
         torch.testing.assert_close(signal, batch["shaped_reward"] - 0.3 * (spent * batch["mask"]).sum(1))
-    assert "loss/kl" not in weighted_means(RLOO(), RLOO().credit(batch, 0.3), moved(batch))
+    assert "loss/kl" not in weighted_means(RLOO(), RLOO().credit(batch, 0.3, ALONE), moved(batch))
 
 
 @pytest.mark.parametrize("ratio", ["sequence", "token"])
 def test_the_first_pass_is_reinforce(ratio):
     # ∇ of −1/B · Σ_i Â_i · log π(y_i)
-    batch = RLOO().credit(uneven(), 0.0)
+    batch = RLOO().credit(uneven(), 0.0, ALONE)
     algorithm = RLOO(ratio=ratio)
     _, gradient = accumulated(algorithm, batch, batch["logprob"], 8)
     torch.testing.assert_close(gradient, -batch["advantage"] / 8)
@@ -74,7 +75,7 @@ def test_the_first_pass_is_reinforce(ratio):
 
 def test_loss_and_gradient_are_those_of_trl():
     algorithm = RLOO(clip_high=0.28)
-    batch = algorithm.credit(full(uneven()), 0.0)
+    batch = algorithm.credit(full(uneven()), 0.0, ALONE)
     loss, gradient = accumulated(algorithm, batch, moved(batch, -0.8), len(batch))
     logprob = moved(batch, -0.8)
     trainer = trl_trainer("RLOOTrainer", logprob=logprob)
@@ -105,7 +106,7 @@ def slow_loss(algorithm: RLOO, batch: Batch, logprob: list[list[float]]) -> floa
 @pytest.mark.parametrize("ratio", ["sequence", "token"])
 def test_loss_and_gradient_are_those_of_a_loop_in_any_micro_batches(ratio):
     algorithm = RLOO(ratio=ratio, clip_low=0.1, clip_high=0.3)
-    batch = algorithm.credit(uneven(torch.float64), 0.3)
+    batch = algorithm.credit(uneven(torch.float64), 0.3, ALONE)
     logprob = moved(batch).detach()
     loss, gradient = accumulated(algorithm, batch, logprob, 8)
     fixed = logprob.tolist()
@@ -124,8 +125,8 @@ def test_loss_and_gradient_are_those_of_a_loop_in_any_micro_batches(ratio):
 
 
 def test_metrics_of_the_step():
-    batch = RLOO().credit(uneven(shaped_reward=torch.tensor([1.0, 1, 1, 1, 0, 2, 0, 2])), 0.0)
-    found = RLOO().metrics(batch)
+    batch = RLOO().credit(uneven(shaped_reward=torch.tensor([1.0, 1, 1, 1, 0, 2, 0, 2])), 0.0, ALONE)
+    found = RLOO().metrics(batch, ALONE)
     assert found == {
         "group/zero_std": 0.5,
         "group/reward_std": pytest.approx(0.5 * math.sqrt(4 / 3)),

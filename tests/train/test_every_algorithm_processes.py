@@ -45,9 +45,10 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": "ppo", "batch_size": 7, "value__kind": "separate", "model__gradient_checkpointing": True,
         "kl__estimator": "full", "update__micro_batch_size": 1,
     },
+    # One step: the last bit of a weight can decide which token the next step samples.
     "ppo, bfloat16": {
         "algorithm": "ppo", "batch_size": 6, "model__dtype": "bfloat16", "update__micro_batch_size": 1,
-        "sampling__batch_size": 1,
+        "sampling__batch_size": 1, "steps": 1,
     },
     "raft, single pass": {"algorithm": "raft", "update__epochs": 1, "update__mini_batches": 1, "batch_size": 10},
 }  # fmt: skip

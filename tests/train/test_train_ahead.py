@@ -62,7 +62,7 @@ def queue(training: Training) -> Any:
 
 
 def all_made(training: Training) -> bool:
-    return all(one.whole is not None or one.mine.done() for one in queue(training))
+    return all(one.done() for one in queue(training))
 
 
 SEEDS = {int(generator(0, Purpose.TOKENS, batch, row).integers(2**63)): batch for batch in range(9) for row in range(6)}
@@ -187,7 +187,7 @@ def test_finished_batches_survive_and_others_are_sampled_again(
 
     def report(step: int, metrics: dict[str, float]) -> None:
         if step == 0:
-            until(lambda: [one.mine is not None and one.mine.done() for one in queue(training)] == [True, True, False])
+            until(lambda: [one.done() for one in queue(training)] == [True, True, False])
         if step == 1:
             raise Ended
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from batch_helpers import ALONE, every
 from torch import Tensor
 from train_helpers import LORA, build, move, rollouts
 
@@ -139,8 +140,8 @@ def test_gradient_is_that_of_the_formulas(tmp_path: Path, case: str) -> None:  #
     with torch.no_grad():
         old, reference = all_scored(policy), reference_logprobs(policy, original)
     batch = rollouts(PROMPTS, RESPONSES)
-    columns, _ = score_rollouts(policy, batch, "k1", [range(len(PROMPTS))], Processes("cpu"))
-    batch = ppo.credit(batch.with_columns(**columns, shaped_reward=torch.tensor(SCORES)), COEF)
+    columns, _ = score_rollouts(policy, batch, "k1", [range(len(PROMPTS))])
+    batch = ppo.credit(batch.with_columns(**columns, shaped_reward=torch.tensor(SCORES)), COEF, ALONE)
     expected = credited(old, reference, ppo)
     named = {
         "logprob": [row.logprob for row in old], "entropy": [row.entropy for row in old],
@@ -162,7 +163,7 @@ def test_gradient_is_that_of_the_formulas(tmp_path: Path, case: str) -> None:  #
 
     once = UpdateSettings(epochs=1, max_grad_norm=None, max_ratio=None)
     learner = Learner(policy, optimizer, ppo, Processes("cpu"))
-    seen = averaged(list(update(learner, batch, once, StepInfo(0, 0, 1e-9))))
+    seen = averaged(list(update(learner, batch, every(batch), once, StepInfo(0, 0, 1e-9))))
     assert {name: seen[name] for name in METRICS} == pytest.approx(metrics, rel=1e-4, abs=1e-5)
     assert seen["loss/total"] == pytest.approx(float(loss.detach()), rel=1e-4)
     norm = sum(float((gradient.double() ** 2).sum()) for gradient in gradients) ** 0.5

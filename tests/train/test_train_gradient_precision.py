@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from batch_helpers import split
+from batch_helpers import every, split
 from several_helpers import together
 from torch import Tensor
 from train_helpers import rollouts
@@ -37,7 +37,7 @@ def test_the_sum_of_many_micro_batches_is_that_of_float64() -> None:
             total += gradient.double()
     once = UpdateSettings(epochs=1, micro_batch_size=1, max_grad_norm=None)
     learner = Learner(policy, optimizer, RAFT(), Processes("cpu"))
-    (seen,) = update(learner, batch, once, StepInfo(0, 0, 1e-9))
+    (seen,) = update(learner, batch, every(batch), once, StepInfo(0, 0, 1e-9))
     state = optimizer.state()
     averages = [state[f"exp_avg.{name}"].double() / (1 - 0.9) for name in optimizer.parameters]
     assert error(averages, sums) < 1e-6

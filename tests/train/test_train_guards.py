@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batch_helpers import ALONE, every
 from torch import Tensor
 from train_helpers import LORA, build, farthest, finish, quiet, rollouts, uneven, weights
 
@@ -37,16 +38,16 @@ class Bench:
     def batch(self, shift: float = 0.0) -> Batch:
         """Credited rollouts; `shift` is added to log π_old, so that every ratio is e^(−shift)."""
         batch = rollouts([[70, 71, 72], [80], [90, 91]], [[40, 41], [42], [43, 44, 45]])
-        columns, _ = score_rollouts(self.policy, batch, "k1", [range(len(batch))], Processes("cpu"))
+        columns, _ = score_rollouts(self.policy, batch, "k1", [range(len(batch))])
         batch = batch.with_columns(**columns, shaped_reward=torch.tensor([1.0, -1.0, 3.0]))
-        batch = self.trainer.algorithm.credit(batch, 0.1)
+        batch = self.trainer.algorithm.credit(batch, 0.1, ALONE)
         return batch.with_columns(logprob=batch["logprob"] + shift)
 
     def step(self, batch: Batch, **changes: Any) -> list[dict[str, float]]:
         once = UpdateSettings(**{"epochs": 1, **changes})
         info = StepInfo(0, 0, 1e-4)
         learner = Learner(self.policy, self.optimizer, self.trainer.algorithm, Processes("cpu"))
-        return list(update(learner, batch, once, info))
+        return list(update(learner, batch, every(batch), once, info))
 
     def state(self) -> dict[str, Tensor]:
         return {**weights(self.policy), **{f"adam {k}": v.clone() for k, v in self.optimizer.state().items()}}
@@ -88,7 +89,7 @@ def test_the_update_ends_where_the_policy_has_moved_too_far(tmp_path: Path) -> N
     # Resumed after the pass that ended the update, there is nothing left to do.
     again = UpdateSettings(epochs=6, target_policy_kl=target)
     learner = Learner(bench.policy, bench.optimizer, bench.trainer.algorithm, Processes("cpu"))
-    assert list(update(learner, batch, again, StepInfo(0, 0, 1e-4), done=seen)) == []
+    assert list(update(learner, batch, every(batch), again, StepInfo(0, 0, 1e-4), done=seen)) == []
 
 
 def test_gradients_are_scaled_down_to_the_limit_and_recorded_before(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from several_helpers import cli_helpers, command, together
+from torch import Tensor
 from train_helpers import LORA, SIGNAL, STOP, build, finish, quiet, settings, tiny_flags, tiny_run
 from two_processes import ppo
 
@@ -70,7 +71,6 @@ NUMBERS = ("shaped_reward", "kl_coef", "kl_k1", "kl_k3", "entropy")
 def same_rollouts(one: Run, other: Run) -> None:
     first, second = one.rows(), other.rows()
     assert first.select(TEXTS) == second.select(TEXTS)
-    assert set(second["rank"].to_pylist()) == {0}
     for name in NUMBERS:
         np.testing.assert_allclose(
             first[name].to_numpy().astype(float), second[name].to_numpy().astype(float), rtol=0, atol=1e-4
@@ -96,6 +96,9 @@ def test_two_processes_are_one(two: Path, tmp_path: Path, name: str) -> None:
             if not key.startswith(("time/", "tokens_per_second")):
                 assert other[key] == pytest.approx(one[key], rel=1e-3, abs=1e-4), key
     assert run.info["processes"] == 2
+    rows = run.rows()
+    first = -(-(max(rows["sample"].to_pylist()) + 1) // 2)  # samples of the first process
+    assert rows["rank"].to_pylist() == [int(sample >= first) for sample in rows["sample"].to_pylist()]
     assert set(run.steps()["policy/first_ratio_error"].to_pylist()) == {0.0}
     moved = 0.0
     for file in sorted((tmp_path / "run" / "checkpoints" / "step-00000003").glob("weights.safetensors")):
@@ -224,18 +227,23 @@ def test_there_must_be_something_to_shard_over(tmp_path: Path) -> None:
 
 
 class Alone(Processes):
-    """One of several processes, asked for its share only."""
+    """One of several processes, of which only its share is asked; `most` is the most passes that another needs."""
 
-    def __init__(self, rank: int, count: int, sharded: bool = False) -> None:
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int, count: int, sharded: bool = False, most: int = 0) -> None:
+        self.rank, self.count, self.most = rank, count, most
         self.mesh = cast(Any, object()) if sharded else None
+
+    def _reduced(self, tensor: Tensor, how: Any) -> Tensor:
+        return tensor.clamp_min(self.most)
 
 
 @given(st.integers(0, 20), st.integers(1, 6), st.integers(0, 5))
 def test_sharded_processes_make_the_same_number_of_passes(rows: int, count: int, at_once: int) -> None:
     for sharded in (False, True):
-        processes = [Alone(rank, count, sharded) for rank in range(count)]
-        parts = [one.micro_batches(one.share(rows), rows, at_once) for one in processes]
+        longest = -(-rows // count)
+        most = -(-longest // (at_once or max(1, longest)))
+        processes = [Alone(rank, count, sharded, most) for rank in range(count)]
+        parts = [one.micro_batches(one.share(rows), at_once) for one in processes]
         assert [row for mine in parts for part in mine for row in part] == list(range(rows))
         assert all(len(part) <= (at_once or rows) for mine in parts for part in mine)
         full = [[part for part in mine if part] for mine in parts]
@@ -254,6 +262,6 @@ def test_shares_are_contiguous_complete_and_even(rows: int, count: int) -> None:
 def test_a_single_process_gathers_and_combines_nothing() -> None:
     processes = Processes("cpu")
     rollouts = Rollouts(["p"], [0], [0], ["r"], ["eos"], Batch({"x": torch.ones(1)}))
-    assert processes.gather(rollouts) is rollouts
+    assert processes.on_main(rollouts) == [rollouts]
     assert processes.combine({"x": 2.0}, sum) == {"x": 2.0}
     assert processes.is_main and list(processes.share(3)) == [0, 1, 2]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cavesson.config import Settings
+from cavesson.processes import Processes
 from cavesson.types import Batch, Rollouts
 
 
@@ -50,16 +51,19 @@ class RolloutAlgorithm(Algorithm):
         """Return which responses to learn from, given all rewards and groups: `[B]`, `[B]` -> `[B]` bool."""
         return torch.ones_like(rewards, dtype=torch.bool)
 
-    def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
-        """Add `advantage` `[B, T]`, and all other columns that `loss` reads, to all rollouts of a step."""
+    def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
+        """Add `advantage` `[B, T]`, and all other columns that `loss` reads, to this process's rollouts of a step.
+
+        All processes call this together; statistics over the whole step come from `processes`.
+        """
         raise NotImplementedError
 
-    def metrics(self, rollouts: Batch) -> dict[str, float]:
-        """Return statistics of all credited rollouts of a step, in addition to those of every algorithm."""
+    def metrics(self, rollouts: Batch, processes: Processes) -> dict[str, float]:
+        """Return statistics of the credited rollouts of all processes, in addition to those of every algorithm."""
         return {}
 
-    def write(self, folder: Path, step: int, rollouts: Rollouts) -> None:
-        """Write files of a step to the run's folder, in addition to the record."""
+    def write(self, folder: Path, step: int, rollouts: Rollouts, processes: Processes) -> None:
+        """Write files of a step to the run's folder, in addition to the record; all processes call this together."""
 
     def weights(self, batch: Batch) -> Tensor:
         """Return the weights `[B, T]`: every response token counts once."""

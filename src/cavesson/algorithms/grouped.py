@@ -9,6 +9,7 @@ from cavesson.algorithms.settings import UpdateSettings
 from cavesson.models.policy import Scores
 from cavesson.ops import kl, losses
 from cavesson.ops.groups import group_stds, varied
+from cavesson.processes import Processes
 from cavesson.types import Batch
 
 
@@ -33,10 +34,12 @@ class GroupAlgorithm(ImportanceAlgorithm):
         """
         return varied(rewards, group) if self.resample else super().informative(rewards, group)
 
-    def metrics(self, rollouts: Batch) -> dict[str, float]:
+    def metrics(self, rollouts: Batch, processes: Processes) -> dict[str, float]:
         """Return the mean signal and, unless all groups have one response, statistics of the step's groups."""
-        rewards, group = rollouts["shaped_reward"], rollouts["group_in_step"]
-        found = super().metrics(rollouts) | {"reward/signal": float(rollouts["signal"].mean())}
+        rewards, group, signal = (
+            processes.rows(rollouts[name]) for name in ("shaped_reward", "group_in_step", "signal")
+        )
+        found = super().metrics(rollouts, processes) | {"reward/signal": float(signal.mean())}
         if len(group.unique()) < len(group):
             found["group/zero_std"] = float((~varied(rewards, group)).float().mean())
             found["group/reward_std"] = float(group_stds(rewards, group).mean())

@@ -14,6 +14,7 @@ from cavesson.models.policy import Scores
 from cavesson.ops import kl, ratios
 from cavesson.ops.groups import centred, group_stds
 from cavesson.ops.token_rewards import penalised, soft_overlong
+from cavesson.processes import Processes
 from cavesson.types import Batch
 
 
@@ -48,23 +49,24 @@ class GRPO(GroupAlgorithm):
         """The estimator of the KL; the default depends on `kl_in`."""
         return self.kl_estimator or ("k3" if self.kl_in == "loss" else "k1")
 
-    def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
+    def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `signal` `[B]`, the reward after all penalties, and `advantage` `[B, T]`, equal on all its tokens."""
         signal, mask = rollouts["shaped_reward"] + self._overlong_penalty(rollouts), rollouts["mask"]
         if self.kl_in == "reward" and "ref_logprob" in rollouts:
             spent = kl.ESTIMATORS[self.estimator](rollouts["logprob"], rollouts["ref_logprob"])
             signal = penalised(signal, spent, mask, kl_coef)
         over = {"group": rollouts["group_in_step"], "batch": torch.zeros_like(rollouts["group_in_step"])}
-        advantage = centred(signal, over[self.baseline])
+        advantage = processes.over_all(centred, signal, over[self.baseline])
         if self.scale != "none":
-            advantage = advantage / (group_stds(signal, over[self.scale]) + 1e-4)
+            advantage = advantage / (processes.over_all(group_stds, signal, over[self.scale]) + 1e-4)
         return rollouts.with_columns(signal=signal, advantage=advantage[:, None].to(mask.dtype) * mask)
 
-    def metrics(self, rollouts: Batch) -> dict[str, float]:
+    def metrics(self, rollouts: Batch, processes: Processes) -> dict[str, float]:
         """Return statistics of groups, signal, penalty and importance weights of the step."""
-        found = super().metrics(rollouts)
+        found = super().metrics(rollouts, processes)
         if self.overlong == "penalty":
-            found["reward/overlong_penalty"] = float(self._overlong_penalty(rollouts).mean())
+            penalty = self._overlong_penalty(rollouts)
+            found["reward/overlong_penalty"] = float(processes.mean(penalty, torch.ones_like(penalty)))
         return found
 
     def weights(self, batch: Batch) -> Tensor:

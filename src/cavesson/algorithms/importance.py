@@ -5,7 +5,7 @@ from torch import Tensor
 
 from cavesson.algorithms.base import RolloutAlgorithm
 from cavesson.ops import ratios
-from cavesson.ops.masked import weighted_mean
+from cavesson.processes import Processes
 from cavesson.types import Batch
 
 CAP = 2.0
@@ -19,14 +19,14 @@ class ImportanceAlgorithm(RolloutAlgorithm):
     """weight a token's loss by min(π_old/π_sampler, this), if sampling and scoring differ; 0 = off; none = 2 with
     sampling.engine "vllm", else off"""
 
-    def metrics(self, rollouts: Batch) -> dict[str, float]:
+    def metrics(self, rollouts: Batch, processes: Processes) -> dict[str, float]:
         """Return the mean of the weights of the step, and the share that is capped."""
         if not self.importance:
-            return super().metrics(rollouts)
+            return super().metrics(rollouts, processes)
         weight, mask = ratios.truncated_importance(*_logprobs(rollouts), self.importance), rollouts["mask"]
-        return super().metrics(rollouts) | {
-            "importance/weight_mean": float(weighted_mean(weight, mask)),
-            "importance/capped": float(weighted_mean((weight >= self.importance).float(), mask)),
+        return super().metrics(rollouts, processes) | {
+            "importance/weight_mean": float(processes.mean(weight, mask)),
+            "importance/capped": float(processes.mean((weight >= self.importance).float(), mask)),
         }
 
     def weighted(self, loss: Tensor, batch: Batch) -> Tensor:

@@ -14,6 +14,7 @@ from cavesson.ops import kl, losses
 from cavesson.ops.advantages import gae
 from cavesson.ops.masked import whiten
 from cavesson.ops.token_rewards import token_rewards
+from cavesson.processes import Processes
 from cavesson.types import Batch
 
 
@@ -37,15 +38,15 @@ class PPO(ImportanceAlgorithm):
     whiten_rewards: bool = False
     """token rewards get variance 1 over all tokens of the step; their mean does not change"""
 
-    def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
+    def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `token_reward` (before any whitening), `advantage` and `return`, each `[B, T]`."""
         mask = rollouts["mask"]
         rewards = token_rewards(rollouts["shaped_reward"], rollouts["kl_penalty"], mask, kl_coef)
-        signal = whiten(rewards, mask, shift_mean=False) if self.whiten_rewards else rewards
+        signal = whiten(rewards, mask, False, processes.mean) if self.whiten_rewards else rewards
         advantage = gae(signal, rollouts["value"], mask, self.gamma, self.lam)
         returns = advantage + rollouts["value"]
         if self.whiten_advantages:
-            advantage = whiten(advantage, mask)
+            advantage = whiten(advantage, mask, mean=processes.mean)
         return rollouts.with_columns(**{"token_reward": rewards, "advantage": advantage, "return": returns})
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:

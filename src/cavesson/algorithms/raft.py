@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,8 +18,8 @@ from cavesson.algorithms.settings import CoefficientSettings
 from cavesson.models.policy import Scores
 from cavesson.models.settings import ReferenceSettings
 from cavesson.ops import kl
-from cavesson.ops.masked import weighted_mean
 from cavesson.ops.token_rewards import penalised
+from cavesson.processes import Processes
 from cavesson.record import open as open_run
 from cavesson.record.files import write_json
 from cavesson.types import Batch, Rollouts
@@ -36,7 +37,7 @@ class RAFT(RolloutAlgorithm):
     """the sampling temperature changes linearly from sampling.temperature in the first step to this in the last; none =
     it is constant"""
 
-    def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
+    def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `score` `[B]`, `selected` `[B]`, `advantage` `[B, T]` and `learned` `[B]`, the rows to train on.
 
         The score is the reward minus β · KL, if β is not 0: the optional penalty of arXiv:2304.06767. A discarded
@@ -46,9 +47,10 @@ class RAFT(RolloutAlgorithm):
         if kl_coef:
             score = penalised(score, kl.k1(rollouts["logprob"], rollouts["ref_logprob"]), mask, kl_coef)
         eligible = ~rollouts["discarded"]
-        selected = self._best(score.masked_fill(~eligible, -torch.inf), rollouts["group_in_step"]) & eligible
+        ranked = score.masked_fill(~eligible, -torch.inf)
+        selected = processes.over_all(self._best, ranked, rollouts["group_in_step"]) & eligible
         # A batch needs at least one row; if nothing was selected, all weights are 0 and the update is skipped.
-        learned = selected if bool(selected.any()) else torch.ones_like(selected)
+        learned = selected if bool(processes.sum_tensor(selected.sum())) else torch.ones_like(selected)
         columns = {"score": score, "selected": selected.float(), "learned": learned}
         return rollouts.with_columns(**columns, advantage=selected[:, None] * mask)
 
@@ -71,18 +73,21 @@ class RAFT(RolloutAlgorithm):
         """Return −log π per response token, `[B, T]`; prompts are not learned."""
         return Loss(-scores.logprob, {"loss/total": -scores.logprob, "policy/entropy": scores.entropy})
 
-    def metrics(self, rollouts: Batch) -> dict[str, float]:
+    def metrics(self, rollouts: Batch, processes: Processes) -> dict[str, float]:
         """Return the number of selected responses and, if there are any, their mean reward and length."""
         selected = rollouts["selected"]
-        found = {"raft/selected": float(selected.sum())}
+        found = {"raft/selected": float(processes.sum_tensor(selected.sum()))}
         if found["raft/selected"]:
-            found["raft/selected_reward"] = float(weighted_mean(rollouts["reward"], selected))
-            found["raft/selected_length"] = float(weighted_mean(rollouts["mask"].sum(1), selected))
+            found["raft/selected_reward"] = float(processes.mean(rollouts["reward"], selected))
+            found["raft/selected_length"] = float(processes.mean(rollouts["mask"].sum(1), selected))
         return found
 
-    def write(self, folder: Path, step: int, rollouts: Rollouts) -> None:
-        """Write the step's training set to `training_sets/` in the run folder."""
-        write_training_set(folder / "training_sets" / f"step-{step:08d}.json", rollouts)
+    def write(self, folder: Path, step: int, rollouts: Rollouts, processes: Processes) -> None:
+        """Write the step's training set atomically to `training_sets/`, in LMFlow's text2text format."""
+        examples = list(chain.from_iterable(processes.on_main(selected_examples(rollouts))))
+        if processes.is_main:
+            path = folder / "training_sets" / f"step-{step:08d}.json"
+            write_json(path, {"type": "text2text", "instances": examples})
 
 
 class RAFTRun(RolloutRun):
@@ -138,11 +143,10 @@ class RAFTRun(RolloutRun):
         return self
 
 
-def write_training_set(path: Path, rollouts: Rollouts) -> None:
-    """Write the selected prompts and responses atomically, in LMFlow's text2text format."""
+def selected_examples(rollouts: Rollouts) -> list[dict[str, str]]:
+    """Return the selected prompts and responses as examples of LMFlow's text2text format."""
     chosen = zip(rollouts.prompt, rollouts.response, rollouts["selected"].tolist(), strict=True)
-    instances = [{"input": prompt, "output": response} for prompt, response, keep in chosen if keep]
-    write_json(path, {"type": "text2text", "instances": instances})
+    return [{"input": prompt, "output": response} for prompt, response, keep in chosen if keep]
 
 
 def print_rounds(console: Console, steps: Sequence[Mapping[str, Any]]) -> None:

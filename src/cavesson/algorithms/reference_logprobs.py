@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -88,25 +88,29 @@ def _score(
     differently, so the policy would otherwise differ from its reference before the first update.
     """
     device = next(model.parameters()).device
-    mine = []
-    for number, (rows, total) in enumerate(_batches(pairs, examples, processes, settings)):
-        parts = processes.micro_batches(rows, total, settings.evaluation_size)
+    numbers, scored, seen_of = [], [], [torch.zeros(0, 2)]
+    for number, rows in enumerate(_batches(pairs, examples, processes, settings)):
+        parts = processes.micro_batches(rows, settings.evaluation_size)
         batches = [examples.collate([pairs[row] for row in part or [0]]) for part in parts]
         for part, batch in zip(parts, batches, strict=True):
             processes.beat()
             seen = model(batch.to(device))
-            mine.append((number, part, torch.stack([seen.chosen, seen.rejected], dim=1).cpu()[: len(part)]))
-    scores = torch.zeros(len(pairs), 2)
+            seen_of.append(torch.stack([seen.chosen, seen.rejected], dim=1).cpu()[: len(part)])
+            scored += part
+            numbers += [number] * len(part)
+    number_of, pair, score = map(processes.rows, (torch.tensor(numbers), torch.tensor(scored), torch.cat(seen_of)))
     # A pair that is in several batches gets its scores from the first of them.
-    for _, scored, seen in sorted(chain.from_iterable(processes.of_all(mine)), key=lambda part: -part[0]):
-        scores[scored] = seen
+    order = number_of.argsort(stable=True)
+    first = order[np.unique(pair[order].numpy(), return_index=True)[1]]
+    scores = torch.zeros(len(pairs), 2)
+    scores[pair[first]] = score[first]
     return scores
 
 
 def _batches(
     pairs: Sequence[PairTokens], examples: Examples[PairTokens], processes: Processes, settings: ExampleRun
-) -> Iterator[tuple[list[int], int]]:
-    """Yield this process's share of every batch, as indices of pairs, and the number of pairs of the whole batch.
+) -> Iterator[list[int]]:
+    """Yield this process's share of every batch, as indices of pairs.
 
     First come the batches of the first pass, as in `ExampleTrainer`, then the pairs that are not among them, and then
     the held-out pairs.
@@ -119,7 +123,7 @@ def _batches(
         rows = learned.take(start, max(0, settings.batch_size_at(start, size)))
         order = [rows[row] for row in settings.arranged([pairs[row] for row in rows])]
         missing -= set(order)
-        yield [order[row] for row in processes.share(len(order))], len(order)
+        yield [order[row] for row in processes.share(len(order))]
     for rest in (sorted(missing), list(range(size, len(pairs)))):
         mine = [rest[row] for row in processes.share(len(rest))]
-        yield sorted(mine, key=lambda row: size_of(pairs[row])), len(rest)
+        yield sorted(mine, key=lambda row: size_of(pairs[row]))

@@ -13,6 +13,7 @@ from cavesson.models.policy import Scores
 from cavesson.ops import kl, ratios
 from cavesson.ops.groups import group_stds, leave_one_out
 from cavesson.ops.token_rewards import penalised
+from cavesson.processes import Processes
 from cavesson.types import Batch
 
 
@@ -28,16 +29,17 @@ class RLOO(GroupAlgorithm):
     whiten_advantages: bool = False
     """advantages get standard deviation 1 over the responses of the step; their mean is always 0"""
 
-    def credit(self, rollouts: Batch, kl_coef: float) -> Batch:
+    def credit(self, rollouts: Batch, kl_coef: float, processes: Processes) -> Batch:
         """Add `signal` `[B]`, the reward after the KL penalty, and `advantage` `[B, T]`, equal on all its tokens."""
         signal, mask = rollouts["shaped_reward"], rollouts["mask"]
         if "ref_logprob" in rollouts:
             spent = kl.ESTIMATORS[self.kl_estimator](rollouts["logprob"], rollouts["ref_logprob"])
             signal = penalised(signal, spent, mask, kl_coef)
-        advantage = leave_one_out(signal, rollouts["group_in_step"])
+        group = rollouts["group_in_step"]
+        advantage = processes.over_all(leave_one_out, signal, group)
         if self.whiten_advantages:
             # Their mean is already 0, because the mean of every group is 0.
-            advantage = advantage / (group_stds(advantage, torch.zeros_like(rollouts["group_in_step"])) + 1e-4)
+            advantage = advantage / (processes.over_all(group_stds, advantage, torch.zeros_like(group)) + 1e-4)
         return rollouts.with_columns(signal=signal, advantage=advantage[:, None].to(mask.dtype) * mask)
 
     def weights(self, batch: Batch) -> Tensor:

@@ -29,7 +29,7 @@ def changes(files: Storage, now: LiveSegments, cursor: str | None) -> Changes:
     Raises:
         FileNotFoundError: A compaction has just removed what ``now`` names.
     """
-    attempts = [list(attempt) for attempt in now.attempts]
+    attempts = [[one.number, one.start_step] for one in now.attempts]
     sizes = {segment.stem: files.size(segment.name("rows")) for segment in growing(now.rows)}
     segments = {segment.stem: sizes.get(segment.stem) for segment in now.rows}
     known: dict[str, Any] = json.loads(cursor) if cursor else {"attempts": attempts, "segments": {}}

@@ -3,12 +3,22 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cavesson.record.storage import Location, Storage, storage
+
+
+class Attempt(NamedTuple):
+    """A start of the run, or a resume."""
+
+    number: int
+    start_step: int
+    """its first step; what earlier attempts recorded at this step and later is no longer read"""
+    processes: int
+    """those that record; a step is complete when all of them have recorded it"""
 
 
 def write_run(place: Location, info: Mapping[str, Any]) -> None:
@@ -30,18 +40,24 @@ def write_vocabulary(place: Location, tokens: Sequence[str], texts: Sequence[str
         pq.write_table(pa.table(columns, names=["token_id", "token", "text"]), file, compression="zstd")
 
 
-def begin_attempt(place: Location, start_step: int) -> int:
+def begin_attempt(place: Location, start_step: int, processes: int = 1) -> int:
     """Record that the run starts or resumes at ``start_step``, and return the number of the new attempt.
 
     Data that earlier attempts recorded at ``start_step`` and later stays on disk but is no longer read. One process
     calls this function and passes the number to the others.
+
+    Args:
+        place: Run folder.
+        start_step: The first step of the attempt.
+        processes: Number of processes that each record a part of every step, as ranks 0 to ``processes`` − 1. A step is
+            read once all of them have recorded it.
     """
     files = storage(place)
-    attempt = max((a for a, _ in attempts(files)), default=-1) + 1
+    number = max((one.number for one in attempts(files)), default=-1) + 1
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    content = {"attempt": attempt, "start_step": start_step, "started": started}
-    _write_json(files, f"attempts/{attempt:04d}.json", content)
-    return attempt
+    content = {"attempt": number, "start_step": start_step, "processes": processes, "started": started}
+    _write_json(files, f"attempts/{number:04d}.json", content)
+    return number
 
 
 def remove_run(place: Location) -> None:
@@ -52,16 +68,16 @@ def remove_run(place: Location) -> None:
         files.delete(name)
 
 
-def attempts(place: Storage) -> list[tuple[int, int]]:
-    """Return (attempt, start step) of every attempt, in order."""
+def attempts(place: Storage) -> list[Attempt]:
+    """Return all attempts, in order."""
     names = [name for name in place.names("attempts") if name[0].isdigit() and name.endswith(".json")]
     return sorted(_attempt(place, f"attempts/{name}") for name in names)
 
 
-def _attempt(place: Storage, name: str) -> tuple[int, int]:
+def _attempt(place: Storage, name: str) -> Attempt:
     try:
         content = json.loads(place.read(name))
-        return int(content["attempt"]), int(content["start_step"])
+        return Attempt(int(content["attempt"]), int(content["start_step"]), int(content.get("processes", 1)))
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{place.path(name)} does not say where an attempt starts") from error
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cavesson.record.rollups import rollups_of
-from cavesson.record.run_folder import attempts
+from cavesson.record.run_folder import Attempt, attempts
 from cavesson.record.schema import PLACE_COLUMNS
 from cavesson.record.storage import Location, Storage, small_table, storage
 
@@ -85,7 +85,7 @@ class LiveSegments(NamedTuple):
 
     rows: list[Segment]
     steps: list[Segment]
-    attempts: list[tuple[int, int]]
+    attempts: list[Attempt]
 
 
 def growing(segments: Iterable[Segment]) -> set[Segment]:
@@ -142,16 +142,30 @@ def _live_segments(place: Storage) -> LiveSegments:
     # The attempts are read after the files: a new attempt in between can only hide files, never show both attempts.
     found = listing(place)
     starts = attempts(place)
-    return LiveSegments(_live(found.rows, starts), _live(found.steps, starts), starts)
+    ends = {one.number: _complete_until(found.rows, one) for one in starts if one.processes > 1}
+    return LiveSegments(_live(found.rows, starts, ends), _live(found.steps, starts, {}), starts)
 
 
-def _live(segments: Iterable[Segment], starts: Sequence[tuple[int, int]]) -> list[Segment]:
+def _live(segments: Iterable[Segment], starts: Sequence[Attempt], ends: Mapping[int, int]) -> list[Segment]:
+    """Return the segments without what later attempts superseded, and up to the step at which their attempt ends."""
     live = []
     for segment in segments:
-        stop = min([segment.stop, *(start for later, start in starts if later > segment.attempt)])
+        stops = [ends.get(segment.attempt, segment.stop)]
+        stops += [one.start_step for one in starts if one.number > segment.attempt]
+        stop = min(segment.stop, *stops)
         if segment.first < stop:
             live.append(replace(segment, stop=stop))
     return sorted(live, key=lambda segment: (segment.first, segment.last, segment.stem))
+
+
+def _complete_until(segments: Iterable[Segment], attempt: Attempt) -> int:
+    """Return the first step that not all processes of an attempt have recorded; each of them records steps in order."""
+    last = dict.fromkeys(range(attempt.processes), attempt.start_step - 1)
+    for segment in segments:
+        if segment.attempt == attempt.number:
+            for rank in last if segment.rank is None else [segment.rank]:
+                last[rank] = max(last[rank], segment.last)
+    return min(last.values()) + 1
 
 
 def listing(place: Storage) -> Listing:

@@ -62,7 +62,7 @@ def score(model: nn.Module, examples: Examples[PairTokens], processes: Processes
     device = next(model.parameters()).device
     order = sorted(processes.share(len(pairs)), key=lambda i: size_of(pairs[i]))
     rewards = torch.zeros(len(pairs), 2)
-    for rows in processes.micro_batches(order, len(pairs), at_once):
+    for rows in processes.micro_batches(order, at_once):
         seen = model(examples.collate([pairs[i] for i in rows or [0]]).to(device))
         rewards[rows] = torch.stack([seen.chosen, seen.rejected], dim=1).cpu()[: len(rows)]
     chosen, rejected = processes.sum_tensor(rewards).double().numpy().T

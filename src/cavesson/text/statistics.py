@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from functools import cache
 from itertools import chain, groupby
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -30,11 +30,11 @@ _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
 
 
-def response_statistics(texts: Sequence[str], ids: Sequence[Sequence[int]] | None = None) -> dict[str, float]:
+def response_statistics(texts: Sequence[Any], ids: Sequence[Sequence[int]] | None = None) -> dict[str, float]:
     """Compute all statistics of one step's responses by metric name; those that cannot be measured are omitted.
 
     Args:
-        texts: the responses, `[B]`.
+        texts: the responses, `[B]`; with `ids` also values that are equal for equal texts, and false for empty ones.
         ids: their token ids, without padding; None counts words instead.
     """
     responses: Sequence[Response] = ids if ids is not None else [words(text) for text in texts]
@@ -101,7 +101,7 @@ def longest_run(responses: Sequence[Response]) -> float | None:
     return fmean(runs) if runs else None
 
 
-def identical(texts: Sequence[str]) -> float | None:
+def identical(texts: Sequence[Hashable]) -> float | None:
     """Compute the share of responses that equal another response; None for fewer than two."""
     counts = Counter(texts)
     return fmean(counts[text] > 1 for text in texts) if len(texts) > 1 else None

@@ -35,9 +35,7 @@ class Batches:
     """so far in their order"""
 
     def take(self, step: int, number: int, clock: Clock) -> Rollouts:
-        """Return a step's batch, after `number` others, with the responses of all processes in all of them.
-
-        All processes must call this together.
+        """Return this process's part of a step's batch, after `number` others; all processes must call this together.
 
         Raises:
             UserError: a reward or a server failed.
@@ -49,19 +47,21 @@ class Batches:
             prompts = self._prompts(self.prompts_used + number * self.prompts_per_batch)
             part = self.processes.agreed(lambda: self._sampled(prompts, step, first, self.temperature(step)))
         with clock("reward"):
-            part = self.collector.reward(part)
-        return self.processes.gather(part)
+            return self.processes.agreed(lambda: self.collector.reward(part))
 
     def used(self, count: int) -> None:
         """Move on after a step that has used `count` batches."""
         self.prompts_used += count * self.prompts_per_batch
 
     def finished(self) -> list[Rollouts | None]:
-        """Return the batches of later steps, None for those that are not finished; all processes call this together."""
+        """Return this process's part of the batches of later steps, None for batches that a process has not finished.
+
+        All processes must call this together.
+        """
         return []
 
     def restore(self, finished: list[Rollouts | None]) -> None:
-        """Take over the batches that an earlier process has finished ahead."""
+        """Take over this process's part of the batches that an earlier one has finished ahead."""
 
     def close(self) -> None:
         """End what samples and rewards, and release the engine."""
@@ -70,6 +70,14 @@ class Batches:
     @property
     def prompts_per_batch(self) -> int:
         return self.batch_size // self.samples_per_prompt
+
+    def own(self, rollouts: Rollouts) -> Rollouts:
+        """Return this process's part of the rollouts of one or more whole batches, which are in order of their samples.
+
+        With the same number of processes, it is the part that the process has sampled.
+        """
+        share = self.processes.share(self.batch_size)
+        return rollouts.take([row for row in range(len(rollouts)) if row % self.batch_size in share])
 
     def _prompts(self, start: int) -> list[int]:
         """Return the prompts of this process's responses of a batch, whose first prompt is number `start`."""
@@ -84,16 +92,6 @@ class Batches:
         return rollouts.with_columns(group_in_step=torch.tensor([row // self.samples_per_prompt for row in rows]))
 
 
-@dataclass
-class _Ahead:
-    """A batch that may not be finished."""
-
-    mine: Future[Rollouts] | None = None
-    """this process's part; None if it has not begun"""
-    whole: Rollouts | None = None
-    """of all processes"""
-
-
 @dataclass(kw_only=True)
 class BatchesAhead(Batches):
     """Samples and rewards the batches of the next steps in threads, while the policy is trained.
@@ -104,8 +102,9 @@ class BatchesAhead(Batches):
 
     ahead: int
     """most batches of later steps at the same time, which bounds the age of their weights in steps"""
-    queue: deque[_Ahead] = field(default_factory=deque)
-    """batches in the order of their prompts; the first are those of the step that takes them"""
+    queue: deque[Future[Rollouts] | None] = field(default_factory=deque)
+    """this process's part of batches, in the order of their prompts, None for those that have not begun; the first are
+    those of the step that takes them"""
 
     def __post_init__(self) -> None:
         self._sampling, self._rewarding = (
@@ -118,14 +117,13 @@ class BatchesAhead(Batches):
             if number == 0:
                 self.collector.sampler.synchronise(step)
             self._begin(step, number)
-            taken = self.queue[number]
-            if taken.whole is None:
-                assert taken.mine is not None
-                taken.whole = self.processes.gather(self.processes.agreed(taken.mine.result))
+            mine = self.queue[number]
+            assert mine is not None
+            part = self.processes.agreed(mine.result)
         # As a part of its step, it is numbered after the parts before it.
-        rows = range(number * self.batch_size, (number + 1) * self.batch_size)
+        rows = [number * self.batch_size + row for row in self.processes.share(self.batch_size)]
         groups = torch.tensor([row // self.samples_per_prompt for row in rows])
-        return replace(taken.whole.with_columns(group_in_step=groups), sample=list(rows))
+        return replace(part.with_columns(group_in_step=groups), sample=rows)
 
     def used(self, count: int) -> None:
         super().used(count)
@@ -133,18 +131,12 @@ class BatchesAhead(Batches):
             self.queue.popleft()
 
     def finished(self) -> list[Rollouts | None]:
-        found: list[Rollouts | None] = []
-        for one in self.queue:
-            mine = one.mine
-            is_done = one.whole is not None or (mine is not None and mine.done() and mine.exception() is None)
-            if one.whole is None and all(self.processes.of_all(is_done)):
-                assert mine is not None
-                one.whole = self.processes.gather(mine.result())
-            found.append(one.whole)
-        return found
+        mine = [one.result() if one is not None and _is_done(one) else None for one in self.queue]
+        done = zip(*self.processes.of_all([one is not None for one in mine]), strict=True)
+        return [one if all(parts) else None for one, parts in zip(mine, done, strict=True)]
 
     def restore(self, finished: list[Rollouts | None]) -> None:
-        self.queue = deque(_Ahead(whole=one) for one in finished)
+        self.queue = deque(None if one is None else _completed(one) for one in finished)
 
     def close(self) -> None:
         self._rewarding.shutdown(wait=False, cancel_futures=True)
@@ -156,18 +148,28 @@ class BatchesAhead(Batches):
     def _begin(self, step: int, number: int) -> None:
         """Begin the batches that a step and those after it need, unless they have begun."""
         wanted = number + min(self.ahead + 1, self.steps - step)
-        self.queue.extend(_Ahead() for _ in range(wanted - len(self.queue)))
+        self.queue.extend([None] * (wanted - len(self.queue)))
         for place, one in enumerate(self.queue):
-            if one.whole is None and one.mine is None:
+            if one is None:
                 start = self.prompts_used + place * self.prompts_per_batch
                 # If every step uses one batch, this is its step; another step's draws must differ in any case.
                 draws = start // self.prompts_per_batch
                 temperature = self.temperature(min(step + max(0, place - number), self.steps - 1))
                 sampled = self._sampling.submit(self._sampled, self._prompts(start), draws, 0, temperature)
-                one.mine = self._rewarding.submit(self._rewarded, sampled)
+                self.queue[place] = self._rewarding.submit(self._rewarded, sampled)
 
     def _rewarded(self, sampled: Future[Rollouts]) -> Rollouts:
         return self.collector.reward(sampled.result())
+
+
+def _is_done(one: Future[Rollouts]) -> bool:
+    return one.done() and one.exception() is None
+
+
+def _completed(rollouts: Rollouts) -> Future[Rollouts]:
+    one: Future[Rollouts] = Future()
+    one.set_result(rollouts)
+    return one
 
 
 def begin_thread(device: torch.device) -> None:

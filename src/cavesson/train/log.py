@@ -40,7 +40,7 @@ def logging_to(folder: Path, record: Location, rank: int) -> Iterator[None]:
     handler.setFormatter(formatter)
     with _listening(handler), _warnings_too():
         with reaching(record):
-            number, step = attempts(storage(record))[-1]
+            number, step, _ = attempts(storage(record))[-1]
         LOGGER.info("attempt %d from step %d: cavesson %s: %s", number, step, version("cavesson"), shlex.join(sys.argv))
         try:
             yield

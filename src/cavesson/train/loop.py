@@ -60,7 +60,7 @@ class Trainer(ABC):
     """the model without its weights, if they are sharded"""
     next_step: int = 0
     recorder: Recorder | None = None
-    """None on all processes but the main one"""
+    """of this process; None before the run has begun"""
     signals: Signals = field(default_factory=Signals)
     """what asks for the end of the run"""
     callbacks: Sequence[Callback] = ()

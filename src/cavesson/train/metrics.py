@@ -4,9 +4,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
+import torch
+import xxhash
+from torch import Tensor
+
 from cavesson.ops import kl
-from cavesson.ops.masked import weighted_mean, weighted_var
+from cavesson.ops.masked import weighted_var
 from cavesson.ops.ratios import response_sum
+from cavesson.processes import Processes
 from cavesson.text.statistics import response_statistics
 from cavesson.types import Batch, Rollouts
 
@@ -36,51 +41,80 @@ class Clock:
         return {**self.seconds, "time/total": total, "tokens_per_second": tokens / total}
 
 
-def staleness_metrics(rollouts: Rollouts, step: int) -> dict[str, float]:
+def staleness_metrics(rollouts: Rollouts, step: int, processes: Processes) -> dict[str, float]:
     """Return the age of the weights that sampled the tokens, in training steps, if any of them is above 0."""
     age = (step - rollouts["sampler_version"]).double()
     mask = rollouts["mask"]
-    oldest = float((age * mask).max())
-    return {"staleness/mean": float(weighted_mean(age, mask)), "staleness/max": oldest} if oldest else {}
+    oldest = float(processes.rows((age * mask).amax(1)).max())
+    return {"staleness/mean": float(processes.mean(age, mask)), "staleness/max": oldest} if oldest else {}
 
 
-def rollout_metrics(rollouts: Rollouts, kl_coef: float, estimator: str | None) -> dict[str, float]:
+def rollout_metrics(
+    rollouts: Rollouts, kl_coef: float, estimator: str | None, processes: Processes
+) -> dict[str, float]:
     """Return metrics of rewards, KL, entropy, lengths and values of one step's rollouts, before any update.
 
+    All processes call this together, and get metrics of the rollouts of all of them.
+
     Args:
-        rollouts: with their credit.
+        rollouts: of this process, with their credit.
         kl_coef: β in force.
         estimator: of the KL penalty, or None for no penalty.
+        processes: of the run.
     """
-    batch, mask = rollouts.batch, rollouts["mask"]
+    batch, mask, mean = rollouts.batch, rollouts["mask"], processes.mean
     spreads = {
         "reward/": batch["reward"],
         "length/response_": mask.sum(1),
         "length/prompt_": batch["prompt_mask"].sum(1).float(),
     }
-    metrics = {f"{name}mean": float(x.mean()) for name, x in spreads.items()}
-    metrics |= {f"{name}std": float(x.std(correction=0)) for name, x in spreads.items()}
+    metrics = {f"{name}mean": _mean(x, processes) for name, x in spreads.items()}
+    metrics |= {f"{name}std": _std(x, processes) for name, x in spreads.items()}
     metrics |= {
-        "reward/shaped": float(batch["shaped_reward"].mean()),
-        "entropy/sampled": float(response_sum(-batch["logprob"], mask).mean()),
-        "logprob/policy": float(weighted_mean(batch["logprob"], mask)),
-        "logprob/sampler_gap": float(weighted_mean((batch["logprob"] - batch["sampler_logprob"]).abs(), mask)),
+        "reward/shaped": _mean(batch["shaped_reward"], processes),
+        "entropy/sampled": _mean(response_sum(-batch["logprob"], mask), processes),
+        "logprob/policy": float(mean(batch["logprob"], mask)),
+        "logprob/sampler_gap": float(mean((batch["logprob"] - batch["sampler_logprob"]).abs(), mask)),
     }
     for name in ("value", "return", "advantage"):
         if name in batch:
-            metrics[f"{name}/rollout_mean"] = float(weighted_mean(batch[name], mask))
-            metrics[f"{name}/rollout_var"] = float(weighted_var(batch[name], mask))
-    for reason in ("eos", "stop", "length"):
-        metrics[f"finish/{reason}"] = rollouts.finish_reason.count(reason) / len(rollouts)
+            metrics[f"{name}/rollout_mean"] = float(mean(batch[name], mask))
+            metrics[f"{name}/rollout_var"] = float(weighted_var(batch[name], mask, mean))
     if "ref_logprob" in batch:
-        metrics |= _reference_metrics(batch, kl_coef)
+        metrics |= _reference_metrics(batch, kl_coef, processes)
     if estimator is not None:
-        metrics["kl/penalty"] = float(response_sum(batch["kl_penalty"], mask).mean())
-        metrics["reward/kl_per_token"] = float(weighted_mean(-kl_coef * batch["kl_penalty"], mask))
-    ids = [row[: int(length)] for row, length in zip(batch["response_ids"].tolist(), mask.sum(1), strict=True)]
-    parts = rollouts.reward_parts
-    means = {f"reward/part/{name}": sum(part[name] for part in parts) / len(parts) for name in parts[0]}
-    return metrics | means | response_statistics(rollouts.response, ids)
+        metrics["kl/penalty"] = _mean(response_sum(batch["kl_penalty"], mask), processes)
+        metrics["reward/kl_per_token"] = float(mean(-kl_coef * batch["kl_penalty"], mask))
+    return metrics | _text_metrics(rollouts, processes)
+
+
+def _mean(x: Tensor, processes: Processes) -> float:
+    """Return the mean of a column `[b]` over the rows of all processes."""
+    return float(processes.mean(x, torch.ones_like(x)))
+
+
+def _std(x: Tensor, processes: Processes) -> float:
+    """Return the standard deviation of a column `[b]` over the rows of all processes."""
+    return float(weighted_var(x, torch.ones_like(x), processes.mean).sqrt())
+
+
+def _text_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, float]:
+    """Return how responses ended, the parts of their rewards, and the statistics of their texts.
+
+    Diversity is that of all responses together, so the main process gets their token ids, and digests of their texts.
+    """
+    reasons, parts = rollouts.finish_reason, rollouts.reward_parts
+    per_row = {f"finish/{reason}": [float(one == reason) for one in reasons] for reason in ("eos", "stop", "length")}
+    per_row |= {f"reward/part/{name}": [part[name] for part in parts] for name in parts[0]}
+    metrics = {name: _mean(torch.tensor(values, dtype=torch.float64), processes) for name, values in per_row.items()}
+    digests = [xxhash.xxh3_64_intdigest(text.encode()) >> 1 if text else 0 for text in rollouts.response]  # fits int64
+    columns = torch.tensor(digests), rollouts["mask"].sum(1).long(), rollouts["response_ids"].int()
+    order = processes.rows(torch.tensor(rollouts.sample)).argsort()
+    texts, lengths, padded = (processes.rows(column)[order].tolist() for column in columns)
+    if processes.is_main:
+        ids = [row[:length] for row, length in zip(padded, lengths, strict=True)]
+        metrics |= response_statistics(texts, ids)
+    return processes.of_main(metrics)
 
 
 def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -94,13 +128,13 @@ def value_metrics(metrics: Mapping[str, float], updates: Sequence[Mapping[str, f
     return found
 
 
-def _reference_metrics(batch: Batch, kl_coef: float) -> dict[str, float]:
+def _reference_metrics(batch: Batch, kl_coef: float, processes: Processes) -> dict[str, float]:
     mask, logprob, reference = batch["mask"], batch["logprob"], batch["ref_logprob"]
     objective = response_sum(kl.k1(logprob, reference), mask)
     return {
-        "kl/objective": float(objective.mean()),
-        "kl/objective_std": float(objective.std(correction=0)),
-        "kl/objective_k3": float(response_sum(kl.k3(logprob, reference), mask).mean()),
+        "kl/objective": _mean(objective, processes),
+        "kl/objective_std": _std(objective, processes),
+        "kl/objective_k3": _mean(response_sum(kl.k3(logprob, reference), mask), processes),
         "kl/coef": kl_coef,
-        "logprob/reference": float(weighted_mean(reference, mask)),
+        "logprob/reference": float(processes.mean(reference, mask)),
     }

@@ -51,7 +51,8 @@ class ExampleTrainer(Trainer):
             )
         rate = learning_rate(settings.optimizer, step, self.steps)
         with clock("update"):
-            seen = optimize(self.learner, batch, settings.update, StepInfo(self.seed, step, rate))
+            mine = self.learner.processes.share(len(batch))
+            seen = optimize(self.learner, batch, mine, settings.update, StepInfo(self.seed, step, rate))
         tokens = sum(float(batch[name].sum()) for name in batch.columns if name.endswith("length"))
         progress = {"optim/learning_rate": rate, "data/examples": float(start + len(batch)), "data/tokens": tokens}
         if self.examples.train.size:
@@ -74,7 +75,7 @@ class ExampleTrainer(Trainer):
         """Return the algorithm's metrics on the held-out examples, averaged like the loss."""
         held_out, processes = self.examples.held_out, self.learner.processes
         mine = sorted((held_out[i] for i in processes.share(len(held_out))), key=size_of)
-        parts = processes.micro_batches(range(len(mine)), len(held_out), self.settings.evaluation_size)
+        parts = processes.micro_batches(range(len(mine)), self.settings.evaluation_size)
         sums: Metrics = {}
         weight = 0.0
         if parts:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from cavesson.train.loop import Trainer
 from cavesson.train.metrics import rollout_metrics, staleness_metrics, value_metrics
 from cavesson.train.optimizer import learning_rate
 from cavesson.train.rollouts import score_rollouts
-from cavesson.train.update import Metrics, StepInfo, averaged, check_finite, micro_batches, mini_batches, update
+from cavesson.train.update import Learned, Metrics, StepInfo, averaged, check_finite, mini_batches, update
 from cavesson.types import Rollouts
 
 TOKEN_COLUMNS = (
@@ -35,8 +36,9 @@ class Unfinished:
     """A step whose rollouts are credited, and the optimiser steps that are done on them."""
 
     rollouts: Rollouts
+    """those of this process"""
     metrics: Metrics
-    """of the rollouts"""
+    """of the rollouts of all processes"""
     updates: list[Metrics] = field(default_factory=list)
     """of the mini-batches that are done"""
 
@@ -63,76 +65,99 @@ class RolloutTrainer(Trainer):
 
     def step(self, step: int) -> Metrics:  # noqa: PLR0915  # the whole data flow on one page
         """Generate, reward, score, credit, record, update and adapt: from prompts to new weights."""
-        clock = self.clock(step)
+        clock, processes = self.clock(step), self.learner.processes
         info = StepInfo(self.seed, step, learning_rate(self.learner.optimizer.settings, step, self.steps))
         scores = None
         if self.unfinished is None:
-            _seed_everything(self.seed, step, self.learner.processes.rank)
+            _seed_everything(self.seed, step, processes.rank)
             parts: list[Rollouts] = []
             learned = torch.zeros(0, dtype=torch.bool)
-            while len(parts) < self.algorithm.max_batches and int(learned.sum()) < self.batch_size:
+            while len(parts) < self.algorithm.max_batches and processes.sum_tensor(learned.sum()) < self.batch_size:
                 parts.append(self.batches.take(step, len(parts), clock))
                 learned = self._learned(parts)
-            rollouts = Rollouts.joined(parts)
+            rollouts = Rollouts.joined(parts).with_columns(learned=learned)
             with clock("score"):
-                columns, scores = self._score(rollouts, learned, info)
+                columns, scores = self._score(rollouts, info)
                 rollouts = rollouts.with_columns(**columns)
             with clock("credit"):
-                rollouts = self._shape(rollouts.with_columns(learned=learned))
-                rollouts = replace(rollouts, batch=self.algorithm.credit(rollouts.batch, self.kl_coef))
-                metrics = rollout_metrics(rollouts, self.kl_coef, self.kl_estimator)
-                metrics |= self.algorithm.metrics(rollouts.batch) | staleness_metrics(rollouts, step)
+                rollouts = self._shape(rollouts)
+                rollouts = replace(rollouts, batch=self.algorithm.credit(rollouts.batch, self.kl_coef, processes))
+                metrics = rollout_metrics(rollouts, self.kl_coef, self.kl_estimator, processes)
+                metrics |= self.algorithm.metrics(rollouts.batch, processes)
+                metrics |= staleness_metrics(rollouts, step, processes)
             # The graph covers the rows chosen before scoring; `credit` may have reduced them, which makes it unusable.
-            scores = scores if torch.equal(rollouts["learned"], learned) else None
+            scores = None if processes.sum_tensor((rollouts["learned"] != learned).sum()) else scores
             self.batches.used(len(parts))
             self.unfinished = Unfinished(rollouts, metrics)
         now = self.unfinished
         with clock("record"):
             self._record(step, now.rollouts)
-            check_finite(step, now.rollouts.batch.columns, now.rollouts["mask"])
+            processes.agreed(lambda: check_finite(step, now.rollouts.batch.columns, now.rollouts["mask"]))
         with clock("update"):
-            batch = now.rollouts.batch.take(now.rollouts["learned"].nonzero().squeeze(1))
-            for seen in update(self.learner, batch, self.updates, info, scores=scores, done=tuple(now.updates)):
+            batch, chosen, done = now.rollouts.batch, self._chosen(now.rollouts), tuple(now.updates)
+            for seen in update(self.learner, batch, chosen, self.updates, info, scores=scores, done=done):
                 now.updates.append(seen)
                 if len(now.updates) < self.updates.total:
                     self.between_updates(len(now.updates), self.updates.total)
         self.unfinished = None
-        return self._adapted(now, info) | clock.metrics(tokens=float(now.rollouts["mask"].sum()))
+        return self._adapted(now, info) | clock.metrics(float(processes.sum_tensor(now.rollouts["mask"].sum())))
 
     def _learned(self, parts: list[Rollouts]) -> Tensor:
-        """Return which responses so far to learn from, at most one batch: `[B]` bool.
+        """Return which responses so far to learn from, over all processes at most one batch: `[b]` bool.
 
         If the algorithm can learn from none of them, these are the first batch.
         """
-        rewards, group = (torch.cat([part[name] for part in parts]) for name in ("reward", "group_in_step"))
-        informative = self.algorithm.informative(rewards, group)
-        if len(parts) == self.algorithm.max_batches and not bool(informative.any()):
-            informative = torch.ones_like(informative)
-        return informative & (informative.cumsum(0) <= self.batch_size)
 
-    def _score(self, rollouts: Rollouts, learned: Tensor, info: StepInfo) -> tuple[dict[str, Tensor], Scores | None]:
+        def chosen(rewards: Tensor, group: Tensor, sample: Tensor) -> Tensor:
+            order = sample.argsort()
+            informative = self.algorithm.informative(rewards[order], group[order])
+            if len(parts) == self.algorithm.max_batches and not bool(informative.any()):
+                informative = torch.ones_like(informative)
+            return (informative & (informative.cumsum(0) <= self.batch_size))[order.argsort()]
+
+        rewards, group = (torch.cat([part[name] for part in parts]) for name in ("reward", "group_in_step"))
+        sample = torch.tensor([sample for part in parts for sample in part.sample])
+        return self.learner.processes.over_all(chosen, rewards, group, sample)
+
+    def _chosen(self, rollouts: Rollouts) -> Learned:
+        """Return which rollouts to learn from, with their places among those of all processes."""
+
+        def place(learned: Tensor, sample: Tensor) -> Tensor:
+            order = sample.argsort()
+            return (learned[order].cumsum(0) - 1)[order.argsort()]
+
+        processes, learned = self.learner.processes, rollouts["learned"]
+        rows = learned.nonzero().squeeze(1)
+        places = processes.over_all(place, learned, torch.tensor(rollouts.sample))
+        return Learned(rows, places[rows], int(processes.sum_tensor(learned.sum())))
+
+    def _score(self, rollouts: Rollouts, info: StepInfo) -> tuple[dict[str, Tensor], Scores | None]:
         """Score all rollouts, in the same micro-batches as in the first epoch of the update.
 
         Matrix products of other sizes round differently, in bfloat16 by a hundredth of a nat per token. Ratios would
         then differ from 1 before the first update.
         """
-        processes = self.learner.processes
-        rows, rest = learned.nonzero().squeeze(1), (~learned).nonzero().squeeze(1)
-        passes = [rows[mini] for mini in mini_batches(len(rows), self.updates, info, 0)]
-        batches = [*passes, *rest.split(self.batch_size)]
-        parts = [some[part].tolist() for some in batches for part in micro_batches(len(some), self.updates, processes)]
+        processes, at_once = self.learner.processes, self.updates.micro_batch_size
+        passes = mini_batches(self._chosen(rollouts), self.updates, info, 0)
+        parts = [processes.micro_batches(rows, at_once) for rows in passes]
         # If the update needs only this forward pass, keep its graph for the update.
-        per_pass = len(micro_batches(len(rows), self.updates, processes))
-        is_only_pass = self.updates.epochs == len(passes) == per_pass == 1 and len(rows) >= processes.count
-        return score_rollouts(self.policy, rollouts.batch, self.kl_estimator, parts, processes, is_only_pass)
+        is_only_pass = self.updates.epochs == len(passes) == len(parts[0]) == 1
+        rest = (~rollouts["learned"]).nonzero().squeeze(1).tolist()
+        parts.append(processes.micro_batches(rest, at_once or len(processes.share(self.batch_size))))
+        return score_rollouts(
+            self.policy, rollouts.batch, self.kl_estimator, list(chain.from_iterable(parts)), is_only_pass
+        )
 
     def _shape(self, rollouts: Rollouts) -> Rollouts:
-        """Add `shaped_reward` `[B]` float64, the reward that training uses, and `kl_coef` `[B]`, β in force."""
-        query = rollouts["query_reward"].tolist() if "query_reward" in rollouts.batch else None
-        shaped = self.shaping(rollouts["reward"].tolist(), query, rollouts["ended"].bool().tolist())
-        return rollouts.with_columns(
-            shaped_reward=torch.tensor(shaped, dtype=torch.float64), kl_coef=torch.full((len(rollouts),), self.kl_coef)
-        )
+        """Add `shaped_reward` `[b]` float64, the reward that training uses, and `kl_coef` `[b]`, β in force."""
+
+        def shaped(rewards: Tensor, ended: Tensor, *query: Tensor) -> Tensor:
+            queries = query[0].tolist() if query else None
+            return torch.tensor(self.shaping(rewards.tolist(), queries, ended.tolist()), dtype=torch.float64)
+
+        names = ["reward", "ended", *(["query_reward"] if "query_reward" in rollouts.batch else [])]
+        rewards = self.learner.processes.over_all(shaped, *(rollouts[name] for name in names))
+        return rollouts.with_columns(shaped_reward=rewards, kl_coef=torch.full((len(rollouts),), self.kl_coef))
 
     def _record(self, step: int, rollouts: Rollouts) -> None:
         if self.recorder is None:
@@ -151,7 +176,7 @@ class RolloutTrainer(Trainer):
         if bool(((versions != versions[:, :1]) & (rollouts["mask"] > 0)).any()):
             tokens["sampler_version"] = versions.numpy()
         self.recorder.rollouts(step, rows, tokens)
-        self.algorithm.write(self.folder, step, rollouts)
+        self.algorithm.write(self.folder, step, rollouts, self.learner.processes)
 
     def _adapted(self, done: Unfinished, info: StepInfo) -> Metrics:
         """Adapt β to the KL of a finished step, and return the step's metrics."""
@@ -159,8 +184,9 @@ class RolloutTrainer(Trainer):
         metrics["optim/learning_rate"] = info.learning_rate
         metrics["optim/mini_batches"] = float(len(done.updates))
         if "kl/objective" in metrics and self.kl.target is not None:
+            responses = int(self.learner.processes.sum_tensor(torch.tensor(len(done.rollouts))))
             self.kl_coef = adapted_coefficient(
-                self.kl_coef, metrics["kl/objective"], self.kl.target, self.kl.horizon, len(done.rollouts)
+                self.kl_coef, metrics["kl/objective"], self.kl.target, self.kl.horizon, responses
             )
         return metrics | value_metrics(metrics, done.updates)
 
@@ -175,7 +201,7 @@ class RolloutTrainer(Trainer):
         return {}
 
     def state(self) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-        ahead, tensors = kept(self.batches.finished(), "ahead")
+        ahead, tensors = kept([self._whole(one) for one in self.batches.finished()], "ahead")
         state = {
             "kl_coef": self.kl_coef,
             "moments": self.shaping.moments.state(),
@@ -186,7 +212,7 @@ class RolloutTrainer(Trainer):
         now = self.unfinished
         if now is None:
             return state, tensors
-        rollouts, columns = kept([now.rollouts], "now")
+        rollouts, columns = kept([self._whole(now.rollouts)], "now")
         return state | {"rollouts": rollouts, "metrics": now.metrics, "updates": now.updates}, tensors | columns
 
     def load_state(self, checkpoint: Checkpoint) -> None:
@@ -194,11 +220,23 @@ class RolloutTrainer(Trainer):
         self.kl_coef, self.batches.prompts_used = state["kl_coef"], state["prompts_used"]
         self.shaping.moments = RunningMoments(**state["moments"])
         self.reported.update(state["reported"])
-        self.batches.restore(restored(state["ahead"], tensors, "ahead"))
+        ahead = restored(state["ahead"], tensors, "ahead")
+        self.batches.restore([None if one is None else self.batches.own(one) for one in ahead])
         if "rollouts" in state:
             (rollouts,) = restored(state["rollouts"], tensors, "now")
             assert rollouts is not None
-            self.unfinished = Unfinished(rollouts, state["metrics"], state["updates"])
+            self.unfinished = Unfinished(self.batches.own(rollouts), state["metrics"], state["updates"])
+
+    def _whole(self, rollouts: Rollouts | None) -> Rollouts | None:
+        """Return the rollouts of all processes, in order of their samples, on the main process; on the others none."""
+        processes = self.learner.processes
+        if rollouts is None or processes.count == 1:
+            return rollouts
+        parts = processes.on_main(rollouts)
+        if not parts:
+            return None
+        whole = Rollouts.joined(parts)
+        return whole.take(torch.tensor(whole.sample).argsort().tolist())
 
     def describe(self) -> dict[str, Any]:
         prompts, sampler = self.batches.collector.prompts, self.batches.collector.sampler

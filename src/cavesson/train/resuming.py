@@ -91,7 +91,7 @@ def changes(settings: RolloutRun | ExampleRun) -> Changes:
 def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> None:
     """Write the new settings to run.json, together with the previous values of those that changed."""
     info = recorded(settings.run)
-    attempt = 1 + max((number for number, _ in attempts(storage(settings.record_place))), default=-1)
+    attempt = 1 + max((one.number for one in attempts(storage(settings.record_place))), default=-1)
     entry = {"attempt": attempt, "start_step": start_step, "settings": changed}
     config = settings.model_dump(mode="json")
     write_run(settings.run, info | {"config": config, "steps": steps, "changes": [*info.get("changes", []), entry]})

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.data.prompts import PromptSet
 from cavesson.models.policy import Policy, Scores
 from cavesson.ops import kl
-from cavesson.processes import Processes
 from cavesson.rewards import Reward, score
 from cavesson.rewards.cleaning import CleaningSettings, discard, is_discarded
 from cavesson.sampling.responses import Engine, Responses
@@ -111,17 +109,15 @@ def score_rollouts(
     rollouts: Batch,
     estimator: str | None,
     parts: Sequence[Sequence[int]],
-    processes: Processes,
     keep_graph: bool = False,
 ) -> tuple[dict[str, Tensor], Scores | None]:
     """Score rollouts by policy, critic and reference.
 
     Args:
         policy: with its reference.
-        rollouts: of all processes.
+        rollouts: of this process.
         estimator: of the KL penalty, or None for no penalty.
-        parts: the rows that this process scores, in micro-batches; all processes together score all rows.
-        processes: the processes that score the rest.
+        parts: all their rows, in micro-batches; empty ones only keep step with other processes.
         keep_graph: also return the policy's scores of the first part with their graph, for a step that needs no other
             forward pass.
 
@@ -130,22 +126,19 @@ def score_rollouts(
         `entropy`; with a critic, `value`; with a reference, `ref_logprob`; and with a reference and an estimator,
         `kl_penalty`. Each is `[B, T]`.
     """
-    scored, kept = [], None
+    scored: dict[str, Tensor] = {}
+    kept = None
     for number, rows in enumerate(parts):
         micro = rollouts.part(rows).to(policy.device)
         keeps = keep_graph and number == 0
         with torch.set_grad_enabled(keeps):
             scores = policy(micro)
         kept = scores if keeps else kept
-        columns = {name: column.cpu() for name, column in _score_columns(policy, micro, scores, estimator)}
-        scored.append((rows, columns))
-    whole: dict[str, Tensor] = {}
-    for rows, columns in chain.from_iterable(processes.of_all(scored)):
-        for name, column in columns.items():
-            place = whole.setdefault(name, torch.zeros_like(rollouts["mask"]))
+        for name, column in _score_columns(policy, micro, scores, estimator):
+            place = scored.setdefault(name, torch.zeros_like(rollouts["mask"]))
             if len(rows):
-                place[rows, : column.shape[1]] = column
-    return whole, kept
+                place[rows, : column.shape[1]] = column.cpu()
+    return scored, kept
 
 
 def _score_columns(policy: Policy, batch: Batch, scores: Scores, estimator: str | None) -> Iterator[tuple[str, Tensor]]:

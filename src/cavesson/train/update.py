@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +30,17 @@ class StepInfo(NamedTuple):
     learning_rate: float
 
 
+class Learned(NamedTuple):
+    """Which of a step's rollouts to learn from."""
+
+    rows: Tensor
+    """`[n]` those of this process, as rows of its part"""
+    place: Tensor
+    """`[n]` their places among all rollouts to learn from, which are in order of their samples"""
+    total: int
+    """number of rollouts to learn from, over all processes"""
+
+
 @dataclass(frozen=True)
 class Learner:
     """The model that learns, with its optimiser, algorithm and processes.
@@ -49,6 +61,7 @@ class Learner:
 def update(
     learner: Learner,
     batch: Batch,
+    learned: Learned,
     settings: UpdateSettings,
     info: StepInfo,
     *,
@@ -59,40 +72,45 @@ def update(
 
     Args:
         learner: changed in place.
-        batch: the credited rollouts of all processes.
+        batch: the credited rollouts of this process.
+        learned: which of them to learn from.
         settings: epochs, mini-batches and guards.
         info: seed, step and learning rate.
-        scores: of this process's share under the current weights, with their graph. Given if the step is a single pass
-            over a single micro-batch, for which scoring has already done the forward pass.
+        scores: under the current weights, with their graph. Given if the step is a single pass over a single
+            micro-batch, for which scoring has already done the forward pass.
         done: metrics of the mini-batches that were done before the run was interrupted.
     """
-    epochs = (mini_batches(len(batch), settings, info, epoch) for epoch in range(settings.epochs))
+    epochs = (mini_batches(learned, settings, info, epoch) for epoch in range(settings.epochs))
     stopped = bool(done and done[-1]["optim/stopped"])
     for rows in islice(chain.from_iterable(epochs), len(done), None):
         if stopped:
             return
-        seen = optimize(learner, batch.take(rows), settings, info, scores, lambda seen: _verdict(seen, settings))
+        seen = optimize(learner, batch, rows, settings, info, scores, lambda seen: _verdict(seen, settings))
         stopped = bool(seen["optim/stopped"])
         yield seen
 
 
 def optimize(
     learner: Learner,
-    mini: Batch,
+    batch: Batch,
+    rows: Sequence[int],
     settings: OptimizeSettings,
     info: StepInfo,
     scores: Any = None,
     judge: Callable[[Metrics], str] = lambda _: "step",
 ) -> Metrics:
-    """Do one optimiser step on a mini-batch of all processes, unless `judge` returns "skip" or "stop" for it."""
+    """Do one optimiser step on a mini-batch, unless `judge` returns "skip" or "stop" for it.
+
+    All processes call this together, each with its own rows of the mini-batch in its own batch.
+    """
     algorithm, optimizer, processes = learner.algorithm, learner.optimizer, learner.processes
     optimizer.zero_grad()
     # Computed before the first micro-batch, over all processes, so that how rows are split cannot affect the gradient.
-    total, weight = float(algorithm.total(mini)), float(algorithm.weights(mini).sum())
+    total, weight = processes.sum_tensor(_totals(algorithm, batch, rows)).tolist()
     sums = _Sums(weight)
-    for rows in micro_batches(len(mini), settings, processes) if weight else ():
-        micro = mini.part(rows).to(learner.device)
-        weights = algorithm.weights(micro) * bool(rows)
+    for part in processes.micro_batches(rows, settings.micro_batch_size) if weight else ():
+        micro = batch.part(part).to(learner.device)
+        weights = algorithm.weights(micro) * bool(part)
         result = algorithm.loss(learner.model(micro) if scores is None else scores, micro)
         loss = weighted_mean(result.loss, weights, total)
         check_finite(info.step, {"the loss": loss.detach(), **_detached(result.means)}, weights)
@@ -109,6 +127,14 @@ def optimize(
         seen["optim/grad_norm"] = float(norm)
     optimizer.zero_grad()
     return {**seen, "optim/skipped": float(verdict == "skip"), "optim/stopped": float(verdict == "stop")}
+
+
+def _totals(algorithm: Algorithm, batch: Batch, rows: Sequence[int]) -> Tensor:
+    """Return what losses and metrics are divided by, `[2]` float64, as far as these rows contribute to it."""
+    if not rows:
+        return torch.zeros(2, dtype=torch.float64)
+    mini = batch.part(rows)
+    return torch.stack([algorithm.total(mini).double(), algorithm.weights(mini).sum().double()])
 
 
 class _Sums:
@@ -153,18 +179,19 @@ def averaged(metrics: list[Metrics]) -> Metrics:
     return {name: max(v) if name.endswith("_max") else sum(v) / len(v) for name, v in values.items()}
 
 
-def mini_batches(size: int, settings: UpdateSettings, info: StepInfo, epoch: int) -> list[Tensor]:
-    """Return the rows of each optimiser step in one pass over a step's `size` rollouts."""
-    if settings.mini_batches == 1:  # the order would only affect rounding
-        return [torch.arange(size)]
-    order = generator(info.seed, Purpose.MINI_BATCHES, info.step, epoch).permutation(size)
+def mini_batches(learned: Learned, settings: UpdateSettings, info: StepInfo, epoch: int) -> list[list[int]]:
+    """Return this process's rows in each optimiser step of one pass over a step's rollouts.
+
+    Of k mini-batches, any k consecutive rollouts go into different ones, at random. So every process has about as many
+    rows in each as the others, without exchanging any.
+    """
+    count = settings.mini_batches
+    order = generator(info.seed, Purpose.MINI_BATCHES, info.step, epoch)
+    blocks = np.tile(np.arange(count), (-(-learned.total // count), 1))
+    chosen = order.permuted(blocks, axis=1).ravel()[: learned.total]
+    mine = chosen[learned.place.numpy()]
     # An algorithm may learn from fewer rows than there are mini-batches.
-    return [part for part in torch.from_numpy(order).tensor_split(settings.mini_batches) if len(part)]
-
-
-def micro_batches(size: int, settings: OptimizeSettings, processes: Processes) -> list[list[int]]:
-    """Return the micro-batches of this process, as rows of a mini-batch of `size` rows."""
-    return processes.micro_batches(processes.share(size), size, settings.micro_batch_size)
+    return [learned.rows[torch.from_numpy(mine == number)].tolist() for number in np.unique(chosen)]
 
 
 def _verdict(seen: Metrics, settings: UpdateSettings) -> str:
