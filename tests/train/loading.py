@@ -1,6 +1,5 @@
 """Called in every process: sharded models that are loaded slice by slice, beside the same models as a whole."""
 
-import ctypes
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from train_helpers import quiet, tiny_run
 
 from cavesson.models.mapped import is_mapped
-from cavesson.train import build, run
+from cavesson.train import build
 from cavesson.train.run import Training
 
 
@@ -79,12 +78,7 @@ def own_memory() -> float:
 
 
 def measure(folder: Path, **changes: Any) -> None:
-    """Loads a model, trains it for a step and saves it; prints the growth of memory in loading and in saving.
-
-    glibc gives all large pieces back at once, so that only what is in use counts.
-    """
-    run.keep_freed_memory = lambda: None
-    ctypes.CDLL("libc.so.6").mallopt(-3, 2**16)
+    """Loads a model, trains it for a step and saves it; prints the growth of memory in loading and in saving."""
     tiny_run("sft", folder / "first", steps=1).run(quiet)  # imports what there is to import
     with peak() as loading:
         training = tiny_run("sft", folder / "run", steps=1, checkpoint__every=1, **changes)

@@ -66,7 +66,7 @@ def test_weights_are_those_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_process_holds_the_whole_model(tmp_path: Path) -> None:
-    model = tiny_model(layers=12, hidden=512, dtype=torch.bfloat16)
+    model = tiny_model(layers=8, hidden=384, dtype=torch.bfloat16)
     size = 4 * sum(parameter.numel() for parameter in model.parameters()) / 2**20  # trained weights are float32
     model.save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
@@ -90,6 +90,7 @@ def test_a_quantized_base_is_sharded_too(tmp_path: Path) -> None:
     sharded = {name: {**run, "parallel__shard": "full"} for name, run in runs.items()}
     ended = together(tmp_path, 2, algorithms, sharded, tmp_path)
     assert [done.code for done in ended] == [0, 0], [done.err[-3000:] for done in ended]
+    (tmp_path / "alone").mkdir()
     for name, run in runs.items():
         training = tiny_run(run.pop("algorithm"), tmp_path / "alone" / name, **run)
         start = weights(training.trainer.learner.model)

@@ -1,4 +1,4 @@
-"""Keeping freed CPU memory from step to step."""
+"""What becomes of CPU memory that is freed."""
 
 import ctypes
 
@@ -15,9 +15,22 @@ def keep_freed_memory() -> None:
     kernel must clear one by one: the first passes of a 135-million-parameter model then take up to twice as long. Other
     C libraries are not changed.
     """
+    _set(mapped_from=MAPPED_FROM, trimmed_from=2**31 - 1)
+
+
+def return_freed_memory() -> None:
+    """Let glibc return freed memory to the system at once.
+
+    Sharded weights are gathered and freed layer by layer. Kept, the pieces of all layers would add up to more than the
+    whole model, because pieces of the next layer do not fit where others have been.
+    """
+    _set(mapped_from=2**17, trimmed_from=2**17)
+
+
+def _set(mapped_from: int, trimmed_from: int) -> None:
     try:
         libc = ctypes.CDLL("libc.so.6")
     except OSError:
         return
-    libc.mallopt(_MMAP_THRESHOLD, MAPPED_FROM)
-    libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    libc.mallopt(_MMAP_THRESHOLD, mapped_from)
+    libc.mallopt(_TRIM_THRESHOLD, trimmed_from)

@@ -44,7 +44,7 @@ from cavesson.train.checkpoint import latest
 from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
 from cavesson.train.loop import Callback, Report, Trainer
-from cavesson.train.memory import keep_freed_memory
+from cavesson.train.memory import keep_freed_memory, return_freed_memory
 from cavesson.train.online import RolloutTrainer
 from cavesson.train.progress import Progress
 from cavesson.train.recording import Reachable, begin_record, lost_record, recorder_of
@@ -133,7 +133,10 @@ class Training:
             raise
 
     def _build(self) -> None:
-        keep_freed_memory()
+        if self.processes.mesh is None:
+            keep_freed_memory()
+        else:
+            return_freed_memory()
         self.trainer = build(self.settings, self._inputs, self.processes)
         self.trainer.signals = Signals(quiet=not self.processes.is_main, alone=self.processes.count == 1)
         if not self._begun:
