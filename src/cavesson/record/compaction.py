@@ -15,7 +15,18 @@ from uuid import uuid4
 import pyarrow as pa
 
 from cavesson.record.merging import in_order, merge_rollouts, merge_steps, write_large
-from cavesson.record.segments import MANIFESTS, Kind, Listing, Segment, file_name, growing, listing, write_manifest
+from cavesson.record.run_folder import attempts
+from cavesson.record.segments import (
+    MANIFESTS,
+    Kind,
+    Listing,
+    Segment,
+    complete_until,
+    file_name,
+    growing,
+    listing,
+    write_manifest,
+)
 from cavesson.record.storage import Location, Storage, storage
 
 WAITING = 256
@@ -75,7 +86,8 @@ class _Choice(NamedTuple):
 
 
 def _compact(files: Storage, found: Listing, choice: _Choice, go_on: Callable[[], None]) -> int:
-    plan = {kind: _groups(files, kind, segments, choice) for kind, segments in _by_kind(found)}
+    complete = found if choice.rank is not None else _complete(files, found)
+    plan = {kind: _groups(files, kind, segments, choice) for kind, segments in _by_kind(complete)}
     replaces = {kind: [segment.stem for group in plan[kind] for segment in group] for kind in plan}
     rank = choice.rank
     label = _label("all" if rank is None else f"{rank:04d}")
@@ -90,6 +102,12 @@ def _compact(files: Storage, found: Listing, choice: _Choice, go_on: Callable[[]
             raise FileNotFoundError("another process has already merged these segments")
         write_manifest(files, f"{label}.json", replaces, outputs)
     return count
+
+
+def _complete(files: Storage, found: Listing) -> Listing:
+    """Leave out the rollouts of steps that not all processes have recorded: only by its process can they be told."""
+    ends = complete_until(found.rows, attempts(files))
+    return found._replace(rows=[one for one in found.rows if one.last < ends.get(one.attempt, one.stop)])
 
 
 def _label(writer: str) -> str:

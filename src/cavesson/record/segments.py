@@ -142,8 +142,9 @@ def _live_segments(place: Storage) -> LiveSegments:
     # The attempts are read after the files: a new attempt in between can only hide files, never show both attempts.
     found = listing(place)
     starts = attempts(place)
-    ends = {one.number: _complete_until(found.rows, one) for one in starts if one.processes > 1}
-    return LiveSegments(_live(found.rows, starts, ends), _live(found.steps, starts, {}), starts)
+    return LiveSegments(
+        _live(found.rows, starts, complete_until(found.rows, starts)), _live(found.steps, starts, {}), starts
+    )
 
 
 def _live(segments: Iterable[Segment], starts: Sequence[Attempt], ends: Mapping[int, int]) -> list[Segment]:
@@ -158,9 +159,13 @@ def _live(segments: Iterable[Segment], starts: Sequence[Attempt], ends: Mapping[
     return sorted(live, key=lambda segment: (segment.first, segment.last, segment.stem))
 
 
-def _complete_until(segments: Iterable[Segment], attempt: Attempt) -> int:
-    """Return the first step that not all processes of an attempt have recorded; each of them records steps in order."""
-    last = dict.fromkeys(range(attempt.processes), attempt.start_step - 1)
+def complete_until(segments: Sequence[Segment], attempts: Iterable[Attempt]) -> dict[int, int]:
+    """Return the first step that not all processes have recorded, by the numbers of attempts of several processes."""
+    return {one.number: _complete_until(segments, one) for one in attempts if one.processes > 1}
+
+
+def _complete_until(segments: Sequence[Segment], attempt: Attempt) -> int:
+    last = dict.fromkeys(range(attempt.processes), attempt.start_step - 1)  # each of them records steps in order
     for segment in segments:
         if segment.attempt == attempt.number:
             for rank in last if segment.rank is None else [segment.rank]:
