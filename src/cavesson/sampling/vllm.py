@@ -74,6 +74,8 @@ class VllmSampler:
         self._probed = text // 2
         self._probe = probe_ids(policy.model, text - self._probed)
         self._is_adapter = hasattr(policy.model, "peft_config")
+        # Not later: weights that are trained in lower precision become float32 when they are sharded.
+        self._tolerance = tolerance(causal(policy.model).dtype)
 
     @torch.no_grad()
     def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
@@ -220,10 +222,11 @@ class VllmSampler:
     def _logprobs(self, response: Tensor) -> Tensor:
         """Return the policy's log-probability of each token of a response to the probe, at temperature 1."""
         ids, rest = self._probe[None], response[None]
-        batch = Batch({"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "response_ids": rest})
+        columns = {"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "response_ids": rest}
+        batch = Batch(columns).with_columns(mask=torch.ones_like(rest, dtype=torch.float32)).to(self.policy.device)
         temperature, self.policy.temperature = self.policy.temperature, 1.0
         try:
-            scores: Scores = self.policy(batch.with_columns(mask=torch.ones_like(rest, dtype=torch.float32)))
+            scores: Scores = self.policy(batch)
             return scores.logprob[0].cpu()
         finally:
             self.policy.temperature = temperature
@@ -235,7 +238,6 @@ class VllmSampler:
             ServerError: a server has other weights.
         """
         name = version if self._is_adapter else None
-        most = tolerance(causal(self.policy.model).dtype)
         # vLLM 0.32 crashes if it scores a prompt with an adapter while it samples, so it samples here too.
         params = {"max_tokens": self._probed, "temperature": 1.0, "ignore_eos": True, "seed": 0}
         asked = partial(self.client.sample_from_each, self._probe.tolist(), params, name)
@@ -244,7 +246,7 @@ class VllmSampler:
             self._steps_of(sampled, version)
             expected = self._logprobs(torch.tensor(sampled.ids))
             difference = float((torch.tensor(sampled.logprobs) - expected).abs().mean())
-            if not difference <= most * max(1.0, float(expected.std())):
+            if not difference <= self._tolerance * max(1.0, float(expected.std())):
                 raise sampled.server.failed(
                     f"has other weights than the policy: on a text of {len(sampled.ids)} tokens, its log-probabilities "
                     f"differ by {difference:.2g} nats on average; it must serve the model of model.path in the dtype "
