@@ -4,7 +4,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all test-engines check bench bench-board clean
+.PHONY: demo test test-all test-engines gpu check bench bench-board clean
 
 demo: $(INSTALLED)
 	$(BIN)/cavesson demo
@@ -18,6 +18,11 @@ test-all: $(INSTALLED)
 # vLLM pins its own PyTorch, so it gets an environment of its own: 3.4 GB, without a GPU.
 test-engines: $(INSTALLED) .venv-vllm/.installed
 	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engines
+
+# On a machine with a GPU; see docs/gpu.md.
+gpu: $(INSTALLED)
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks examples recipes hatch_build.py
