@@ -15,21 +15,9 @@ import gpu
 
 @pytest.mark.slow
 def test_the_benchmark_runs_on_a_cpu() -> None:
-    flags = [
-        "--size",
-        "tiny",
-        "--algorithm",
-        "grpo",
-        "--response",
-        "8",
-        "--rounds",
-        "2",
-        "--device",
-        "cpu",
-        "--peak",
-        "1",
-    ]
-    done = subprocess.run([sys.executable, BENCHMARKS / "gpu.py", *flags], capture_output=True, text=True)
+    words = "--size tiny --algorithm grpo --response 8 --rounds 2 --device cpu --peak 1"
+    flags = words.split()
+    done = subprocess.run([sys.executable, gpu.__file__, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.startswith("CPU, ") and "grpo, tiny, adapters, 16 responses of 8 tokens" in done.stdout
     for figure in ("sampled tokens/s", "updated tokens/s", "update TFLOP/s", "utilisation, %"):

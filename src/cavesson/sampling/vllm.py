@@ -74,6 +74,7 @@ class VllmSampler:
         self._probed = text // 2
         self._probe = probe_ids(policy.model, text - self._probed)
         self._is_adapter = hasattr(policy.model, "peft_config")
+        self._is_asleep = False
         # Not later: weights that are trained in lower precision become float32 when they are sharded.
         self._tolerance = tolerance(causal(policy.model).dtype)
 
@@ -190,15 +191,35 @@ class VllmSampler:
         """
         # A server may still have the adapters of an earlier run, so names differ from run to run.
         version = f"{digest(self.processes.of_all(_state(self.policy)))[:12]}-{self._run}"
-        is_new = version not in self._steps
+        must_send = version not in self._steps or (self._is_asleep and not self._is_adapter)
         # Responses may state it as soon as a server has it.
         self._steps[version] = step
         self.processes.wait()
-        if is_new:
+        self._wake()
+        if must_send:
             model = self.whole()
             self._agreed(lambda: self._send(model, version) if self.processes.is_main else None)
             self._check(version)
         self.version = version
+
+    def rest(self) -> None:
+        """Let the server sleep if the settings say so.
+
+        Its weights move to the host if only adapters change; else they are lost, since new ones come before it samples.
+        """
+        if self.settings.vllm.sleep:
+            level = 1 if self._is_adapter else 2
+            self._agreed(lambda: self.client.sleep(level) if self.processes.is_main else None)
+            self._is_asleep = True
+
+    def _wake(self) -> None:
+        """Wake the server, for which all processes first release the memory that they keep for later use."""
+        if self._is_asleep:
+            if self.processes.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.processes.wait()
+            self._agreed(lambda: self.client.wake() if self.processes.is_main else None)
+            self._is_asleep = False
 
     def _send(self, model: Any, version: str) -> None:
         """Put the weights into a folder for the servers, and let them load these."""
