@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all test-engines test-engines-quick check bench bench-board clean
+.PHONY: demo test test-all test-engines test-engines-quick gpu check bench bench-board clean
 
 demo: $(INSTALLED)
 	$(BIN)/cavesson demo
@@ -23,6 +23,11 @@ test-engines: $(INSTALLED) .venv-vllm/.installed
 
 test-engines-quick: $(INSTALLED) .venv-vllm/.installed
 	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engines -m "not slow"
+
+# On a machine with a GPU; see docs/gpu.md.
+gpu: $(INSTALLED)
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks examples recipes hatch_build.py

@@ -34,6 +34,15 @@ def wait_for_all() -> None:
         dist.barrier()
 
 
+def _current(device: torch.device) -> torch.device:
+    """Return a device with its index; a GPU becomes the one that PyTorch and its extensions use by default."""
+    if device.type != "cuda":
+        return device
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
 class Processes:
     """The processes of this run, started by `torchrun` or `accelerate launch`; otherwise a single process.
 
@@ -67,7 +76,7 @@ class Processes:
         backend = {"backend": "cuda:nccl,cpu:gloo"} if offload and not cpu else {}
         state = PartialState(cpu=cpu, **longest, **backend)
         self.rank, self.count = state.process_index, state.num_processes
-        self.device = chosen if chosen is not None and self.count == 1 else state.device
+        self.device = _current(chosen if chosen is not None and self.count == 1 else state.device)
         self.mesh = None if shard == "none" else self._mesh(shard)
         self.offload = offload
         self.way_on: str | None = None

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cavesson.ops.head import Head
 from cavesson.ops.logprobs import CHUNK, full_kl, token_logprobs
@@ -163,3 +164,35 @@ def test_full_kl_is_the_sum_over_the_vocabulary(temperature, kind):
 def test_full_kl_of_a_distribution_with_itself_is_zero():
     hidden, head, _ = inputs(9, kind="all")
     assert full_kl(hidden, head, hidden, head, 1.0).abs().max().item() == 0.0
+
+
+class Precisions(TorchDispatchMode):
+    """Notes the precision of float32 products on GPUs that is set at every product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.__name__.split(".")[0] in ("mm", "addmm", "_linear_pointwise"):
+            self.seen.append(torch.backends.cuda.matmul.fp32_precision)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_only_products_with_a_rounded_head_may_use_tf32(dtype, allowed):
+    before = torch.backends.cuda.matmul.fp32_precision
+    hidden, head, targets = inputs(MANY, dtype)
+    with Precisions() as precisions:
+        logprob, _ = token_logprobs(hidden, head, targets, 1.0)
+        logprob.sum().backward()
+        full_kl(hidden, head, hidden, head, 1.0)
+    # Per chunk: the logits, in the backward pass the logits and two gradients, and twice the logits for the KL.
+    assert precisions.seen == ["tf32" if allowed else before] * 6 * 3
+    assert torch.backends.cuda.matmul.fp32_precision == before != "tf32"
+
+
+def test_tf32_does_not_change_what_was_bfloat16():
+    numbers = torch.randn(1000).bfloat16().float()
+    # TF32 drops the last 13 of the 23 bits behind the point of a float32.
+    assert not (numbers.view(torch.int32) & (2**13 - 1)).any()

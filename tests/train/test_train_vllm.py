@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from account_helpers import account
+from several_helpers import together
 from starlette.responses import Response
 from train_helpers import LORA, PROMPTS, STOP, quiet, settings, uneven
+from transformers import AutoModelForCausalLM
 from vllm_stand_in import ROUNDING, StandIn, serving
 
 import cavesson
@@ -58,6 +61,26 @@ def test_several_servers_share_the_responses(server: StandIn, untied_folder: Pat
         run(server, tmp_path / "run", sampling__servers=[server.url, other.url], steps=1)
         assert len(server.requests) == len(other.requests) == 1 + 3  # the probe, and half of the responses
         assert server.version == other.version != "default"
+
+
+def sharded(url: str, folder: Path) -> None:
+    flags = {"sampling__engine": "vllm", "sampling__servers": [url], "model__path": str(folder)}
+    flags |= {"model__dtype": "bfloat16", "parallel__shard": "full", "checkpoint__every": 0, "steps": 1}
+    Training(settings(Path("run"), **flags), prompts=PROMPTS, rewards=uneven).run(quiet)
+
+
+def test_sharded_weights_in_bfloat16_agree_with_the_server_within_their_rounding(
+    untied_folder: Path, tmp_path: Path
+) -> None:
+    """While they are sharded, they are float32, but scores are computed in bfloat16."""
+    certain: Any = AutoModelForCausalLM.from_pretrained(untied_folder)
+    with torch.no_grad():
+        certain.get_output_embeddings().weight.mul_(2)  # so that rounding moves log-probabilities by more than 0.001
+    certain.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    with serving(tmp_path / "model") as server:
+        for done in together(tmp_path, 2, sharded, server.url, server.folder):
+            assert done.code == 0, done.err
 
 
 def test_a_server_that_keeps_its_weights_is_noticed(server: StandIn, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import copy
 import json
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +49,8 @@ class StandIn:
         self.waits: Callable[[Answer, int], bool] = lambda request, count: False
         self.deaf, self.hasty, self.delay = False, False, 0.0
         self.paused = False
+        self.asleep = 0
+        """level at which it sleeps; 0 = awake"""
         self.most_adapters = 0
         self.broken: set[str] = set()
         """paths that fail"""
@@ -62,8 +65,8 @@ class StandIn:
         self.requests.append(given)
         await asyncio.sleep(self.delay)
         params, ids = given["sampling_params"], list(given["token_ids"])
-        if given.get("model") not in (None, *self.adapters):
-            return JSONResponse({"error": "no such model"}, status_code=404)
+        if self.asleep or given.get("model") not in (None, *self.adapters):
+            return JSONResponse({"error": "asleep, or no such model"}, status_code=404)
         adapter = self.adapters.get(given.get("model"))
         draws, tokens = torch.Generator().manual_seed(params.get("seed", 0) % 2**63), []
         spans: list[Answer] = []
@@ -104,8 +107,8 @@ class StandIn:
     async def told(self, request: Request) -> Response:
         given, path = json.loads(await request.body()), request.url.path
         self.paths.append(path)
-        if path in self.broken:
-            return Response("broken", status_code=400)
+        if path in self.broken or self.asleep:
+            return Response("broken, or asleep", status_code=400)
         if path == "/update_weight_version":
             self.version = given["new_version"]
         elif path == "/v1/unload_lora_adapter":
@@ -118,6 +121,18 @@ class StandIn:
         elif path in ("/pause", "/resume"):
             self.paused = path == "/pause"
         return JSONResponse({})
+
+    @torch.no_grad()
+    async def slept(self, request: Request) -> Response:
+        """Fall asleep or wake up; at level 2, the weights are lost."""
+        self.paths.append(request.url.path)
+        self.asleep = int(request.query_params.get("level", 0))
+        for weight in self.model.parameters() if self.asleep == 2 else ():
+            weight.zero_()
+        return JSONResponse({})
+
+    async def described(self, request: Request) -> Response:
+        return JSONResponse({"asleep": self.asleep, "paths": self.paths, "version": self.version})
 
     def _adapted(self, folder: Path) -> Any:
         # `from_pretrained` changes global state of transformers, which a thread must not do beside a test.
@@ -137,14 +152,15 @@ def is_probe(request: Answer) -> bool:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[StandIn]:
-    """Serve a model on a free port."""
+def serving(folder: Path, port: int = 0) -> Iterator[StandIn]:
+    """Serve a model on a free port, or this one."""
     one = StandIn(folder)
     told = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc", "/reset_prefix_cache")
     told += ("/pause", "/resume")
     routes = [Route(path, one.told, methods=["POST"]) for path in (*told, "/update_weight_version")]
-    app = Starlette(routes=[Route("/inference/v1/generate", one.generate, methods=["POST"]), *routes])
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    routes += [Route(path, one.slept, methods=["POST"]) for path in ("/sleep", "/wake_up")]
+    routes += [Route("/inference/v1/generate", one.generate, methods=["POST"]), Route("/health", one.described)]
+    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=port, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 120
@@ -157,3 +173,9 @@ def serving(folder: Path) -> Iterator[StandIn]:
     finally:
         server.should_exit = True
         thread.join(10)
+
+
+if __name__ == "__main__":  # as a process that a run starts instead of vLLM
+    words = sys.argv
+    with serving(Path(words[words.index("--model") + 1]), int(words[words.index("--port") + 1])):
+        threading.Event().wait()

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cavesson.ops.linear import linear
+from cavesson.ops.linear import linear, tf32
 
 
 class Head(NamedTuple):
@@ -20,15 +20,19 @@ class Head(NamedTuple):
     """on all logits, as in Cohere; Granite divides by its inverse"""
     softcap: float | None = None
     """bound of the logits, as in Gemma 2 (arXiv:2408.00118, section 2); none = unbounded"""
+    was_rounded: bool = False
+    """whether the weight is kept in less than float32, so that products may use TF32"""
 
     def float(self) -> "Head":
         """Return the same head in float32."""
-        return self._replace(weight=self.weight.float(), bias=None if self.bias is None else self.bias.float())
+        bias = None if self.bias is None else self.bias.float()
+        rounded = self.was_rounded or self.weight.dtype != torch.float32
+        return self._replace(weight=self.weight.float(), bias=bias, was_rounded=rounded)
 
 
 def head_logits(hidden: Float[Tensor, "N H"], head: Head, temperature: float) -> Float[Tensor, "N V"]:
     """Return the logits divided by the temperature, without a graph: intermediate results are overwritten in place."""
-    with torch.no_grad():
+    with torch.no_grad(), tf32(head.was_rounded):
         logits = linear(hidden, head.weight)
         if head.bias is not None:
             logits += head.bias

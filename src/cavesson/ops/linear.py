@@ -6,6 +6,9 @@ operator is the one that `torch.compile` emits. If it is missing, or the data is
 operator is used.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,6 +24,23 @@ def linear(x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"]) -> Float[Tens
     if not _HAS_ONEDNN or not is_float32_on_cpu or not x.numel():
         return functional.linear(x, weight)
     return _Linear.apply(x, weight)  # type: ignore[no-untyped-call, no-any-return]
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Let float32 products on GPUs use TF32 inside the block, if it is allowed.
+
+    TF32 rounds factors to 11 significant bits, and is several times as fast. Numbers that were bfloat16, with 8 bits,
+    are not changed by it, and sums are in float32 either way.
+    """
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    if allowed:
+        matmul.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

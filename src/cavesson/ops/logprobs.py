@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cavesson.ops.head import Head, cap_slope, head_logits
-from cavesson.ops.linear import linear
+from cavesson.ops.linear import linear, tf32
 
 # 256 rows of a vocabulary of 150,000 tokens take about 150 MB in float32.
 CHUNK = 256
@@ -23,7 +23,7 @@ def token_logprobs(
     """
     head = head.float()
     logprob, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden.float(), head.weight, head.bias, head.scale, head.softcap, targets, temperature
+        hidden.float(), head.weight, head.bias, head[2:], targets, temperature
     )
     return logprob, entropy
 
@@ -57,12 +57,11 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        scale: float,
-        softcap: float | None,
+        rest: tuple[Any, ...],
         targets: Tensor,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        head = Head(weight, bias, scale, softcap)
+        head = Head(weight, bias, *rest)
         normaliser, logprob, entropy = (hidden.new_empty(len(hidden)) for _ in range(3))
         for rows in _chunks(len(hidden)):
             logits = head_logits(hidden[rows], head, temperature)
@@ -71,14 +70,14 @@ class _TokenLogprobs(torch.autograd.Function):
             logits -= normaliser[rows, None]
             entropy[rows] = -(logits.exp() * logits).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
-        ctx.scale, ctx.softcap, ctx.temperature = scale, softcap, temperature
+        ctx.rest, ctx.temperature = rest, temperature
         ctx.set_materialize_grads(False)
         return logprob, entropy
 
     @staticmethod
     def backward(ctx: Any, g_logprob: Tensor | None, g_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
-        head = Head(weight, bias, ctx.scale, ctx.softcap)
+        head = Head(weight, bias, *ctx.rest)
         needed = zip((hidden, weight, bias), ctx.needs_input_grad[:3], strict=True)
         d_hidden, d_weight, d_bias = (torch.zeros_like(x) if needs else None for x, needs in needed)
         for rows in _chunks(len(hidden)):
@@ -88,13 +87,14 @@ class _TokenLogprobs(torch.autograd.Function):
             gradient.div_(ctx.temperature / head.scale)
             if head.softcap is not None:
                 gradient *= cap_slope(log_p.add_(normaliser[rows, None]), head.softcap, ctx.temperature)
-            if d_hidden is not None:
-                d_hidden[rows] = linear(gradient, weight.t())
-            if d_weight is not None:
-                d_weight += linear(gradient.t(), hidden[rows].t())
+            with tf32(head.was_rounded):
+                if d_hidden is not None:
+                    d_hidden[rows] = linear(gradient, weight.t())
+                if d_weight is not None:
+                    d_weight += linear(gradient.t(), hidden[rows].t())
             if d_bias is not None:
                 d_bias += gradient.sum(0)
-        return d_hidden, d_weight, d_bias, None, None, None, None
+        return d_hidden, d_weight, d_bias, None, None, None
 
 
 def _logit_gradient(

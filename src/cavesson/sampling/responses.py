@@ -93,6 +93,9 @@ class Engine(Protocol):
             temperature: overrides the temperature of the settings.
         """
 
+    def rest(self) -> None:
+        """Leave memory to others until `synchronise` is called again; all processes must call this together."""
+
     def close(self) -> None:
         """Release what the engine holds besides memory."""
 

@@ -92,6 +92,9 @@ class Sampler:
             ]
         return joined(parts, int(self.tokenizer.pad_token_id))
 
+    def rest(self) -> None:
+        """Do nothing, as the engine holds no memory between calls."""
+
     def close(self) -> None:
         """Do nothing, as the engine holds only memory."""
 

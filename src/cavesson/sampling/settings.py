@@ -71,10 +71,18 @@ class VllmSettings(Settings):
     together. They must be set if there are GPUs"""
     arguments: tuple[str, ...] = ()
     """more arguments of the server that the run starts, such as "--gpu-memory-utilization=0.8\""""
+    sleep: bool = False
+    """let the server that the run starts sleep except while it samples, so that it may have the GPUs of training"""
     timeout: float = Field(600.0, gt=0)
     """seconds in which a server must answer a request"""
     attempts: int = Field(3, ge=1)
     """attempts per request, if it fails for a reason that may be temporary"""
+
+    @model_validator(mode="after")
+    def _check_sleep(self) -> Self:
+        if not self.devices:
+            self.refuse("sleep", "without devices: vLLM has no sleep mode on a CPU")
+        return self
 
 
 class SamplingSettings(DecodingSettings):
@@ -115,6 +123,8 @@ class SamplingSettings(DecodingSettings):
                 self.refuse(name, 'without engine "vllm"')
         else:
             self.refuse("batch_size", 'with engine "vllm", which forms its own batches')
-        for name in ("python", "devices", "arguments") if self.servers else ():
+        for name in ("sleep", "python", "devices", "arguments") if self.servers else ():
             self.refuse(f"vllm.{name}", "with servers, which are running already")
+        if self.max_staleness and self.vllm.sleep:
+            raise ValueError("vllm.sleep contradicts max_staleness, with which servers sample while the policy learns")
         return self

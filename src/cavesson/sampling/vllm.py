@@ -74,6 +74,9 @@ class VllmSampler:
         self._probed = text // 2
         self._probe = probe_ids(policy.model, text - self._probed)
         self._is_adapter = hasattr(policy.model, "peft_config")
+        self._is_asleep = False
+        # Not later: weights that are trained in lower precision become float32 when they are sharded.
+        self._tolerance = tolerance(policy.dtype)
 
     @torch.no_grad()
     def sample(self, prompts: Batch, step: int, rows: range, temperature: float | None = None) -> Responses:
@@ -188,15 +191,35 @@ class VllmSampler:
         """
         # A server may still have the adapters of an earlier run, so names differ from run to run.
         version = f"{digest(self.processes.of_all(_state(self.policy)))[:12]}-{self._run}"
-        is_new = version not in self._steps
+        must_send = version not in self._steps or (self._is_asleep and not self._is_adapter)
         # Responses may state it as soon as a server has it.
         self._steps[version] = step
         self.processes.wait()
-        if is_new:
+        self._wake()
+        if must_send:
             model = self.whole()
             self._agreed(lambda: self._send(model, version) if self.processes.is_main else None)
             self._check(version)
         self.version = version
+
+    def rest(self) -> None:
+        """Let the server sleep if the settings say so.
+
+        Its weights move to the host if only adapters change; else they are lost, since new ones come before it samples.
+        """
+        if self.settings.vllm.sleep:
+            level = 1 if self._is_adapter else 2
+            self._agreed(lambda: self.client.sleep(level) if self.processes.is_main else None)
+            self._is_asleep = True
+
+    def _wake(self) -> None:
+        """Wake the server, for which all processes first release the memory that they keep for later use."""
+        if self._is_asleep:
+            if self.processes.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.processes.wait()
+            self._agreed(lambda: self.client.wake() if self.processes.is_main else None)
+            self._is_asleep = False
 
     def _send(self, model: Any, version: str) -> None:
         """Put the weights into a folder for the servers, and let them load these."""
@@ -220,10 +243,11 @@ class VllmSampler:
     def _logprobs(self, response: Tensor) -> Tensor:
         """Return the policy's log-probability of each token of a response to the probe, at temperature 1."""
         ids, rest = self._probe[None], response[None]
-        batch = Batch({"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "response_ids": rest})
+        columns = {"prompt_ids": ids, "prompt_mask": torch.ones_like(ids), "response_ids": rest}
+        batch = Batch(columns).with_columns(mask=torch.ones_like(rest, dtype=torch.float32)).to(self.policy.device)
         temperature, self.policy.temperature = self.policy.temperature, 1.0
         try:
-            scores: Scores = self.policy(batch.with_columns(mask=torch.ones_like(rest, dtype=torch.float32)))
+            scores: Scores = self.policy(batch)
             return scores.logprob[0].cpu()
         finally:
             self.policy.temperature = temperature
@@ -235,7 +259,6 @@ class VllmSampler:
             ServerError: a server has other weights.
         """
         name = version if self._is_adapter else None
-        most = tolerance(self.policy.dtype)
         # vLLM 0.32 crashes if it scores a prompt with an adapter while it samples, so it samples here too.
         params = {"max_tokens": self._probed, "temperature": 1.0, "ignore_eos": True, "seed": 0}
         asked = partial(self.client.sample_from_each, self._probe.tolist(), params, name)
@@ -244,7 +267,7 @@ class VllmSampler:
             self._steps_of(sampled, version)
             expected = self._logprobs(torch.tensor(sampled.ids))
             difference = float((torch.tensor(sampled.logprobs) - expected).abs().mean())
-            if not difference <= most * max(1.0, float(expected.std())):
+            if not difference <= self._tolerance * max(1.0, float(expected.std())):
                 raise sampled.server.failed(
                     f"has other weights than the policy: on a text of {len(sampled.ids)} tokens, its log-probabilities "
                     f"differ by {difference:.2g} nats on average; it must serve the model of model.path in the dtype "

@@ -123,6 +123,14 @@ class VllmClient:
         """End a pause that an earlier run has begun and, because it was killed, not ended."""
         self._tell([], ends_pause=True)
 
+    def sleep(self, level: int) -> None:
+        """Let the servers release memory: at level 1, their weights move to the host; at level 2, they are lost."""
+        self._tell([(f"/sleep?level={level}", {})])
+
+    def wake(self) -> None:
+        """Let the servers take their memory back."""
+        self._tell([("/wake_up", {})])
+
     def load_adapter(self, folder: Path, version: str, superseded: Sequence[str]) -> None:
         """Load an adapter under the name of its version, after removing those that nothing samples from any more.
 

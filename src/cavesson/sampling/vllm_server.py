@@ -72,6 +72,7 @@ class VllmServer:
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", *flags, *_FLAGS]
         parallel = ["--tensor-parallel-size", str(len(settings.devices))] if len(settings.devices) > 1 else []
         command += [*_lora_flags(lora_rank, adapters), *parallel]
+        command += ["--enable-sleep-mode"] if settings.sleep else []
         command += [*(() if settings.devices else _ON_CPU), *settings.arguments]
         if threading.current_thread() is threading.main_thread():  # the kernel watches the thread, not the process
             command = [sys.executable, "-c", _END_WITH_PARENT, *command]

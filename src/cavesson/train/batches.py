@@ -39,11 +39,11 @@ class Batches:
             UserError: a reward or a server failed.
         """
         with clock("generate"):
-            if number == 0:
-                self.collector.sampler.synchronise(step)
+            self.collector.sampler.synchronise(step)
             first = number * self.batch_size
             prompts = self._prompts(self.prompts_used + number * self.prompts_per_batch)
             part = self.processes.agreed(lambda: self._sampled(prompts, step, first, self.temperature(step)))
+            self.collector.sampler.rest()
         with clock("reward"):
             return self.processes.agreed(lambda: self.collector.reward(part))
 

@@ -172,4 +172,6 @@ def evaluate(collector: Collector, samples_per_prompt: int) -> Rollouts:
     """
     indices = [i for i in range(len(collector.prompts)) for _ in range(samples_per_prompt)]
     collector.sampler.synchronise(EVALUATION_STEP)
-    return collector.reward(collector.generate(indices, EVALUATION_STEP, range(len(indices))))
+    rollouts = collector.generate(indices, EVALUATION_STEP, range(len(indices)))
+    collector.sampler.rest()
+    return collector.reward(rollouts)

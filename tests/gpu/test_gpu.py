@@ -1,0 +1,114 @@
+"""What only a GPU can show: `make gpu` runs these tests."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "train"))
+from train_helpers import everything, tiny_flags, tiny_run
+
+import cavesson
+from cavesson.train.loop import Report
+
+COUNT = torch.cuda.device_count()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(COUNT == 0, reason="needs a GPU; on a machine that has one: make gpu"),
+]
+needs_two = pytest.mark.skipif(COUNT < 2, reason="needs two GPUs; on a machine that has them: make gpu")
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes: pip install 'cavesson[qlora]'"
+)
+VLLM = os.environ.get("CAVESSON_TEST_VLLM", "")
+needs_vllm = pytest.mark.skipif(not VLLM, reason="needs vLLM for GPUs: CAVESSON_TEST_VLLM=PYTHON make gpu")
+
+
+def quiet(step: int, metrics: dict[str, float]) -> None:
+    pass
+
+
+def responses(folder: Path) -> list[str]:
+    return cavesson.open(folder).rows(["response"])["response"].to_pylist()  # type: ignore[no-any-return]
+
+
+def first_metrics(seen: list[dict[str, float]]) -> Report:
+    return lambda step, metrics: seen.append(metrics)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
+def test_the_first_ratio_is_1(tmp_path: Path, name: str, dtype: str) -> None:
+    seen: list[dict[str, float]] = []
+    tiny_run(name, tmp_path / "run", model__device="cuda", model__dtype=dtype).run(first_metrics(seen))
+    assert [metrics["policy/first_ratio_error"] for metrics in seen] == [0.0] * len(seen)
+
+
+def test_a_seed_draws_the_same_tokens_as_on_the_cpu(tmp_path: Path) -> None:
+    """Before the first update; a draw at the edge between two tokens may differ by rounding, which is rare."""
+    for device in ("cpu", "cuda"):
+        run = tiny_run(
+            "grpo", tmp_path / device, model__device=device, steps=1, batch_size=96, optimizer__warmup_steps=0
+        )
+        run.run(quiet)
+    cpu, cuda = (
+        cavesson.open(tmp_path / device).rows(["response"])["response"].to_pylist() for device in ("cpu", "cuda")
+    )
+    assert sum(one != other for one, other in zip(cpu, cuda, strict=True)) <= 1
+
+
+def test_a_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PyTorch's deterministic kernels: by default, attention sums gradients in any order."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        flags: dict[str, Any] = {"model__device": "cuda", "model__dtype": "bfloat16"}
+        tiny_run("ppo", tmp_path / "whole", steps=3, **flags).run(quiet)
+        tiny_run("ppo", tmp_path / "parts", **flags).run(quiet)
+        tiny_run("ppo", tmp_path / "parts", {"resume": True}, steps=3, **flags).run(quiet)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert everything(tmp_path / "parts")["rows"] == everything(tmp_path / "whole")["rows"]
+
+
+@needs_two
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_two_processes_with_nccl_are_one(tmp_path: Path, shard: str) -> None:
+    alone = tiny_flags("ppo", tmp_path / "one", model__device="cuda:0", steps=1)
+    both = [*tiny_flags("ppo", tmp_path / "two", model__device=None, steps=1), "--parallel.shard", shard]
+    for flags in (alone, [*both, "--processes", "2"]):
+        done = subprocess.run([sys.executable, "-m", "cavesson", "ppo", *flags], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert responses(tmp_path / "one") == responses(tmp_path / "two")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes: pip install cavesson[qlora]"
+)
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_adapters_are_trained_on_quantized_weights(tmp_path: Path, quantization: str) -> None:
+    from cavesson.models.tiny import tiny_model, tiny_tokenizer
+
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    seen: list[dict[str, float]] = []
+    flags = {"model__path": str(tmp_path / "model"), "model__lora__rank": 4, "model__dtype": "bfloat16"}
+    run = tiny_run("ppo", tmp_path / "run", model__device="cuda", model__quantization=quantization, **flags)
+    run.run(first_metrics(seen))
+    assert all(torch.isfinite(torch.tensor(metrics["loss/total"])) for metrics in seen)
+
+
+def test_sampling_ahead_uses_the_gpu_of_the_run() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from cavesson.processes import Processes
+    from cavesson.train.batches import begin_thread
+
+    device = Processes(f"cuda:{COUNT - 1}").device
+    with ThreadPoolExecutor(1, initializer=begin_thread, initargs=(device,)) as pool:
+        assert pool.submit(torch.cuda.current_device).result() == COUNT - 1

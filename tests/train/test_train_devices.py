@@ -1,0 +1,74 @@
+"""Training on a device that is not the CPU: no tensor of the one meets one of the other."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from other_device import other_device
+from train_helpers import LORA, OFFLINE, ONLINE, PROMPTS, everything, quiet, settings, timeless, tiny_run, uneven
+from vllm_stand_in import StandIn
+
+import cavesson
+from cavesson.train.run import Training
+
+LOW = {"model__dtype": "bfloat16", "model__lora__rank": 4, "model__gradient_checkpointing": True}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in (*OFFLINE, *ONLINE)},
+    "ppo, adapters in bfloat16": ("ppo", LOW),
+    "ppo, all weights in bfloat16": ("ppo", {"model__dtype": "bfloat16", "value__kind": "separate"}),
+    "ppo, full KL": ("ppo", {"kl__estimator": "full", "sampling__top_p": 0.9, "sampling__min_new_tokens": 1}),
+    "grpo in one pass": ("grpo", {"update__epochs": 1, "update__mini_batches": 1, "grpo__resample": 2}),
+    "sft with noise": ("sft", {"sft__neftune_alpha": 5.0, "update__layout": "padded"}),
+}
+
+
+def test_tensors_of_both_devices_may_not_meet() -> None:
+    with other_device() as device:
+        there, here = torch.ones(3, device=device), torch.ones(3)
+        assert (there + there).device == device and (there + there).cpu().equal(here + here)
+        assert (there + torch.tensor(1.0)).device == device  # a GPU, too, takes single numbers from the CPU
+        with pytest.raises(RuntimeError, match="on lazy:0 and on cpu"):
+            there + here
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_is_the_same_on_another_device(tmp_path: Path, variant: str) -> None:
+    """But for rounding: the CPU multiplies float32 matrices with a library of its own."""
+    name, changes = VARIANTS[variant]
+    with other_device() as device:
+        tiny_run(name, tmp_path / "there", model__device=str(device), **changes).run(quiet)
+    if "bfloat16" in variant:  # where rounding changes the responses
+        return
+    tiny_run(name, tmp_path / "here", **changes).run(quiet)
+    there, here = (numbers(tmp_path / place) for place in ("there", "here"))
+    assert there == [pytest.approx(one, rel=1e-2, abs=1e-2) for one in here]
+
+
+def numbers(folder: Path) -> list[dict[str, float]]:
+    return [
+        {name: value for name, value in timeless(row).items() if value is not None}
+        for row in cavesson.open(folder).steps().to_pylist()
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_resumes_on_the_device(tmp_path: Path) -> None:
+    """Bit for bit, as on the CPU."""
+    with other_device() as device:
+        flags: dict[str, Any] = {"model__device": str(device), "model__dtype": "bfloat16"}
+        tiny_run("ppo", tmp_path / "whole", steps=3, **flags).run(quiet)
+        tiny_run("ppo", tmp_path / "parts", **flags).run(quiet)
+        tiny_run("ppo", tmp_path / "parts", {"resume": True}, steps=3, **flags).run(quiet)
+    whole, parts = (everything(tmp_path / name) for name in ("whole", "parts"))
+    assert parts["rows"] == whole["rows"] and parts["metrics"] == whole["metrics"]
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["all weights", "adapters"])
+def test_servers_get_weights_of_the_device(server: StandIn, tmp_path: Path, lora: Any) -> None:
+    with other_device() as device:
+        flags = {"sampling__engine": "vllm", "sampling__servers": [server.url], "model__path": str(server.folder)}
+        given = settings(tmp_path / "run", model__device=str(device), model__lora=lora, checkpoint__every=0, **flags)
+        Training(given, prompts=PROMPTS, rewards=uneven).run(quiet)
+    assert server.version != "default"
