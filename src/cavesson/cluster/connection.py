@@ -1,6 +1,8 @@
 """The connection of a process of a run to the Ray cluster that runs it."""
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from cavesson.algorithms.settings import RoleSettings
@@ -62,9 +64,51 @@ def actor_name(role: str, number: int) -> str:
 
 
 def actors(role: str, count: int) -> list[Any]:
-    """Return the actors of a role."""
-    ray = connect()
-    return [ray.get_actor(actor_name(role, number)) for number in range(count)]
+    """Return the actors of a role that have not died for good."""
+    ray, found = connect(), []
+    for number in range(count):
+        with suppress(ValueError):  # there is none of this name any more
+            found.append(ray.get_actor(actor_name(role, number)))
+    return found
+
+
+def check_placed(what: str, group: str, role: RoleSettings, answers: Sequence[Any], timeout: float) -> None:
+    """Wait until all actors of a role have been started; those that have died since count as started.
+
+    Args:
+        what: the actors, for the message.
+        group: name of their settings.
+        role: their settings.
+        answers: something that each of them answers.
+        timeout: seconds that they may take.
+
+    Raises:
+        UserError: no node has the resources for one of them.
+    """
+    if not answers:
+        return
+    _, missing = connect().wait(list(answers), num_returns=len(answers), timeout=timeout)
+    if missing:
+        raise UserError(
+            f"{len(missing)} of {role.count} {what} found no node with free {needs(role)} within {timeout:g} s "
+            f"(ray.timeout); ray.{group} says what each needs"
+        )
+
+
+def enter(folder: str) -> None:
+    """Make a folder the working directory of this process.
+
+    Raises:
+        UserError: this node does not have it.
+    """
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        node = connect().util.get_node_ip_address()
+        raise UserError(
+            f"{folder}: {error.strerror} on node {node}; a run on a Ray cluster needs its working directory, its data "
+            "and its folder on storage that all nodes share"
+        ) from error
 
 
 def result(answer: Any) -> Any:

@@ -19,12 +19,15 @@ from cavesson.cluster.coordinator import Coordinator, Ending
 from cavesson.command_line import ON_RAY
 from cavesson.errors import LOST_PROCESS, TerminatedError, UserError, first_line, print_error
 from cavesson.handlers import handling
+from cavesson.text.counting import counted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PERIOD = 0.2
 """Seconds between two looks at the run."""
 _PATIENCE = 10.0
-"""Seconds without processes after which the user is told so, and seconds in which servers must end."""
+"""Seconds in which servers must end, and those in which processes may still start after a signal."""
+_SILENCE = 30.0
+"""Seconds without processes after which the user is told so."""
 _MOST_SIGNALS = 3
 """The first asks the processes to save and end, the second to end at once; the last one does not wait for them."""
 
@@ -92,17 +95,19 @@ class _Launch:
         from cavesson.cluster import rewards, servers
 
         def create(kind: type, role: str, number: int, **resources: Any) -> Any:
-            return self._ray.remote(kind).options(name=actor_name(role, number), max_restarts=-1, **resources)
+            return self._ray.remote(kind).options(name=actor_name(role, number), **resources)
 
         if settings.sampling.starts_server:
-            resources = options(settings.ray.servers)
+            resources = {**options(settings.ray.servers), "max_restarts": -1}
             self._servers = [
-                create(servers.Server, servers.ROLE, number, **resources).remote()
+                create(servers.Server, servers.ROLE, number, **resources).remote(os.getcwd())
                 for number in range(settings.ray.servers.count)
             ]
         role = settings.ray.reward_workers
         self._workers = [
-            create(rewards.RewardWorker, rewards.ROLE, number, **options(role)).remote(settings.rewards, role.gpus > 0)
+            create(rewards.RewardWorker, rewards.ROLE, number, **options(role)).remote(
+                settings.rewards, role.gpus > 0, os.getcwd()
+            )
             for number in range(role.count)
         ]
 
@@ -159,17 +164,18 @@ class _Launch:
             if sent >= _MOST_SIGNALS or (sent and waited > _PATIENCE):
                 raise KeyboardInterrupt if self._asked[0] == signal.SIGINT else TerminatedError
             if waited > self._settings.ray.timeout:
-                raise self._continued(f"{self._missing()} within {waited:.0f} s (ray.timeout)")
-            if waited > _PATIENCE and not is_told:
-                print_error(
-                    f"cavesson: {self._missing()} yet; the run waits for up to {self._settings.ray.timeout:g} s"
-                )
-            is_told = waited > _PATIENCE
+                raise self._continued(f"{self._waiting(waited)} (ray.timeout)")
+            if waited > _SILENCE and not is_told:
+                print_error(f"cavesson: {self._waiting(waited)}; waiting for up to {self._settings.ray.timeout:g} s")
+            is_told = waited > _SILENCE
             time.sleep(_PERIOD)
 
-    def _missing(self) -> str:
+    def _waiting(self, seconds: float) -> str:
         role = self._settings.ray.learners
-        return f"the cluster has had no room for {role.count} learners with {needs(role)} each"
+        return (
+            f"no process of the run has started for {seconds:.0f} s: the cluster needs room for "
+            f"{counted(role.count, 'learner')} with {needs(role)} each"
+        )
 
     def _continued(self, line: str) -> UserError:
         """Return an error that says how to continue the run."""

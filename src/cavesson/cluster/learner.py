@@ -22,8 +22,9 @@ from ray.train.collective import broadcast_from_rank_zero
 from ray.train.torch import TorchConfig
 from torch._C._distributed_c10d import TCPStore
 
+from cavesson.cluster.connection import enter
 from cavesson.cluster.coordinator import Ending, LostError, Orders, process_name
-from cavesson.errors import LOST_PROCESS
+from cavesson.errors import LOST_PROCESS, SignalledError, UserError
 from cavesson.handlers import ending_with_parent
 
 PATIENCE = 5.0
@@ -83,21 +84,28 @@ def learn(config: dict[str, Command]) -> None:
     Raises:
         LostError: it has ended for a reason against which a restart may help.
     """
-    command, context = config["command"], get_context()
+    command, context, node = config["command"], get_context(), ray.util.get_node_ip_address()
     rank, coordinator = context.get_world_rank(), command.coordinator
-    node = ray.util.get_node_ip_address()
+    name = process_name(rank, context.get_world_size(), node)
     # As an agent of torchrun does, the first worker has the store of the processes, which outlives them.
     store = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False) if rank == 0 else None
     port = broadcast_from_rank_zero(store.port if store else None)
     orders = ray.get(coordinator.begin.remote(rank, node))
-    if orders.signals:
-        ending: Ending | None = Ending("interrupted", 128 + orders.signals[0], False)
-        ray.get(coordinator.exchange.remote([(2, "cavesson: interrupted")] if rank == 0 else []))
-    else:
+    try:
+        enter(command.folder)
+        if orders.signals:
+            raise SignalledError("interrupted", orders.signals[0])
         with TemporaryDirectory(prefix="cavesson-process-") as place:
             ending = _run(command, rank, port, orders, Path(place) / "error.json")
-    if ending is not None:
-        _check(ending, process_name(rank, context.get_world_size(), node), command)
+        if ending is not None:
+            _check(ending, name, command)
+    except UserError as error:
+        ending = Ending(str(error), error.exit_code, True)
+        ray.get(coordinator.exchange.remote([(2, f"cavesson: {error}")] if rank == 0 else []))
+    except LostError:
+        raise
+    except Exception as error:  # Ray Train's worker must not be taken for dead
+        raise LostError(f"{name} could not be watched: {type(error).__name__}: {error}") from error
     ray.get(coordinator.end.remote(rank, ending))
 
 
@@ -106,7 +114,6 @@ def _run(command: Command, rank: int, port: int, orders: Orders, left: Path) -> 
     lines: Lines = SimpleQueue()
     child = subprocess.Popen(
         ending_with_parent([sys.executable, "-m", "cavesson", *_words(command, orders)]),
-        cwd=command.folder,
         env=_environment(command, port, left),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if rank == 0 else None,  # what the others print is in the logs of Ray's workers
@@ -132,7 +139,7 @@ def _run(command: Command, rank: int, port: int, orders: Orders, left: Path) -> 
 def _words(command: Command, orders: Orders) -> list[str]:
     """Return the arguments with which the run begins, or continues if it was begun before a restart."""
     resumes = any(word.partition("=")[0] == "--resume" for word in command.words)
-    is_begun = orders.is_restart and Path(command.folder, command.run, "run.json").exists()
+    is_begun = orders.is_restart and (command.run / "run.json").exists()
     return [*command.words, *(["--resume", str(command.run)] if is_begun and not resumes else [])]
 
 

@@ -9,20 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from ray.exceptions import RayActorError
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from cavesson.cluster.connection import actors, result
-from cavesson.errors import UserCodeError, first_line
+from cavesson.algorithms.settings import RewardWorkerSettings
+from cavesson.cluster.connection import actors, check_placed, enter, result
+from cavesson.errors import UserCodeError
 from cavesson.rewards import Reward, build_rewards
 from cavesson.rewards.base import call_reward
 from cavesson.rewards.settings import RewardSettings
-from cavesson.text.counting import counted
 
 ROLE = "reward-worker"
-_ATTEMPTS = 6
-"""Workers that get a part, one after the other, if all of them die over it: rows that kill workers end the run."""
-_WAIT = wait_exponential(multiplier=0.5, max=8)
-
 Parts = dict[str, list[float]]
 """The parts of a reward, by the ends of their names; a reward that returns plain numbers has one, called ""."""
 
@@ -33,14 +28,21 @@ class RewardWorker:
     Args:
         settings: of the rewards.
         uses_gpu: whether models among them use a GPU.
+        folder: the working directory.
     """
 
-    def __init__(self, settings: Sequence[RewardSettings], uses_gpu: bool) -> None:
+    def __init__(self, settings: Sequence[RewardSettings], uses_gpu: bool, folder: str) -> None:
         self._settings, self._device = settings, torch.device("cuda" if uses_gpu else "cpu")
+        self._folder = folder
 
     @cached_property
     def _rewards(self) -> tuple[Reward, ...]:
+        enter(self._folder)
         return build_rewards(self._settings, self._device)
+
+    def is_placed(self) -> bool:
+        """Return True as soon as this worker has been started."""
+        return True
 
     def call(
         self, number: int, prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -55,9 +57,23 @@ class RewardWorker:
         return {name.removeprefix(reward.name).removeprefix("/"): values for name, values in parts.items()}
 
 
-def remote_rewards(settings: Sequence[RewardSettings], count: int) -> tuple[Reward, ...]:
-    """Return the rewards of a recipe, called in the `count` workers of the run."""
-    workers = actors(ROLE, count)
+def remote_rewards(
+    settings: Sequence[RewardSettings], role: RewardWorkerSettings, timeout: float
+) -> tuple[Reward, ...]:
+    """Return the rewards of a recipe, called in the workers of the run.
+
+    Args:
+        settings: of the rewards.
+        role: of the workers.
+        timeout: seconds that the workers may take to start.
+
+    Raises:
+        UserError: no node has the resources for a worker.
+    """
+    workers = dict(enumerate(actors(ROLE, role.count)))
+    check_placed(
+        "reward workers", "reward_workers", role, [one.is_placed.remote() for one in workers.values()], timeout
+    )
     return tuple(
         Reward(one.label, _RemoteReward(one.label, number, workers), one.weight) for number, one in enumerate(settings)
     )
@@ -65,14 +81,12 @@ def remote_rewards(settings: Sequence[RewardSettings], count: int) -> tuple[Rewa
 
 @dataclass(frozen=True)
 class _RemoteReward:
-    """A reward that workers call.
-
-    A part whose worker dies goes to the next one, until `_ATTEMPTS` of them have died over it.
-    """
+    """A reward that workers call. The rows of a worker that dies go to another one."""
 
     name: str
     number: int
-    workers: Sequence[Any]
+    workers: dict[int, Any]
+    """those that have not died, which all rewards share"""
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str], **columns: Sequence[Any]) -> Parts:
         parts = split(len(responses), len(self.workers))
@@ -92,20 +106,14 @@ class _RemoteReward:
     def _call(
         self, place: int, prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> Parts:
-        retrying = Retrying(
-            retry=retry_if_exception_type(RayActorError), stop=stop_after_attempt(_ATTEMPTS), wait=_WAIT, reraise=True
-        )
-        try:
-            for attempt in retrying:
-                with attempt:
-                    worker = self.workers[(place + attempt.retry_state.attempt_number - 1) % len(self.workers)]
-                    answer: Parts = result(worker.call.remote(self.number, prompts, responses, columns))
-        except RayActorError as error:
-            raise UserCodeError(
-                f"the reward {self.name}: {_ATTEMPTS} reward workers died over the same "
-                f"{counted(len(responses), 'response')} ({first_line(error)})"
-            ) from error
-        return answer
+        while alive := list(self.workers.items()):
+            number, worker = alive[place % len(alive)]
+            try:
+                answer: Parts = result(worker.call.remote(self.number, prompts, responses, columns))
+                return answer
+            except RayActorError:
+                self.workers.pop(number, None)
+        raise UserCodeError(f"the reward {self.name}: all reward workers have died, or their nodes")
 
 
 def split(rows: int, count: int) -> list[range]:

@@ -4,7 +4,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from cavesson.algorithms.runs import RolloutRun
-from cavesson.cluster.connection import actors, needs, result
+from cavesson.cluster.connection import actors, check_placed, enter, result
 from cavesson.errors import ServerError, UserError, first_line
 from cavesson.models.load import prepare, with_pad_token
 from cavesson.models.trained import load_start
@@ -14,9 +14,14 @@ ROLE = "server"
 
 
 class Server:
-    """Starts a vLLM server on its node, and ends it."""
+    """Starts a vLLM server on its node, and ends it; an actor.
 
-    def __init__(self) -> None:
+    Args:
+        folder: the working directory, where relative paths in the settings begin.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
         self._server: VllmServer | None = None
 
     def start(self, settings: RolloutRun, longest: int, adapters: int) -> str:
@@ -31,6 +36,7 @@ class Server:
             UserError: vLLM is not installed on this node, or the server ended before it was ready.
         """
         if self._server is None or self._server.ended() is not None:
+            enter(self._folder)
             lora = settings.model.lora
             vllm = settings.sampling.vllm.model_copy(update={"devices": tuple(map(int, ray.get_gpu_ids()))})
             tokenizer = with_pad_token(settings.load_tokenizer(), settings.model.path)
@@ -59,14 +65,9 @@ def start_servers(settings: RolloutRun, longest: int, adapters: int) -> tuple[st
     Raises:
         UserError: no node has the resources for a server, it cannot be started, or its node has died.
     """
-    role, timeout = settings.ray.servers, settings.ray.timeout
+    role = settings.ray.servers
     servers = actors(ROLE, role.count)
-    _, missing = ray.wait([server.has_died.remote() for server in servers], num_returns=role.count, timeout=timeout)
-    if missing:
-        raise UserError(
-            f"{len(missing)} of {role.count} vLLM servers found no node with free {needs(role)} within {timeout:g} s "
-            "(ray.timeout); ray.servers says what each needs"
-        )
+    check_placed("vLLM servers", "servers", role, [one.has_died.remote() for one in servers], settings.ray.timeout)
     starting = [server.start.remote(settings, longest, adapters) for server in servers]
     try:
         return tuple(result(one) for one in starting)

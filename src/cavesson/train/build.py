@@ -313,11 +313,11 @@ def _tokenizer(settings: RolloutRun | ExampleRun, inputs: Inputs) -> PreTrainedT
 
 
 def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tuple[Reward, ...]:
-    workers = settings.ray.reward_workers.count
-    if inputs.rewards is None and workers and is_on_ray():
+    workers = settings.ray.reward_workers
+    if inputs.rewards is None and workers.count and is_on_ray():
         from cavesson.cluster.rewards import remote_rewards
 
-        rewards = remote_rewards(settings.rewards, workers)
+        rewards = remote_rewards(settings.rewards, workers, settings.ray.timeout)
     elif inputs.rewards is None:
         rewards = build_rewards(settings.rewards, device)
     elif callable(inputs.rewards):
