@@ -160,7 +160,8 @@ def _environment(command: Command, port: int, left: Path) -> dict[str, str]:
 
 def _read(stream: IO[str], number: int, lines: Lines) -> None:
     for line in stream:
-        lines.put((number, line.rstrip("\n")))
+        if LOST_PROCESS not in line:  # the coordinator says which one
+            lines.put((number, line.rstrip("\n")))
 
 
 def _taken(lines: Lines) -> list[tuple[int, str]]:
