@@ -27,7 +27,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 from ray.cluster_utils import Cluster
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 COMMAND = [sys.executable, "-m", "cavesson"]
 REWARDS = """
 import os, signal, time

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from ray.exceptions import RayActorError
 
 from cavesson.algorithms.settings import RewardWorkerSettings
 from cavesson.cluster.connection import actors, check_placed, enter, result
@@ -106,6 +105,8 @@ class _RemoteReward:
     def _call(
         self, place: int, prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> Parts:
+        from ray.exceptions import RayActorError
+
         while alive := list(self.workers.items()):
             number, worker = alive[place % len(alive)]
             try:
