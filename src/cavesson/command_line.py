@@ -12,6 +12,9 @@ from typing import Any
 from cavesson.record import run_info
 from cavesson.registry import ALGORITHMS
 
+ON_RAY = "CAVESSON_RAY"
+"""A variable that is set in the processes of a run on a Ray cluster, to the namespace of its actors."""
+
 
 def command_line(*words: str | Path, processes: int = 1) -> str:
     """Return `cavesson WORDS…` in a form that can be pasted into the shell that started this process.
@@ -42,6 +45,8 @@ def continuation(folder: Path) -> str | None:
         return None
     if info["inputs"]:
         return "Training(..., resume=True) in Python"
+    if ON_RAY in os.environ:
+        return command_line(info["algorithm"], "--resume", folder, "--ray")
     return command_line(info["algorithm"], "--resume", folder, processes=info["processes"])
 
 

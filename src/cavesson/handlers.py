@@ -1,14 +1,20 @@
 """Signals: temporary handlers, after which the previous ones are restored, and the end of the parent process."""
 
 import ctypes
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
+# For a process whose parent has threads, or ignores Ctrl-C, and may end before this program has begun.
+_PROGRAM = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, 9); signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
+)
 
 
 @contextmanager
@@ -36,3 +42,11 @@ def end_with_parent() -> None:
     """Let the kernel kill this process when the thread that started it ends; has no effect except on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def ending_with_parent(command: Sequence[str]) -> list[str]:
+    """Return a command that does the same, but that the kernel kills when the thread that starts it ends.
+
+    Except on Linux, it is the same command.
+    """
+    return [sys.executable, "-c", _PROGRAM, str(os.getpid()), *command] if sys.platform == "linux" else [*command]

@@ -21,7 +21,9 @@ from cavesson.algorithms.settings import (
     EvaluationSettings,
     OptimizerSettings,
     ParallelSettings,
+    RaySettings,
     RolloutCheckpointSettings,
+    RolloutRaySettings,
     UpdateSettings,
 )
 from cavesson.config import Settings
@@ -75,6 +77,8 @@ class RunSettings(Settings):
     """the model to train"""
     parallel: ParallelSettings = ParallelSettings()
     """how training is spread over processes"""
+    ray: RaySettings = RaySettings()
+    """how a run is spread over a Ray cluster, with `--ray`"""
     optimizer: OptimizerSettings = OptimizerSettings()
     """AdamW"""
     trackers: Names = ()
@@ -166,6 +170,8 @@ class RolloutRun(RunSettings):
     """the prompts"""
     sampling: SamplingSettings = SamplingSettings()
     """how responses are sampled"""
+    ray: RolloutRaySettings = RolloutRaySettings()
+    """how a run is spread over a Ray cluster, with `--ray`"""
     rewards: tuple[RewardSettings, ...] = ()
     """the reward functions; written [[rewards]] in a recipe"""
     cleaning: CleaningSettings = CleaningSettings()
@@ -277,6 +283,12 @@ class RolloutRun(RunSettings):
         check_prompts(self.data)
         if self.shaping.normalise and not self.shaping.scale:
             raise ValueError("shaping.normalise needs shaping.scale")
+        return self
+
+    @model_validator(mode="after")
+    def _check_servers(self) -> Self:
+        if not self.sampling.starts_server:
+            self.refuse("ray.servers", 'without a vLLM server of the run: sampling.engine "vllm", no sampling.servers')
         return self
 
     @model_validator(mode="after")

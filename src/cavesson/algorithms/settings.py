@@ -1,8 +1,8 @@
 """Groups of settings that several algorithms share."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
 from cavesson.processes import Shard
@@ -53,6 +53,75 @@ class ParallelSettings(Settings):
         if self.shard == "none":
             self.refuse("offload", 'without shard; set shard to "full" or "hybrid"')
         return self
+
+
+class RoleSettings(Settings):
+    """Processes that a Ray cluster runs, and the resources that each of them takes."""
+
+    count: int = Field(1, ge=1)
+    """how many"""
+    cpus: float = Field(1.0, ge=0)
+    """processors of each"""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs of each"""
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field({})
+    """Ray's custom resources of each, such as { big_memory = 1 }"""
+
+
+class LearnerSettings(RoleSettings):
+    """The processes that train, as those that `--processes` starts."""
+
+    gpus: int = Field(0, ge=0, le=1)
+    """GPUs of each; 1 to train on GPUs"""
+
+
+class ServerSettings(RoleSettings):
+    """The vLLM servers that the run starts."""
+
+    gpus: int = Field(0, ge=0)
+    """GPUs of each, all of one node; they hold the model together"""
+
+
+class RewardWorkerSettings(RoleSettings):
+    """The processes that call the rewards."""
+
+    count: int = Field(0, ge=0)
+    """how many; 0 = the learners call the rewards"""
+
+    @model_validator(mode="after")
+    def _check_count(self) -> Self:
+        for name in ("cpus", "gpus", "resources") if self.count == 0 else ():
+            self.refuse(name, "without workers; set count")
+        return self
+
+
+class RaySettings(Settings):
+    """How a run is spread over a Ray cluster. All of it applies only with `--ray`."""
+
+    address: str = "auto"
+    """address of the cluster, such as "10.0.0.1:6379"; "auto" = the cluster that this machine belongs to"""
+    failures: int = Field(3, ge=0)
+    """how often the run starts again from its latest checkpoint after a node or a process has died; then it ends"""
+    timeout: float = Field(300.0, gt=0)
+    """seconds that the run waits for nodes with the resources that it needs; then it ends"""
+    learners: LearnerSettings = LearnerSettings()
+    """the processes that train"""
+
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, address: str) -> str:
+        if "://" in address:
+            raise ValueError('give HOST:PORT or "auto", and start the command on a node of the cluster')
+        return address
+
+
+class RolloutRaySettings(RaySettings):
+    """How a run is spread over a Ray cluster. All of it applies only with `--ray`."""
+
+    servers: ServerSettings = ServerSettings()
+    """the vLLM servers that the run starts, if it samples with vLLM and sampling.servers names no others"""
+    reward_workers: RewardWorkerSettings = RewardWorkerSettings()
+    """the processes that call the rewards"""
 
 
 class OptimizeSettings(Settings):

@@ -15,7 +15,7 @@ from cavesson.cli.board import board_app
 from cavesson.cli.check import check_app
 from cavesson.cli.doctor import doctor_app
 from cavesson.cli.flags import FLAGS, Commands, Help, console, explain, load, words_and_flags
-from cavesson.cli.launch import end_with_launcher, is_launcher, launch
+from cavesson.cli.launch import LAUNCHER, end_with_launcher, is_launcher, is_ray_launcher, launch
 from cavesson.cli.record import RunPlace, record
 from cavesson.cli.tools import tools
 from cavesson.command_line import command_line, continuation
@@ -58,6 +58,7 @@ app.add_typer(check_app)
 
 RESUME = "Resume this run; with a recipe, start it if it does not exist yet."
 Processes = Annotated[int, typer.Option(metavar="N", help="Train in N processes on this machine.")]
+OnRay = Annotated[bool, typer.Option("--ray", help="Train on a Ray cluster; the settings in ray say how.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -176,10 +177,11 @@ def _add_training(name: str, entry: Entry) -> None:
         context: typer.Context,
         resume: Annotated[Path | None, typer.Option(metavar="RUN", help=RESUME)] = None,
         processes: Processes = 1,
+        ray: OnRay = False,
         help: Help = False,
     ) -> None:
         if help:
-            explain(context, entry.settings, "RECIPE.toml", "--resume RUN", "… --processes N")
+            explain(context, entry.settings, "RECIPE.toml", "--resume RUN", "… --processes N", "… --ray")
             return
         from cavesson.train.resuming import settings_of
 
@@ -189,6 +191,11 @@ def _add_training(name: str, entry: Entry) -> None:
         else:
             place = [] if resume is None else ["--run", str(resume)]
             settings = load(entry.settings, Path(words[0]) if words else None, [*flags, *place])
+        if is_ray_launcher(ray, processes, flags):
+            from cavesson.cluster.launcher import launch_on_ray
+
+            launch_on_ray(settings, LAUNCHER, lambda: continuation(settings.run))
+            return
         if is_launcher(processes):
             launch(processes, lambda: continuation(settings.run))
             return

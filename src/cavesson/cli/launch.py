@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -23,7 +23,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE = 5
 """Seconds in which the other processes must end when one has ended."""
 _NAME = "TORCHELASTIC_RUN_ID"
-_PREFIX = "cavesson-"
+LAUNCHER = "cavesson-"
+"""How TORCHELASTIC_RUN_ID begins in processes that a launcher of ours has started; then comes its process number."""
 
 
 def is_launcher(processes: int) -> bool:
@@ -34,17 +35,47 @@ def is_launcher(processes: int) -> bool:
     """
     if processes < 1:
         raise UserError(f"--processes {processes}: give at least 1")
-    if processes == 1 or os.environ.get(_NAME, "").startswith(_PREFIX):
+    return processes > 1 and not _is_launched("--processes")
+
+
+def is_ray_launcher(ray: bool, processes: int, settings: Sequence[str]) -> bool:
+    """Return whether this process must start others on a Ray cluster: not without `--ray`, or if it is one of them.
+
+    Args:
+        ray: whether `--ray` was given.
+        processes: the value of `--processes`.
+        settings: flags of settings, as "--name=value".
+
+    Raises:
+        UserError: another launcher has started this process, or a flag has no effect.
+    """
+    if not ray:
+        for flag in settings:
+            if flag.startswith("--ray."):  # in a recipe, they say how it runs where there is a cluster
+                raise UserError(f"{flag.partition('=')[0]} has no effect without --ray")
         return False
+    if processes != 1:
+        raise UserError("--processes has no effect with --ray; set ray.learners.count")
+    return not _is_launched("--ray")
+
+
+def _is_launched(flag: str) -> bool:
+    """Return whether this process was started by a launcher that a flag asks for.
+
+    Raises:
+        UserError: another launcher has started it.
+    """
+    if os.environ.get(_NAME, "").startswith(LAUNCHER):
+        return True
     if "RANK" in os.environ:
-        raise UserError("--processes has no effect under torchrun or accelerate, which start the processes; remove it")
-    return True
+        raise UserError(f"{flag} has no effect under torchrun or accelerate, which start the processes; remove it")
+    return False
 
 
 def end_with_launcher() -> None:
     """End this process when its launcher ends, however that happens; has no effect if none has started it."""
     # What these processes start inherits the variable, but not the parent.
-    if os.environ.get(_NAME, "").startswith(f"{_PREFIX}{os.getppid()}-"):
+    if os.environ.get(_NAME, "").startswith(f"{LAUNCHER}{os.getppid()}-"):
         end_with_parent()
 
 
@@ -73,7 +104,7 @@ def launch(processes: int, way_on: Callable[[], str | None]) -> None:
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=processes,
-            run_id=f"{_PREFIX}{os.getpid()}-{uuid4()}",
+            run_id=f"{LAUNCHER}{os.getpid()}-{uuid4()}",
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             max_restarts=0,

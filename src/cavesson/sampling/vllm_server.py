@@ -10,13 +10,15 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 import httpx
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.errors import UserError
+from cavesson.models.parts import untied
 from cavesson.sampling.settings import VllmSettings
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -46,6 +48,7 @@ class VllmServer:
         longest: tokens of the longest prompt and response together.
         lora_rank: rank of the adapters; None without adapters.
         adapters: most adapters that are sampled from at the same time.
+        host: address of this machine that the server answers at.
 
     Raises:
         UserError: vLLM is not installed, or the server ended before it was ready.
@@ -59,17 +62,18 @@ class VllmServer:
         longest: int,
         lora_rank: int | None,
         adapters: int = 1,
+        host: str = "127.0.0.1",
     ) -> None:
         self.folder = folder
         python = settings.python or sys.executable
         _check_installed(python)
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+            free.bind((host, 0))
             port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{host}:{port}"
         self._log = NamedTemporaryFile(prefix="cavesson-vllm-", suffix=".log")  # noqa: SIM115  # for the run
         flags = ["--model", folder.name, "--dtype", dtype, "--max-model-len", str(longest), "--port", str(port)]
-        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", *flags, *_FLAGS]
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", host, *flags, *_FLAGS]
         parallel = ["--tensor-parallel-size", str(len(settings.devices))] if len(settings.devices) > 1 else []
         command += [*_lora_flags(lora_rank, adapters), *parallel]
         command += ["--enable-sleep-mode"] if settings.sleep else []
@@ -119,6 +123,21 @@ class VllmServer:
                 if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).is_success:
                     return
             time.sleep(0.5)
+
+
+def saved_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, is_trained: bool
+) -> TemporaryDirectory[str]:
+    """Save a model without adapters for a server; the folder is removed with the object.
+
+    vLLM (0.32) does not reload an output head that shares the embedding, so a server whose weights will be replaced
+    gets a copy of it.
+    """
+    folder = TemporaryDirectory(prefix="cavesson-vllm-")
+    with untied(model) if is_trained else nullcontext():
+        model.save_pretrained(folder.name)
+    tokenizer.save_pretrained(folder.name)
+    return folder
 
 
 def _check_installed(python: str) -> None:

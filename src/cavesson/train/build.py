@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.cluster.connection import is_on_ray
 from cavesson.data.chat import Chat, read_template
 from cavesson.data.prompts import PromptSet, load_prompts, tokenize
 from cavesson.errors import UserError
@@ -19,7 +19,7 @@ from cavesson.integrations.trackers import require
 from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
 from cavesson.models.mapped import in_memory
-from cavesson.models.parts import causal, untied
+from cavesson.models.parts import causal
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
 from cavesson.models.sharding import place, skeleton, whole
@@ -33,7 +33,7 @@ from cavesson.sampling.decoding import check_scoring, full_passes
 from cavesson.sampling.responses import Engine
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.vllm import VllmSampler
-from cavesson.sampling.vllm_server import VllmServer
+from cavesson.sampling.vllm_server import VllmServer, saved_model
 from cavesson.train.batches import Batches, BatchesAhead, begin_thread
 from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
@@ -112,8 +112,8 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     _try_rewards(settings, rewards, prompts, processes.device)
     processes.enter("load the model")
     model = _model(settings, inputs)
-    starts_server = settings.sampling.starts_server and processes.is_main
-    served = _saved(model, tokenizer, settings.model.lora is None) if starts_server else None
+    starts_server = settings.sampling.starts_server and processes.is_main and not is_on_ray()
+    served = saved_model(model, tokenizer, is_trained=settings.model.lora is None) if starts_server else None
     policy = _policy(settings, model)
     bare, main, full = _placed(policy, processes), processes.is_main, settings.model.lora is None
     before = fingerprint(causal(policy.model))
@@ -194,19 +194,6 @@ def _model(settings: RolloutRun, inputs: Inputs) -> PreTrainedModel:
     return model
 
 
-def _saved(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, is_trained: bool) -> TemporaryDirectory[str]:
-    """Save a model without adapters for a server; the folder is removed with the object.
-
-    vLLM (0.32) does not reload an output head that shares the embedding, so a server whose weights will be replaced
-    gets a copy of it.
-    """
-    folder = TemporaryDirectory(prefix="cavesson-vllm-")
-    with untied(model) if is_trained else nullcontext():
-        model.save_pretrained(folder.name)
-    tokenizer.save_pretrained(folder.name)
-    return folder
-
-
 def _engine(
     settings: RolloutRun,
     policy: Policy,
@@ -237,13 +224,18 @@ def _engine(
     size, lora = max(longest + sampling.longest, 8), settings.model.lora  # the probe of the weights is a few tokens
     policy.eval()
     check_scoring(policy, policy.during(lambda: full_passes(policy.model, size)))
+    adapters = min(sampling.max_staleness, settings.steps - 1) + 1
+    if sampling.starts_server and is_on_ray():
+        from cavesson.cluster.servers import start_servers
+
+        urls = processes.of_main(start_servers(settings, size, adapters) if processes.is_main else ())
+        sampling = sampling.model_copy(update={"servers": urls})
     rank = lora.rank if lora is not None else None
     if served and processes.device.type == "cuda" and not sampling.vllm.devices:
         raise UserError(
             "sampling.vllm.devices is empty: name the GPUs of the vLLM server, such as [1], and keep training off them "
             "with CUDA_VISIBLE_DEVICES"
         )
-    adapters = min(sampling.max_staleness, settings.steps - 1) + 1
     server = VllmServer(served, sampling.vllm, settings.model.dtype, size, rank, adapters) if served else None
     folder = Path(served.name) if served else settings.run / "sampling"
     return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, whole_model, size, folder, server)
@@ -322,7 +314,12 @@ def _tokenizer(settings: RolloutRun | ExampleRun, inputs: Inputs) -> PreTrainedT
 
 
 def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tuple[Reward, ...]:
-    if inputs.rewards is None:
+    workers = settings.ray.reward_workers
+    if inputs.rewards is None and workers.count and is_on_ray():
+        from cavesson.cluster.rewards import remote_rewards
+
+        rewards = remote_rewards(settings.rewards, workers, settings.ray.timeout)
+    elif inputs.rewards is None:
         rewards = build_rewards(settings.rewards, device)
     elif callable(inputs.rewards):
         rewards = (Reward(getattr(inputs.rewards, "__name__", "reward"), inputs.rewards),)

@@ -24,7 +24,7 @@ Changes = dict[str, list[Any]]
 """Settings by their dotted names: what they were, and what they are now."""
 
 LENGTH = ("steps", "epochs")
-PLACES = ("parallel", "sampling.servers", "sampling.vllm")
+PLACES = ("parallel", "ray", "sampling.servers", "sampling.vllm")
 MAY_CHANGE = (*LENGTH, *PLACES, "checkpoint", "doctor", "trackers", "project")
 """Settings, and groups of them, that change no number of a step, except for rounding, and the length of the run."""
 

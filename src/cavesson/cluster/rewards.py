@@ -1,0 +1,135 @@
+"""Rewards that are called in workers of a Ray cluster: each gets a part of the rows, and answers are put in order."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from cavesson.algorithms.settings import RewardWorkerSettings
+from cavesson.cluster.connection import actors, check_placed, enter, result
+from cavesson.errors import UserCodeError
+from cavesson.rewards import Reward, build_rewards
+from cavesson.rewards.base import call_reward
+from cavesson.rewards.settings import RewardSettings
+
+ROLE = "reward-worker"
+Parts = dict[str, list[float]]
+"""The parts of a reward, by the ends of their names; a reward that returns plain numbers has one, called ""."""
+
+
+class RewardWorker:
+    """Calls rewards; an actor.
+
+    Args:
+        settings: of the rewards.
+        uses_gpu: whether models among them use a GPU.
+        folder: the working directory.
+    """
+
+    def __init__(self, settings: Sequence[RewardSettings], uses_gpu: bool, folder: str) -> None:
+        self._settings, self._device = settings, torch.device("cuda" if uses_gpu else "cpu")
+        self._folder = folder
+
+    @cached_property
+    def _rewards(self) -> tuple[Reward, ...]:
+        enter(self._folder)
+        return build_rewards(self._settings, self._device)
+
+    def is_placed(self) -> bool:
+        """Return True as soon as this worker has been started."""
+        return True
+
+    def call(
+        self, number: int, prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> Parts:
+        """Return the parts of the reward with this number for each row.
+
+        Raises:
+            UserError: the reward cannot be built, or failed.
+        """
+        reward = self._rewards[number]
+        parts = call_reward(reward.function, reward.name, prompts, responses, columns)
+        return {name.removeprefix(reward.name).removeprefix("/"): values for name, values in parts.items()}
+
+
+def remote_rewards(
+    settings: Sequence[RewardSettings], role: RewardWorkerSettings, timeout: float
+) -> tuple[Reward, ...]:
+    """Return the rewards of a recipe, called in the workers of the run.
+
+    Args:
+        settings: of the rewards.
+        role: of the workers.
+        timeout: seconds that the workers may take to start.
+
+    Raises:
+        UserError: no node has the resources for a worker.
+    """
+    workers = dict(enumerate(actors(ROLE, role.count)))
+    check_placed(
+        "reward workers", "reward_workers", role, [one.is_placed.remote() for one in workers.values()], timeout
+    )
+    return tuple(
+        Reward(one.label, _RemoteReward(one.label, number, workers), one.weight) for number, one in enumerate(settings)
+    )
+
+
+@dataclass(frozen=True)
+class _RemoteReward:
+    """A reward that workers call. The rows of a worker that dies go to another one."""
+
+    name: str
+    number: int
+    workers: dict[int, Any]
+    """those that have not died, which all rewards share"""
+
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str], **columns: Sequence[Any]) -> Parts:
+        parts = split(len(responses), len(self.workers))
+        with ThreadPoolExecutor(len(parts)) as pool:
+            calls = [
+                pool.submit(
+                    self._call,
+                    place,
+                    prompts[rows.start : rows.stop],
+                    responses[rows.start : rows.stop],
+                    {name: values[rows.start : rows.stop] for name, values in columns.items()},
+                )
+                for place, rows in enumerate(parts)
+            ]
+            return joined(self.name, [call.result() for call in calls])
+
+    def _call(
+        self, place: int, prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> Parts:
+        from ray.exceptions import RayActorError
+
+        while alive := list(self.workers.items()):
+            number, worker = alive[place % len(alive)]
+            try:
+                answer: Parts = result(worker.call.remote(self.number, prompts, responses, columns))
+                return answer
+            except RayActorError:
+                self.workers.pop(number, None)
+        raise UserCodeError(f"the reward {self.name}: all reward workers have died, or their nodes")
+
+
+def split(rows: int, count: int) -> list[range]:
+    """Return contiguous parts of rows, at most `count` and at least one, whose sizes differ by at most 1."""
+    parts = np.array_split(np.arange(rows), max(1, min(rows, count)))
+    return [range(int(part[0]), int(part[-1]) + 1) if len(part) else range(0) for part in parts]
+
+
+def joined(name: str, parts: Sequence[Parts]) -> Parts:
+    """Join the answers to the parts of the rows.
+
+    Raises:
+        UserCodeError: a reward has returned different parts for different rows.
+    """
+    names = list(parts[0])
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise UserCodeError(f"the reward {name} must return the same parts for all responses")
+    return {key: [value for part in parts for value in part[key]] for key in names}

@@ -1,0 +1,133 @@
+"""What `--ray` does without a cluster; tests/engines/test_ray.py has the rest."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cavesson import cli
+from cavesson.algorithms.grpo import GRPORun
+from cavesson.algorithms.sft import SFTRun
+from cavesson.cli.launch import is_ray_launcher
+from cavesson.cluster.coordinator import Coordinator, Ending
+from cavesson.cluster.launcher import _failure
+from cavesson.cluster.rewards import joined, split
+from cavesson.command_line import ON_RAY
+from cavesson.config import check
+from cavesson.errors import LOST_PROCESS, UserCodeError, UserError
+
+RECIPE = """
+[data]
+path = "prompts.txt"
+[[rewards]]
+use = "lowercase"
+[ray.learners]
+count = 4
+[ray.reward_workers]
+count = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "ray", "said"),
+    [
+        (GRPORun, {"servers": {"count": 2}}, "ray.servers has no effect without a vLLM server of the run"),
+        (GRPORun, {"reward_workers": {"cpus": 2}}, "cpus has no effect without workers; set count"),
+        (GRPORun, {"address": "ray://host:10001"}, 'give HOST:PORT or "auto"'),
+        (GRPORun, {"learners": {"count": 0}}, "greater than or equal to 1"),
+        (GRPORun, {"learners": {"resources": {"sandbox": 0}}}, "greater than 0"),
+        (SFTRun, {"reward_workers": {"count": 2}}, "unknown setting"),
+    ],
+)
+def test_settings_that_have_no_effect_are_refused(kind: Any, ray: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check(kind, {"ray": ray}, "recipe.toml")
+
+
+def test_a_recipe_for_a_cluster_is_one_for_a_laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_ray_launcher(False, 1, [])
+    monkeypatch.delenv("RANK", raising=False)
+    assert is_ray_launcher(True, 1, ["--ray.learners.count=4"])
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "cavesson-1-ray")
+    assert not is_ray_launcher(True, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("ray", "processes", "flags", "said"),
+    [
+        (False, 1, ["--steps=3", "--ray.learners.count=4"], "--ray.learners.count has no effect without --ray"),
+        (True, 2, [], "--processes has no effect with --ray; set ray.learners.count"),
+    ],
+)
+def test_flags_that_have_no_effect_are_refused(ray: bool, processes: int, flags: Sequence[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        is_ray_launcher(ray, processes, flags)
+
+
+def test_without_ray_the_message_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.txt").write_text("My\n")
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(ON_RAY, "")  # so that it is unset afterwards
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(sys, "argv", ["cavesson", "grpo", "recipe.toml", "--ray"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "cavesson: --ray needs Ray; install it with: pip install 'cavesson[ray]'\n"
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("rows", range(8))
+def test_every_row_goes_to_one_worker(rows: int) -> None:
+    for workers in (1, 2, 3, 5):
+        parts = split(rows, workers)
+        assert [row for part in parts for row in part] == list(range(rows))
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= 1 and 1 <= len(parts) <= workers
+        assert rows == 0 or min(sizes) > 0
+
+
+def test_answers_are_joined_in_the_order_of_the_rows() -> None:
+    assert joined("mine", [{"": [1.0, 2.0]}, {"": [3.0]}]) == {"": [1.0, 2.0, 3.0]}
+    with pytest.raises(UserCodeError, match="the reward mine must return the same parts for all responses"):
+        joined("mine", [{"a": [1.0]}, {"b": [1.0]}])
+
+
+def test_the_cause_of_a_loss_is_named_not_what_follows_from_it() -> None:
+    coordinator = Coordinator(2, failures=1)
+    for rank in range(2):
+        assert not coordinator.begin(rank, f"10.0.0.{rank}").is_restart
+    coordinator.restart({0: f"process 0 of 2 ended: {LOST_PROCESS}", 1: None})
+    lost = "process 1 of 2 (counted from 0) on node 10.0.0.1 was lost: the node, or Ray's worker on it, died"
+    again = "the run starts again from its latest checkpoint (restart 1 of at most 1)"
+    assert coordinator.news() == ([(2, f"cavesson: {lost}; {again}")], True)
+    assert coordinator.begin(0, "10.0.0.0").is_restart and not coordinator.news().is_waiting
+    coordinator.restart({0: f"process 0 of 2 ended: {LOST_PROCESS}"})
+    assert coordinator.news().lines == []  # there is no other restart: the launcher says it
+    assert coordinator.outcome() == ({}, f"process 0 of 2 ended: {LOST_PROCESS}")
+
+
+LOST = Ending(LOST_PROCESS, 2, False)
+WRONG, STOPPED = Ending("the reward is wrong", 2, False), Ending("interrupted", 130, False)
+HANGS = Ending("process 1 of 2 has made no progress", 2, True)
+
+
+@pytest.mark.parametrize(
+    ("endings", "expected"),
+    [
+        ({0: WRONG, 1: LOST}, 2),  # the first process has printed it
+        ({1: STOPPED, 0: STOPPED}, 130),
+        ({0: LOST, 1: WRONG}, "process 1 of 2 (counted from 0) ended: the reward is wrong"),
+        ({0: LOST, 1: HANGS}, HANGS.line),
+        ({0: HANGS, 1: LOST}, 2),
+    ],
+)
+def test_the_ending_that_explains_the_others_is_told(endings: dict[int, Ending], expected: int | str) -> None:
+    error = _failure(endings, 2)
+    assert (error.code if isinstance(error, SystemExit) else str(error)) == expected
