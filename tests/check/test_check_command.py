@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from typer.testing import CliRunner
 
 from cavesson.check.finding import Problem
-from cavesson.check.recipe import planned
+from cavesson.plan.recipe import planned
 from cavesson.check.reward import read_examples, unlearned
 from cavesson.check.run import _too_long
 from cavesson.cli import app

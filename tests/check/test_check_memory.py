@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerBase
 
 from cavesson.check.allocation import Allocations, Heap, has_glibc
-from cavesson.check.largest import LargestRollouts, largest_rollouts, largest_sequences
+from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_sequences
 from cavesson.check.memory import Memory, example_memory, rollout_memory
 from cavesson.data.prompts import load_prompts
 from cavesson.models.tiny import tiny_model

@@ -6,7 +6,7 @@ from typing import Any
 from check_helpers import found, run_of
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from cavesson.check.skeleton import config_of
+from cavesson.plan.skeleton import config_of
 from cavesson.check.tokens import check_tokens
 from cavesson.models.settings import StartSettings
 from cavesson.models.tiny import tiny_model, tiny_tokenizer

@@ -5,7 +5,7 @@ from typing import Any
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.finding import Problem, Results, SkippedCheck
-from cavesson.check.largest import sequences_of
+from cavesson.plan.largest import sequences_of
 from cavesson.data.duplicates import duplicates
 from cavesson.data.examples import Examples
 from cavesson.data.load import load

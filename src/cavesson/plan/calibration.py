@@ -1,0 +1,77 @@
+"""What this machine's CPU can do, measured with a few operations of the kind that training is made of."""
+
+import os
+from collections.abc import Callable
+from statistics import median
+from time import process_time
+
+import torch
+
+from cavesson.models.device_memory import total_memory
+from cavesson.models.load import use_fast_linear
+from cavesson.models.tiny import tiny_model
+from cavesson.ops.linear import linear
+from cavesson.plan.devices import Device
+from cavesson.train.memory import keep_freed_memory
+
+_ROUNDS = 5
+_ROWS, _WIDTH = 1024, 768
+"""Of a matrix product that is large for a small model and still takes milliseconds."""
+
+
+def measured(processes: int) -> Device:
+    """Return this machine as a device per process, its rates measured now in processor time.
+
+    More processes than cores share them, so each has a part of the rates.
+    """
+    keep_freed_memory()
+    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    part = min(1.0, cores / (processes * threads)) * threads
+    with torch.no_grad():
+        flops, half = (_product_rate(dtype) for dtype in (torch.float32, torch.bfloat16))
+        bandwidth = _bandwidth()
+    per_operation = _per_operation()
+    rates = [rate * part for rate in (half, flops, bandwidth)]
+    return Device(
+        "cpu", total_memory(torch.device("cpu")), *rates, bandwidth * part / 4, bandwidth * part / 4,
+        "measured on this machine", processes, 1.0, 1.0, 1.0, 1.0, per_operation / part * threads, True,
+    )  # fmt: skip
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Return the processor time of some work: the median of a few rounds after a first one."""
+    times = []
+    for _ in range(_ROUNDS + 1):
+        start = process_time()
+        work()
+        times.append(process_time() - start)
+    return median(times[1:])
+
+
+def _product_rate(dtype: torch.dtype) -> float:
+    """Return floating-point operations per second of matrix products."""
+    x, weight = torch.randn(_ROWS, _WIDTH, dtype=dtype), torch.randn(3 * _WIDTH, _WIDTH, dtype=dtype)
+    return 2 * _ROWS * _WIDTH * 3 * _WIDTH / _seconds(lambda: linear(x, weight))
+
+
+def _bandwidth() -> float:
+    """Return bytes per second of an addition of tensors of a few megabytes, with a new result each time."""
+    a, b = torch.randn(2, 2**20), torch.randn(2, 2**20)
+    return 3 * a.numel() * a.element_size() * 20 / _seconds(lambda: [a + b for _ in range(20)])
+
+
+def _per_operation() -> float:
+    """Return the seconds that starting an operation takes in a pass over next to nothing, forward and back."""
+    from cavesson.plan.operations import Operations
+
+    model = tiny_model()
+    use_fast_linear(model)
+    ids = torch.ones(1, 2, dtype=torch.long)
+
+    def work() -> None:
+        model(input_ids=ids).logits.sum().backward()
+
+    with Operations(1) as operations:
+        work()
+        count = sum(operations.take().values())
+    return _seconds(work) / count

@@ -1,0 +1,259 @@
+"""The memory of a run, and the work of its stages, predicted from its settings, its data and its model's config.
+
+A step of the run is rehearsed with fake tensors on its largest batch, and PyTorch's memory trackers count what is alive:
+nothing about memory is estimated or fitted, whatever the architecture. On CPU, the heap of the C library is added, which
+grows beyond the live bytes (`heap`). Only the weights are not allocated there: a safetensors file is mapped.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
+from cavesson.models.parts import causal, trunk
+from cavesson.models.policy import Policy
+from cavesson.models.settings import ModelSettings
+from cavesson.plan.fakes import fake_processes, without_numbers
+from cavesson.plan.largest import LargestRollouts, LargestSequences, scored_rows
+from cavesson.plan.operations import Operations, Work
+from cavesson.plan.rehearsal import Rehearsal, faking, sample, sharded
+from cavesson.plan.roles import fake_policy, prompts_of, rollouts_of, sequence_role
+from cavesson.plan.skeleton import bytes_of, config_of, layers_of, loading_bytes, skeleton
+from cavesson.train.optimizer import Optimizer
+from cavesson.types import Batch
+
+FEW_LAYERS = 4
+"""Rehearsed of a deep model."""
+QUANTIZED_BITS = {"nf4": 4.127, "int8": 8.0}
+"""Bits per weight; of nf4 with its twice quantized scales (arXiv:2305.14314, section 3)."""
+
+
+class Place(NamedTuple):
+    """Where a run trains."""
+
+    processes: int = 1
+    per_host: int = 8
+    """processes on a host"""
+    is_cpu: bool = True
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a process in bytes, without Python, its libraries and the data."""
+
+    stays: dict[str, int]
+    """permanent memory, by purpose"""
+    phases: dict[str, dict[str, int]]
+    """additional memory of each stage at its peak, by purpose"""
+    holes: int
+    """what the C library's heap cannot use again, on CPU"""
+    loading: int
+    """all together, while the model is loaded"""
+    gradients: int
+    """of all trained weights of this process"""
+    work: dict[str, Work]
+    """the operations of each stage, done once"""
+
+    @property
+    def peak(self) -> int:
+        return max(sum(self.stays.values()) + self.added(self.phase) + self.holes, self.loading)
+
+    @property
+    def phase(self) -> str:
+        """The phase that needs the most additional memory."""
+        return max(self.phases, key=self.added)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """All memory at the peak, by purpose."""
+        parts = {**self.stays, **self.phases[self.phase], "holes in the heap": self.holes}
+        return {name: size for name, size in parts.items() if size}
+
+    def added(self, phase: str) -> int:
+        """Return the bytes that a phase adds to what stays."""
+        return sum(self.phases[phase].values())
+
+
+def rollout_memory(
+    settings: RolloutRun, largest: LargestRollouts, tokenizer: PreTrainedTokenizerBase, rewards: int, place: Place
+) -> Memory:
+    """Predict the memory of a run that learns from its own responses.
+
+    Args:
+        settings: settings of the run.
+        largest: the largest batch of a process.
+        tokenizer: tokenizer of the model.
+        rewards: size of the reward models in bytes.
+        place: where the run trains.
+    """
+
+    learned, scored = (rollouts_of(settings, largest, n) for n in (largest.rows, scored_rows(settings, place.processes)))
+    prompts = prompts_of(largest.sampled, largest.sampled_prompts, largest.prompt)
+
+    def rehearsed(layers: int | None) -> Memory:
+        with _fake_place(settings, place) as (operations, mesh):
+            policy = fake_policy(settings, tokenizer, layers)
+            reference = policy.frozen_reference
+            weights = _weights(policy.model, settings.model)
+            for role in (policy, reference) if reference is not None else (policy,):
+                sharded(role, mesh, causal(role.model).dtype)
+            run = Rehearsal(policy, Optimizer(policy, settings.optimizer), settings.algorithm)
+            others: list[nn.Module] = [] if reference is None else [reference]
+            with run.begun(_vocabulary(policy), place.is_cpu, operations, others):
+                for _ in range(2):  # the second step starts with the optimiser state and the heap of the first one
+                    cache = 0
+                    if settings.sampling.engine == "transformers":  # vLLM has its weights and its cache elsewhere
+                        cache = sample(run, policy, settings.sampling, prompts)
+                    _score_and_learn(run, policy, settings, largest, learned, scored)
+            return _memory(run, settings.model, weights, rewards, cache, mesh is not None)
+
+    return _of_all_layers(rehearsed, settings.model)
+
+
+def example_memory(
+    settings: ExampleRun, largest: LargestSequences, tokenizer: PreTrainedTokenizerBase, classifier: bool, place: Place
+) -> Memory:
+    """Predict the memory of a run that learns from examples; `classifier` means that it trains a reward model."""
+
+    def rehearsed(layers: int | None) -> Memory:
+        with _fake_place(settings, place) as (operations, mesh):
+            model: Any = without_numbers(skeleton(settings.model, tokenizer, classifier=classifier, layers=layers), "cpu")
+            role = sequence_role(settings, model)
+            weights = _weights(model, settings.model)
+            sharded(role, mesh, causal(model).dtype)
+            run = Rehearsal(role, Optimizer(role, settings.optimizer), settings.algorithm)
+            with run.begun(_vocabulary(role), place.is_cpu, operations, []):
+                for _ in range(2):
+                    for _ in range(min(2, largest.passes)):  # the second adds to the gradients of the first
+                        run.stage("learning", lambda: run.learn(largest.batch))
+                    run.stage("optimiser step", run.optimise)
+            return _memory(run, settings.model, weights, 0, 0, mesh is not None)
+
+    return _of_all_layers(rehearsed, settings.model)
+
+
+@contextmanager
+def _fake_place(settings: RunSettings, place: Place) -> Iterator[tuple[Operations, DeviceMesh | None]]:
+    with fake_processes(place.processes, settings.parallel.shard, place.per_host) as mesh:
+        with faking(place.processes) as operations:
+            yield operations, mesh
+
+
+def _score_and_learn(
+    run: Rehearsal, policy: Policy, settings: RolloutRun, largest: LargestRollouts, learned: Batch, scored: Batch
+) -> None:
+    """Rehearse a step from its responses on."""
+
+    def score_reference() -> None:
+        if policy.has_reference:
+            policy.reference_logprob(scored)
+            if settings.kl_estimator == "full":
+                policy.reference_kl(scored)
+
+    @torch.no_grad()
+    def score() -> None:
+        policy(scored)
+        score_reference()
+
+    if not largest.single_pass:
+        run.stage("scoring", score)
+    for _ in range(min(2, largest.passes)):  # the second adds to the gradients of the first
+        # If scoring keeps its graph for the only update, the reference scores while that graph is in memory.
+        run.stage("learning", lambda: run.learn(learned, score_reference if largest.single_pass else None))
+    run.stage("optimiser step", run.optimise)
+
+
+def _memory(
+    run: Rehearsal, settings: ModelSettings, weights: int, rewards: int, cache: int, is_sharded: bool
+) -> Memory:
+    """Return the memory measured in a rehearsal; `weights` is the size of the trained model before it is sharded."""
+    role, optimizer = run.role, run.optimizer
+    reference = getattr(role, "frozen_reference", None)
+    inside, all_of_role = set(role.model.parameters()), list(role.parameters())
+    stays = {
+        "weights": _local(inside) if is_sharded else weights,
+        "critic": _local(p for p in all_of_role if p not in inside),
+        "reference": 0 if reference is None else _local(reference.parameters()),
+        "optimiser": _local(optimizer.state().values())
+        + _local(m for name, m in optimizer.masters.items() if m is not optimizer.parameters[name]),
+        "reward models": rewards,
+    }
+    phases = {name: {part: size for part, size in seen.items() if part != "kept"} for name, seen in run.peaks.items()}
+    if is_sharded:
+        # Outside of forward passes, FSDP's tracker takes what is gathered for activations.
+        whole = sum(p.numel() * causal(role.model).dtype.itemsize for p in inside)
+        for name in ("reading prompts", "decoding"):
+            _rename(phases.get(name, {}), "gathered weights", whole)
+    for name in ("reading prompts", "decoding"):
+        _rename(phases.get(name, {}), "decoding cache", cache)
+    kept = sum(stays.values()) - stays["weights"] - rewards
+    added = max(sum(phase.values()) for phase in phases.values())
+    loading = (stays["weights"] if is_sharded else weights) + rewards + loading_bytes(settings)
+    gradients = 4 * sum(_mine(p).numel() for p in all_of_role if p.requires_grad)  # always in float32
+    return Memory(stays, phases, max(0, run.heap - kept - added), loading, gradients, run.work)
+
+
+def _rename(phase: dict[str, int], name: str, size: int) -> None:
+    """Call so many bytes of a phase's activations by another name, as far as there are so many."""
+    moved = min(size, phase.get("activations", 0))
+    if moved:
+        phase["activations"] -= moved
+        phase[name] = phase.get(name, 0) + moved
+
+
+def _local(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of distinct tensors in this process."""
+    return bytes_of(map(_mine, tensors))
+
+
+def _mine(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _vocabulary(role: Any) -> int:
+    return int(causal(role.model).get_input_embeddings().weight.shape[0])  # type: ignore[operator, union-attr]
+
+
+def _weights(model: nn.Module, settings: ModelSettings) -> int:
+    """Return the bytes of the weights, taking quantization into account."""
+    weights = bytes_of(model.parameters())
+    if settings.quantization is None:
+        return weights
+    packed = [m.weight for m in trunk(model).modules() if isinstance(m, nn.Linear) and not m.weight.requires_grad]
+    numbers = sum(weight.numel() for weight in packed)
+    return weights - bytes_of(packed) + round(numbers * QUANTIZED_BITS[settings.quantization] / 8)
+
+
+def _of_all_layers(rehearsed: Callable[[int | None], Memory], settings: ModelSettings) -> Memory:
+    """Rehearse all layers, or extrapolate linearly from few and twice as many layers if the model is deep."""
+    layers = settings.new.layers if settings.new is not None else layers_of(config_of(settings))
+    if settings.new is not None or layers <= 2 * FEW_LAYERS:
+        return rehearsed(None)
+    few, more = rehearsed(FEW_LAYERS), rehearsed(2 * FEW_LAYERS)
+    further = (layers - FEW_LAYERS) / FEW_LAYERS
+
+    def extended(one: float, other: float) -> int:
+        return max(0, round(one + (other - one) * further))
+
+    def by_name(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+        return {name: extended(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+
+    def repeated(one: Work, other: Work) -> Work:
+        return Counter({key: one.get(key, 0) * (1 - further) + other.get(key, 0) * further for key in {**one, **other}})
+
+    return Memory(
+        by_name(few.stays, more.stays),
+        {name: by_name(phase, more.phases[name]) for name, phase in few.phases.items()},
+        extended(few.holes, more.holes),
+        extended(few.loading, more.loading),
+        extended(few.gradients, more.gradients),
+        {name: repeated(work, more.work[name]) for name, work in few.work.items()},
+    )
