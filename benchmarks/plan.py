@@ -86,11 +86,35 @@ def in_processes(count: int, case: dict[str, Any]) -> dict[str, Any]:
         return json.loads(result.read_text())  # type: ignore[no-any-return]
 
 
+def predict(cases: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """The prediction of cases, each with its number of processes as "count"."""
+    from cavesson.config import check
+    from cavesson.plan.calibration import measured
+    from cavesson.plan.predict import Predictor
+    from cavesson.plan.recipe import Planned
+    from cavesson.registry import ALGORITHMS
+
+    found, device = [], measured(1)
+    for case in cases:
+        settings: Any = check(ALGORITHMS[case["command"]].settings, case["settings"], "the case")
+        rewards = getattr(settings, "rewards", ())
+        predictor = Predictor(Planned("case", case["command"], settings, rewards, False), device, case["count"])
+        prediction = predictor.predict(settings)
+        found.append({"own": prediction.memory.peak, "live": prediction.memory.peak - prediction.memory.holes,
+                      "busy": prediction.seconds, "parts": {k: v.total for k, v in prediction.times.items()},
+                      "causes": [round(sum(x), 3) for x in zip(*(v._values for v in prediction.times.values()))]})  # fmt: skip
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the names of the cases")
+    parser.add_argument("--predict", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.predict:
+        Path(os.environ["RESULT"]).write_text(json.dumps(predict(json.loads(arguments.predict.read_text()))))
+        return
     if arguments.measure:
         done = measure(json.loads(arguments.measure.read_text()))
         if os.environ.get("RANK", "0") == "0":

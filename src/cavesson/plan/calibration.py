@@ -33,7 +33,7 @@ def measured(processes: int) -> Device:
     per_operation = _per_operation()
     rates = [rate * part for rate in (half, flops, bandwidth)]
     return Device(
-        "cpu", total_memory(torch.device("cpu")), *rates, bandwidth * part / 4, bandwidth * part / 4,
+        "cpu", total_memory(torch.device("cpu")) / processes, *rates, bandwidth * part / 4, bandwidth * part / 4,
         "measured on this machine", processes, 1.0, 1.0, 1.0, 1.0, per_operation / part * threads, True,
     )  # fmt: skip
 
@@ -73,5 +73,5 @@ def _per_operation() -> float:
 
     with Operations(1) as operations:
         work()
-        count = sum(operations.take().values())
+    count = sum(operations.seen.values())
     return _seconds(work) / count

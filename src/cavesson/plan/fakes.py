@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -31,8 +32,9 @@ class Answers(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [type(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if given and all(kind is Tensor for kind in given):
+        if not any(issubclass(kind, (FakeTensor, DTensor)) for kind in types) and any(
+            isinstance(x, Tensor) for x in tree_leaves((args, kwargs))
+        ):
             with unset_fake_temporarily():  # type: ignore[no-untyped-call]
                 return function(*args, **kwargs)
         if function is _aten._local_scalar_dense.default:

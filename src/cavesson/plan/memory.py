@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
@@ -21,17 +22,17 @@ from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
 from cavesson.models.parts import causal, trunk
 from cavesson.models.policy import Policy
 from cavesson.models.settings import ModelSettings
-from cavesson.plan.fakes import fake_processes, without_numbers
+from cavesson.plan.fakes import Answers, fake_processes, without_numbers
 from cavesson.plan.largest import LargestRollouts, LargestSequences, scored_rows
-from cavesson.plan.operations import Operations, Work
-from cavesson.plan.rehearsal import Rehearsal, faking, sample, sharded
+from cavesson.plan.operations import Work
+from cavesson.plan.rehearsal import Rehearsal, sample, sharded
 from cavesson.plan.roles import fake_policy, prompts_of, rollouts_of, sequence_role
 from cavesson.plan.skeleton import bytes_of, config_of, layers_of, loading_bytes, skeleton
 from cavesson.train.optimizer import Optimizer
 from cavesson.types import Batch
 
 FEW_LAYERS = 4
-"""Rehearsed of a deep model."""
+"""Rehearsed of a deep model on CPU; half as many on GPUs."""
 QUANTIZED_BITS = {"nf4": 4.127, "int8": 8.0}
 """Bits per weight; of nf4 with its twice quantized scales (arXiv:2305.14314, section 3)."""
 
@@ -99,23 +100,23 @@ def rollout_memory(
     prompts = prompts_of(largest.sampled, largest.sampled_prompts, largest.prompt)
 
     def rehearsed(layers: int | None) -> Memory:
-        with _fake_place(settings, place) as (operations, mesh):
+        with _fake_place(settings, place) as mesh:
             policy = fake_policy(settings, tokenizer, layers)
             reference = policy.frozen_reference
             weights = _weights(policy.model, settings.model)
             for role in (policy, reference) if reference is not None else (policy,):
                 sharded(role, mesh, causal(role.model).dtype)
-            run = Rehearsal(policy, Optimizer(policy, settings.optimizer), settings.algorithm)
+            run = Rehearsal(policy, Optimizer(policy, settings.optimizer), settings.algorithm, place.processes)
             others: list[nn.Module] = [] if reference is None else [reference]
-            with run.begun(_vocabulary(policy), place.is_cpu, operations, others):
-                for _ in range(2):  # the second step starts with the optimiser state and the heap of the first one
+            with run.begun(_vocabulary(policy), place.is_cpu, others):
+                for _ in range(run.steps):
                     cache = 0
                     if settings.sampling.engine == "transformers":  # vLLM has its weights and its cache elsewhere
                         cache = sample(run, policy, settings.sampling, prompts)
                     _score_and_learn(run, policy, settings, largest, learned, scored)
             return _memory(run, settings.model, weights, rewards, cache, mesh is not None)
 
-    return _of_all_layers(rehearsed, settings.model)
+    return _of_all_layers(rehearsed, settings.model, place)
 
 
 def example_memory(
@@ -124,27 +125,28 @@ def example_memory(
     """Predict the memory of a run that learns from examples; `classifier` means that it trains a reward model."""
 
     def rehearsed(layers: int | None) -> Memory:
-        with _fake_place(settings, place) as (operations, mesh):
+        with _fake_place(settings, place) as mesh:
             model: Any = without_numbers(skeleton(settings.model, tokenizer, classifier=classifier, layers=layers), "cpu")
             role = sequence_role(settings, model)
             weights = _weights(model, settings.model)
             sharded(role, mesh, causal(model).dtype)
-            run = Rehearsal(role, Optimizer(role, settings.optimizer), settings.algorithm)
-            with run.begun(_vocabulary(role), place.is_cpu, operations, []):
-                for _ in range(2):
+            run = Rehearsal(role, Optimizer(role, settings.optimizer), settings.algorithm, place.processes)
+            with run.begun(_vocabulary(role), place.is_cpu, []):
+                for _ in range(run.steps):
                     for _ in range(min(2, largest.passes)):  # the second adds to the gradients of the first
                         run.stage("learning", lambda: run.learn(largest.batch))
                     run.stage("optimiser step", run.optimise)
             return _memory(run, settings.model, weights, 0, 0, mesh is not None)
 
-    return _of_all_layers(rehearsed, settings.model)
+    return _of_all_layers(rehearsed, settings.model, place)
 
 
 @contextmanager
-def _fake_place(settings: RunSettings, place: Place) -> Iterator[tuple[Operations, DeviceMesh | None]]:
+def _fake_place(settings: RunSettings, place: Place) -> Iterator[DeviceMesh | None]:
+    """Compute with fake tensors inside this block, as one of the processes."""
     with fake_processes(place.processes, settings.parallel.shard, place.per_host) as mesh:
-        with faking(place.processes) as operations:
-            yield operations, mesh
+        with FakeTensorMode(allow_non_fake_inputs=True), Answers():
+            yield mesh
 
 
 def _score_and_learn(
@@ -187,13 +189,11 @@ def _memory(
         "reward models": rewards,
     }
     phases = {name: {part: size for part, size in seen.items() if part != "kept"} for name, seen in run.peaks.items()}
-    if is_sharded:
-        # Outside of forward passes, FSDP's tracker takes what is gathered for activations.
-        whole = sum(p.numel() * causal(role.model).dtype.itemsize for p in inside)
-        for name in ("reading prompts", "decoding"):
-            _rename(phases.get(name, {}), "gathered weights", whole)
+    whole = sum(p.numel() * causal(role.model).dtype.itemsize for p in inside) if is_sharded else 0
     for name in ("reading prompts", "decoding"):
         _rename(phases.get(name, {}), "decoding cache", cache)
+        # FSDP's tracker takes what is gathered outside of its own passes for activations.
+        _rename(phases.get(name, {}), "gathered weights", whole)
     kept = sum(stays.values()) - stays["weights"] - rewards
     added = max(sum(phase.values()) for phase in phases.values())
     loading = (stays["weights"] if is_sharded else weights) + rewards + loading_bytes(settings)
@@ -202,9 +202,9 @@ def _memory(
 
 
 def _rename(phase: dict[str, int], name: str, size: int) -> None:
-    """Call so many bytes of a phase's activations by another name, as far as there are so many."""
-    moved = min(size, phase.get("activations", 0))
-    if moved:
+    """Let a phase have so many bytes under this name, taken from its activations as far as there are so many."""
+    moved = min(size - phase.get(name, 0), phase.get("activations", 0))
+    if moved > 0:
         phase["activations"] -= moved
         phase[name] = phase.get(name, 0) + moved
 
@@ -232,13 +232,14 @@ def _weights(model: nn.Module, settings: ModelSettings) -> int:
     return weights - bytes_of(packed) + round(numbers * QUANTIZED_BITS[settings.quantization] / 8)
 
 
-def _of_all_layers(rehearsed: Callable[[int | None], Memory], settings: ModelSettings) -> Memory:
+def _of_all_layers(rehearsed: Callable[[int | None], Memory], settings: ModelSettings, place: Place) -> Memory:
     """Rehearse all layers, or extrapolate linearly from few and twice as many layers if the model is deep."""
     layers = settings.new.layers if settings.new is not None else layers_of(config_of(settings))
-    if settings.new is not None or layers <= 2 * FEW_LAYERS:
+    count = FEW_LAYERS if place.is_cpu else FEW_LAYERS // 2  # the heap needs a few more before it grows evenly
+    if settings.new is not None or layers <= 2 * count:
         return rehearsed(None)
-    few, more = rehearsed(FEW_LAYERS), rehearsed(2 * FEW_LAYERS)
-    further = (layers - FEW_LAYERS) / FEW_LAYERS
+    few, more = rehearsed(count), rehearsed(2 * count)
+    further = (layers - count) / count
 
     def extended(one: float, other: float) -> int:
         return max(0, round(one + (other - one) * further))

@@ -39,11 +39,7 @@ class Operations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.processes = processes
         self.seen: Counter[Operation] = Counter()
-
-    def take(self) -> Work:
-        """Return the operations since the last call."""
-        seen, self.seen = self.seen, Counter()
-        return seen
+        """how often each operation has occurred"""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind is DTensor for kind in types):

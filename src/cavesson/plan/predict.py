@@ -85,7 +85,7 @@ class Predictor:
 
     def variants(self, settings: Run) -> Iterator[tuple[str, Prediction]]:
         """Yield the settings that could help, one at a time, and the prediction for each."""
-        for setting, value in _candidates(settings, self.processes):
+        for setting, value in _candidates(settings, self.processes, self.place.per_host):
             changed = _with(settings, setting, value)
             if changed is not None:
                 yield f"{setting} = {_toml(value)}", self.predict(changed)
@@ -97,15 +97,19 @@ class Predictor:
                 yield bytes_of(skeleton(model, self.tokenizer, classifier=True).parameters())
 
 
-def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:
+def _candidates(settings: Run, processes: int, per_host: int) -> Iterator[tuple[str, Any]]:
     share = math.ceil(settings.batch_size / processes)
     if processes > 1 and settings.parallel.shard == "none":
         yield "parallel.shard", "full"
+    if processes > per_host and settings.parallel.shard == "full":
+        yield "parallel.shard", "hybrid"
     if not settings.model.gradient_checkpointing:
         yield "model.gradient_checkpointing", True
     rows = settings.update.micro_batch_size or share
     if rows > 1:
         yield "update.micro_batch_size", rows // 2
+    if rows < share:
+        yield "update.micro_batch_size", min(2 * rows, share)
     if settings.model.dtype == "float32":
         yield "model.dtype", "bfloat16"
     if settings.model.lora is None:

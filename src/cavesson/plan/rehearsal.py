@@ -1,5 +1,6 @@
 """Steps of a run on fake tensors: its own models, losses and optimiser, and its largest batch."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -19,7 +20,6 @@ from cavesson.models.parts import UNSUPPORTED, causal
 from cavesson.models.policy import Policy
 from cavesson.models.sharding import gathered, shard
 from cavesson.ops.masked import weighted_mean
-from cavesson.plan.fakes import Answers
 from cavesson.plan.heap import Heap, has_glibc
 from cavesson.plan.operations import Operations, Work
 from cavesson.plan.tracker import parts, tracker_of
@@ -37,35 +37,44 @@ class Rehearsal:
         role: the model that learns, sharded if there is a mesh.
         optimizer: its optimiser.
         algorithm: gives the loss.
+        processes: number of processes, this one included.
         peaks: the parts of the memory at the peak of every stage, by stage.
         work: the operations of every stage, when it was done last.
         heap: bytes that the C library's heap has taken, 0 if it is not used.
+        steps: steps to rehearse. The heap of the second one contains what the first one has left; without a heap, the
+            optimiser has its state from the beginning, and one is enough.
     """
 
     role: Any
     optimizer: Optimizer
     algorithm: Algorithm
+    processes: int
     peaks: dict[str, dict[str, int]] = field(default_factory=dict)
     work: dict[str, Work] = field(default_factory=dict)
     heap: int = 0
+    steps: int = 1
 
     def stage(self, name: str, do: Callable[[], None]) -> None:
         """Do a stage of a step, and note its memory and its operations."""
-        self._operations.take()
-        with self._tracker:
+        with Operations(self.processes) as operations, self._tracker:
             do()
         self._tracker.reset_mod_stats()
-        self.work[name] = self._operations.take() or self.work[name]
+        self.work[name] = operations.seen or self.work[name]
         seen = parts(self._tracker)
         if sum(seen.values()) >= sum(self.peaks.get(name, {}).values()):
             self.peaks[name] = seen
 
     @contextmanager
-    def begun(self, vocabulary: int, is_cpu: bool, operations: Operations, others: list[nn.Module]) -> Iterator[None]:
+    def begun(self, vocabulary: int, is_cpu: bool, others: list[nn.Module]) -> Iterator[None]:
         """Track memory inside this block, in which stages are done; `others` are models besides the role."""
+        gc.collect()  # what an earlier rehearsal has left would be in the way
         heap = Heap() if is_cpu and has_glibc() else None
-        _warm_up(self.role, self.optimizer)
-        self._operations = operations
+        if heap is None:
+            _begin_optimizer(self.optimizer)
+        elif any(isinstance(p, DTensor) for p in self.role.parameters()):
+            # At first, DTensor plans every operation with whole tensors, which must not count.
+            _begin_optimizer(Optimizer(self.role, self.optimizer.settings))
+        self.steps = 1 if heap is None else 2
         self._tracker = tracker_of(self.role, self.optimizer, vocabulary, heap)
         frozen = [p for other in others for p in other.parameters()]
         masters = [m for n, m in self.optimizer.masters.items() if m is not self.optimizer.parameters[n]]
@@ -88,28 +97,20 @@ class Rehearsal:
 
     def optimise(self) -> None:
         """Do an optimiser step."""
-        self.optimizer.grad_norm(1.0)
-        self.optimizer.step(0.0)
-        self.optimizer.zero_grad()
+        _step(self.optimizer)
 
 
-def _warm_up(role: nn.Module, optimizer: Optimizer) -> None:
-    """Do a step of another optimiser on sharded weights: at first, DTensor plans every operation with whole tensors."""
-    if not any(isinstance(p, DTensor) for p in role.parameters()):
-        return
-    first = Optimizer(role, optimizer.settings)
-    for parameter in first.parameters.values():
+def _begin_optimizer(optimizer: Optimizer) -> None:
+    """Do an optimiser step with gradients of zero, after which the optimiser has its state."""
+    for parameter in optimizer.parameters.values():
         parameter.grad = torch.zeros_like(parameter)
-    first.grad_norm(1.0)
-    first.step(0.0)
-    first.zero_grad()
+    _step(optimizer)
 
 
-@contextmanager
-def faking(processes: int) -> Iterator[Operations]:
-    """Compute with fake tensors inside this block, and record the operations."""
-    with FakeTensorMode(allow_non_fake_inputs=True), Answers(), Operations(processes) as operations:
-        yield operations
+def _step(optimizer: Optimizer) -> None:
+    optimizer.grad_norm(1.0)
+    optimizer.step(0.0)
+    optimizer.zero_grad()
 
 
 def sharded(role: nn.Module, mesh: DeviceMesh | None, dtype: torch.dtype) -> None:

@@ -79,7 +79,7 @@ def tracker_of(role: nn.Module, optimizer: Optimizer, vocabulary: int, heap: Hea
         return sharded
     whole = _WholeTracker()
     whole.prepare(vocabulary, None)
-    whole.track_external(role)
+    whole.track_external(role, optimizer._adam)
     whole.heap = heap
     for parameter in optimizer.parameters.values():
         parameter.register_post_accumulate_grad_hook(_marks(whole))
