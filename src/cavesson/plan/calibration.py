@@ -2,10 +2,13 @@
 
 import os
 from collections.abc import Callable
+from multiprocessing import get_context
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import process_time
 
 import torch
+import torch.distributed as dist
 
 from cavesson.models.device_memory import total_memory
 from cavesson.models.load import use_fast_linear
@@ -31,11 +34,35 @@ def measured(processes: int) -> Device:
         flops, half = (_product_rate(dtype) for dtype in (torch.float32, torch.bfloat16))
         bandwidth = _bandwidth()
     per_operation = _per_operation()
+    link = _link_rate() if processes > 1 else bandwidth
     rates = [rate * part for rate in (half, flops, bandwidth)]
     return Device(
-        "cpu", total_memory(torch.device("cpu")) / processes, *rates, bandwidth * part / 4, bandwidth * part / 4,
+        "cpu", total_memory(torch.device("cpu")) / processes, *rates, link * part, link * part,
         "measured on this machine", processes, 1.0, 1.0, 1.0, 1.0, per_operation / part * threads, True,
     )  # fmt: skip
+
+
+def _link_rate() -> float:
+    """Return the bytes per second of processor time that a process sends with gloo, as sharded weights are sent."""
+    with TemporaryDirectory() as folder, get_context("spawn").Pool(2) as pool:
+        rates: list[float] = pool.starmap(_send, [(rank, folder) for rank in range(2)], chunksize=1)
+    return min(rates)
+
+
+def _send(rank: int, folder: str) -> float:
+    """Be one of two processes that gather and reduce a tensor; return the bytes per second of its processor time."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    whole = torch.randn(4 * 2**20)
+    part = whole.chunk(2)[rank].clone()
+
+    def work() -> None:
+        dist.all_gather_into_tensor(whole, part)
+        dist.reduce_scatter_tensor(part, whole)
+
+    seconds = _seconds(work)
+    dist.destroy_process_group()
+    return 2 * part.numel() * part.element_size() / seconds
 
 
 def _seconds(work: Callable[[], object]) -> float:

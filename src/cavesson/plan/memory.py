@@ -58,8 +58,10 @@ class Memory:
     """what the C library's heap cannot use again, on CPU"""
     loading: int
     """all together, while the model is loaded"""
-    gradients: int
-    """of all trained weights of this process"""
+    numbers: int
+    """weights of the model that learns, as numbers, in all processes together"""
+    trained: int
+    """those that are trained, critic included"""
     work: dict[str, Work]
     """the operations of each stage, done once"""
 
@@ -197,8 +199,8 @@ def _memory(
     kept = sum(stays.values()) - stays["weights"] - rewards
     added = max(sum(phase.values()) for phase in phases.values())
     loading = (stays["weights"] if is_sharded else weights) + rewards + loading_bytes(settings)
-    gradients = 4 * sum(_mine(p).numel() for p in all_of_role if p.requires_grad)  # always in float32
-    return Memory(stays, phases, max(0, run.heap - kept - added), loading, gradients, run.work)
+    numbers, trained = sum(p.numel() for p in inside), sum(p.numel() for p in all_of_role if p.requires_grad)
+    return Memory(stays, phases, max(0, run.heap - kept - added), loading, numbers, trained, run.work)
 
 
 def _rename(phase: dict[str, int], name: str, size: int) -> None:
@@ -211,11 +213,7 @@ def _rename(phase: dict[str, int], name: str, size: int) -> None:
 
 def _local(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of distinct tensors in this process."""
-    return bytes_of(map(_mine, tensors))
-
-
-def _mine(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return bytes_of(t.to_local() if isinstance(t, DTensor) else t for t in tensors)
 
 
 def _vocabulary(role: Any) -> int:
@@ -245,7 +243,10 @@ def _of_all_layers(rehearsed: Callable[[int | None], Memory], settings: ModelSet
         return max(0, round(one + (other - one) * further))
 
     def by_name(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-        return {name: extended(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+        parts = {name: extended(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+        # The peak of a deeper model may be at another moment, when one part has gone and another one has come.
+        total, named = extended(sum(one.values()), sum(other.values())), sum(parts.values())
+        return {name: round(size * total / named) if named else 0 for name, size in parts.items()}
 
     def repeated(one: Work, other: Work) -> Work:
         return Counter({key: one.get(key, 0) * (1 - further) + other.get(key, 0) * further for key in {**one, **other}})
@@ -255,6 +256,7 @@ def _of_all_layers(rehearsed: Callable[[int | None], Memory], settings: ModelSet
         {name: by_name(phase, more.phases[name]) for name, phase in few.phases.items()},
         extended(few.holes, more.holes),
         extended(few.loading, more.loading),
-        extended(few.gradients, more.gradients),
+        extended(few.numbers, more.numbers),
+        extended(few.trained, more.trained),
         {name: repeated(work, more.work[name]) for name, work in few.work.items()},
     )

@@ -63,10 +63,15 @@ def _flops(function: Any, args: Any, kwargs: Any, result: Any) -> int:
     if packet is torch.ops.mkldnn._linear_pointwise:
         return 2 * prod(args[0].shape) * len(args[1])
     if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
-        return int(sdpa_flop_count(args[0].shape, args[1].shape, args[2].shape))
+        return _attention(sdpa_flop_count(*(x.shape for x in args[:3])), args, 4)
     if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        return int(sdpa_backward_flop_count(args[0].shape, args[1].shape, args[2].shape, args[3].shape))
+        return _attention(sdpa_backward_flop_count(*(x.shape for x in args[:4])), args, 7)
     return int(flop_registry[packet](*args, **kwargs, out_val=result)) if packet in flop_registry else 0
+
+
+def _attention(flops: int, args: Any, place: int) -> int:
+    """Return the operations of attention; a causal one, as the argument at this place says, skips half of them."""
+    return flops // 2 if len(args) > place and args[place] else int(flops)
 
 
 def _sent(function: Any, args: Any, processes: int) -> int:

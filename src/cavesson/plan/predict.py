@@ -19,6 +19,7 @@ from cavesson.plan.memory import Memory, Place, example_memory, rollout_memory
 from cavesson.plan.recipe import Planned
 from cavesson.plan.skeleton import bytes_of, skeleton
 from cavesson.plan.time import Duration, example_times, rollout_times
+from cavesson.plan.vllm import vllm_times
 
 Run = RolloutRun | ExampleRun
 
@@ -78,6 +79,8 @@ class Predictor:
             rollouts = largest_rollouts(settings, self.data, self.processes)
             memory = rollout_memory(settings, rollouts, self.tokenizer, self.rewards, self.place)
             times = rollout_times(settings, rollouts, memory, self.device, self.processes)
+            if settings.sampling.engine == "vllm":
+                times |= vllm_times(settings, rollouts, memory, self.device)
             return Prediction(memory, times, settings.sampling.max_staleness > 0)
         sequences = largest_sequences(settings, self.data, self.processes)
         memory = example_memory(settings, sequences, self.tokenizer, settings.makes_classifier, self.place)

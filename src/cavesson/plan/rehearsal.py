@@ -103,7 +103,7 @@ class Rehearsal:
 def _begin_optimizer(optimizer: Optimizer) -> None:
     """Do an optimiser step with gradients of zero, after which the optimiser has its state."""
     for parameter in optimizer.parameters.values():
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
     _step(optimizer)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
@@ -47,7 +48,17 @@ def sequence_role(settings: ExampleRun, model: Any) -> Any:
     padded = settings.model_copy(update={"update": settings.update.model_copy(update={"layout": "padded"})})
     role: Any = padded.role(model)
     role.packed = settings.update.layout == "packed"
+    trunk(role.model).register_forward_pre_hook(_number, with_kwargs=True)
     return role
+
+
+def _number(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Give a model the positions that it would count itself: in fake ones it cannot see that nothing is packed."""
+    ids = kwargs.get("input_ids")
+    if ids is None or kwargs.get("position_ids") is not None:
+        return args, kwargs
+    with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+        return args, kwargs | {"position_ids": torch.arange(ids.shape[1])[None]}
 
 
 def prompts_of(rows: int, prompts: int, tokens: int) -> Tensor:
@@ -61,6 +72,8 @@ def rollouts_of(settings: RolloutRun, largest: LargestRollouts, rows: int) -> Ba
     tokens, numbers = torch.ones(rows, largest.response), torch.arange(rows, dtype=torch.float64)
     prompt = prompts_of(rows, min(rows, largest.prompts), largest.prompt)
     columns = {"prompt_ids": prompt, "prompt_mask": torch.ones_like(prompt)}
+    if largest.response > 1:
+        tokens[:1, -1] = 0.0  # responses differ in length, so attention needs a mask
     columns |= {"response_ids": tokens.long(), "mask": tokens, "ended": torch.ones(rows), "kl_coef": torch.ones(rows)}
     columns |= {name: torch.zeros_like(tokens) for name in _TOKEN_COLUMNS}
     groups = torch.arange(rows) // settings.samples_per_prompt

@@ -98,5 +98,5 @@ def _summed(settings: RolloutRun | ExampleRun, memory: Memory, device: Device, p
     """Return how long it takes to sum gradients that are not sharded over all processes, in a ring, in float32."""
     if processes == 1 or settings.parallel.shard != "none":
         return Duration()
-    sent = 2 * (processes - 1) / processes * memory.gradients
+    sent = 2 * (processes - 1) / processes * 4 * memory.trained  # in float32
     return Duration(sending=sent / device.link_rate(processes))
