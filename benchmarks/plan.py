@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -72,13 +73,13 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     return {"own": max(own), "time": seconds, "busy": max(training.processes.of_all(median(busy)))}
 
 
-def in_processes(count: int, case: dict[str, Any]) -> dict[str, Any]:
-    """Measure a case in so many fresh processes."""
+def in_processes(count: int, case: dict[str, Any], what: str) -> dict[str, Any]:
+    """Predict or measure a case in so many fresh processes."""
     with TemporaryDirectory() as folder:
         given, result = Path(folder) / "case.json", Path(folder) / "result.json"
         given.write_text(json.dumps(case))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-        command = [*command, __file__, "--measure", str(given)]
+        command = [*command, __file__, what, str(given)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RESULT": str(result)}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if not result.exists():
@@ -86,49 +87,64 @@ def in_processes(count: int, case: dict[str, Any]) -> dict[str, Any]:
         return json.loads(result.read_text())  # type: ignore[no-any-return]
 
 
-def predict(cases: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """The prediction of cases, each with its number of processes as "count"."""
+def predict(case: dict[str, Any]) -> dict[str, float]:
+    """The predicted own memory of a process, without holes as well, and the processor time of a step."""
     from cavesson.config import check
     from cavesson.plan.calibration import measured
     from cavesson.plan.predict import Predictor
     from cavesson.plan.recipe import Planned
     from cavesson.registry import ALGORITHMS
 
-    found, device = [], measured(1)
-    for case in cases:
-        settings: Any = check(ALGORITHMS[case["command"]].settings, case["settings"], "the case")
-        rewards = getattr(settings, "rewards", ())
-        predictor = Predictor(Planned("case", case["command"], settings, rewards, False), device, case["count"])
-        prediction = predictor.predict(settings)
-        found.append({"own": prediction.memory.peak, "live": prediction.memory.peak - prediction.memory.holes,
-                      "busy": prediction.seconds, "parts": {k: v.total for k, v in prediction.times.items()},
-                      "causes": [round(sum(x), 3) for x in zip(*(v._values for v in prediction.times.values()))]})  # fmt: skip
-    return found
+    settings: Any = check(ALGORITHMS[case["command"]].settings, case["settings"], "the case")
+    count = case["count"]
+    # Processor time does not depend on how many processes share the cores.
+    device = replace(measured(min(count, 2)), per_host=count)
+    planned = Planned("case", case["command"], settings, getattr(settings, "rewards", ()), False)
+    prediction = Predictor(planned, device, count).predict(settings)
+    memory = prediction.memory
+    return {"own": memory.peak, "live": memory.peak - memory.holes, "busy": prediction.seconds}
+
+
+def compare(name: str, count: int, shard: str) -> tuple[dict[str, float], dict[str, Any]]:
+    """What is predicted of a case in so many processes, and what is measured."""
+    with TemporaryDirectory() as folder, TemporaryDirectory() as other, TemporaryDirectory() as model:
+        one.make_model(Path(model), **CASES[name][2])
+        one.make_model(Path(other), hidden=8, layers=1, vocabulary=300)
+        case = settings_of(name, Path(model), Path(folder), shard)
+        nothing = settings_of(name, Path(other), Path(other), shard, one.NOTHING)
+        predicted = in_processes(1, {**case, "count": count}, "--predict")
+        return predicted, in_processes(count, {**case, "nothing": nothing}, "--measure")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the names of the cases")
+    parser.add_argument("--published", action="store_true", help="compare with published tables instead")
     parser.add_argument("--predict", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.predict:
-        Path(os.environ["RESULT"]).write_text(json.dumps(predict(json.loads(arguments.predict.read_text()))))
-        return
-    if arguments.measure:
-        done = measure(json.loads(arguments.measure.read_text()))
+    given = arguments.predict or arguments.measure
+    if given:
+        done = (predict if arguments.predict else measure)(json.loads(given.read_text()))
         if os.environ.get("RANK", "0") == "0":
             Path(os.environ["RESULT"]).write_text(json.dumps(done))
         return
+    if arguments.published:
+        import plan_published
+
+        plan_published.main()
+        return
+    print("| run | processes | own memory, MB | measured | | seconds | measured | |\n|---|---|---|---|---|---|---|---|")
     for name in (name for name in CASES if arguments.only in name):
         for count, shard in PLACES:
-            with TemporaryDirectory() as folder, TemporaryDirectory() as other, TemporaryDirectory() as made:
-                one.make_model(Path(made), **CASES[name][2])
-                one.make_model(Path(other), hidden=8, layers=1, vocabulary=300)
-                case = settings_of(name, Path(made), Path(folder), shard)
-                nothing = settings_of(name, Path(other), Path(other), shard, one.NOTHING)
-                seen = in_processes(count, {**case, "nothing": nothing})
-                print(name, count, shard, seen["own"] >> 20, "busy", round(seen["busy"], 3), {k: round(v, 3) for k, v in seen["time"].items()}, flush=True)
+            predicted, seen = compare(name, count, shard)
+            own, live, real = (x / 2**20 for x in (predicted["own"], predicted["live"], seen["own"]))
+            busy, spent = predicted["busy"], seen["busy"]
+            print(
+                f"| {name} | {count}{', sharded' if shard == 'full' else ''} | {own:.0f} (live {live:.0f}) | {real:.0f} "
+                f"| {own / real - 1:+.0%} | {busy:.2f} | {spent:.2f} | {busy / spent - 1:+.0%} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

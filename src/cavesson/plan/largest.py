@@ -136,4 +136,6 @@ def _sequences(examples: Sequence[Tokens | PairTokens], layout: str, passes: int
     parts = sequences_of(examples)
     lengths = [len(part.ids) for part in parts]
     rows = len(pack(lengths, max(lengths))) if layout == "packed" else len(lengths)
-    return LargestSequences(Batch({}), rows, max(lengths), rows < len(lengths), sum(sum(part.learn) for part in parts), passes)
+    return LargestSequences(
+        Batch({}), rows, max(lengths), rows < len(lengths), sum(sum(part.learn) for part in parts), passes
+    )

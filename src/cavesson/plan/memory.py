@@ -98,7 +98,9 @@ def rollout_memory(
         place: where the run trains.
     """
 
-    learned, scored = (rollouts_of(settings, largest, n) for n in (largest.rows, scored_rows(settings, place.processes)))
+    learned, scored = (
+        rollouts_of(settings, largest, n) for n in (largest.rows, scored_rows(settings, place.processes))
+    )
     prompts = prompts_of(largest.sampled, largest.sampled_prompts, largest.prompt)
 
     def rehearsed(layers: int | None) -> Memory:
@@ -128,7 +130,9 @@ def example_memory(
 
     def rehearsed(layers: int | None) -> Memory:
         with _fake_place(settings, place) as mesh:
-            model: Any = without_numbers(skeleton(settings.model, tokenizer, classifier=classifier, layers=layers), "cpu")
+            model: Any = without_numbers(
+                skeleton(settings.model, tokenizer, classifier=classifier, layers=layers), "cpu"
+            )
             role = sequence_role(settings, model)
             weights = _weights(model, settings.model)
             sharded(role, mesh, causal(model).dtype)

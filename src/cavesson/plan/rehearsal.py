@@ -29,6 +29,7 @@ from cavesson.sampling.settings import SamplingSettings
 from cavesson.train.optimizer import Optimizer
 from cavesson.types import Batch
 
+
 @dataclass
 class Rehearsal:
     """A role on fake tensors, with its optimiser; every stage adds to what is known of memory and work.

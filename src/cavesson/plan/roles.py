@@ -83,7 +83,9 @@ def rollouts_of(settings: RolloutRun, largest: LargestRollouts, rows: int) -> Ba
     return credited
 
 
-def _fake(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, layers: int | None, **options: bool) -> nn.Module:
+def _fake(
+    settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, layers: int | None, **options: bool
+) -> nn.Module:
     return without_numbers(skeleton(settings, tokenizer, layers=layers, **options), "cpu")
 
 

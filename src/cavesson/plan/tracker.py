@@ -48,7 +48,9 @@ class _Tracker(MemTracker):
         held = getattr(winfo, "piece", None)
         if held is not None:
             self.heap.give(held)
-        winfo.piece = self.heap.take(winfo.mem_consumed) if u_type is not _UpdateType.DEL and winfo.mem_consumed else None
+        winfo.piece = (
+            self.heap.take(winfo.mem_consumed) if u_type is not _UpdateType.DEL and winfo.mem_consumed else None
+        )
 
 
 class _WholeTracker(_Tracker):

@@ -26,7 +26,9 @@ def vllm_times(settings: RolloutRun, largest: LargestRollouts, memory: Memory, d
     """
     config, itemsize = config_of(settings.model), DTYPES[settings.model.dtype].itemsize
     devices = len(settings.sampling.servers or settings.sampling.vllm.devices) or 1
-    rows, prompts = (math.ceil(n / devices) for n in (settings.batch_size, settings.batch_size / settings.samples_per_prompt))
+    rows, prompts = (
+        math.ceil(n / devices) for n in (settings.batch_size, settings.batch_size / settings.samples_per_prompt)
+    )
     weights, cache = memory.numbers * itemsize, cache_bytes(config, itemsize)
     room = max(device.memory * CACHE_SHARE - weights, 0.0)
     at_once = max(1, min(rows, int(room / (cache * (largest.prompt + largest.response)))))
