@@ -14,9 +14,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import process_time
@@ -141,7 +141,8 @@ def main() -> None:
             own, live, real = (x / 2**20 for x in (predicted["own"], predicted["live"], seen["own"]))
             busy, spent = predicted["busy"], seen["busy"]
             print(
-                f"| {name} | {count}{', sharded' if shard == 'full' else ''} | {own:.0f} (live {live:.0f}) | {real:.0f} "
+                f"| {name} | {count}{', sharded' if shard == 'full' else ''} "
+                f"| {own:.0f} (live {live:.0f}) | {real:.0f} "
                 f"| {own / real - 1:+.0%} | {busy:.2f} | {spent:.2f} | {busy / spent - 1:+.0%} |",
                 flush=True,
             )

@@ -1,8 +1,8 @@
 """Predictions beside published measurements of another trainer, prime-rl, on GPUs.
 
-The numbers are from https://github.com/PrimeIntellect-ai/prime-rl, benchmarks/baselines, commit 559b447: two micro-batches
-of one sequence per GPU, full recomputation, bfloat16, the memory that PyTorch had reserved. Its trainer is compiled and
-has kernels of its own; what is predicted is the same step of `cavesson sft`. Nothing is fitted to them.
+The numbers are from https://github.com/PrimeIntellect-ai/prime-rl, benchmarks/baselines, commit 559b447: two
+micro-batches of one sequence per GPU, full recomputation, bfloat16, the memory that PyTorch had reserved. Its trainer
+is compiled and has kernels of its own; what is predicted is the same step of `cavesson sft`. Nothing is fitted to them.
 
     python benchmarks/plan.py --published
 """
@@ -92,6 +92,7 @@ def main() -> None:
             model = f"{one.model}, LoRA" if one.lora else one.model
             print(
                 f"| {one.gpus} × {one.gpu} | {model} | {one.length:,} | {memory:.1f} | {one.memory} "
-                f"| {memory / one.memory - 1:+.0%} | {seconds:.2f} | {one.seconds} | {seconds / one.seconds - 1:+.0%} |",
+                f"| {memory / one.memory - 1:+.0%} "
+                f"| {seconds:.2f} | {one.seconds} | {seconds / one.seconds - 1:+.0%} |",
                 flush=True,
             )

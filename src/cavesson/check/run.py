@@ -37,7 +37,7 @@ from cavesson.rewards.settings import RewardSettings
 from cavesson.tools.score import ScorerSettings
 
 if TYPE_CHECKING:
-    from cavesson.plan.memory import Memory
+    from cavesson.plan.prediction import Memory
 
 TINY_COST = 2e12
 """Floating-point operations of a short run that nobody needs to be asked about: some ten seconds on one core."""
@@ -207,7 +207,8 @@ class _Check:
         pa.array([0])  # imports pandas if it is installed, as writing the record will
         self.seen.libraries = resident() if device.type == "cpu" else 0
         # Imported only now, because fake tensors need about 50 MB of libraries that a run does not import.
-        from cavesson.plan.memory import Place, example_memory, rollout_memory
+        from cavesson.plan.memory import example_memory, rollout_memory
+        from cavesson.plan.prediction import Place
 
         place = Place(is_cpu=device.type == "cpu")
 

@@ -28,18 +28,30 @@ def measured(processes: int) -> Device:
     More processes than cores share them, so each has a part of the rates.
     """
     keep_freed_memory()
-    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
-    part = min(1.0, cores / (processes * threads)) * threads
+    part = min(torch.get_num_threads(), (os.cpu_count() or 1) / processes)  # cores of a process
     with torch.no_grad():
         flops, half = (_product_rate(dtype) for dtype in (torch.float32, torch.bfloat16))
         bandwidth = _bandwidth()
     per_operation = _per_operation()
     link = _link_rate() if processes > 1 else bandwidth
-    rates = [rate * part for rate in (half, flops, bandwidth)]
+    one_thread = min(1.0, part)  # Python and gloo use no more
     return Device(
-        "cpu", total_memory(torch.device("cpu")) / processes, *rates, link * part, link * part,
-        "measured on this machine", processes, 1.0, 1.0, 1.0, 1.0, per_operation / part * threads, True,
-    )  # fmt: skip
+        name="cpu",
+        memory=total_memory(torch.device("cpu")) / processes,
+        half_flops=half * part,
+        flops=flops * part,
+        bandwidth=bandwidth * part,
+        link=link * one_thread,
+        network=link * one_thread,
+        source="measured on this machine",
+        per_host=processes,
+        half_share=1.0,
+        share=1.0,
+        bandwidth_share=1.0,
+        link_share=1.0,
+        per_operation=per_operation / one_thread,
+        is_cpu=True,
+    )
 
 
 def _link_rate() -> float:
@@ -98,7 +110,7 @@ def _per_operation() -> float:
     def work() -> None:
         model(input_ids=ids).logits.sum().backward()
 
-    with Operations(1) as operations:
+    operations = Operations(1)
+    with operations:
         work()
-    count = sum(operations.seen.values())
-    return _seconds(work) / count
+    return _seconds(work) / sum(operations.seen.values())

@@ -30,12 +30,15 @@ class Answers(TorchDispatchMode):
     tensors, conditions are true, masks are full, and numbers are 1.
     """
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not any(issubclass(kind, (FakeTensor, DTensor)) for kind in types) and any(
             isinstance(x, Tensor) for x in tree_leaves((args, kwargs))
         ):
-            with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+            with unset_fake_temporarily():
                 return function(*args, **kwargs)
         if function is _aten._local_scalar_dense.default:
             return True if args[0].dtype is torch.bool else 1.0 if args[0].dtype.is_floating_point else 1
@@ -50,7 +53,7 @@ def _positions(index: Tensor | None) -> list[Tensor | None]:
     if index is None or index.dtype is not torch.bool:
         return [index]
     if type(index) is Tensor:
-        with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+        with unset_fake_temporarily():
             return list(index.nonzero(as_tuple=True))
     return [torch.zeros(index.numel(), dtype=torch.long)] * index.ndim
 
@@ -81,7 +84,7 @@ def fake_processes(count: int, shard: Shard, per_host: int) -> Iterator[DeviceMe
     if shard == "none":
         yield None
         return
-    dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())  # type: ignore[no-untyped-call]
+    dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     try:
         hybrid = shard == "hybrid"
         shape, names = ((count // per_host, per_host), ("copy", "shard")) if hybrid else ((count,), None)

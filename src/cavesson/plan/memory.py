@@ -1,15 +1,13 @@
 """The memory of a run, and the work of its stages, predicted from its settings, its data and its model's config.
 
-A step of the run is rehearsed with fake tensors on its largest batch, and PyTorch's memory trackers count what is alive:
-nothing about memory is estimated or fitted, whatever the architecture. On CPU, the heap of the C library is added, which
+A step of the run is rehearsed with fake tensors on its largest batch, and PyTorch's memory trackers count what is
+alive: nothing is estimated or fitted, whatever the architecture. On CPU, the heap of the C library is added, which
 grows beyond the live bytes (`heap`). Only the weights are not allocated there: a safetensors file is mapped.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,65 +22,15 @@ from cavesson.models.policy import Policy
 from cavesson.models.settings import ModelSettings
 from cavesson.plan.fakes import Answers, fake_processes, without_numbers
 from cavesson.plan.largest import LargestRollouts, LargestSequences, scored_rows
-from cavesson.plan.operations import Work
+from cavesson.plan.prediction import Memory, Place, of_all_layers
 from cavesson.plan.rehearsal import Rehearsal, sample, sharded
 from cavesson.plan.roles import fake_policy, prompts_of, rollouts_of, sequence_role
-from cavesson.plan.skeleton import bytes_of, config_of, layers_of, loading_bytes, skeleton
+from cavesson.plan.skeleton import bytes_of, loading_bytes, skeleton
 from cavesson.train.optimizer import Optimizer
 from cavesson.types import Batch
 
-FEW_LAYERS = 4
-"""Rehearsed of a deep model on CPU; half as many on GPUs."""
 QUANTIZED_BITS = {"nf4": 4.127, "int8": 8.0}
 """Bits per weight; of nf4 with its twice quantized scales (arXiv:2305.14314, section 3)."""
-
-
-class Place(NamedTuple):
-    """Where a run trains."""
-
-    processes: int = 1
-    per_host: int = 8
-    """processes on a host"""
-    is_cpu: bool = True
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The memory of a process in bytes, without Python, its libraries and the data."""
-
-    stays: dict[str, int]
-    """permanent memory, by purpose"""
-    phases: dict[str, dict[str, int]]
-    """additional memory of each stage at its peak, by purpose"""
-    holes: int
-    """what the C library's heap cannot use again, on CPU"""
-    loading: int
-    """all together, while the model is loaded"""
-    numbers: int
-    """weights of the model that learns, as numbers, in all processes together"""
-    trained: int
-    """those that are trained, critic included"""
-    work: dict[str, Work]
-    """the operations of each stage, done once"""
-
-    @property
-    def peak(self) -> int:
-        return max(sum(self.stays.values()) + self.added(self.phase) + self.holes, self.loading)
-
-    @property
-    def phase(self) -> str:
-        """The phase that needs the most additional memory."""
-        return max(self.phases, key=self.added)
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """All memory at the peak, by purpose."""
-        parts = {**self.stays, **self.phases[self.phase], "holes in the heap": self.holes}
-        return {name: size for name, size in parts.items() if size}
-
-    def added(self, phase: str) -> int:
-        """Return the bytes that a phase adds to what stays."""
-        return sum(self.phases[phase].values())
 
 
 def rollout_memory(
@@ -97,7 +45,6 @@ def rollout_memory(
         rewards: size of the reward models in bytes.
         place: where the run trains.
     """
-
     learned, scored = (
         rollouts_of(settings, largest, n) for n in (largest.rows, scored_rows(settings, place.processes))
     )
@@ -120,7 +67,7 @@ def rollout_memory(
                     _score_and_learn(run, policy, settings, largest, learned, scored)
             return _memory(run, settings.model, weights, rewards, cache, mesh is not None)
 
-    return _of_all_layers(rehearsed, settings.model, place)
+    return of_all_layers(rehearsed, settings.model, place)
 
 
 def example_memory(
@@ -144,15 +91,15 @@ def example_memory(
                     run.stage("optimiser step", run.optimise)
             return _memory(run, settings.model, weights, 0, 0, mesh is not None)
 
-    return _of_all_layers(rehearsed, settings.model, place)
+    return of_all_layers(rehearsed, settings.model, place)
 
 
 @contextmanager
 def _fake_place(settings: RunSettings, place: Place) -> Iterator[DeviceMesh | None]:
     """Compute with fake tensors inside this block, as one of the processes."""
-    with fake_processes(place.processes, settings.parallel.shard, place.per_host) as mesh:
-        with FakeTensorMode(allow_non_fake_inputs=True), Answers():
-            yield mesh
+    processes = fake_processes(place.processes, settings.parallel.shard, place.per_host)
+    with processes as mesh, FakeTensorMode(allow_non_fake_inputs=True), Answers():
+        yield mesh
 
 
 def _score_and_learn(
@@ -221,7 +168,8 @@ def _local(tensors: Iterable[Tensor]) -> int:
 
 
 def _vocabulary(role: Any) -> int:
-    return int(causal(role.model).get_input_embeddings().weight.shape[0])  # type: ignore[operator, union-attr]
+    embeddings: Any = causal(role.model).get_input_embeddings()
+    return int(embeddings.weight.shape[0])
 
 
 def _weights(model: nn.Module, settings: ModelSettings) -> int:
@@ -232,35 +180,3 @@ def _weights(model: nn.Module, settings: ModelSettings) -> int:
     packed = [m.weight for m in trunk(model).modules() if isinstance(m, nn.Linear) and not m.weight.requires_grad]
     numbers = sum(weight.numel() for weight in packed)
     return weights - bytes_of(packed) + round(numbers * QUANTIZED_BITS[settings.quantization] / 8)
-
-
-def _of_all_layers(rehearsed: Callable[[int | None], Memory], settings: ModelSettings, place: Place) -> Memory:
-    """Rehearse all layers, or extrapolate linearly from few and twice as many layers if the model is deep."""
-    layers = settings.new.layers if settings.new is not None else layers_of(config_of(settings))
-    count = FEW_LAYERS if place.is_cpu else FEW_LAYERS // 2  # the heap needs a few more before it grows evenly
-    if settings.new is not None or layers <= 2 * count:
-        return rehearsed(None)
-    few, more = rehearsed(count), rehearsed(2 * count)
-    further = (layers - count) / count
-
-    def extended(one: float, other: float) -> int:
-        return max(0, round(one + (other - one) * further))
-
-    def by_name(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-        parts = {name: extended(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
-        # The peak of a deeper model may be at another moment, when one part has gone and another one has come.
-        total, named = extended(sum(one.values()), sum(other.values())), sum(parts.values())
-        return {name: round(size * total / named) if named else 0 for name, size in parts.items()}
-
-    def repeated(one: Work, other: Work) -> Work:
-        return Counter({key: one.get(key, 0) * (1 - further) + other.get(key, 0) * further for key in {**one, **other}})
-
-    return Memory(
-        by_name(few.stays, more.stays),
-        {name: by_name(phase, more.phases[name]) for name, phase in few.phases.items()},
-        extended(few.holes, more.holes),
-        extended(few.loading, more.loading),
-        extended(few.numbers, more.numbers),
-        extended(few.trained, more.trained),
-        {name: repeated(work, more.work[name]) for name, work in few.work.items()},
-    )

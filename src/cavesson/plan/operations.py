@@ -61,7 +61,7 @@ def _flops(function: Any, args: Any, kwargs: Any, result: Any) -> int:
     """Return the floating-point operations of matrix products and attention, which PyTorch's counter knows."""
     packet = function._overloadpacket
     if packet is torch.ops.mkldnn._linear_pointwise:
-        return 2 * prod(args[0].shape) * len(args[1])
+        return 2 * int(prod(args[0].shape)) * len(args[1])
     if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
         return _attention(sdpa_flop_count(*(x.shape for x in args[:3])), args, 4)
     if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:

@@ -15,7 +15,8 @@ from cavesson.models.load import with_pad_token
 from cavesson.models.settings import ModelSettings
 from cavesson.plan.devices import Device
 from cavesson.plan.largest import largest_rollouts, largest_sequences
-from cavesson.plan.memory import Memory, Place, example_memory, rollout_memory
+from cavesson.plan.memory import example_memory, rollout_memory
+from cavesson.plan.prediction import Memory, Place
 from cavesson.plan.recipe import Planned
 from cavesson.plan.skeleton import bytes_of, skeleton
 from cavesson.plan.time import Duration, example_times, rollout_times
@@ -57,13 +58,10 @@ class Predictor:
 
     def __init__(self, planned: Planned, device: Device, processes: int) -> None:
         settings = planned.settings
-        if settings.batch_size < processes:
-            raise UserError(f"batch_size {settings.batch_size} is less than the {processes} processes")
-        if processes == 1 and settings.parallel.shard != "none":
-            raise UserError(f'parallel.shard "{settings.parallel.shard}" has no effect with one process: use --gpus N')
-        if settings.parallel.shard == "hybrid" and processes <= device.per_host:
-            raise UserError(f'parallel.shard "hybrid" needs several hosts, and {processes} devices are on one')
         self.device, self.processes = device, processes
+        problem = self._problem(settings)
+        if problem is not None:
+            raise UserError(problem)
         self.place = Place(processes, device.per_host, device.is_cpu)
         self.tokenizer: PreTrainedTokenizerBase = with_pad_token(settings.load_tokenizer(), settings.model.path)
         self.data: Any = (
@@ -88,10 +86,21 @@ class Predictor:
 
     def variants(self, settings: Run) -> Iterator[tuple[str, Prediction]]:
         """Yield the settings that could help, one at a time, and the prediction for each."""
-        for setting, value in _candidates(settings, self.processes, self.place.per_host):
+        for setting, value in _candidates(settings, self.processes):
             changed = _with(settings, setting, value)
-            if changed is not None:
+            if changed is not None and self._problem(changed) is None:
                 yield f"{setting} = {_toml(value)}", self.predict(changed)
+
+    def _problem(self, settings: Run) -> str | None:
+        """Return why a run with these settings would not begin on these devices, or None."""
+        shard, count = settings.parallel.shard, self.processes
+        if settings.batch_size < count:
+            return f"batch_size {settings.batch_size} is less than the {count} devices of --gpus"
+        if count == 1 and shard != "none":
+            return f'parallel.shard "{shard}" has no effect with one device: use --gpus N, or set it to "none"'
+        if shard == "hybrid" and count <= self.device.per_host:
+            return f'parallel.shard "hybrid" shards within a host, and all {count} devices are on one: use "full"'
+        return None
 
     def _reward_bytes(self, planned: Planned) -> Iterator[int]:
         for reward in planned.rewards:
@@ -100,19 +109,15 @@ class Predictor:
                 yield bytes_of(skeleton(model, self.tokenizer, classifier=True).parameters())
 
 
-def _candidates(settings: Run, processes: int, per_host: int) -> Iterator[tuple[str, Any]]:
-    share = math.ceil(settings.batch_size / processes)
-    if processes > 1 and settings.parallel.shard == "none":
-        yield "parallel.shard", "full"
-    if processes > per_host and settings.parallel.shard == "full":
-        yield "parallel.shard", "hybrid"
+def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:
+    share, shard = math.ceil(settings.batch_size / processes), settings.parallel.shard
+    if processes > 1 and shard != "hybrid":
+        yield "parallel.shard", "full" if shard == "none" else "hybrid"
     if not settings.model.gradient_checkpointing:
         yield "model.gradient_checkpointing", True
     rows = settings.update.micro_batch_size or share
-    if rows > 1:
-        yield "update.micro_batch_size", rows // 2
-    if rows < share:
-        yield "update.micro_batch_size", min(2 * rows, share)
+    for other in {max(1, rows // 2), min(2 * rows, share)} - {rows}:
+        yield "update.micro_batch_size", other
     if settings.model.dtype == "float32":
         yield "model.dtype", "bfloat16"
     if settings.model.lora is None:

@@ -57,7 +57,8 @@ class Rehearsal:
 
     def stage(self, name: str, do: Callable[[], None]) -> None:
         """Do a stage of a step, and note its memory and its operations."""
-        with Operations(self.processes) as operations, self._tracker:
+        operations = Operations(self.processes)
+        with operations, self._tracker:
             do()
         self._tracker.reset_mod_stats()
         self.work[name] = operations.seen or self.work[name]
@@ -129,7 +130,7 @@ def sample(run: Rehearsal, policy: Policy, settings: SamplingSettings, prompts: 
     except UNSUPPORTED:
         # A growing cache is as long as the tokens read, so longer prompts stand in for responses.
         growing = DynamicCache(config=causal(policy.model).config)
-        with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+        with unset_fake_temporarily():
             longer = pad(prompts, (settings.longest - 1, 0), value=1)
         return _decode(run, policy, settings, longer, growing)
 

@@ -57,7 +57,7 @@ def _number(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
     ids = kwargs.get("input_ids")
     if ids is None or kwargs.get("position_ids") is not None:
         return args, kwargs
-    with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+    with unset_fake_temporarily():
         return args, kwargs | {"position_ids": torch.arange(ids.shape[1])[None]}
 
 
@@ -83,9 +83,7 @@ def rollouts_of(settings: RolloutRun, largest: LargestRollouts, rows: int) -> Ba
     return credited
 
 
-def _fake(
-    settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, layers: int | None, **options: bool
-) -> nn.Module:
+def _fake(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, layers: int | None, **options: bool) -> Any:
     return without_numbers(skeleton(settings, tokenizer, layers=layers, **options), "cpu")
 
 

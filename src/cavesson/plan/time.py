@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.plan.devices import Device
 from cavesson.plan.largest import LargestRollouts, LargestSequences, scored_rows
-from cavesson.plan.memory import Memory
 from cavesson.plan.operations import Work
+from cavesson.plan.prediction import Memory
 
 
 @dataclass(frozen=True)

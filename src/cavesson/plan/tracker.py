@@ -56,10 +56,13 @@ class _Tracker(MemTracker):
 class _WholeTracker(_Tracker):
     """Of weights that are not sharded. Statistics by module, which cost time and are not needed, are off."""
 
-    def _pre_fw_hook(self, *_: Any) -> None:
+    def _ignore(self, *_: Any) -> None:
         pass
 
-    _post_fw_hook = _pre_bw_hook = _post_bw_hook = _pre_fw_hook
+    _pre_fw_hook: Any = _ignore
+    _post_fw_hook: Any = _ignore
+    _pre_bw_hook: Any = _ignore
+    _post_bw_hook: Any = _ignore
 
 
 class _ShardedTracker(_Tracker, FSDPMemTracker):

@@ -1,4 +1,4 @@
-"""The time of sampling by vLLM servers and of new weights for them, from sizes alone: vLLM's own code is not rehearsed."""
+"""The time of sampling by vLLM servers, and of new weights for them, from sizes alone: vLLM's code is not rehearsed."""
 
 import math
 
@@ -8,7 +8,7 @@ from cavesson.algorithms.runs import RolloutRun
 from cavesson.models.load import DTYPES
 from cavesson.plan.devices import Device
 from cavesson.plan.largest import LargestRollouts
-from cavesson.plan.memory import Memory
+from cavesson.plan.prediction import Memory
 from cavesson.plan.skeleton import config_of
 from cavesson.plan.time import Duration
 

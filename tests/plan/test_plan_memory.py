@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from cavesson.check.allocation import Allocations, Heap, has_glibc
+from cavesson.check.memory import Memory, example_memory, rollout_memory
 from check_helpers import run_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerBase
 
-from cavesson.check.allocation import Allocations, Heap, has_glibc
-from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_sequences
-from cavesson.check.memory import Memory, example_memory, rollout_memory
 from cavesson.data.prompts import load_prompts
 from cavesson.models.tiny import tiny_model
+from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_sequences
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import memory as benchmark
