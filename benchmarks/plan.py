@@ -59,18 +59,21 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from cavesson.train.run import Training
 
     training = Training(check(ALGORITHMS[case["command"]].settings, case["settings"], "the case"))
-    busy = []
+    busy: list[float] = []
+    peaks: list[int] = []
 
     def note(_step: int, metrics: dict[str, float]) -> None:
         times.append(metrics)
         busy.append(process_time())
+        peaks.append(one.status("VmHWM"))
 
     training.run(note)
-    own = training.processes.of_all(one.status("VmHWM") - libraries)
-    busy = [after - before for before, after in pairwise(busy)]
+    # The peak of the last step: after it, the first process gathers the whole model to save it.
+    own = training.processes.of_all(peaks[-1] - libraries)
+    spent = [after - before for before, after in pairwise(busy)]
     names = [name for name in times[-1] if name.startswith("time/")]
     seconds = {name: median(seen[name] for seen in times[1:]) for name in names}
-    return {"own": max(own), "time": seconds, "busy": max(training.processes.of_all(median(busy)))}
+    return {"own": max(own), "time": seconds, "busy": max(training.processes.of_all(median(spent)))}
 
 
 def in_processes(count: int, case: dict[str, Any], what: str) -> dict[str, Any]:

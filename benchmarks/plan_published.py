@@ -1,8 +1,12 @@
-"""Predictions beside published measurements of another trainer, prime-rl, on GPUs.
+"""Predictions beside published measurements of other trainers on GPUs. Nothing is fitted to them.
 
-The numbers are from https://github.com/PrimeIntellect-ai/prime-rl, benchmarks/baselines, commit 559b447: two
-micro-batches of one sequence per GPU, full recomputation, bfloat16, the memory that PyTorch had reserved. Its trainer
-is compiled and has kernels of its own; what is predicted is the same step of `cavesson sft`. Nothing is fitted to them.
+Most numbers are from https://github.com/PrimeIntellect-ai/prime-rl, benchmarks/baselines, commit 559b447: two
+micro-batches of one sequence per GPU, full recomputation, bfloat16, and the memory that PyTorch had reserved. Its
+trainer compiles the model and uses FlashAttention 3; what is predicted is the same step of `cavesson sft`.
+
+The last line is from the performance summary of NeMo-RL v0.4 (https://github.com/NVIDIA-NeMo/RL,
+docs/about/performance-summary.md): GRPO with 2,048 responses, of 1,060 tokens with their prompts on average, trained in
+four mini-batches by Megatron and sampled by vLLM.
 
     python benchmarks/plan.py --published
 """
@@ -12,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from transformers import Qwen3Config
+from transformers import LlamaConfig, Qwen3Config
 
 from cavesson.config import check
 from cavesson.models.tiny import tiny_tokenizer
@@ -81,6 +85,29 @@ def predicted(one: Published, folder: Path) -> tuple[float, float]:
     return prediction.memory.peak / 2**30, prediction.seconds
 
 
+def predicted_grpo(folder: Path) -> float:
+    """The predicted seconds of a step of NeMo-RL's GRPO: prompts of 160 tokens, responses of 900, 32 per prompt."""
+    config: Any = {"vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32}
+    config |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 2**17}
+    LlamaConfig(**config, eos_token_id=0, pad_token_id=1).save_pretrained(folder / "llama")
+    tiny_tokenizer().save_pretrained(folder / "llama")
+    data = folder / "prompts.jsonl"
+    data.write_text("\n".join(json.dumps({"prompt": f"{number:a<160}"}) for number in range(64)))
+    servers = [f"http://host:{8000 + number}" for number in range(16)]
+    values = {
+        "batch_size": 2048,
+        "samples_per_prompt": 32,
+        "model": {"path": str(folder / "llama"), "dtype": "bfloat16", "gradient_checkpointing": True},
+        "parallel": {"shard": "full"},
+        "update": {"mini_batches": 4, "micro_batch_size": 4},
+        "data": {"path": str(data)},
+        "sampling": {"engine": "vllm", "servers": servers, "max_new_tokens": 900},
+        "rewards": [{"use": "lowercase"}],
+    }
+    settings: Any = check(ALGORITHMS["grpo"].settings, values, "the case")
+    return Predictor(Planned("", "grpo", settings, (), False), device_of("h100", 16), 16).predict(settings).seconds
+
+
 def main() -> None:
     """Print the table."""
     print(
@@ -96,3 +123,6 @@ def main() -> None:
                 f"| {seconds:.2f} | {one.seconds} | {seconds / one.seconds - 1:+.0%} |",
                 flush=True,
             )
+        seconds, published = predicted_grpo(Path(folder)), 97.7
+        columns = f"{seconds:.0f} | {published} | {seconds / published - 1:+.0%}"
+        print(f"| 16 × h100 | Llama-3.1-8B, GRPO | 1,060 | | | | {columns} |")

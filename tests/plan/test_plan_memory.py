@@ -81,12 +81,12 @@ def test_a_separate_critic_learns_too(tmp_path: Path, tokenizer: PreTrainedToken
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_sharding_divides_what_stays(processes: int, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """All sizes of the built-in model are multiples of 4, except those of the critic's head."""
+    """The first process has the largest slice: 258 tokens are not a multiple of 4."""
     place = GPU._replace(processes=processes)
     whole = predicted(tmp_path, tokenizer, place=place)
     part = predicted(tmp_path, tokenizer, place=place, parallel__shard="full")
     for name in ("weights", "reference"):
-        assert part.stays[name] * processes == whole.stays[name]
+        assert part.stays[name] * processes == pytest.approx(whole.stays[name], rel=0.01)
     assert part.stays["optimiser"] * processes == pytest.approx(whole.stays["optimiser"], rel=0.01)
     gradients = [memory.phases["optimiser step"]["gradients"] for memory in (part, whole)]
     assert gradients[0] * processes == pytest.approx(gradients[1], rel=0.01)
