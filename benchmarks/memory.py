@@ -95,9 +95,9 @@ def _row(command: str, length: int, number: int) -> dict[str, str]:
 
 def predict(case: dict[str, Any]) -> dict[str, float]:
     """The prediction, as `cavesson check` makes it."""
-    from cavesson.check.recipe import Planned
     from cavesson.check.run import memory_only
     from cavesson.config import check
+    from cavesson.plan.recipe import Planned
     from cavesson.registry import ALGORITHMS
 
     settings = check(ALGORITHMS[case["command"]].settings, case["settings"], "the case")

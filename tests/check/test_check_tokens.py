@@ -6,10 +6,10 @@ from typing import Any
 from check_helpers import found, run_of
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from cavesson.check.skeleton import config_of
 from cavesson.check.tokens import check_tokens
 from cavesson.models.settings import StartSettings
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.plan.skeleton import config_of
 
 # ChatML with an end of turn that is a token of its own.
 TEMPLATE = (

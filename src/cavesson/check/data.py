@@ -5,12 +5,12 @@ from typing import Any
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.finding import Problem, Results, SkippedCheck
-from cavesson.check.largest import sequences_of
 from cavesson.data.duplicates import duplicates
 from cavesson.data.examples import Examples
 from cavesson.data.load import load
 from cavesson.data.prompts import PromptSet
 from cavesson.data.types import Demonstration, Pair, Prompt
+from cavesson.plan.largest import sequences_of
 
 _MAX_DROPPED = 0.2
 _MAX_CUT = 0.1

@@ -20,19 +20,24 @@ from cavesson.text.visible import visible
 
 def plain(report: Report) -> dict[str, Any]:
     """Convert a report to plain data for JSON; findings use the same keys as the doctor's."""
-    memory = report.memory
     return {
         "name": report.name,
         "command": report.command,
         "findings": [_renamed(asdict(one)) for one in _sorted(report)],
         "healthy": [_renamed(asdict(one)) for one in report.results if isinstance(one, Fine)],
         "skipped": [_renamed(asdict(one)) for one in report.results if isinstance(one, SkippedCheck)],
-        "memory": None
-        if memory is None
-        else {"peak": memory.peak + report.libraries, "libraries": report.libraries, **asdict(memory)},
+        "memory": _plain_memory(report),
         "first_responses": None if report.first is None else asdict(report.first),
         "suggestion": None if report.suggestion is None else asdict(report.suggestion),
     }
+
+
+def _plain_memory(report: Report) -> dict[str, Any] | None:
+    memory, libraries = report.memory, report.libraries
+    if memory is None:
+        return None
+    sizes = {"stays": memory.stays, "phases": {name: memory.added(name) for name in memory.phases}}
+    return {"peak": memory.peak + libraries, "libraries": libraries, **sizes, "holes": memory.holes}
 
 
 def show(console: Console, report: Report) -> None:

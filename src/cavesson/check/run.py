@@ -13,12 +13,9 @@ from cavesson.algorithms.runs import RolloutRun, RunSettings
 from cavesson.check.data import check_examples, check_prompts
 from cavesson.check.disk import check_disk, gigabytes
 from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
-from cavesson.check.largest import LargestRollouts, largest_rollouts, largest_sequences
-from cavesson.check.recipe import Planned, planned
 from cavesson.check.reward import ROWS, examine, read_examples, unlearned
 from cavesson.check.settings import check_settings
 from cavesson.check.short_run import First, Suggestion, judge, short_run
-from cavesson.check.skeleton import bytes_of, skeleton
 from cavesson.check.tokens import check_tokens
 from cavesson.config import Settings, load
 from cavesson.data.prompts import PromptSet, load_prompts
@@ -31,13 +28,16 @@ from cavesson.models.device_memory import total_memory
 from cavesson.models.load import DTYPES, load_tokenizer, model_folder, with_pad_token
 from cavesson.models.parts import trunk
 from cavesson.models.settings import ModelSettings
+from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_sequences
+from cavesson.plan.recipe import Planned, planned
+from cavesson.plan.skeleton import bytes_of, skeleton
 from cavesson.processes import Processes
 from cavesson.rewards import Reward, build_rewards, rehearse, score
 from cavesson.rewards.settings import RewardSettings
 from cavesson.tools.score import ScorerSettings
 
 if TYPE_CHECKING:
-    from cavesson.check.memory import Memory
+    from cavesson.plan.prediction import Memory
 
 TINY_COST = 2e12
 """Floating-point operations of a short run that nobody needs to be asked about: some ten seconds on one core."""
@@ -207,13 +207,16 @@ class _Check:
         pa.array([0])  # imports pandas if it is installed, as writing the record will
         self.seen.libraries = resident() if device.type == "cpu" else 0
         # Imported only now, because fake tensors need about 50 MB of libraries that a run does not import.
-        from cavesson.check.memory import example_memory, rollout_memory
+        from cavesson.plan.memory import example_memory, rollout_memory
+        from cavesson.plan.prediction import Place
+
+        place = Place(is_cpu=device.type == "cpu")
 
         if isinstance(settings, RolloutRun):
             rewards = sum(self._reward_bytes())
-            memory = rollout_memory(settings, self.largest, self.tokenizer, rewards, device.type)
+            memory = rollout_memory(settings, self.largest, self.tokenizer, rewards, place)
         else:
-            memory = example_memory(settings, self.largest, self.tokenizer, self.is_classifier, device.type)
+            memory = example_memory(settings, self.largest, self.tokenizer, self.is_classifier, place)
         self.seen.memory = memory
         limit = self.options.memory
         has = int(limit * 2**30) if limit is not None else total_memory(device)
@@ -221,7 +224,7 @@ class _Check:
         yield fits
         if isinstance(fits, Problem) and isinstance(settings, RolloutRun):
             half = self.largest._replace(prompt=max(1, self.largest.prompt // 2))
-            less = rollout_memory(settings, half, self.tokenizer, rewards, device.type).peak
+            less = rollout_memory(settings, half, self.tokenizer, rewards, place).peak
             lengths = [len(ids) for ids in self.prompts.ids]
             yield from _too_long(
                 lengths, self.largest.prompt, half.prompt, memory.peak, less, has - self.seen.libraries
@@ -322,6 +325,5 @@ def _fits(memory: "Memory", libraries: int, has: int, largest: Any) -> Result:
 
 def parts_of(memory: "Memory", libraries: int) -> str:
     """Describe the parts of the peak memory in words."""
-    parts = {"Python, libraries and data": libraries, **memory.stays, memory.phase: memory.phases[memory.phase]}
-    parts["holes in the heap"] = memory.holes
+    parts = {"Python, libraries and data": libraries, **memory.parts}
     return ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)

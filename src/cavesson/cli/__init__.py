@@ -16,6 +16,7 @@ from cavesson.cli.check import check_app
 from cavesson.cli.doctor import doctor_app
 from cavesson.cli.flags import FLAGS, Commands, Help, console, explain, load, words_and_flags
 from cavesson.cli.launch import LAUNCHER, end_with_launcher, is_launcher, is_ray_launcher, launch
+from cavesson.cli.plan import plan_app
 from cavesson.cli.record import RunPlace, record
 from cavesson.cli.tools import tools
 from cavesson.command_line import command_line, continuation
@@ -55,6 +56,7 @@ app.add_typer(record)
 app.add_typer(board_app)
 app.add_typer(doctor_app)
 app.add_typer(check_app)
+app.add_typer(plan_app)
 
 RESUME = "Resume this run; with a recipe, start it if it does not exist yet."
 Processes = Annotated[int, typer.Option(metavar="N", help="Train in N processes on this machine.")]

@@ -1,13 +1,16 @@
 """The largest batch of a run, determined from its data and settings."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
-from cavesson.data.examples import Examples, PairTokens, Tokens, size_of
+from cavesson.data.examples import Examples, PairTokens, Tokens
 from cavesson.data.prompts import PromptSet
 from cavesson.ops.packing import pack
+from cavesson.types import Batch
 
 _MAX_STEPS = 1000
 """A longer run has met its longest batches by then, or nearly."""
@@ -39,6 +42,8 @@ class LargestRollouts(NamedTuple):
 class LargestSequences(NamedTuple):
     """The largest batch of algorithms that learn from examples."""
 
+    batch: Batch
+    """the micro-batch, as it is learned from"""
     rows: int
     width: int
     """tokens of a row"""
@@ -50,16 +55,16 @@ class LargestSequences(NamedTuple):
     """micro-batches whose gradients are added up before an optimiser step"""
 
 
-def largest_rollouts(settings: RolloutRun, prompts: PromptSet) -> LargestRollouts:
-    """Return the largest batch: the longest prompt of the run, with every response at the length limit.
+def largest_rollouts(settings: RolloutRun, prompts: PromptSet, processes: int = 1) -> LargestRollouts:
+    """Return the largest batch of a process: the longest prompt of the run, every response at the length limit.
 
     A micro-batch whose rows are drawn at random from the step may hold as many different prompts as it has rows; one of
     consecutive rows may begin and end inside the `samples_per_prompt` rows of a prompt.
     """
     update, batch, samples = settings.update, settings.batch_size, settings.samples_per_prompt
-    mini = math.ceil(batch / update.mini_batches)
+    share, mini = (math.ceil(math.ceil(batch / parts) / processes) for parts in (1, update.mini_batches))
     rows = min(update.micro_batch_size or mini, mini)
-    sampled = min(settings.sampling.batch_size or batch, batch)
+    sampled = min(settings.sampling.batch_size or share, share)
     in_order = update.mini_batches == 1
     return LargestRollouts(
         sampled=sampled,
@@ -70,7 +75,7 @@ def largest_rollouts(settings: RolloutRun, prompts: PromptSet) -> LargestRollout
         prompt=_longest_prompt(settings, prompts),
         response=settings.sampling.longest,
         passes=math.ceil(mini / rows),
-        single_pass=update.epochs == update.mini_batches == 1 and rows == batch,
+        single_pass=update.epochs == update.mini_batches == 1 and rows == share,
     )
 
 
@@ -80,11 +85,12 @@ def _prompts_in(batch: int, rows: int, samples: int) -> int:
     return max((min(start + rows, batch) - 1) // samples - start // samples + 1 for start in starts)
 
 
-def scored_rows(settings: RolloutRun) -> int:
-    """Return the number of rollouts that are scored at the same time, without gradients."""
+def scored_rows(settings: RolloutRun, processes: int = 1) -> int:
+    """Return the number of rollouts that a process scores at the same time, without gradients."""
     # A mini-batch at most, unless a step can sample several batches: the others are scored as whole batches.
     resamples = settings.algorithm.max_batches > 1
     most = settings.batch_size if resamples else math.ceil(settings.batch_size / settings.update.mini_batches)
+    most = math.ceil(most / processes)
     return min(settings.update.micro_batch_size or most, most)
 
 
@@ -96,17 +102,21 @@ def _longest_prompt(settings: RolloutRun, prompts: PromptSet) -> int:
     return max(len(prompts.ids[index]) for index in set(used))
 
 
-def largest_sequences(settings: ExampleRun, examples: Examples[Any]) -> LargestSequences:
-    """Return the micro-batch of the run with the most tokens, padding included."""
-    batch = settings.batch_size
-    at_once = settings.update.micro_batch_size or batch
+def largest_sequences(settings: ExampleRun, examples: Examples[Any], processes: int = 1) -> LargestSequences:
+    """Return the micro-batch of the run, over all processes, with the most tokens, padding included."""
+    batch, layout = settings.batch_size, settings.update.layout
+    share = math.ceil(batch / processes)
+    at_once = min(settings.update.micro_batch_size or share, share)
     steps = min(settings.steps_over(examples.train.size) or _MAX_STEPS, _MAX_STEPS)
     found = [
-        _sequences(part, settings.update.layout, math.ceil(batch / at_once))
+        (_sequences(part, layout, math.ceil(share / at_once)), part)
         for step in range(steps)
-        for part in _split(examples.train.take(step * batch, batch), at_once, settings.update.layout)
+        for part in _split(settings, examples.train.take(step * batch, batch), at_once, processes)
     ]
-    return max(found, key=lambda one: (one.rows * one.width, one.learned))
+    largest, part = max(found, key=lambda one: (one[0].rows * one[0].width, one[0].learned))
+    rows, unknown = torch.arange(len(part)), torch.zeros(len(part))
+    known = {"row": rows, "step": torch.zeros_like(rows), "chosen_reference": unknown, "rejected_reference": unknown}
+    return largest._replace(batch=examples.collate(part).with_columns(**known))
 
 
 def sequences_of(examples: Iterable[Tokens | PairTokens]) -> list[Tokens]:
@@ -114,13 +124,18 @@ def sequences_of(examples: Iterable[Tokens | PairTokens]) -> list[Tokens]:
     return [part for e in examples for part in ((e,) if isinstance(e, Tokens) else (e.chosen, e.rejected))]
 
 
-def _split(batch: Sequence[Any], at_once: int, layout: str) -> list[Sequence[Any]]:
-    rows = sorted(batch, key=size_of) if layout == "grouped" else batch
-    return [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+def _split(settings: ExampleRun, batch: Sequence[Any], at_once: int, processes: int) -> Iterator[Sequence[Any]]:
+    """Yield the micro-batches of every process."""
+    rows = [batch[row] for row in settings.arranged(batch)]
+    for part in torch.arange(len(rows)).tensor_split(processes):
+        mine = [rows[row] for row in part.tolist()]
+        yield from (mine[start : start + at_once] for start in range(0, len(mine), at_once))
 
 
 def _sequences(examples: Sequence[Tokens | PairTokens], layout: str, passes: int) -> LargestSequences:
     parts = sequences_of(examples)
     lengths = [len(part.ids) for part in parts]
     rows = len(pack(lengths, max(lengths))) if layout == "packed" else len(lengths)
-    return LargestSequences(rows, max(lengths), rows < len(lengths), sum(sum(part.learn) for part in parts), passes)
+    return LargestSequences(
+        Batch({}), rows, max(lengths), rows < len(lengths), sum(sum(part.learn) for part in parts), passes
+    )

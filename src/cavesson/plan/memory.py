@@ -1,0 +1,182 @@
+"""The memory of a run, and the work of its stages, predicted from its settings, its data and its model's config.
+
+A step of the run is rehearsed with fake tensors on its largest batch, and PyTorch's memory trackers count what is
+alive: nothing is estimated or fitted, whatever the architecture. On CPU, the heap of the C library is added, which
+grows beyond the live bytes (`heap`). Only the weights are not allocated there: a safetensors file is mapped.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
+from cavesson.models.parts import causal, trunk
+from cavesson.models.policy import Policy
+from cavesson.models.settings import ModelSettings
+from cavesson.plan.fakes import Answers, fake_processes, without_numbers
+from cavesson.plan.largest import LargestRollouts, LargestSequences, scored_rows
+from cavesson.plan.prediction import Memory, Place, of_all_layers
+from cavesson.plan.rehearsal import Rehearsal, sample, sharded
+from cavesson.plan.roles import fake_policy, prompts_of, rollouts_of, sequence_role
+from cavesson.plan.skeleton import bytes_of, loading_bytes, skeleton
+from cavesson.train.optimizer import Optimizer
+from cavesson.types import Batch
+
+QUANTIZED_BITS = {"nf4": 4.127, "int8": 8.0}
+"""Bits per weight; of nf4 with its twice quantized scales (arXiv:2305.14314, section 3)."""
+
+
+def rollout_memory(
+    settings: RolloutRun, largest: LargestRollouts, tokenizer: PreTrainedTokenizerBase, rewards: int, place: Place
+) -> Memory:
+    """Predict the memory of a run that learns from its own responses.
+
+    Args:
+        settings: settings of the run.
+        largest: the largest batch of a process.
+        tokenizer: tokenizer of the model.
+        rewards: size of the reward models in bytes.
+        place: where the run trains.
+    """
+    learned, scored = (
+        rollouts_of(settings, largest, n) for n in (largest.rows, scored_rows(settings, place.processes))
+    )
+    prompts = prompts_of(largest.sampled, largest.sampled_prompts, largest.prompt)
+
+    def rehearsed(layers: int | None) -> Memory:
+        with _fake_place(settings, place) as mesh:
+            policy = fake_policy(settings, tokenizer, layers)
+            reference = policy.frozen_reference
+            weights = _weights(policy.model, settings.model)
+            for role in (policy, reference) if reference is not None else (policy,):
+                sharded(role, mesh, causal(role.model).dtype)
+            run = Rehearsal(policy, Optimizer(policy, settings.optimizer), settings.algorithm, place.processes)
+            others: list[nn.Module] = [] if reference is None else [reference]
+            with run.begun(_vocabulary(policy), place.is_cpu, others):
+                for _ in range(run.steps):
+                    cache = 0
+                    if settings.sampling.engine == "transformers":  # vLLM has its weights and its cache elsewhere
+                        cache = sample(run, policy, settings.sampling, prompts)
+                    _score_and_learn(run, policy, settings, largest, learned, scored)
+            return _memory(run, settings.model, weights, rewards, cache, mesh is not None)
+
+    return of_all_layers(rehearsed, settings.model, place)
+
+
+def example_memory(
+    settings: ExampleRun, largest: LargestSequences, tokenizer: PreTrainedTokenizerBase, classifier: bool, place: Place
+) -> Memory:
+    """Predict the memory of a run that learns from examples; `classifier` means that it trains a reward model."""
+
+    def rehearsed(layers: int | None) -> Memory:
+        with _fake_place(settings, place) as mesh:
+            model: Any = without_numbers(
+                skeleton(settings.model, tokenizer, classifier=classifier, layers=layers), "cpu"
+            )
+            role = sequence_role(settings, model)
+            weights = _weights(model, settings.model)
+            sharded(role, mesh, causal(model).dtype)
+            run = Rehearsal(role, Optimizer(role, settings.optimizer), settings.algorithm, place.processes)
+            with run.begun(_vocabulary(role), place.is_cpu, []):
+                for _ in range(run.steps):
+                    for _ in range(min(2, largest.passes)):  # the second adds to the gradients of the first
+                        run.stage("learning", lambda: run.learn(largest.batch))
+                    run.stage("optimiser step", run.optimise)
+            return _memory(run, settings.model, weights, 0, 0, mesh is not None)
+
+    return of_all_layers(rehearsed, settings.model, place)
+
+
+@contextmanager
+def _fake_place(settings: RunSettings, place: Place) -> Iterator[DeviceMesh | None]:
+    """Compute with fake tensors inside this block, as one of the processes."""
+    processes = fake_processes(place.processes, settings.parallel.shard, place.per_host)
+    with processes as mesh, FakeTensorMode(allow_non_fake_inputs=True), Answers():
+        yield mesh
+
+
+def _score_and_learn(
+    run: Rehearsal, policy: Policy, settings: RolloutRun, largest: LargestRollouts, learned: Batch, scored: Batch
+) -> None:
+    """Rehearse a step from its responses on."""
+
+    def score_reference() -> None:
+        if policy.has_reference:
+            policy.reference_logprob(scored)
+            if settings.kl_estimator == "full":
+                policy.reference_kl(scored)
+
+    @torch.no_grad()
+    def score() -> None:
+        policy(scored)
+        score_reference()
+
+    if not largest.single_pass:
+        run.stage("scoring", score)
+    for _ in range(min(2, largest.passes)):  # the second adds to the gradients of the first
+        # If scoring keeps its graph for the only update, the reference scores while that graph is in memory.
+        run.stage("learning", lambda: run.learn(learned, score_reference if largest.single_pass else None))
+    run.stage("optimiser step", run.optimise)
+
+
+def _memory(
+    run: Rehearsal, settings: ModelSettings, weights: int, rewards: int, cache: int, is_sharded: bool
+) -> Memory:
+    """Return the memory measured in a rehearsal; `weights` is the size of the trained model before it is sharded."""
+    role, optimizer = run.role, run.optimizer
+    reference = getattr(role, "frozen_reference", None)
+    inside, all_of_role = set(role.model.parameters()), list(role.parameters())
+    stays = {
+        "weights": _local(inside) if is_sharded else weights,
+        "critic": _local(p for p in all_of_role if p not in inside),
+        "reference": 0 if reference is None else _local(reference.parameters()),
+        "optimiser": _local(optimizer.state().values())
+        + _local(m for name, m in optimizer.masters.items() if m is not optimizer.parameters[name]),
+        "reward models": rewards,
+    }
+    phases = {name: {part: size for part, size in seen.items() if part != "kept"} for name, seen in run.peaks.items()}
+    whole = sum(p.numel() * causal(role.model).dtype.itemsize for p in inside) if is_sharded else 0
+    for name in ("reading prompts", "decoding"):
+        _rename(phases.get(name, {}), "decoding cache", cache)
+        # FSDP's tracker takes what is gathered outside of its own passes for activations.
+        _rename(phases.get(name, {}), "gathered weights", whole)
+    kept = sum(stays.values()) - stays["weights"] - rewards
+    added = max(sum(phase.values()) for phase in phases.values())
+    loading = (stays["weights"] if is_sharded else weights) + rewards + loading_bytes(settings)
+    numbers, trained = sum(p.numel() for p in inside), sum(p.numel() for p in all_of_role if p.requires_grad)
+    return Memory(stays, phases, max(0, run.heap - kept - added), loading, numbers, trained, run.work)
+
+
+def _rename(phase: dict[str, int], name: str, size: int) -> None:
+    """Let a phase have so many bytes under this name, taken from its activations as far as there are so many."""
+    moved = min(size - phase.get(name, 0), phase.get("activations", 0))
+    if moved > 0:
+        phase["activations"] -= moved
+        phase[name] = phase.get(name, 0) + moved
+
+
+def _local(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of distinct tensors in this process."""
+    return bytes_of(t.to_local() if isinstance(t, DTensor) else t for t in tensors)
+
+
+def _vocabulary(role: Any) -> int:
+    embeddings: Any = causal(role.model).get_input_embeddings()
+    return int(embeddings.weight.shape[0])
+
+
+def _weights(model: nn.Module, settings: ModelSettings) -> int:
+    """Return the bytes of the weights, taking quantization into account."""
+    weights = bytes_of(model.parameters())
+    if settings.quantization is None:
+        return weights
+    packed = [m.weight for m in trunk(model).modules() if isinstance(m, nn.Linear) and not m.weight.requires_grad]
+    numbers = sum(weight.numel() for weight in packed)
+    return weights - bytes_of(packed) + round(numbers * QUANTIZED_BITS[settings.quantization] / 8)

@@ -1,0 +1,146 @@
+"""The prediction for a run on given devices, and for the same run with other settings."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.data.prompts import load_prompts
+from cavesson.errors import UserError
+from cavesson.models.load import with_pad_token
+from cavesson.models.settings import ModelSettings
+from cavesson.plan.devices import Device
+from cavesson.plan.largest import largest_rollouts, largest_sequences
+from cavesson.plan.memory import example_memory, rollout_memory
+from cavesson.plan.prediction import Memory, Place
+from cavesson.plan.recipe import Planned
+from cavesson.plan.skeleton import bytes_of, skeleton
+from cavesson.plan.time import Duration, example_times, rollout_times
+from cavesson.plan.vllm import vllm_times
+
+Run = RolloutRun | ExampleRun
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The memory of a device and the time of a step."""
+
+    memory: Memory
+    times: dict[str, Duration]
+    """of the parts of a step"""
+    overlaps: bool
+    """whether decoding goes on beside the rest of a step"""
+
+    @property
+    def seconds(self) -> float:
+        """The time of a step."""
+        parts = {name: part.total for name, part in self.times.items()}
+        decoding = parts.get("decoding", 0.0)
+        rest = sum(parts.values()) - decoding
+        return max(decoding, rest) if self.overlaps else decoding + rest
+
+
+class Predictor:
+    """Predicts a run and variants of it, whose data is read once.
+
+    Args:
+        planned: the run.
+        device: the device of each process.
+        processes: number of devices.
+
+    Raises:
+        UserError: the model or the data cannot be read, or there are more devices than responses or examples.
+    """
+
+    def __init__(self, planned: Planned, device: Device, processes: int) -> None:
+        settings = planned.settings
+        self.device, self.processes = device, processes
+        problem = self._problem(settings)
+        if problem is not None:
+            raise UserError(problem)
+        self.place = Place(processes, device.per_host, device.is_cpu)
+        self.tokenizer: PreTrainedTokenizerBase = with_pad_token(settings.load_tokenizer(), settings.model.path)
+        self.data: Any = (
+            load_prompts(settings.data, self.tokenizer)
+            if isinstance(settings, RolloutRun)
+            else settings.examples(self.tokenizer)
+        )
+        self.rewards = sum(self._reward_bytes(planned))
+
+    def predict(self, settings: Run) -> Prediction:
+        """Predict a run with these settings."""
+        if isinstance(settings, RolloutRun):
+            rollouts = largest_rollouts(settings, self.data, self.processes)
+            memory = rollout_memory(settings, rollouts, self.tokenizer, self.rewards, self.place)
+            times = rollout_times(settings, rollouts, memory, self.device, self.processes)
+            if settings.sampling.engine == "vllm":
+                times |= vllm_times(settings, rollouts, memory, self.device)
+            return Prediction(memory, times, settings.sampling.max_staleness > 0)
+        sequences = largest_sequences(settings, self.data, self.processes)
+        memory = example_memory(settings, sequences, self.tokenizer, settings.makes_classifier, self.place)
+        return Prediction(memory, example_times(settings, sequences, memory, self.device, self.processes), False)
+
+    def variants(self, settings: Run) -> Iterator[tuple[str, Prediction]]:
+        """Yield the settings that could help, one at a time, and the prediction for each."""
+        for setting, value in _candidates(settings, self.processes):
+            changed = _with(settings, setting, value)
+            if changed is not None and self._problem(changed) is None:
+                yield f"{setting} = {_toml(value)}", self.predict(changed)
+
+    def _problem(self, settings: Run) -> str | None:
+        """Return why a run with these settings would not begin on these devices, or None."""
+        shard, count = settings.parallel.shard, self.processes
+        if settings.batch_size < count:
+            return f"batch_size {settings.batch_size} is less than the {count} devices of --gpus"
+        if count == 1 and shard != "none":
+            return f'parallel.shard "{shard}" has no effect with one device: use --gpus N, or set it to "none"'
+        if shard == "hybrid" and count <= self.device.per_host:
+            return f'parallel.shard "hybrid" shards within a host, and all {count} devices are on one: use "full"'
+        return None
+
+    def _reward_bytes(self, planned: Planned) -> Iterator[int]:
+        for reward in planned.rewards:
+            if "path" in reward.options:
+                model = ModelSettings(path=str(reward.options["path"]), dtype=reward.options.get("dtype", "float32"))
+                yield bytes_of(skeleton(model, self.tokenizer, classifier=True).parameters())
+
+
+def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:
+    share, shard = math.ceil(settings.batch_size / processes), settings.parallel.shard
+    if processes > 1 and shard != "hybrid":
+        yield "parallel.shard", "full" if shard == "none" else "hybrid"
+    if not settings.model.gradient_checkpointing:
+        yield "model.gradient_checkpointing", True
+    rows = settings.update.micro_batch_size or share
+    for other in {max(1, rows // 2), min(2 * rows, share)} - {rows}:
+        yield "update.micro_batch_size", other
+    if settings.model.dtype == "float32":
+        yield "model.dtype", "bfloat16"
+    if settings.model.lora is None:
+        yield "model.lora.rank", 16
+    if isinstance(settings, RolloutRun) and settings.sampling.engine == "transformers":
+        yield "sampling.engine", "vllm"
+
+
+def _with(settings: Run, setting: str, value: Any) -> Run | None:
+    """Return settings with one value changed, or None if they would contradict each other."""
+    values = settings.model_dump(exclude_unset=True)
+    *groups, name = setting.split(".")
+    inside = values
+    for group in groups:
+        if not isinstance(inside.get(group), Mapping):
+            inside[group] = {}
+        inside = inside[group]
+    inside[name] = value
+    try:
+        return type(settings).model_validate(values)
+    except ValidationError:
+        return None
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)

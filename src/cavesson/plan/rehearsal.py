@@ -1,0 +1,156 @@
+"""Steps of a run on fake tensors: its own models, losses and optimiser, and its largest batch."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import pad
+from transformers import DynamicCache
+
+from cavesson.algorithms.base import Algorithm
+from cavesson.models.parts import UNSUPPORTED, causal
+from cavesson.models.policy import Policy
+from cavesson.models.sharding import gathered, shard
+from cavesson.ops.masked import weighted_mean
+from cavesson.plan.heap import Heap, has_glibc
+from cavesson.plan.operations import Operations, Work
+from cavesson.plan.tracker import parts, tracker_of
+from cavesson.sampling.decoding import decode, new_cache
+from cavesson.sampling.distribution import draw, sampling_logprobs
+from cavesson.sampling.settings import SamplingSettings
+from cavesson.train.optimizer import Optimizer
+from cavesson.types import Batch
+
+
+@dataclass
+class Rehearsal:
+    """A role on fake tensors, with its optimiser; every stage adds to what is known of memory and work.
+
+    Attributes:
+        role: the model that learns, sharded if there is a mesh.
+        optimizer: its optimiser.
+        algorithm: gives the loss.
+        processes: number of processes, this one included.
+        peaks: the parts of the memory at the peak of every stage, by stage.
+        work: the operations of every stage, when it was done last.
+        heap: bytes that the C library's heap has taken, 0 if it is not used.
+        steps: steps to rehearse. The heap of later ones contains what earlier ones have left; without a heap, the
+            optimiser has its state from the beginning, and one is enough.
+    """
+
+    role: Any
+    optimizer: Optimizer
+    algorithm: Algorithm
+    processes: int
+    peaks: dict[str, dict[str, int]] = field(default_factory=dict)
+    work: dict[str, Work] = field(default_factory=dict)
+    heap: int = 0
+    steps: int = 1
+
+    def stage(self, name: str, do: Callable[[], None]) -> None:
+        """Do a stage of a step, and note its memory and its operations."""
+        operations = Operations(self.processes)
+        with operations, self._tracker:
+            do()
+        self._tracker.reset_mod_stats()
+        self.work[name] = operations.seen or self.work[name]
+        seen = parts(self._tracker)
+        if sum(seen.values()) >= sum(self.peaks.get(name, {}).values()):
+            self.peaks[name] = seen
+
+    @contextmanager
+    def begun(self, vocabulary: int, is_cpu: bool, others: list[nn.Module]) -> Iterator[None]:
+        """Track memory inside this block, in which stages are done; `others` are models besides the role."""
+        gc.collect()  # what an earlier rehearsal has left would be in the way
+        heap = Heap() if is_cpu and has_glibc() else None
+        is_sharded = any(isinstance(p, DTensor) for p in self.role.parameters())
+        if heap is None:
+            _begin_optimizer(self.optimizer)
+        elif is_sharded:
+            # At first, DTensor plans every operation with whole tensors, which must not count.
+            _begin_optimizer(Optimizer(self.role, self.optimizer.settings))
+        # Weights that are gathered and freed leave holes, step after step, before the heap stops growing.
+        self.steps = 1 if heap is None else 5 if is_sharded else 2
+        self._tracker = tracker_of(self.role, self.optimizer, vocabulary, heap)
+        frozen = [p for other in others for p in other.parameters()]
+        masters = [m for n, m in self.optimizer.masters.items() if m is not self.optimizer.parameters[n]]
+        track: Any = getattr(self._tracker, "track_inputs", lambda tensors: self._tracker.track_external(*tensors))
+        track((*frozen, *masters))
+        try:
+            yield
+            self.heap = 0 if heap is None else heap.peak
+        finally:
+            if heap is not None:
+                heap.close()
+
+    def learn(self, batch: Batch, also: Callable[[], None] | None = None) -> None:
+        """Do the forward and the backward pass of a micro-batch; `also` happens between the two."""
+        weights = self.algorithm.weights(batch)
+        result = self.algorithm.loss(self.role(batch), batch)
+        if also is not None:
+            also()
+        weighted_mean(result.loss, weights, 1.0).backward()
+
+    def optimise(self) -> None:
+        """Do an optimiser step."""
+        _step(self.optimizer)
+
+
+def _begin_optimizer(optimizer: Optimizer) -> None:
+    """Do an optimiser step with gradients of zero, after which the optimiser has its state."""
+    for parameter in optimizer.parameters.values():
+        parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
+    _step(optimizer)
+
+
+def _step(optimizer: Optimizer) -> None:
+    optimizer.grad_norm(1.0)
+    optimizer.step(0.0)
+    optimizer.zero_grad()
+
+
+def sharded(role: nn.Module, mesh: DeviceMesh | None, dtype: torch.dtype) -> None:
+    """Shard a role, as a run does, if there is a mesh."""
+    if mesh is not None:
+        shard(role, mesh, dtype, getattr(role, "passes", ()))
+
+
+@torch.no_grad()
+def sample(run: Rehearsal, policy: Policy, settings: SamplingSettings, prompts: Tensor) -> int:
+    """Read prompts `[B, S]` and decode one token, as `Sampler` does; return the bytes of the key-value cache."""
+    size = prompts.shape[1] + settings.longest
+    try:
+        return _decode(run, policy, settings, prompts, new_cache(policy.model, "static", size))
+    except UNSUPPORTED:
+        # A growing cache is as long as the tokens read, so longer prompts stand in for responses.
+        growing = DynamicCache(config=causal(policy.model).config)
+        with unset_fake_temporarily():
+            longer = pad(prompts, (settings.longest - 1, 0), value=1)
+        return _decode(run, policy, settings, longer, growing)
+
+
+def _decode(run: Rehearsal, policy: Policy, settings: SamplingSettings, ids: Tensor, cache: Any) -> int:
+    decoder = decode(policy.model, ids, ids, cache)
+    last: list[Tensor] = []
+
+    def token(logits: Tensor) -> None:
+        distribution = sampling_logprobs(logits, settings, None)
+        last[:] = [draw(distribution, torch.zeros(len(logits)))]
+
+    with ExitStack() as stack:
+        if isinstance(policy, FSDPModule):
+            run.stage("gathering weights", lambda: stack.enter_context(gathered(policy)))
+        run.stage("reading prompts", lambda: token(next(decoder)))
+        run.stage("decoding", lambda: token(decoder.send(last[0])))
+        if isinstance(policy, FSDPModule):
+            run.stage("gathering weights", stack.close)
+    kept = [x for layer in cache.layers for x in (layer.keys, layer.values) if isinstance(x, Tensor)]
+    return sum(x.numel() * x.element_size() for x in kept)

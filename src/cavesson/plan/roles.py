@@ -1,0 +1,105 @@
+"""The models of a run by role on fake tensors, built from configs alone."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.models.parts import trunk
+from cavesson.models.policy import Policy
+from cavesson.models.settings import ModelSettings, ReferenceSettings
+from cavesson.plan.fakes import without_numbers
+from cavesson.plan.largest import LargestRollouts
+from cavesson.plan.skeleton import skeleton
+from cavesson.types import Batch
+
+_TOKEN_COLUMNS = ("logprob", "ref_logprob", "sampler_logprob", "kl_penalty", "entropy", "value")
+
+
+def fake_policy(settings: RolloutRun, tokenizer: PreTrainedTokenizerBase, layers: int | None) -> Policy:
+    """Build the policy of a run, with its critic and its reference, as `build_policy` does from loaded models."""
+    kind = settings.reference.resolved(settings.model.lora is not None)
+    frozen = _reference_model(settings.model, settings.reference)
+    reference: Any = "adapters-off" if kind == "adapters-off" else None
+    if frozen is not None:
+        reference = _fake(frozen, tokenizer, layers, adapters=False).requires_grad_(False)
+    critic: Any = None if settings.critic is None else "trunk"
+    start = _critic_model(settings)
+    if start is not None:
+        critic = trunk(_fake(start, tokenizer, layers, adapters=False)).requires_grad_(True)
+    policy = Policy(
+        _fake(settings.model, tokenizer, layers),
+        temperature=settings.scoring_temperature,
+        value=critic,
+        reference=reference,
+        shares_prompts=settings.shares_prompts,
+    )
+    fixed: Any = policy.frozen_reference
+    if fixed is not None:
+        fixed.to = lambda _device: fixed  # it is there already, and fake parameters cannot be moved
+    return policy
+
+
+def sequence_role(settings: ExampleRun, model: Any) -> Any:
+    """Wrap a model as a run does, without its check that packed examples are kept apart, which needs numbers."""
+    padded = settings.model_copy(update={"update": settings.update.model_copy(update={"layout": "padded"})})
+    role: Any = padded.role(model)
+    role.packed = settings.update.layout == "packed"
+    trunk(role.model).register_forward_pre_hook(_number, with_kwargs=True)
+    return role
+
+
+def _number(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Give a model the positions that it would count itself: in fake ones it cannot see that nothing is packed."""
+    ids = kwargs.get("input_ids")
+    if ids is None or kwargs.get("position_ids") is not None:
+        return args, kwargs
+    with unset_fake_temporarily():
+        return args, kwargs | {"position_ids": torch.arange(ids.shape[1])[None]}
+
+
+def prompts_of(rows: int, prompts: int, tokens: int) -> Tensor:
+    """Return the ids `[B, S]` of prompts of `tokens` tokens, with `prompts` different ones among the rows."""
+    different = torch.arange(rows) * prompts // rows
+    return (different[:, None] + 1).expand(rows, tokens).contiguous()
+
+
+def rollouts_of(settings: RolloutRun, largest: LargestRollouts, rows: int) -> Batch:
+    """Return so many rollouts of the largest size, credited by the algorithm."""
+    tokens, numbers = torch.ones(rows, largest.response), torch.arange(rows, dtype=torch.float64)
+    prompt = prompts_of(rows, min(rows, largest.prompts), largest.prompt)
+    columns = {"prompt_ids": prompt, "prompt_mask": torch.ones_like(prompt)}
+    if largest.response > 1:
+        tokens[:1, -1] = 0.0  # responses differ in length, so attention needs a mask
+    columns |= {"response_ids": tokens.long(), "mask": tokens, "ended": torch.ones(rows), "kl_coef": torch.ones(rows)}
+    columns |= {name: torch.zeros_like(tokens) for name in _TOKEN_COLUMNS}
+    groups = torch.arange(rows) // settings.samples_per_prompt
+    columns |= {"reward": numbers, "shaped_reward": numbers, "group_in_step": groups}
+    columns |= {"learned": torch.ones(rows, dtype=torch.bool), "discarded": torch.zeros(rows, dtype=torch.bool)}
+    credited: Batch = settings.algorithm.credit(Batch(columns), settings.kl.coef)
+    return credited
+
+
+def _fake(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, layers: int | None, **options: bool) -> Any:
+    return without_numbers(skeleton(settings, tokenizer, layers=layers, **options), "cpu")
+
+
+def _reference_model(model: ModelSettings, reference: ReferenceSettings) -> ModelSettings | None:
+    """Return the settings of the frozen reference, or None if it is not a separate model."""
+    start = reference.start(model.dtype)
+    if start is not None:
+        return ModelSettings(**dict(start))
+    return model if reference.resolved(model.lora is not None) == "copy" else None
+
+
+def _critic_model(settings: RolloutRun) -> ModelSettings | None:
+    """Return the settings of the model that a separate critic starts from, or None if there is no such critic."""
+    if settings.critic is None or not settings.critic.is_separate:
+        return None
+    start = settings.critic.start(settings.model.dtype)
+    if start is None:
+        return settings.model
+    return ModelSettings(**dict(start), gradient_checkpointing=settings.model.gradient_checkpointing)

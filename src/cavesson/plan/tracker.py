@@ -1,0 +1,109 @@
+"""PyTorch's memory trackers, with the parts of memory that a plan names."""
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _RefType, _UpdateType
+from torch.distributed.fsdp import FSDPModule
+
+from cavesson.plan.heap import Heap
+from cavesson.train.optimizer import Optimizer
+
+_PARTS = {
+    "Gradient": "gradients", "Sharded Grad": "gradients", "Unsharded Grad": "gradients", "Reduce Scatter": "gradients",
+    "Unsharded Param": "gathered weights", "All Gather": "gathered weights",
+    "Activation": "activations", "Temp": "activations", "Logits and head": "logits and head",
+}  # fmt: skip
+"""What a tracker calls memory that comes and goes, and what a plan calls it."""
+
+
+class _Kind(_RefType):
+    """A category of memory besides those of PyTorch's trackers."""
+
+    HEAD = "Logits and head"
+
+
+class _Tracker(MemTracker):
+    """Gives tensors over the vocabulary a category of their own, and makes the same requests to the heap."""
+
+    vocabulary = 0
+    heap: Heap | None = None
+    _ref_class: Any
+
+    def prepare(self, vocabulary: int, heap: Heap | None) -> None:
+        self._ref_class = (*self._ref_class, _Kind.HEAD)
+        self.vocabulary, self.heap = vocabulary, heap
+
+    def _track(self, reftype: _RefType, t: Tensor) -> None:
+        super()._track(_Kind.HEAD if self.vocabulary in t.shape else reftype, t)
+
+    def _update_snap(self, u_type: _UpdateType, winfo: Any, *args: Any, **kwargs: Any) -> None:
+        super()._update_snap(u_type, winfo, *args, **kwargs)
+        if self.heap is None or u_type is _UpdateType.REF:
+            return
+        held = getattr(winfo, "piece", None)
+        if held is not None:
+            self.heap.give(held)
+        winfo.piece = (
+            self.heap.take(winfo.mem_consumed) if u_type is not _UpdateType.DEL and winfo.mem_consumed else None
+        )
+
+
+class _WholeTracker(_Tracker):
+    """Of weights that are not sharded. Statistics by module, which cost time and are not needed, are off."""
+
+    def _ignore(self, *_: Any) -> None:
+        pass
+
+    _pre_fw_hook: Any = _ignore
+    _post_fw_hook: Any = _ignore
+    _pre_bw_hook: Any = _ignore
+    _post_bw_hook: Any = _ignore
+
+
+class _ShardedTracker(_Tracker, FSDPMemTracker):
+    """Of weights that are sharded with FSDP2."""
+
+
+def tracker_of(role: nn.Module, optimizer: Optimizer, vocabulary: int, heap: Heap | None) -> _Tracker:
+    """Return the tracker of a role and its optimiser; a context manager in which everything is tracked.
+
+    Args:
+        role: the model that learns, as `Learner` has it.
+        optimizer: its optimiser.
+        vocabulary: size of the vocabulary.
+        heap: makes the same requests, if there is one; it does not get the weights, which are mapped from a file.
+    """
+    if isinstance(role, FSDPModule):
+        sharded = _ShardedTracker(role, optimizer._adam)
+        sharded.prepare(vocabulary, heap)
+        return sharded
+    whole = _WholeTracker()
+    whole.prepare(vocabulary, None)
+    whole.track_external(role, optimizer._adam)
+    whole.heap = heap
+    for parameter in optimizer.parameters.values():
+        parameter.register_post_accumulate_grad_hook(_marks(whole))
+    return whole
+
+
+def _marks(tracker: MemTracker) -> Callable[[Tensor], None]:
+    def mark(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        tracker._update_and_maybe_create_winfos(parameter.grad, _MemRefType.GRAD)
+
+    return mark
+
+
+def parts(tracker: MemTracker, when: str = "peak") -> dict[str, int]:
+    """Return the bytes of each part of the memory that comes and goes, and of the rest as "kept"."""
+    found = dict.fromkeys([*dict.fromkeys(_PARTS.values()), "kept"], 0)
+    snapshot: Mapping[Any, int] = tracker.get_tracker_snapshot(when).get(torch.device("cpu"), {})
+    for category, size in snapshot.items():
+        if isinstance(category, Enum):
+            found[_PARTS.get(category.value, "kept")] += size
+    return found

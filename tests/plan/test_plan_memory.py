@@ -1,0 +1,229 @@
+"""The predicted memory: its parts by arithmetic, and the whole beside what a run has."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from check_helpers import run_of
+from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerBase
+
+from cavesson.data.prompts import load_prompts
+from cavesson.models.tiny import tiny_model
+from cavesson.plan.heap import Heap, has_glibc
+from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_sequences
+from cavesson.plan.memory import example_memory, rollout_memory
+from cavesson.plan.prediction import Memory, Place
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import memory as benchmark
+
+WEIGHTS = sum(p.numel() for p in tiny_model().parameters())
+GPU = Place(is_cpu=False)
+MANY = LargestRollouts(8, 8, 4, 4, shared=False, prompt=16, response=8, passes=1, single_pass=False)
+
+
+def predicted(
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    largest: LargestRollouts = MANY,
+    place: Place = GPU,
+    command: str = "ppo",
+    **changes: Any,
+) -> Memory:
+    return rollout_memory(run_of(command, folder, **changes), largest, tokenizer, 0, place)
+
+
+@pytest.mark.skipif(not has_glibc(), reason="needs glibc")
+def test_a_heap_is_at_least_what_is_alive_and_takes_no_memory() -> None:
+    before = benchmark.status("VmRSS")
+    heap = Heap()
+    pieces = [heap.take(20 * 2**20) for _ in range(50)]
+    large = heap.take(64 * 2**20)
+    assert 1064 * 2**20 <= heap.peak <= 1065 * 2**20
+    for piece in (*pieces, large):
+        heap.give(piece)
+    heap.close()
+    assert benchmark.status("VmRSS") - before < 16 * 2**20
+
+
+def test_weights_gradients_optimiser_and_reference_are_arithmetic(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    memory = predicted(tmp_path, tokenizer)
+    full, head = memory.stays, 96 + 1  # the critic is a linear head on the hidden states
+    assert (full["weights"], full["reference"], full["critic"]) == (4 * WEIGHTS, 4 * WEIGHTS, 4 * head)
+    parameters = len(list(tiny_model().parameters())) + 2  # each counts its steps in a float32
+    assert full["optimiser"] == 8 * (WEIGHTS + head) + 4 * parameters
+    assert memory.phases["optimiser step"]["gradients"] == 4 * (WEIGHTS + head)
+    half = predicted(tmp_path, tokenizer, model__dtype="bfloat16").stays
+    assert (half["weights"], half["reference"]) == (2 * WEIGHTS, 2 * WEIGHTS)
+    # With the copy in float32; the critic's head is in float32 anyway.
+    assert half["optimiser"] == 12 * WEIGHTS + 8 * head + 4 * parameters
+
+
+def test_only_adapters_have_gradients_and_averages(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    lora = predicted(tmp_path, tokenizer, model__lora={"rank": 2, "targets": ("q_proj",)})
+    adapters, head = 2 * 2 * (96 + 96), 96 + 1  # two layers, rank 2, from 96 to 96
+    assert lora.stays["weights"] == 4 * (WEIGHTS + adapters)
+    assert lora.stays["optimiser"] == 8 * (adapters + head) + 4 * (4 + 2)  # four matrices, and the head's two
+    assert lora.phases["optimiser step"]["gradients"] == 4 * (adapters + head)
+    assert lora.stays["reference"] == 0
+
+
+def test_a_separate_critic_learns_too(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    critic = predicted(tmp_path, tokenizer, value__kind="separate").stays
+    assert critic["critic"] == 4 * (WEIGHTS + 97)  # the embeddings are in the trunk, and the head is tied to them
+    assert critic["optimiser"] >= 16 * WEIGHTS
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_sharding_divides_what_stays(processes: int, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The first process has the largest slice: 258 tokens are not a multiple of 4."""
+    place = GPU._replace(processes=processes)
+    whole = predicted(tmp_path, tokenizer, place=place)
+    part = predicted(tmp_path, tokenizer, place=place, parallel__shard="full")
+    for name in ("weights", "reference"):
+        assert part.stays[name] * processes == pytest.approx(whole.stays[name], rel=0.01)
+    assert part.stays["optimiser"] * processes == pytest.approx(whole.stays["optimiser"], rel=0.01)
+    gradients = [memory.phases["optimiser step"]["gradients"] for memory in (part, whole)]
+    assert gradients[0] * processes == pytest.approx(gradients[1], rel=0.01)
+    # While responses are sampled, all weights are on every device, as one of many collectives has left them.
+    assert part.phases["decoding"]["gathered weights"] >= 4 * WEIGHTS
+
+
+def test_the_cache_is_arithmetic(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    memory = predicted(tmp_path, tokenizer)
+    # 8 sequences of 16 + 8 tokens, 2 layers, keys and values, 2 heads of 24 numbers, 4 bytes.
+    assert memory.phases["decoding"]["decoding cache"] == 8 * 24 * 2 * 2 * 2 * 24 * 4
+
+
+def test_twice_the_sequences_have_twice_the_activations(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    few, many = (
+        predicted(tmp_path, tokenizer, MANY._replace(rows=rows, prompts=rows, prompt=64, response=64))
+        for rows in (32, 64)
+    )
+    one, two = (memory.phases["learning"]["activations"] for memory in (few, many))
+    assert two == pytest.approx(2 * one, rel=0.03)
+
+
+@pytest.mark.slow
+def test_more_to_hold_is_more_memory(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    once = predicted(tmp_path, tokenizer)
+    assert predicted(tmp_path, tokenizer, MANY._replace(prompt=64)).added("reading prompts") > once.added(
+        "reading prompts"
+    )
+    shared = MANY._replace(prompts=1, shared=True)
+    grouped = {"command": "grpo", "samples_per_prompt": 4, "place": GPU}
+    assert predicted(tmp_path, tokenizer, shared, **grouped).added("learning") < once.added("learning")
+    # With gradients of an earlier micro-batch there is more to hold, at most these.
+    again = predicted(tmp_path, tokenizer, MANY._replace(passes=2)).added("learning") - once.added("learning")
+    assert 0 < again <= 4 * (WEIGHTS + 97)
+    checkpointed = predicted(tmp_path, tokenizer, model__gradient_checkpointing=True)
+    assert checkpointed.added("learning") < once.added("learning")
+
+
+@pytest.mark.slow
+def test_few_layers_stand_for_many(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A deep model is extrapolated from two and four layers; here all of its six are rehearsed as well."""
+    tiny_model(layers=6).save_pretrained(tmp_path / "deep")
+    tokenizer.save_pretrained(tmp_path / "deep")
+    deep = {"model__path": str(tmp_path / "deep")}
+    few = predicted(tmp_path, tokenizer, **deep)
+    every = predicted(tmp_path, tokenizer, place=GPU._replace(is_cpu=True), **deep)
+    assert few.stays == every.stays
+    for phase in ("decoding", "scoring", "learning", "optimiser step"):
+        assert few.added(phase) == pytest.approx(every.added(phase), rel=0.01)
+        flops = [sum(one.flops * times for one, times in memory.work[phase].items()) for memory in (few, every)]
+        assert flops[0] == pytest.approx(flops[1])
+
+
+def test_an_architecture_without_a_preallocated_cache(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    sizes = {"hidden_size": 32, "n_layer": 2, "n_head": 4}
+    BloomForCausalLM(BloomConfig(vocab_size=258, **sizes)).save_pretrained(tmp_path / "bloom")
+    sampling = predicted(tmp_path, tokenizer, model__path=str(tmp_path / "bloom")).phases["decoding"]
+    # At least the keys and values of the 8 sequences: 2 layers × 2 × 32 numbers × 4 bytes a token.
+    assert sampling["decoding cache"] >= 8 * (16 + 8 - 1) * 2 * 2 * 32 * 4
+
+
+def test_the_largest_rollouts_of_a_run(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    run = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=4)
+    largest = largest_rollouts(run, load_prompts(run.data, tokenizer))
+    # "Some third prompt" is the longest of the four; a micro-batch of 4 in order is one prompt.
+    assert largest == LargestRollouts(8, 2, 4, 1, shared=True, prompt=17, response=8, passes=2, single_pass=False)
+    uneven = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=6)
+    assert largest_rollouts(uneven, load_prompts(run.data, tokenizer)).prompts == 2
+    # Rows 3 to 5 belong to both prompts.
+    crossing = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__micro_batch_size=3)
+    assert largest_rollouts(crossing, load_prompts(run.data, tokenizer)).prompts == 2
+    shuffled = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4, update__mini_batches=2)
+    assert largest_rollouts(shuffled, load_prompts(run.data, tokenizer)).prompts == 2
+    alone = run_of("grpo", tmp_path, batch_size=8, samples_per_prompt=4)
+    assert largest_rollouts(alone, load_prompts(run.data, tokenizer)).single_pass
+
+
+def test_the_largest_sequences_of_a_run(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    run = run_of("sft", tmp_path, batch_size=4, update__layout="padded")
+    largest = largest_sequences(run, run.examples(tokenizer))
+    # The longest is "Some third prompt is here." and its end token; each has 9 learned tokens, " is here." and the end.
+    assert (largest.rows, largest.width, largest.packed, largest.learned) == (4, 27, False, 40)
+
+
+def test_every_algorithm_of_examples(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    pairs = [{"prompt": "Say", "chosen": "aa" * n, "rejected": "b" * n} for n in range(1, 9)]
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs" / "rows.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    seen = {}
+    for command, folder in (("sft", tmp_path), ("dpo", tmp_path / "pairs"), ("reward-model", tmp_path / "pairs")):
+        run = run_of(command, folder, batch_size=4)
+        largest = largest_sequences(run, run.examples(tokenizer))
+        assert largest.packed == (command != "sft")  # its examples are of about the same length
+        seen[command] = example_memory(run, largest, tokenizer, run.makes_classifier, GPU)
+    assert seen["sft"].stays["weights"] == seen["dpo"].stays["weights"] == 4 * WEIGHTS
+    assert seen["reward-model"].stays["weights"] == 4 * (WEIGHTS + 96)  # with a head of one output
+    assert 0 < seen["reward-model"].added("learning") < seen["dpo"].added("learning")
+
+
+@pytest.mark.parametrize("command", ["raft", "rloo", "grpo"])
+def test_every_algorithm_of_rollouts(command: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    run = run_of(command, tmp_path, samples_per_prompt=4)
+    largest = largest_rollouts(run, load_prompts(run.data, tokenizer))
+    memory = rollout_memory(run, largest, tokenizer, 0, GPU)
+    assert memory.stays["weights"] == 4 * WEIGHTS
+    assert memory.added("learning") > 4 * WEIGHTS  # gradients, and more
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    benchmark.make_model(folder, hidden=384, layers=6, vocabulary=4096)
+    return folder
+
+
+@pytest.mark.parametrize("case", ["sft full 256", "ppo full 128"])
+def test_the_benchmark_has_no_prompt_twice(case: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """What several rows have in common a run reads once, and then it takes less than its largest batch would."""
+    benchmark.settings_of(case, tmp_path, tmp_path)
+    rows = [json.loads(line)["prompt"] for line in (tmp_path / "data.jsonl").read_text().splitlines()]
+    assert len(set(rows)) == len(rows) >= 16
+    assert {len(tokenizer.encode(row)) for row in rows} == {{"sft": 128, "ppo": 64}[case[:3]]}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_glibc(), reason="needs /proc and glibc")
+@pytest.mark.parametrize("case", ["sft full 256", "sft lora 256", "ppo full 128", "grpo lora 256"])
+def test_prediction_and_measurement(case: str, model: Path) -> None:
+    """Within 15 %, with the libraries and without."""
+    predicted, measured = benchmark.compare(case, model)
+    assert predicted["own"] == pytest.approx(measured["own"], rel=0.15)
+    assert predicted["peak"] == pytest.approx(measured["peak"], rel=0.15)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", ["sft full 256", "sft lora 256", "ppo full 128", "grpo lora 256"])
+def test_prediction_and_measurement_on_a_gpu(case: str, model: Path) -> None:
+    predicted, measured = benchmark.compare(case, model)
+    assert predicted["own"] == pytest.approx(measured["own"], rel=0.15)

@@ -1,0 +1,151 @@
+"""The operations of a step and their times, by arithmetic."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from check_helpers import run_of
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from transformers import PreTrainedTokenizerBase
+
+from cavesson.errors import UserError
+from cavesson.models.tiny import tiny_model
+from cavesson.plan.devices import DEVICES, Device, device_of
+from cavesson.plan.operations import Operation, Operations
+from cavesson.plan.predict import Predictor
+from cavesson.plan.recipe import Planned
+from cavesson.plan.time import Duration, duration
+from cavesson.plan.vllm import cache_bytes
+
+# 10 operations per second in 16 bits, 2 in 32, 4 bytes of memory, 1 byte on a host and half of one between hosts.
+SLOW = Device("slow", 1e6, 10, 2, 4, 1, 0.5, "", 2, 1.0, 1.0, 1.0, 1.0, per_operation=0.25, is_cpu=True)
+
+
+def operations(work: object) -> Counter[Operation]:
+    recorder = Operations(4)
+    with FakeTensorMode(), recorder:
+        work()  # type: ignore[operator]
+    return recorder.seen
+
+
+def test_a_matrix_product() -> None:
+    ((one, times),) = operations(lambda: torch.empty(3, 5) @ torch.empty(5, 7)).items() - {
+        (Operation(0, 4 * 15, 0, False), 1),
+        (Operation(0, 4 * 35, 0, False), 1),
+    }
+    assert times == 1
+    assert one == Operation(2 * 3 * 5 * 7, 4 * (15 + 35 + 21), 0, False)
+
+
+def test_causal_attention_does_half_of_the_work() -> None:
+    def attend(causal: bool) -> int:
+        def work() -> None:
+            q = torch.empty(1, 2, 64, 16)
+            functional.scaled_dot_product_attention(q, q, q, is_causal=causal)
+
+        seen = operations(work)
+        return sum(one.flops * times for one, times in seen.items())
+
+    # Two heads; scores and their product with the values: 2 · 64 · 64 · 16 operations each.
+    assert attend(False) == 2 * 2 * 2 * 64 * 64 * 16
+    assert attend(True) == attend(False) // 2
+
+
+def test_a_view_is_no_work() -> None:
+    assert not operations(lambda: torch.empty(0).view(0, 1))
+
+
+def test_an_operation_waits_for_arithmetic_or_for_memory() -> None:
+    assert duration({Operation(20, 4, 0, False): 3}, SLOW, 1) == Duration(computing=30, starting=0.75)
+    assert duration({Operation(20, 4, 0, True): 1}, SLOW, 1) == Duration(computing=2, starting=0.25)
+    assert duration({Operation(2, 40, 0, False): 1}, SLOW, 1) == Duration(moving=10, starting=0.25)
+    assert duration({Operation(0, 0, 6, False): 1}, SLOW, 2).sending == 6
+    assert duration({Operation(0, 0, 6, False): 1}, SLOW, 4).sending == 12  # between hosts of two
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(0, 99), st.booleans()), max_size=5))
+def test_a_gpu_does_at_once_what_a_cpu_does_in_turns(numbers: list[tuple[int, int, int, bool]]) -> None:
+    work = Counter(Operation(*one) for one in numbers)
+    turns = duration(work, SLOW, 4)
+    at_once = duration(work, Device(**{**vars(SLOW), "is_cpu": False}), 4)
+    busy = turns.computing + turns.moving
+    assert at_once.total == pytest.approx(max(busy, turns.starting, turns.sending))
+    assert duration({one: 2 * times for one, times in work.items()}, SLOW, 4).total == pytest.approx(2 * turns.total)
+
+
+def predictor(command: str, folder: Path, processes: int, **changes: object) -> tuple[Predictor, object]:
+    settings = run_of(command, folder, **changes)
+    planned = Planned("run", command, settings, getattr(settings, "rewards", ()), False)
+    return Predictor(planned, device_of("h100", processes), processes), settings
+
+
+def test_sharded_weights_are_sent_three_times(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gathered for the forward and the backward pass, and their gradients reduced: each 3/4 of them with 4 processes.
+
+    The last layer and what is outside of the layers stay gathered between the two passes or not, as FSDP decides.
+    """
+    found, settings = predictor("sft", tmp_path, 4, batch_size=4, parallel__shard="full")
+    work = found.predict(settings).memory.work["learning"]  # type: ignore[arg-type]
+    sent = sum(one.sent * times for one, times in work.items())
+    weights = 4 * sum(p.numel() for p in tiny_model().parameters())
+    assert 2 * weights * 3 / 4 <= sent <= 3.01 * weights * 3 / 4
+
+
+def test_gradients_of_whole_weights_are_summed_in_a_ring(tmp_path: Path) -> None:
+    found, settings = predictor("sft", tmp_path, 4, batch_size=4)
+    times = found.predict(settings).times  # type: ignore[arg-type]
+    weights = 4 * sum(p.numel() for p in tiny_model().parameters())
+    h100 = DEVICES["h100"]
+    assert times["gradient sum"].total == pytest.approx(2 * 3 / 4 * weights / (h100.link * h100.link_share))
+
+
+def test_more_passes_take_longer(tmp_path: Path) -> None:
+    found, settings = predictor("ppo", tmp_path, 2, update__epochs=1)
+    _, again = predictor("ppo", tmp_path, 2, update__epochs=3)
+    once, thrice = (found.predict(one).times for one in (settings, again))  # type: ignore[arg-type]
+    # With one epoch, the forward pass of scoring is that of the update, with the reference inside.
+    assert "scoring" not in found.predict(settings).memory.work  # type: ignore[arg-type]
+    assert thrice["update"].total > 2 * once["update"].total
+
+
+@pytest.mark.slow
+def test_variants_are_other_predictions(tmp_path: Path) -> None:
+    found, settings = predictor("grpo", tmp_path, 2, samples_per_prompt=2)
+    variants = dict(found.variants(settings))  # type: ignore[arg-type]
+    assert set(variants) == {
+        'parallel.shard = "full"', "model.gradient_checkpointing = true", "update.micro_batch_size = 2",
+        'model.dtype = "bfloat16"', "model.lora.rank = 16", 'sampling.engine = "vllm"',
+    }  # fmt: skip
+    now = found.predict(settings)  # type: ignore[arg-type]
+    assert variants['parallel.shard = "full"'].memory.peak < now.memory.peak
+    assert "weight sync" in variants['sampling.engine = "vllm"'].times
+
+
+def test_the_cache_of_a_token() -> None:
+    assert cache_bytes(tiny_model().config, 2) == 2 * 2 * 2 * 24 * 2  # layers, keys and values, heads, width, bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "message"),
+    [
+        ({"batch_size": 4}, 8, "batch_size 4 is less than the 8 devices"),
+        ({"parallel__shard": "full"}, 1, "has no effect with one device"),
+        ({"parallel__shard": "hybrid"}, 2, "all 2 devices are on one"),
+    ],
+)
+def test_what_could_not_begin(changes: dict[str, object], processes: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        predictor("ppo", tmp_path, processes, **changes)
+
+
+def test_devices() -> None:
+    with pytest.raises(UserError, match="--gpu h300: there is no such device; it is one of h100, h200, "):
+        device_of("h300", 1)
+    with pytest.raises(UserError, match="--gpus 12 does not fill hosts of 8 GPUs"):
+        device_of("h200", 12)
+    assert device_of("h200", 64).link_rate(64) == pytest.approx(0.7 * 50e9)
+    assert device_of("h200", 8).link_rate(8) == pytest.approx(0.7 * 450e9)
