@@ -14,6 +14,7 @@ from cavesson.models.settings import ModelSettings, ReferenceSettings
 from cavesson.plan.fakes import without_numbers
 from cavesson.plan.largest import LargestRollouts
 from cavesson.plan.skeleton import skeleton
+from cavesson.processes import Processes
 from cavesson.types import Batch
 
 _TOKEN_COLUMNS = ("logprob", "ref_logprob", "sampler_logprob", "kl_penalty", "entropy", "value")
@@ -79,7 +80,7 @@ def rollouts_of(settings: RolloutRun, largest: LargestRollouts, rows: int) -> Ba
     groups = torch.arange(rows) // settings.samples_per_prompt
     columns |= {"reward": numbers, "shaped_reward": numbers, "group_in_step": groups}
     columns |= {"learned": torch.ones(rows, dtype=torch.bool), "discarded": torch.zeros(rows, dtype=torch.bool)}
-    credited: Batch = settings.algorithm.credit(Batch(columns), settings.kl.coef)
+    credited: Batch = settings.algorithm.credit(Batch(columns), settings.kl.coef, Processes("cpu"))
     return credited
 
 
