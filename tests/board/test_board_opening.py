@@ -153,3 +153,12 @@ def test_the_next_start_answers_what_was_kept(tmp_path, cache):
     with BoardProcess(folder) as board:
         assert board.json(asked[1]) == ["kept"]
         assert [board.json(one) for one in asked] == answers[1]  # only the first request is answered so
+
+
+def test_a_run_whose_record_is_elsewhere_is_not_kept(run):
+    """Nothing in its folder changes with the record."""
+    for path in (*(run / "record").iterdir(), run / "record"):
+        path.rmdir() if path.is_dir() else path.unlink()
+    os.utime(run, (time.time() - 2 * SETTLED,) * 2)
+    keep(run)
+    assert not is_kept(run)
