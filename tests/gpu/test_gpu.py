@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 from train_helpers import everything, tiny_flags, tiny_run
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import cavesson
+from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.processes import Processes
+from cavesson.train.batches import begin_thread
 from cavesson.train.loop import Report
 
 COUNT = torch.cuda.device_count()
@@ -92,8 +97,6 @@ def test_two_processes_with_nccl_are_one(tmp_path: Path, shard: str) -> None:
 )
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_adapters_are_trained_on_quantized_weights(tmp_path: Path, quantization: str) -> None:
-    from cavesson.models.tiny import tiny_model, tiny_tokenizer
-
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     seen: list[dict[str, float]] = []
@@ -104,11 +107,27 @@ def test_adapters_are_trained_on_quantized_weights(tmp_path: Path, quantization:
 
 
 def test_sampling_ahead_uses_the_gpu_of_the_run() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from cavesson.processes import Processes
-    from cavesson.train.batches import begin_thread
-
     device = Processes(f"cuda:{COUNT - 1}").device
     with ThreadPoolExecutor(1, initializer=begin_thread, initargs=(device,)) as pool:
         assert pool.submit(torch.cuda.current_device).result() == COUNT - 1
+
+
+@needs_vllm
+@pytest.mark.parametrize("lora", [None, 4], ids=["all weights", "adapters"])
+def test_a_server_on_the_gpu_of_training_sleeps_and_wakes(tmp_path: Path, lora: int | None) -> None:
+    """If its weights were lost or old, the comparison with the policy would end the run."""
+    config = LlamaConfig(
+        vocab_size=258, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=256, bos_token_id=None, eos_token_id=0,
+        pad_token_id=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    flags: dict[str, Any] = {
+        "model__path": str(tmp_path / "model"), "model__device": "cuda:0", "sampling__engine": "vllm",
+        "sampling__vllm__python": VLLM, "sampling__vllm__devices": [0], "sampling__vllm__sleep": True,
+        "sampling__vllm__arguments": ["--gpu-memory-utilization=0.3"], "steps": 3,
+        **({"model__lora__rank": lora} if lora else {}),
+    }  # fmt: skip
+    tiny_run("ppo", tmp_path / "run", **flags).run(quiet)
+    assert len(responses(tmp_path / "run")) == 18

@@ -81,6 +81,7 @@ def test_a_step_with_several_batches_wakes_the_server_for_each(
     training.run(lambda step, metrics: seen.append(state(training)))
     batches = training.settings.algorithm.max_batches  # type: ignore[union-attr]
     assert batches > 1
+    assert seen[0]["paths"].count("/collective_rpc") == batches  # its weights were lost, although they are not new
     assert seen[0]["paths"].count("/sleep") == batches and seen[0]["paths"].count("/wake_up") == batches - 1
 
 

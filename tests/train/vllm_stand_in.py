@@ -122,13 +122,12 @@ class StandIn:
             self.paused = path == "/pause"
         return JSONResponse({})
 
-    @torch.no_grad()
     async def slept(self, request: Request) -> Response:
         """Fall asleep or wake up; at level 2, the weights are lost."""
         self.paths.append(request.url.path)
         self.asleep = int(request.query_params.get("level", 0))
         for weight in self.model.parameters() if self.asleep == 2 else ():
-            weight.zero_()
+            weight.data.zero_()
         return JSONResponse({})
 
     async def described(self, request: Request) -> Response:
