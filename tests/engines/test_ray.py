@@ -258,6 +258,7 @@ def test_nodes_are_killed_while_a_run_goes_on(cluster: Cluster, add: Add, tmp_pa
     assert "the checkpoint is complete" in line
 
     learners.append(add(learner=1))
+    add(reward=1)  # a new start needs all that the recipe asks for
     process = begun(cluster, tmp_path, *way_on(line), "--ray.failures", "0")
     line = ended(process, tmp_path, 2, lambda: kill(cluster, *filter(is_used, learners)))
     assert re.match(rf"{lost}; continue with: ", line)
