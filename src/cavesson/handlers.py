@@ -10,9 +10,10 @@ from threading import current_thread, main_thread
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
-# For a process whose parent has threads, or ignores Ctrl-C, and may end before this program has begun.
+# The parent may block or ignore Ctrl-C, and may end before this program has begun.
 _PROGRAM = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, 9); signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "signal.pthread_sigmask(signal.SIG_SETMASK, ()); "
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
 )
 

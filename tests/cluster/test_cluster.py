@@ -125,6 +125,7 @@ HANGS = Ending("process 1 of 2 has made no progress", 2, True)
         ({1: STOPPED, 0: STOPPED}, 130),
         ({0: LOST, 1: WRONG}, "process 1 of 2 (counted from 0) ended: the reward is wrong"),
         ({0: LOST, 1: HANGS}, HANGS.line),
+        ({0: WRONG, 1: HANGS}, HANGS.line),
         ({0: HANGS, 1: LOST}, 2),
     ],
 )

@@ -80,6 +80,8 @@ cpus = 0
 resources = { reward = 1 }
 """
 MEMORY = 100 << 20
+MEASURED = ("time/", "tokens_per_second", "memory/")
+"""Beginnings of the names of metrics that differ from run to run."""
 MODULE = "vllm.entrypoints.openai.api_server"
 
 
@@ -231,9 +233,10 @@ def test_a_run_is_the_same_as_with_processes_though_a_reward_worker_dies(
         names = ("token_id", "logprob", "advantage")
         for name in names:
             np.testing.assert_allclose(*(run.tokens(step)[name].to_numpy() for run in (one, ray)), atol=1e-5)
-    metrics = [run.metrics().to_pandas().drop(columns="time", errors="ignore") for run in (one, ray)]
-    kept = [name for name in metrics[0] if not name.startswith(("time/", "tokens_per", "memory/"))]
-    np.testing.assert_allclose(*(table[kept].to_numpy(dtype=float) for table in metrics), rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(*(run.steps().to_pylist() for run in (ray, one)), strict=True):
+        for name in mine.keys() | theirs.keys():
+            if not name.startswith(MEASURED):
+                assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
 
 
 def test_nodes_are_killed_while_a_run_goes_on(cluster: Cluster, add: Add, tmp_path: Path) -> None:
@@ -255,6 +258,7 @@ def test_nodes_are_killed_while_a_run_goes_on(cluster: Cluster, add: Add, tmp_pa
     assert "the checkpoint is complete" in line
 
     learners.append(add(learner=1))
+    add(reward=1)  # a new start needs all that the recipe asks for
     process = begun(cluster, tmp_path, *way_on(line), "--ray.failures", "0")
     line = ended(process, tmp_path, 2, lambda: kill(cluster, *filter(is_used, learners)))
     assert re.match(rf"{lost}; continue with: ", line)
@@ -287,3 +291,22 @@ def finish_without_ray(cluster: Cluster, folder: Path, line: str, attempts: int)
     assert last.returncode == 0, last.stderr[-3000:]
     recorded_once(folder, done.step + 1)
     assert len(list((folder / "here" / "attempts").iterdir())) == attempts
+
+
+def test_mistakes_are_told_in_a_line_and_nothing_is_started_again(cluster: Cluster, add: Add, tmp_path: Path) -> None:
+    add(learner=1, reward=1), add(learner=1, reward=1)
+    prepare(tmp_path, RECIPE.replace("slow", "broken") + WORKERS)
+    done = train(cluster, tmp_path, "grpo", "recipe.toml", "--ray")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("cavesson: ")]
+    assert line.startswith("cavesson: the reward broken raised KeyError: 'answer' (") and "rewards.py, line 18)" in line
+    assert not (tmp_path / "here").exists()  # the corrected command needs it
+    done = train(cluster, tmp_path, "grpo", "recipe.toml", "--ray", "--ray.learners.count", "3", "--ray.timeout", "5")
+    assert done.returncode == 2 and re.match(
+        r"cavesson: no process of the run has started for [5-9] s: the cluster needs room for 3 learners with "
+        r"learner 1 each \(ray.timeout\)\n",
+        done.stderr[done.stderr.index("cavesson: ") :],
+    ), done.stderr
+    all_ended()
+    done = train(cluster, tmp_path, "grpo", "recipe.toml", "--ray", "--ray.address", "127.0.0.1:1")
+    assert done.returncode == 2 and "cavesson: ray.address '127.0.0.1:1': there is no Ray cluster" in done.stderr
