@@ -42,8 +42,8 @@ class Rehearsal:
         peaks: the parts of the memory at the peak of every stage, by stage.
         work: the operations of every stage, when it was done last.
         heap: bytes that the C library's heap has taken, 0 if it is not used.
-        steps: steps to rehearse. The heap of later ones contains what earlier ones have left; without a heap, the
-            optimiser has its state from the beginning, and one is enough.
+        steps: steps to rehearse. The heap of the second one contains what the first one has left; without a heap,
+            the optimiser has its state from the beginning, and one is enough.
     """
 
     role: Any
@@ -71,14 +71,12 @@ class Rehearsal:
         """Track memory inside this block, in which stages are done; `others` are models besides the role."""
         gc.collect()  # what an earlier rehearsal has left would be in the way
         heap = Heap() if is_cpu and has_glibc() else None
-        is_sharded = any(isinstance(p, DTensor) for p in self.role.parameters())
         if heap is None:
             _begin_optimizer(self.optimizer)
-        elif is_sharded:
+        elif any(isinstance(p, DTensor) for p in self.role.parameters()):
             # At first, DTensor plans every operation with whole tensors, which must not count.
             _begin_optimizer(Optimizer(self.role, self.optimizer.settings))
-        # Weights that are gathered and freed leave holes, step after step, before the heap stops growing.
-        self.steps = 1 if heap is None else 5 if is_sharded else 2
+        self.steps = 1 if heap is None else 2
         self._tracker = tracker_of(self.role, self.optimizer, vocabulary, heap)
         frozen = [p for other in others for p in other.parameters()]
         masters = [m for n, m in self.optimizer.masters.items() if m is not self.optimizer.parameters[n]]
