@@ -23,6 +23,7 @@ from transformers import AutoConfig, Qwen2Config, Qwen2ForCausalLM
 
 from cavesson import Training
 from cavesson.models.tiny import tiny_tokenizer
+from cavesson.plan.devices import DEVICES
 from cavesson.registry import ALGORITHMS
 
 PROMPT = 64
@@ -164,20 +165,20 @@ def measure(algorithm: str, size: Size, folder: Path, given: Namespace) -> dict[
 
 
 def predicted_gb(algorithm: str, size: Size, folder: Path, given: Namespace) -> float | None:
-    """Return the peak memory that `cavesson plan` predicts for the recipe, or None if it does not say."""
+    """Return the peak memory that `cavesson plan` predicts for the recipe, or None if it does not know the device."""
+    is_cpu = given.device == "cpu" or not torch.cuda.is_available()
+    name = "cpu" if is_cpu else torch.cuda.get_device_name(given.device).lower()
+    gpu = next((known for known in ["cpu", *DEVICES] if known in name), None)
+    if gpu is None:
+        return None
     values = settings_of(algorithm, size, folder, given)
     (folder / "prompts.txt").write_text("\n".join("a" * PROMPT for _ in range(size.batch // GROUP)))
     values |= {"data": {"path": str(folder / "prompts.txt")}, "rewards": [{"use": "lowercase"}]}
     recipe = folder / f"{algorithm}.toml"
     recipe.write_text(toml(values))
-    command = [sys.executable, "-m", "cavesson", "plan", str(recipe), "--command", algorithm, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    try:
-        told = json.loads(done.stdout)
-    except json.JSONDecodeError:
-        return None
-    peak = told.get("peak_bytes") if isinstance(told, dict) else None
-    return None if peak is None else float(peak) / 1e9
+    command = [sys.executable, "-m", "cavesson", "plan", str(recipe), "--command", algorithm, "--gpu", gpu, "--json"]
+    (plan,) = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return float(plan["memory"]["peak"]) / 1e9
 
 
 def toml(values: dict[str, Any]) -> str:
