@@ -57,9 +57,9 @@ def test_the_rest_of_logging_stays_as_it_was(tmp_path: Path, caplog: pytest.LogC
     write_run(tmp_path / "run", {})
     begin_attempt(tmp_path / "run", 3)
     root, show = list(logging.getLogger().handlers), warnings.showwarning
-    with pytest.raises(KeyboardInterrupt), logging_to(tmp_path / "run", 0):
+    with pytest.raises(KeyboardInterrupt), logging_to(tmp_path / "run", tmp_path / "run", 0):
         raise KeyboardInterrupt
-    with pytest.raises(ValueError, match="no"), logging_to(tmp_path / "run", 1):
+    with pytest.raises(ValueError, match="no"), logging_to(tmp_path / "run", tmp_path / "run", 1):
         raise ValueError("no")
     assert logging.getLogger().handlers == root and warnings.showwarning is show
     assert logging.getLogger("cavesson").handlers == [] and logging.getLogger("cavesson").propagate

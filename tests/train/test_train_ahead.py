@@ -251,7 +251,7 @@ def test_no_server_stays_paused_if_another_one_fails(server: StandIn, untied_fol
         def report(step: int, metrics: dict[str, float]) -> None:
             other.broken.add("/collective_rpc")
 
-        with pytest.raises(ServerError, match="answered 400 Bad Request: 'broken'"):
+        with pytest.raises(ServerError, match="answered 400 Bad Request: 'broken, or asleep'"):
             ahead(server, tmp_path / "run", sampling__servers=[server.url, other.url], steps=4).run(report)
         for one in (server, other):
             assert "/pause" in one.paths and not one.paused

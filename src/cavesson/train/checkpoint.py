@@ -126,7 +126,7 @@ def _write_own(temporary: Path, checkpoint: Checkpoint, processes: Processes) ->
             files.append(temporary / f"{kind}{number if is_sharded else ''}.safetensors")
             offsets = {name: {_OFFSETS: offset(tensor)} for name, tensor in own.items()}
             save_file(_plain(own), files[-1], {_SLICES: json.dumps(offsets)} if is_sharded else None)
-    if checkpoint.batches:
+    if any(checkpoint.batches.values()):
         files.append(temporary / f"rollouts{number if processes.count > 1 else ''}.safetensors")
         write_batches(files[-1], checkpoint.batches)
     for file in files:

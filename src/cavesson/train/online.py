@@ -222,7 +222,7 @@ class RolloutTrainer(Trainer):
             name: [None if one is None else self.batches.own(one) for one in whole]
             for name, whole in checkpoint.batches.items()
         }
-        self.batches.restore(mine["ahead"])
+        self.batches.restore(mine.get("ahead", []))
         for rollouts in mine.get("now", ()):
             assert rollouts is not None
             self.unfinished = Unfinished(rollouts, state["metrics"], state["updates"])
