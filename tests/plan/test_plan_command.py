@@ -34,8 +34,8 @@ def test_the_text_of_a_plan() -> None:
     done = CliRunner().invoke(app, ["plan", str(RECIPES / "tiny-sft.toml"), "--gpu", "h200"])
     assert done.exit_code == 0
     text = " ".join(done.stdout.split())
-    assert "planned as cavesson sft on 1 × h200" in text
-    for title in ("Memory", "Step", "What binds", "What moves it"):
+    assert "plan of cavesson sft on 1 × h200" in text
+    for title in ("Memory", "Step", "Bottlenecks", "Effect of other settings"):
         assert title in text
 
 

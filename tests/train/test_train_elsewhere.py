@@ -86,7 +86,7 @@ def test_a_store_that_is_gone_ends_the_run_which_resumes(
         begin(tmp_path / "run", [Reward("uneven", reward)]).run(quiet)
     said = str(stopped.value).splitlines()
     assert f"{place(tmp_path.name)} cannot be reached: " in said[0] and len(said) == 2
-    assert said[1].endswith(f"resuming adds the end of the record, {tmp_path / 'run' / UNRECORDED}")
+    assert said[1].endswith(f"resume the run to upload the rest of the record, {tmp_path / 'run' / UNRECORDED}")
     assert "--resume" in stopped.value.__notes__[0] or "resume=True" in stopped.value.__notes__[0]
     done = latest(tmp_path / "run")
     assert done is not None and fails <= done.step <= 4
@@ -185,7 +185,7 @@ def test_a_place_that_cannot_be_written_is_one_line_before_anything_is_loaded(
 def test_a_place_with_a_run_is_refused(bucket: Unreliable, tmp_path: Path) -> None:
     with Recorder(place(tmp_path.name)) as recorder:
         recorder.metrics(0, {"a": 1.0})
-    with pytest.raises(UserError, match=r"is the record of a run already; choose another place with --record"):
+    with pytest.raises(UserError, match=r"already contains the record of a run; choose another place with --record"):
         begin(tmp_path / "run", model__path="no/such/model")
 
 

@@ -91,7 +91,7 @@ def test_a_step_with_several_batches_wakes_the_server_for_each(
         (["--sampling.vllm.sleep", "true"], "sleep has no effect without devices"),
         (
             ["--sampling.vllm.sleep", "true", "--sampling.vllm.devices", "[0]", "--sampling.max_staleness", "1"],
-            "vllm.sleep contradicts max_staleness",
+            "vllm.sleep cannot be combined with max_staleness",
         ),
         (
             ["--sampling.vllm.sleep", "true", "--sampling.vllm.devices", "[0]", "--sampling.servers", '["http://a:1"]'],

@@ -98,9 +98,13 @@ class RunSettings(Settings):
         if url is None:
             return None
         if not re.fullmatch(r"[a-z][a-z0-9+.]*://[^/].*", url):
-            raise ValueError(f"{url!r} is not a URL such as s3://bucket/run; a record in a folder is in the run's own")
+            raise ValueError(
+                f"{url!r} is not a URL such as s3://bucket/run; without one, the record is in the run's folder"
+            )
         if urlsplit(url).password is not None:
-            raise ValueError("the URL is recorded: configure the password where the file system looks for it")
+            raise ValueError(
+                "remove the password: the URL is saved in run.json; set credentials in the environment instead"
+            )
         return url.rstrip("/")
 
     @property
@@ -288,7 +292,10 @@ class RolloutRun(RunSettings):
     @model_validator(mode="after")
     def _check_servers(self) -> Self:
         if not self.sampling.starts_server:
-            self.refuse("ray.servers", 'without a vLLM server of the run: sampling.engine "vllm", no sampling.servers')
+            self.refuse(
+                "ray.servers",
+                'unless the run starts vLLM servers: set sampling.engine to "vllm" and leave sampling.servers empty',
+            )
         return self
 
     @model_validator(mode="after")

@@ -99,9 +99,10 @@ class RaySettings(Settings):
     """How a run is spread over a Ray cluster. All of it applies only with `--ray`."""
 
     address: str = "auto"
-    """address of the cluster, such as "10.0.0.1:6379"; "auto" = the cluster that this machine belongs to"""
+    """address of the cluster, such as "10.0.0.1:6379"; "auto" = that of RAY_ADDRESS, or the
+    cluster that this machine belongs to"""
     failures: int = Field(3, ge=0)
-    """how often the run starts again from its latest checkpoint after a node or a process has died; then it ends"""
+    """restarts from the latest checkpoint after a node or a process has died; after that many, the run ends"""
     timeout: float = Field(300.0, gt=0)
     """seconds that the run waits for nodes with the resources that it needs; then it ends"""
     learners: LearnerSettings = LearnerSettings()

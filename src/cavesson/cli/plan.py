@@ -17,7 +17,9 @@ plan_app = typer.Typer()
 def plan(
     context: typer.Context,
     gpus: Annotated[int, typer.Option(help="Devices that train, one process each.", min=1)] = 1,
-    gpu: Annotated[str, typer.Option(help="Kind of device: h200, h100, …, or cpu for this machine.")] = "h100",
+    gpu: Annotated[
+        str, typer.Option(help="Kind of device: h100, h200, b200, a100, l40s, a6000, or cpu for this machine.")
+    ] = "h100",
     command: Annotated[str | None, typer.Option(help="Command of the recipe, if it fits several.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -99,7 +99,7 @@ class Predictor:
         if count == 1 and shard != "none":
             return f'parallel.shard "{shard}" has no effect with one device: use --gpus N, or set it to "none"'
         if shard == "hybrid" and count <= self.device.per_host:
-            return f'parallel.shard "hybrid" shards within a host, and all {count} devices are on one: use "full"'
+            return f'parallel.shard "hybrid" needs several hosts, and all {count} devices are on one: use "full"'
         return None
 
     def _reward_bytes(self, planned: Planned) -> Iterator[int]:

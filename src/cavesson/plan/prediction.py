@@ -53,7 +53,7 @@ class Memory:
     @property
     def parts(self) -> dict[str, int]:
         """All memory at the peak, by purpose."""
-        parts = {**self.stays, **self.phases[self.phase], "holes in the heap": self.holes}
+        parts = {**self.stays, **self.phases[self.phase], "heap fragmentation": self.holes}
         return {name: size for name, size in parts.items() if size}
 
     def added(self, phase: str) -> int:

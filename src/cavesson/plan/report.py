@@ -70,7 +70,7 @@ def show(console: Console, plan: Plan) -> None:
     """Print a plan."""
     prediction, device = plan.prediction, plan.device
     memory = prediction.memory
-    title = f"  planned as cavesson {plan.command} on {plan.devices} × {device.name}"
+    title = f"  plan of cavesson {plan.command} on {plan.devices} × {device.name}"
     console.print(Text.assemble((visible(plan.name), "bold"), title))
     fits = "" if plan.fits else "  does not fit"
     console.print(
@@ -82,7 +82,7 @@ def show(console: Console, plan: Plan) -> None:
     console.print(f"\n[bold]Step[/] {_seconds(prediction.seconds)}", highlight=False)
     _print_parts(console, {name: (part.total, _seconds(part.total)) for name, part in prediction.times.items()})
     most, stage, cause = binding(prediction)
-    console.print(f"\n[bold]What binds[/] memory: {most}; time: {stage}, by {cause}", highlight=False)
+    console.print(f"\n[bold]Bottlenecks[/] memory: {most}; time: {stage}, limited by {cause}", highlight=False)
     _print_variants(console, plan)
 
 
@@ -113,12 +113,12 @@ def _print_variants(console: Console, plan: Plan) -> None:
             f"{_size(size)} ({size / now.memory.peak - 1:+.0%})",
             f"{_seconds(seconds)} ({seconds / now.seconds - 1:+.0%})",
         )
-    console.print("\n[bold]What moves it[/], each setting alone")
+    console.print("\n[bold]Effect of other settings[/], each one alone")
     console.print(Padding(table, (0, 2)))
 
 
 def _size(size: float) -> str:
-    return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.0f} MB"
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def _seconds(seconds: float) -> str:

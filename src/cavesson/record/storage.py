@@ -111,7 +111,7 @@ def check_new_record(url: str) -> None:
     files, name = storage(url), f".writable-{secrets.token_hex(8)}"
     with reaching(url):
         if files.exists("run.json"):
-            raise UserError(f"{url} is the record of a run already; choose another place with --record")
+            raise UserError(f"{url} already contains the record of a run; choose another place with --record")
         files.create(name, b"")
         files.delete(name)
 

@@ -72,7 +72,7 @@ class VllmSettings(Settings):
     arguments: tuple[str, ...] = ()
     """more arguments of the server that the run starts, such as "--gpu-memory-utilization=0.8\""""
     sleep: bool = False
-    """let the server that the run starts sleep except while it samples, so that it may have the GPUs of training"""
+    """let the server that the run starts sleep except while it samples, so that it can share the GPUs of training"""
     timeout: float = Field(600.0, gt=0)
     """seconds in which a server must answer a request"""
     attempts: int = Field(3, ge=1)
@@ -126,5 +126,7 @@ class SamplingSettings(DecodingSettings):
         for name in ("sleep", "python", "devices", "arguments") if self.servers else ():
             self.refuse(f"vllm.{name}", "with servers, which are running already")
         if self.max_staleness and self.vllm.sleep:
-            raise ValueError("vllm.sleep contradicts max_staleness, with which servers sample while the policy learns")
+            raise ValueError(
+                "vllm.sleep cannot be combined with max_staleness: servers would have to sample while the policy learns"
+            )
         return self

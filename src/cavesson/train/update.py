@@ -182,8 +182,8 @@ def averaged(metrics: list[Metrics]) -> Metrics:
 def mini_batches(learned: Learned, settings: UpdateSettings, info: StepInfo, epoch: int) -> list[list[int]]:
     """Return this process's rows in each optimiser step of one pass over a step's rollouts.
 
-    Of k mini-batches, any k consecutive rollouts go into different ones, at random. So every process has about as many
-    rows in each as the others, without exchanging any.
+    Of k mini-batches, each block of k consecutive rollouts puts one into each, at random. So every process has about as
+    many rows in each as the others, without exchanging any.
     """
     count = settings.mini_batches
     order = generator(info.seed, Purpose.MINI_BATCHES, info.step, epoch)
