@@ -36,7 +36,7 @@ def test_weights_are_those_of_one_process(tmp_path: Path) -> None:
     mixed = mixed_folder(tmp_path / "mixed")
     reward = tiny_run("reward-model", tmp_path / "reward", steps=1).run(lambda *_: None)
     cases: dict[str, tuple[bool, dict[str, Any]]] = {
-        "copies": (True, {"algorithm": "ppo", "model__path": str(full), **SEPARATE}),
+        "copies": (True, {"algorithm": "ppo", "model__path": str(full), **SEPARATE, "parallel__offload": True}),
         "rounded": (True, {"algorithm": "ppo", "model__path": str(full), **LOW, **SEPARATE}),
         "other models": (
             True,
