@@ -11,7 +11,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.sft import SFTRun
 from cavesson.models.load import load_causal
+from cavesson.models.policy import build_learner
 from cavesson.models.quantized import without_rounding
+from cavesson.models.settings import ModelSettings
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.models.trained import load_trained
 from cavesson.train.run import Training
@@ -101,3 +103,23 @@ def test_a_quantized_layer_without_rounding_is_a_product_with_its_weights(bits: 
     # Of 4 bits a weight is off by 0.15 of the largest in its block at most, of 8 bits by 1 / 254.
     true = load_causal(str(base)).get_submodule("model.layers.0.mlp.up_proj").weight.T
     assert float((whole - true).abs().max()) <= {"nf4": 0.16, "int8": 0.005}[bits] * float(true.abs().max())
+
+
+def test_a_pass_without_gradients_does_not_change_the_gradients_of_later_ones(base: Path) -> None:
+    # bitsandbytes packs 4-bit weights on some CPUs for a kernel through which no gradient flows.
+    settings = ModelSettings.model_validate({"path": str(base), "lora": LORA, "quantization": "nf4"})
+    model = build_learner(load_causal(str(base), quantization="nf4"), settings)
+    ids = torch.arange(2, 12)[None]
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(ids).logits.pow(2).mean().backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    before = gradients()
+    with torch.no_grad():
+        model(ids)
+    after = gradients()
+    assert max(float(gradient.abs().max()) for gradient in before) > 0
+    for one, other in zip(before, after, strict=True):
+        torch.testing.assert_close(one, other)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from loading import compare, measure
+from loading_helpers import compare, measure
 from safetensors.torch import load_file, save_file
 from several_helpers import together
 from train_helpers import farthest, quiet, saved, tiny_folder, tiny_run, weights
@@ -36,7 +36,7 @@ def test_weights_are_those_of_one_process(tmp_path: Path) -> None:
     mixed = mixed_folder(tmp_path / "mixed")
     reward = tiny_run("reward-model", tmp_path / "reward", steps=1).run(lambda *_: None)
     cases: dict[str, tuple[bool, dict[str, Any]]] = {
-        "copies": (True, {"algorithm": "ppo", "model__path": str(full), **SEPARATE}),
+        "copies": (True, {"algorithm": "ppo", "model__path": str(full), **SEPARATE, "parallel__offload": True}),
         "rounded": (True, {"algorithm": "ppo", "model__path": str(full), **LOW, **SEPARATE}),
         "other models": (
             True,
@@ -66,7 +66,7 @@ def test_weights_are_those_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_process_holds_the_whole_model(tmp_path: Path) -> None:
-    model = tiny_model(layers=8, hidden=384, dtype=torch.bfloat16)
+    model = tiny_model(layers=12, hidden=512, dtype=torch.bfloat16)
     size = 4 * sum(parameter.numel() for parameter in model.parameters()) / 2**20  # trained weights are float32
     model.save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")

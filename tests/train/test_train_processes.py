@@ -233,6 +233,8 @@ def test_two_hosts_shard_within_and_copy_between(tmp_path: Path) -> None:
     flags = tiny_flags("grpo", tmp_path / "here", optimizer__eps=1e-3, batch_size=12, parallel__shard="hybrid")
     ended = together(tmp_path, 4, command, "grpo", *flags, hosts=2)
     assert [done.code for done in ended] == [0] * 4, ended
+    written = (tmp_path / "here" / "checkpoints" / "step-00000002").glob("weights*")
+    assert {file.name for file in written} == {"weights-00000.safetensors", "weights-00001.safetensors"}
     tiny_run("grpo", tmp_path / "alone", optimizer__eps=1e-3, batch_size=12).run(quiet)
     mine, theirs = (saved(tmp_path / run / "checkpoints" / "step-00000002", "weights") for run in ("alone", "here"))
     for key, tensor in mine.items():
