@@ -18,9 +18,14 @@ if TYPE_CHECKING:
         CoefficientSettings,
         EvaluationSettings,
         KLSettings,
+        LearnerSettings,
         OptimizerSettings,
         ParallelSettings,
+        RaySettings,
+        RewardWorkerSettings,
         RolloutCheckpointSettings,
+        RolloutRaySettings,
+        ServerSettings,
         UpdateSettings,
     )
     from cavesson.algorithms.sft import SFT, SFTRun
@@ -47,14 +52,61 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "DPO", "GRPO", "PPO", "RAFT", "RLOO", "SFT", "BatchSettings", "BradleyTerry", "CheckpointSettings",
-    "CleaningSettings", "CoefficientSettings", "DPORun", "DoctorSettings", "EvaluationSettings",
-    "FrozenSettings", "GRPORun", "KLSettings", "LoraSettings", "ModelSettings", "NewModelSettings",
-    "OnePassSettings", "OptimizerSettings", "PPORun", "PairSettings", "ParallelSettings", "PenaltySettings",
-    "PromptSettings", "RAFTRun", "RLOORun", "Recorder", "ReferenceSettings", "Result", "Reward", "RewardModelRun",
-    "RewardSettings", "Rollout", "RolloutCheckpointSettings", "Run", "SFTRun", "SamplingSettings",
-    "ShapingSettings", "SourceSettings", "TextSettings", "Training", "UpdateSettings", "UserError",
-    "ValueSettings", "VllmSettings", "__version__", "open"
+    "DPO",
+    "GRPO",
+    "PPO",
+    "RAFT",
+    "RLOO",
+    "SFT",
+    "BatchSettings",
+    "BradleyTerry",
+    "CheckpointSettings",
+    "CleaningSettings",
+    "CoefficientSettings",
+    "DPORun",
+    "DoctorSettings",
+    "EvaluationSettings",
+    "FrozenSettings",
+    "GRPORun",
+    "KLSettings",
+    "LearnerSettings",
+    "LoraSettings",
+    "ModelSettings",
+    "NewModelSettings",
+    "OnePassSettings",
+    "OptimizerSettings",
+    "PPORun",
+    "PairSettings",
+    "ParallelSettings",
+    "PenaltySettings",
+    "PromptSettings",
+    "RAFTRun",
+    "RLOORun",
+    "RaySettings",
+    "Recorder",
+    "ReferenceSettings",
+    "Result",
+    "Reward",
+    "RewardModelRun",
+    "RewardSettings",
+    "RewardWorkerSettings",
+    "Rollout",
+    "RolloutCheckpointSettings",
+    "RolloutRaySettings",
+    "Run",
+    "SFTRun",
+    "SamplingSettings",
+    "ServerSettings",
+    "ShapingSettings",
+    "SourceSettings",
+    "TextSettings",
+    "Training",
+    "UpdateSettings",
+    "UserError",
+    "ValueSettings",
+    "VllmSettings",
+    "__version__",
+    "open"
 ]  # fmt: skip
 
 # Resolved on first use, so that `import cavesson` is fast and does not need torch.
@@ -84,8 +136,9 @@ _TRAINING = {
     "cavesson.doctor.settings": "DoctorSettings",
     "cavesson.train.run": "Result Training",
     "cavesson.algorithms.settings": (
-        "BatchSettings CheckpointSettings CoefficientSettings EvaluationSettings KLSettings "
-        "OptimizerSettings ParallelSettings RolloutCheckpointSettings UpdateSettings"
+        "BatchSettings CheckpointSettings CoefficientSettings EvaluationSettings KLSettings LearnerSettings "
+        "OptimizerSettings ParallelSettings RaySettings RewardWorkerSettings RolloutCheckpointSettings "
+        "RolloutRaySettings ServerSettings UpdateSettings"
     ),
 }
 _HOMES = {name: home for home, names in (_READING | _TRAINING).items() for name in names.split()}

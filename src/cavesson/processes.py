@@ -247,7 +247,8 @@ class Processes:
         if self.count == 1:
             return values
         everything = self.of_all(values)
-        return {name: how(part[name] for part in everything if name in part) for name in set().union(*everything)}
+        names = dict.fromkeys(name for part in everything for name in part)
+        return {name: how(part[name] for part in everything if name in part) for name in names}
 
     def of_main(self, value: T) -> T:
         """Return the main process's value on every process."""
@@ -275,6 +276,8 @@ class Processes:
         Raises:
             UserError: the action raised it here or elsewhere.
         """
+        if self.count == 1:
+            return action()
         answer, error = None, None
         try:
             answer = action()
@@ -282,7 +285,7 @@ class Processes:
             error = failed
         errors = [each for each in self.of_all(error) if each is not None]
         if errors:
-            raise errors[0]
+            raise errors[0] from error  # what was exchanged has no traceback
         return cast(T, answer)
 
     def wait(self) -> None:

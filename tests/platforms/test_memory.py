@@ -45,9 +45,10 @@ def test_without_a_limit_it_is_what_the_machine_has(container: Path, limit: str 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs a system that says it")
 def test_what_is_touched_is_resident() -> None:
     before = memory.resident()
-    with mmap.mmap(-1, 300 << 20):  # addresses only
-        touched = bytearray(b"x") * (200 << 20)
-        assert memory.resident() - before == pytest.approx(len(touched), rel=0.1)
+    # Not from the heap, which may have resident memory left of what was freed before.
+    with mmap.mmap(-1, 300 << 20), mmap.mmap(-1, 200 << 20) as touched:  # the first are addresses only
+        touched.write(b"x" * len(touched))
+        assert memory.resident() - before >= len(touched) * 0.9
 
 
 def test_the_reader_of_a_record_needs_neither_torch_nor_psutil_for_it() -> None:

@@ -66,7 +66,7 @@ def test_weights_are_those_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_process_holds_the_whole_model(tmp_path: Path) -> None:
-    model = tiny_model(layers=12, hidden=512, dtype=torch.bfloat16)
+    model = tiny_model(layers=12, hidden=768, dtype=torch.bfloat16)
     size = 4 * sum(parameter.numel() for parameter in model.parameters()) / 2**20  # trained weights are float32
     model.save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")

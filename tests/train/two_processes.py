@@ -50,7 +50,7 @@ def ppo(runs: dict[str, dict[str, Any]], folder: Path) -> None:
 
 def killed(rank: int, *arguments: str) -> None:
     """The command line; this process is killed at its second checkpoint, before that gets its name."""
-    name = "_rename" if rank == 0 else "_write_weights"
+    name = "_rename" if rank == 0 else "_write_own"
     real, calls = getattr(checkpoint, name), []
 
     def dies(*given: Any) -> Any:

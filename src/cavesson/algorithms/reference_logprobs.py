@@ -97,7 +97,9 @@ def _score(
             seen_of.append(torch.stack([seen.chosen, seen.rejected], dim=1).cpu()[: len(part)])
             scored += part
             numbers += [number] * len(part)
-    number_of, pair, score = map(processes.rows, (torch.tensor(numbers), torch.tensor(scored), torch.cat(seen_of)))
+    number_of, pair, score = map(
+        processes.rows, (*torch.tensor([numbers, scored], dtype=torch.long), torch.cat(seen_of))
+    )
     # A pair that is in several batches gets its scores from the first of them.
     order = number_of.argsort(stable=True)
     first = order[np.unique(pair[order].numpy(), return_index=True)[1]]

@@ -221,6 +221,7 @@ def _loaded(auto: Any, source: str, dtype: torch.dtype, mapped: bool, **options:
         if can_be_mapped(model, source, dtype):
             mark(model, dtype)
             return model, info
+        del model  # before the second one is read
     model, info = auto.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
     return model, info
 

@@ -4,6 +4,7 @@ A pass gathers the weights of one layer at a time, so all processes must make th
 """
 
 import copy
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -33,6 +34,8 @@ from cavesson.models.quantized import prepare_to_shard
 from cavesson.processes import Processes
 
 M = TypeVar("M", bound=nn.Module)
+_STAGING = ".weights-"
+"""How the names of temporary folders with weights begin."""
 
 
 class _Source(NamedTuple):
@@ -232,16 +235,26 @@ def whole(model: Any, bare: Any, keep: bool, frozen: bool = True, folder: Path |
     # What is trained in lower precision is kept in float32 while it is sharded.
     dtypes = {name: like.dtype for name, like in bare.state_dict().items() if name in needed}
     weights = {}
-    with TemporaryDirectory(dir=folder, prefix=".weights-") if folder and keep else nullcontext() as place:
+    with _staging(folder) if folder and keep else nullcontext() as place:
         for name, tensor in _joined(needed, keep):
             weight = tensor.to(dtypes[name])
-            weights[name] = weight if place is None else _in_file(name, weight, Path(place))
+            weights[name] = weight if place is None else _in_file(name, weight, place)
     if not keep:
         return None
     bare.load_state_dict(weights, assign=True, strict=frozen)
     causal(bare).config = causal(model).config
     causal(bare).tie_weights()
     return bare
+
+
+@contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """Make a temporary folder for weights, in place of what a killed process has left."""
+    for left_over in folder.glob(f"{_STAGING}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    # Network file systems and Windows remove a mapped file later, and its folder cannot be removed before.
+    with TemporaryDirectory(dir=folder, prefix=_STAGING, ignore_cleanup_errors=True) as place:
+        yield Path(place)
 
 
 def _parts(module: nn.Module) -> Iterator[FSDPModule]:

@@ -61,7 +61,8 @@ class Checkpoints(Callback):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        trainer.learner.processes.enter("write the checkpoint")
+        processes = trainer.learner.processes
+        processes.enter("write the checkpoint")
         if trainer.recorder is not None:
-            trainer.recorder.flush()  # a checkpoint must never include a step that is not in the record
-        save(trainer.folder, trainer.checkpoint(), self.settings.keep, trainer.learner.processes)
+            processes.agreed(trainer.recorder.flush)  # a checkpoint must never include a step that is not in the record
+        save(trainer.folder, trainer.checkpoint(), self.settings.keep, processes)

@@ -81,7 +81,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int, processes: Processes) 
         own = _together(processes, place, lambda: _write_own(temporary, checkpoint, processes))
         sums = {name: checksum for part in processes.of_all(own) for name, checksum in part.items()}
         _together(processes, place, lambda: _finish(temporary, final, checkpoint, sums) if is_main else None)
-    except (OSError, SafetensorError, NoRoomError):
+    except UserError:
         if is_main:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -103,7 +103,7 @@ def _together(processes: Processes, place: Path, action: Callable[[], T]) -> T:
         except (OSError, SafetensorError) as error:
             room = no_room(error)
             if room is None:
-                raise
+                raise UserError(f"cannot write a checkpoint in {place}: {first_line(error)}") from error
             raise NoRoomError(f"{room.reason}: no room for a checkpoint in {place}; {room.advice}") from error
 
     return processes.agreed(told)

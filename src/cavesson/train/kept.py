@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cavesson.types import Batch, Rollouts
@@ -27,7 +26,9 @@ def write_batches(file: Path, batches: KeptBatches) -> None:
         for column, tensor in (part.batch.columns if part is not None else {}).items()
     }
     lists = {name: [None if part is None else part.lists for part in parts] for name, parts in batches.items()}
-    save_file(tensors, file, {_LISTS: json.dumps(lists)})
+    # As a tensor: safetensors limits texts in its metadata to 100 MB.
+    tensors[_LISTS] = torch.frombuffer(bytearray(json.dumps(lists).encode()), dtype=torch.uint8)
+    save_file(tensors, file)
 
 
 def read_batches(files: Sequence[Path]) -> KeptBatches:
@@ -38,9 +39,8 @@ def read_batches(files: Sequence[Path]) -> KeptBatches:
 
 
 def _read(file: Path) -> dict[str, list[Rollouts | None]]:
-    with safe_open(file, framework="pt") as opened:
-        lists: dict[str, list[Any]] = json.loads(opened.metadata()[_LISTS])
-        tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  # it is not a mapping
+    tensors = load_file(file)
+    lists: dict[str, list[Any]] = json.loads(tensors[_LISTS].numpy().tobytes())
     return {name: [_part(one, tensors, f"{name}/{i}/") for i, one in enumerate(some)] for name, some in lists.items()}
 
 

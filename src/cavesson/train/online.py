@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -175,7 +176,7 @@ class RolloutTrainer(Trainer):
         tokens |= {"token_id": rollouts["response_ids"].numpy(), "mask": rollouts["mask"].bool().numpy()}
         if bool(((versions != versions[:, :1]) & (rollouts["mask"] > 0)).any()):
             tokens["sampler_version"] = versions.numpy()
-        self.recorder.rollouts(step, rows, tokens)
+        self.learner.processes.agreed(partial(self.recorder.rollouts, step, rows, tokens))
         self.algorithm.write(self.folder, step, rollouts, self.learner.processes)
 
     def _adapted(self, done: Unfinished, info: StepInfo) -> Metrics:

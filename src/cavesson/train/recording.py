@@ -36,13 +36,19 @@ def recorder_of(settings: RolloutRun | ExampleRun, step: int, processes: Process
         processes: of the run; each of them records its own rollouts.
         lock: on the record; None on all processes but the main one.
     """
-    place = settings.record_place
-    with reaching(place):
-        attempt = begin_attempt(place, step, processes.count) if processes.is_main else None
-    attempt = processes.of_main(attempt)
+    place, is_main = settings.record_place, processes.is_main
     spare = settings.run / UNRECORDED if settings.record is not None else None
-    with reaching(place):
-        return Recorder(place, attempt=attempt, rank=processes.rank, lock=lock, spare=spare)
+
+    def begun() -> int | None:
+        with reaching(place):
+            return begin_attempt(place, step, processes.count) if is_main else None
+
+    def opened() -> Recorder:
+        with reaching(place):
+            return Recorder(place, attempt=attempt, rank=processes.rank, lock=lock, spare=spare)
+
+    attempt = processes.of_main(processes.agreed(begun))
+    return processes.agreed(opened)
 
 
 class Reachable(Callback):

@@ -16,7 +16,7 @@ from cavesson.errors import UserError
 from cavesson.record import run_info, write_run
 from cavesson.record.lock import is_free
 from cavesson.record.run_folder import attempts
-from cavesson.record.storage import storage
+from cavesson.record.storage import reaching, storage
 from cavesson.registry import ALGORITHMS, name_of
 from cavesson.text.counting import counted
 
@@ -91,7 +91,8 @@ def changes(settings: RolloutRun | ExampleRun) -> Changes:
 def record_changes(settings: RolloutRun | ExampleRun, changed: Changes, start_step: int, steps: int) -> None:
     """Write the new settings to run.json, together with the previous values of those that changed."""
     info = recorded(settings.run)
-    attempt = 1 + max((one.number for one in attempts(storage(settings.record_place))), default=-1)
+    with reaching(settings.record_place):
+        attempt = 1 + max((one.number for one in attempts(storage(settings.record_place))), default=-1)
     entry = {"attempt": attempt, "start_step": start_step, "settings": changed}
     config = settings.model_dump(mode="json")
     write_run(settings.run, info | {"config": config, "steps": steps, "changes": [*info.get("changes", []), entry]})

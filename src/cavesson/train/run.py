@@ -223,7 +223,7 @@ class Training:
         """Open the run's folder; an error says how to continue the run, if that is possible."""
         self.processes.wait()
         try:
-            trackers = self._open_folder() if self.processes.is_main else None
+            trackers = self.processes.agreed(lambda: self._open_folder() if self.processes.is_main else None)
             self._open_record()
             self.processes.way_on = way_on(self.settings.run)
             with logging_to(self.settings.run, self.settings.record_place, self.processes.rank):
