@@ -237,9 +237,7 @@ def test_other_errors_are_not_called_a_full_disk(tmp_path: Path, monkeypatch: py
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(checkpoint, "save_file", denied)
-    with pytest.raises(
-        UserError, match=r"^cannot write a checkpoint in .*: \[Errno 13\] Permission denied$"
-    ):
+    with pytest.raises(UserError, match=r"^cannot write a checkpoint in .*: \[Errno 13\] Permission denied$"):
         save(tmp_path, one(1), keep=1, processes=ALONE)
 
 
