@@ -33,7 +33,7 @@ count = 2
 @pytest.mark.parametrize(
     ("kind", "ray", "said"),
     [
-        (GRPORun, {"servers": {"count": 2}}, "ray.servers has no effect without a vLLM server of the run"),
+        (GRPORun, {"servers": {"count": 2}}, "ray.servers has no effect unless the run starts vLLM servers"),
         (GRPORun, {"reward_workers": {"cpus": 2}}, "cpus has no effect without workers; set count"),
         (GRPORun, {"address": "ray://host:10001"}, 'give HOST:PORT or "auto"'),
         (GRPORun, {"learners": {"count": 0}}, "greater than or equal to 1"),
@@ -44,6 +44,14 @@ count = 2
 def test_settings_that_have_no_effect_are_refused(kind: Any, ray: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         check(kind, {"ray": ray}, "recipe.toml")
+
+
+def test_servers_on_cpus_beside_training_on_gpus_are_refused() -> None:
+    recipe = {"sampling": {"engine": "vllm"}, "ray": {"learners": {"gpus": 1}}}
+    with pytest.raises(UserError, match=r"ray.servers.gpus 0 would run vLLM on CPUs while training has GPUs"):
+        check(GRPORun, recipe, "recipe.toml")
+    recipe["ray"]["servers"] = {"gpus": 1}
+    check(GRPORun, recipe, "recipe.toml")
 
 
 def test_a_recipe_for_a_cluster_is_one_for_a_laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

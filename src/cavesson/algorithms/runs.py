@@ -296,6 +296,8 @@ class RolloutRun(RunSettings):
                 "ray.servers",
                 'unless the run starts vLLM servers: set sampling.engine to "vllm" and leave sampling.servers empty',
             )
+        elif self.ray.learners.gpus and not self.ray.servers.gpus:
+            raise ValueError("ray.servers.gpus 0 would run vLLM on CPUs while training has GPUs; set it to 1 or more")
         return self
 
     @model_validator(mode="after")
