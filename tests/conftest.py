@@ -100,7 +100,7 @@ def page(browser: "Browser") -> "Iterator[Page]":
 
 @pytest.fixture(scope="module")
 def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An S3-compatible server, in a process of its own, at a port that it takes itself."""
+    """An S3-compatible server, in its own process, on a port that it chooses."""
     pytest.importorskip("s3fs")
     pytest.importorskip("moto.server")
     log = tmp_path_factory.mktemp("server") / "log"
@@ -114,7 +114,7 @@ def object_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         os.environ.update(settings)
         import s3fs
 
-        s3fs.S3FileSystem.clear_instance_cache()  # one made earlier keeps the address of its own server
+        s3fs.S3FileSystem.clear_instance_cache()  # one made earlier keeps the address of its server
         try:
             s3fs.S3FileSystem().mkdir("bucket")
         except OSError as error:

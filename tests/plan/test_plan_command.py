@@ -54,7 +54,7 @@ def test_nothing_is_written_or_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpu", "gtx"], "--gpu gtx: there is no such device; it is one of h100"),
+        (["--gpu", "gtx"], "--gpu gtx: unknown device; choose one of h100"),
         (["--gpus", "9"], "--gpus 9 does not fill hosts of 8"),
         (["--steps", "0"], "steps"),
     ],

@@ -143,7 +143,7 @@ def test_what_could_not_begin(changes: dict[str, object], processes: int, messag
 
 
 def test_devices() -> None:
-    with pytest.raises(UserError, match="--gpu h300: there is no such device; it is one of h100, h200, "):
+    with pytest.raises(UserError, match="--gpu h300: unknown device; choose one of h100, h200, "):
         device_of("h300", 1)
     with pytest.raises(UserError, match="--gpus 12 does not fill hosts of 8 GPUs"):
         device_of("h200", 12)

@@ -64,7 +64,7 @@ def _stage(name: str, table: dict[str, Any], align: AlignSettings, before: Mappi
     if taken is not None:
         raise UserError(f"{where}: {taken} is always {align.run / name}; to move all stages, set run above all tables")
     needs: list[str] = []
-    # Each stage has a record of its own.
+    # Each stage has its own record.
     places = {key: f"{value}/{name}" for key, value in align.common.items() if key == "record"}
     values = _resolved(_laid_over(_known({**align.common, **places}, kind), own), before, needs, where)
     folder = align.run / name

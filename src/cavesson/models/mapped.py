@@ -68,7 +68,7 @@ def forward_dtype(module: nn.Module) -> torch.dtype:
 
 
 def aliased(module: M) -> M:
-    """Return a copy of a module with parameters of its own, whose data is that of the given module.
+    """Return a copy of a module whose parameters are new objects with the same data.
 
     The copy must be sharded before any of the two changes.
     """

@@ -69,7 +69,7 @@ def device_of(name: str, processes: int) -> Device:
 
         return measured(processes)
     if name not in DEVICES:
-        raise UserError(f"--gpu {name}: there is no such device; it is one of {', '.join([*DEVICES, 'cpu'])}")
+        raise UserError(f"--gpu {name}: unknown device; choose one of {', '.join([*DEVICES, 'cpu'])}")
     device = DEVICES[name]
     if processes > device.per_host and processes % device.per_host:
         raise UserError(

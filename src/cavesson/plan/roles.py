@@ -97,7 +97,7 @@ def _reference_model(model: ModelSettings, reference: ReferenceSettings) -> Mode
 
 
 def _critic_model(settings: RolloutRun) -> ModelSettings | None:
-    """Return the settings of the model that a separate critic starts from, or None if there is no such critic."""
+    """Return the settings of the model that a separate critic starts from, or None without one."""
     if settings.critic is None or not settings.critic.is_separate:
         return None
     start = settings.critic.start(settings.model.dtype)

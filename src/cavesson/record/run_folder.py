@@ -16,7 +16,7 @@ class Attempt(NamedTuple):
 
     number: int
     start_step: int
-    """its first step; what earlier attempts recorded at this step and later is no longer read"""
+    """its first step; readers ignore what earlier attempts recorded from this step on"""
     processes: int
     """those that record; a step is complete when all of them have recorded it"""
 

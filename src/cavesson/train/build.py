@@ -228,7 +228,10 @@ def _engine(
     if sampling.starts_server and is_on_ray():
         from cavesson.cluster.servers import start_servers
 
-        urls = processes.of_main(start_servers(settings, size, adapters) if processes.is_main else ())
+        if sampling.vllm.sleep:
+            raise UserError("sampling.vllm.sleep has no effect with --ray, where servers have GPUs of their own")
+        main = processes.is_main
+        urls = processes.of_main(processes.agreed(lambda: start_servers(settings, size, adapters) if main else ()))
         sampling = sampling.model_copy(update={"servers": urls})
     rank = lora.rank if lora is not None else None
     if served and processes.device.type == "cuda" and not sampling.vllm.devices:

@@ -95,7 +95,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int, processes: Processes) 
 
 
 def _together(processes: Processes, place: Path, action: Callable[[], T]) -> T:
-    """Return what an action returns that writes to the checkpoints in `place`; all fail if there is no room for one."""
+    """Call an action that writes a checkpoint in `place`, and return its result; if it fails in one process, all fail."""
 
     def told() -> T:
         try:
