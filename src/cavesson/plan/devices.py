@@ -62,7 +62,7 @@ def device_of(name: str, processes: int) -> Device:
     """Return a device by name; "cpu" is this machine's, measured now.
 
     Raises:
-        UserError: there is no such device, or so many do not fill whole hosts.
+        UserError: the device is unknown, or the devices do not fill whole hosts.
     """
     if name == "cpu":
         from cavesson.plan.calibration import measured

@@ -95,7 +95,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int, processes: Processes) 
 
 
 def _together(processes: Processes, place: Path, action: Callable[[], T]) -> T:
-    """Call an action that writes a checkpoint in `place`, and return its result; if it fails in one process, all fail."""
+    """Call an action that writes a checkpoint in `place`, and return its result; an error in one process ends all."""
 
     def told() -> T:
         try:
