@@ -5,6 +5,8 @@ CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Installing builds the board's page from these.
+PAGE := $(shell git ls-files src/cavesson/board/web)
 
 .PHONY: demo test test-all test-engines test-engines-quick gpu check bench bench-board clean
 
@@ -12,16 +14,16 @@ demo: $(INSTALLED)
 	$(BIN)/cavesson demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" --hypothesis-profile quick
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/engines -m "not slow" --hypothesis-profile quick
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/engines
 
-# vLLM pins its own PyTorch, so it gets an environment of its own: 3.4 GB, without a GPU. Ray needs none.
+# vLLM pins its own PyTorch, so it gets an environment of its own: 3.4 GB, without a GPU. Ray (0.3 GB) needs none.
 test-engines: $(INSTALLED) .venv/.ray-installed .venv-vllm/.installed
 	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engines
 
-test-engines-quick: $(INSTALLED) .venv-vllm/.installed
+test-engines-quick: $(INSTALLED) .venv/.ray-installed .venv-vllm/.installed
 	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engines -m "not slow"
 
 # On a machine with a GPU; see docs/gpu.md.
@@ -35,9 +37,10 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(INSTALLED)
+bench: $(INSTALLED) .venv-vllm/.installed
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/engines.py --vllm .venv-vllm/bin/python
 
 bench-board: $(INSTALLED)
 	$(BIN)/python benchmarks/board_browser.py
@@ -46,7 +49,7 @@ clean:
 	rm -rf .venv .venv-vllm build dist
 
 # A second call installs nothing: the stamp is newer than what it depends on.
-$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+$(INSTALLED): pyproject.toml $(CONSTRAINTS) $(PAGE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Cavesson needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[train,board,dev]'
@@ -54,7 +57,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 .venv/.ray-installed: $(INSTALLED)
-	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[ray]'
+	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) 'ray[train]'
 	touch $@
 
 .venv-vllm/.installed:

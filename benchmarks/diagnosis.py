@@ -19,6 +19,7 @@ from typing import Any
 import cavesson
 from benchmarks.faults.case import Case
 from cavesson.doctor.data import RunData
+from cavesson.doctor.derive.sufficient import ANY_TOKENS, smallest_sets
 from cavesson.doctor.diagnosis import Finding, diagnose
 from cavesson.doctor.finding import Reading
 from cavesson.doctor.report.chart import drawn
@@ -29,8 +30,9 @@ from cavesson.doctor.words import language, limits_of, number
 FOLDER = Path(__file__).parents[1] / "docs" / "diagnosis"
 STYLE = """text{fill:#6b737b;font:11px sans-serif}.end{text-anchor:end}.middle{text-anchor:middle}
 .healthy{fill:#7fbf9b;opacity:.25}.grid{stroke:#8884}.curve{fill:none;stroke:#17857b;stroke-width:1.8}
-path.onset{stroke:#c8473a;stroke-dasharray:4 3}text.onset{fill:#c8473a}"""
+rect.between{fill:#c8473a;opacity:.12}path.onset{stroke:#c8473a;stroke-dasharray:4 3}text.onset{fill:#c8473a}"""
 LARGEST = 15_000
+WINDOWS = " Also over the latest 16, 32, 64, … steps, at most half of the run, each time as if the run had begun there."
 """Maximum bytes of a picture."""
 PLAIN = {
     "kl-explosion": "penalty-flipped",
@@ -59,7 +61,6 @@ def page(rule: Rule, prose: dict[str, Any], picture: dict[str, Any] | None) -> s
     above = [other.name for other in RULES if rule.name in other.explains]
     where = f"only in {', '.join(rule.algorithms)}" if rule.algorithms else "in every algorithm"
     least = f"{rule.min_steps} steps" if rule.min_steps > 1 else "one step"
-    needs = ", ".join(" or ".join(f"`{one}`" for one in need.split("|")) for need in rule.needs)
     parts = [
         f"# {texts.title}",
         f"`{rule.name}`, number {rule.number}, {rule.severity}. Also known as: {'; '.join(prose['known_as'])}.",
@@ -68,7 +69,8 @@ def page(rule: Rule, prose: dict[str, Any], picture: dict[str, Any] | None) -> s
         f"**Cause:** {_filled(texts.cause, words)}",
         f"**Fix:** {_filled(texts.fix, words)}.",
         f"**Healthy:** {language('en').healthy(rule)} (source: {_cited(rule.source)}).",
-        f"**Measured:** {where}, over at least {least}, from {needs}.",
+        f"**Measured:** {where}, over at least {least}.{WINDOWS if rule.windows else ''}",
+        f"**Columns that suffice:** {_columns(rule)}.",
         *([f"**Explains:** {', '.join(f'`{name}`' for name in rule.explains)}."] if rule.explains else []),
         *([f"**May follow from:** {', '.join(f'`{name}`' for name in above)}."] if above else []),
         f"**Not to be confused with:** {prose['unlike'].format_map(limits)}",
@@ -76,6 +78,13 @@ def page(rule: Rule, prose: dict[str, Any], picture: dict[str, Any] | None) -> s
         "[All findings](README.md) · [The doctor](../doctor.md)",
     ]
     return _linked("\n\n".join(parts), rule.name) + "\n"
+
+
+def _columns(rule: Rule) -> str:
+    """Return the smallest sets of columns from which the rule can be applied."""
+    names = {ANY_TOKENS: "any column of the tokens", "rows.extra": "`rows.extra` with an `advantage`"}
+    sets = [", ".join(names.get(one, f"`{one}`") for one in sorted(columns)) for columns in smallest_sets(rule)]
+    return "; or ".join(sets)
 
 
 @cache

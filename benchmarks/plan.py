@@ -2,7 +2,8 @@
 
 Every case is predicted in one process, and trained in fresh ones. The memory of a process is the most that was ever
 resident (VmHWM), without what was resident after the same run of next to nothing in the same process: that is the
-libraries, many of which are loaded when they are first used. The time is the median of the steps after the first one.
+libraries, many of which are loaded when they are first used. The time is the processor time of a step, median of the
+steps after the first one. On two idle cores, all cases take about 15 minutes, and the published tables about 10.
 
     python benchmarks/plan.py                      all cases, with models of random weights
     python benchmarks/plan.py --only "sft"         those with "sft" in their names
@@ -81,8 +82,8 @@ def in_processes(count: int, case: dict[str, Any], what: str) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         given, result = Path(folder) / "case.json", Path(folder) / "result.json"
         given.write_text(json.dumps(case))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-        command = [*command, __file__, what, str(given)]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"] if count > 1 else []
+        command = [sys.executable, *launcher, __file__, what, str(given)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RESULT": str(result)}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if not result.exists():

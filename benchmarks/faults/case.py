@@ -6,7 +6,7 @@ CALIBRATION_SEEDS = range(3)
 """Thresholds and rules were chosen on these; the others are reported on."""
 SIZES = {"other": "other size, seen", "large": "third size", "smol": "SmolLM2"}
 """What the parts of the other sizes of model are called."""
-PARTS = ("calibration", "held out", *SIZES.values(), "two faults")
+PARTS = ("calibration", "held out", *SIZES.values(), "late, calibration", "late, held out", "two faults")
 
 
 class Case(NamedTuple):
@@ -19,11 +19,14 @@ class Case(NamedTuple):
     algorithm: str
     size: str
     seed: int
+    onset: int = 0
+    """the step from which the fault is there"""
 
     @property
     def folder(self) -> str:
         """The name of its folder."""
-        return f"{self.name}--{self.level}--{self.algorithm}--{self.size}--{self.seed}"
+        late = f"--from-{self.onset}" if self.onset else ""
+        return f"{self.name}--{self.level}--{self.algorithm}--{self.size}--{self.seed}{late}"
 
     @property
     def faults(self) -> list[str]:
@@ -35,4 +38,5 @@ class Case(NamedTuple):
         """What the run is for, one of ``PARTS``."""
         if len(self.faults) > 1:
             return "two faults"
-        return SIZES.get(self.size, "calibration" if self.seed in CALIBRATION_SEEDS else "held out")
+        part = SIZES.get(self.size, "calibration" if self.seed in CALIBRATION_SEEDS else "held out")
+        return f"late, {part}" if self.onset else part

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.faults import peers, scores
 from benchmarks.faults.case import CALIBRATION_SEEDS, PARTS, Case
-from benchmarks.faults.planted import FAULTS
+from benchmarks.faults.planted import FAULTS, LATE
 from benchmarks.faults.results import LOOKS, Result
 
 REMARKS = Path(__file__).with_name("remarks.md")
@@ -77,7 +77,8 @@ def causes(results: Sequence[Result]) -> str:
 def described(case: Case) -> str:
     """Returns which run it is, in words."""
     level = "healthy" if case.level < 0 else ("mild", "middling", "severe")[case.level]
-    return f"{case.name}, {level}, {case.algorithm}, seed {case.seed}"
+    late = f", from step {case.onset}" if case.onset else ""
+    return f"{case.name}, {level}, {case.algorithm}, seed {case.seed}{late}"
 
 
 def misses(results: Sequence[Result]) -> str:
@@ -101,7 +102,8 @@ Each run is a real training of a language model with one layer (the other size h
 small world of sentences: 32 steps of 32 responses, by PPO, GRPO or RLOO; a few train SmolLM2-135M-Instruct. One of
 {len(FAULTS)} faults is planted in the code or the setting where it would occur, at three severities; or the run is one
 of the healthy kinds that look faulty: resumed runs, no penalty, growing lengths, small batches, held-out rows, another
-language, high learning rates that work. Thresholds and rules were chosen on seeds {CALIBRATION_SEEDS[0]} to
+language, high learning rates that work. In the *late* runs, of 48 steps, one of {len(LATE)} faults begins between the
+steps 20 and 28. Thresholds and rules were chosen on seeds {CALIBRATION_SEEDS[0]} to
 {CALIBRATION_SEEDS[-1]} (*calibration*); the other seeds are *held out*. The *other size* was used while rules were
 fixed; the *third size* and *SmolLM2* were not. "Named" means reported as a cause, not folded under another finding. The
 accepted causes of each fault are listed in [benchmarks/faults/planted](../benchmarks/faults/planted). Precision covers
@@ -110,7 +112,7 @@ all findings in faulty and healthy runs, so that a consequence that was not fold
 
 def timing(held_out: list[Result]) -> str:
     """Returns how soon faults are named."""
-    late = scores.delays(held_out, {name: fault.onset for name, fault in FAULTS.items()})
+    late = scores.delays(held_out)
     caught, fell = scores.in_time(held_out)
     rows = [
         ["steps from the start of a fault until it is named, median", f"{statistics.median(late) if late else 0:.0f}"],
@@ -121,6 +123,21 @@ def timing(held_out: list[Result]) -> str:
 
 The doctor examines a run after {", ".join(map(str, LOOKS))} steps. The true reward measures the actual goal and is not
 visible to the run; it counts as fallen if it lost a tenth of what a healthy run gains, plus its noise."""
+
+
+def onsets(parts: Mapping[str, Sequence[Result]]) -> str:
+    """Returns how well the beginnings of faults are found, by part."""
+    rows = []
+    for name, results in parts.items():
+        one = scores.onsets(results)
+        width = f"{one.width:.0f}" if one.runs else "–"
+        rows.append([name, str(one.runs), f"{one.error:.1f}" if one.runs else "–", per_cent(one.within), width])
+        rows[-1].append(per_cent(one.covered))
+    header = ["since when", "named", "median error, steps", "within 5 steps", "width of interval", "covers the truth"]
+    return f"""{table(header, rows)}
+
+A finding states the step at which the problem began and a 90 % interval. The truth is the step from which the fault
+was planted; what a policy does of it, such as a longer response, can begin later."""
 
 
 def imports(found: Figures) -> str:
@@ -196,7 +213,8 @@ def document(found: Figures, all_runs: int) -> str:
         setting(found.results, all_runs),
         overview(parts | blind),
         f"Two faults in one run: both named in {both} of {two}.",
-        timing(found.part("held out")),
+        timing([*found.part("held out"), *found.part("late, held out")]),
+        onsets(parts),
         "![Which cause was named first for which planted one](images/doctor/confusion.png)",
         f"## Imported runs\n\n{imports(found)}",
         f"## Other tools\n\n{others(found)}",

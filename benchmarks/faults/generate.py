@@ -23,16 +23,21 @@ from benchmarks.faults import smol, world
 from benchmarks.faults.case import Case
 from benchmarks.faults.fault import ONLINE
 from benchmarks.faults.healthy import HEALTHY
-from benchmarks.faults.planted import FAULTS, PAIRS
+from benchmarks.faults.planted import FAULTS, LATE, PAIRS
 from benchmarks.faults.setup import Setup, train
+
+LATE_STEPS = 48
+"""Number of steps of a run in the middle of which a fault begins."""
+BEFORE = {"verifier-fails": "easy-curriculum"}
+"""What a run is until its fault begins, where it is not the usual one: a verifier has few different rewards."""
 
 
 def cases(seeds: int) -> Iterator[Case]:
     """Yields all runs, seed by seed, so that those made so far say something of all faults.
 
     Every fault at three levels and every healthy kind of run on each seed, the algorithms taking turns; after the
-    second seed the pairs of faults and another size of model with one run per fault, at the end a third size
-    and SmolLM2.
+    second seed the pairs of faults and another size of model with one run per fault, then a third size and
+    SmolLM2, at the end the faults that begin in the middle of a run.
     """
     for seed in range(seeds):
         for (turn, (name, fault)), level in itertools.product(enumerate(FAULTS.items()), range(3)):
@@ -43,6 +48,15 @@ def cases(seeds: int) -> Iterator[Case]:
             yield from _sized("other")
     yield from _sized("large", turned=1)
     yield from smol.cases()
+    yield from (case for seed in range(seeds) for case in _late(seed))
+
+
+def _late(seed: int) -> Iterator[Case]:
+    """Yields the runs of a seed in which a fault begins in the middle, not always at the same step."""
+    for turn, name in enumerate(LATE):
+        algorithms = FAULTS[name].algorithms
+        onset = LATE_STEPS // 2 - 4 + (5 * turn + 2 * seed) % 9
+        yield Case(name, 1 + (turn + seed) % 2, algorithms[(turn + seed) % len(algorithms)], "small", seed, onset)
 
 
 def _pairs() -> Iterator[Case]:
@@ -72,6 +86,10 @@ def planted(case: Case, folder: Path) -> Setup:
     setup = made(case.algorithm, place, case.seed)
     for name in case.faults:
         FAULTS[name].plant(setup, FAULTS[name].levels[case.level])
+    if case.onset:
+        setup.steps = LATE_STEPS
+        setup.before = Setup(case.algorithm, place, case.seed, case.onset, setup.settings)
+        HEALTHY[BEFORE.get(case.name, "usual")](setup.before)
     if not case.faults:
         HEALTHY[case.name](setup)
     return setup

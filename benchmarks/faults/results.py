@@ -21,7 +21,7 @@ from cavesson.record import Run
 
 SCALARS = frozenset(["info", "steps"])
 """What is left where only scalars are recorded."""
-LOOKS = (4, 6, 8, 12, 16, 24, 32)
+LOOKS = (4, 6, 8, 12, 16, 24, 28, 32, 36, 40, 48)
 """Numbers of steps after which a growing run is looked at, to see how soon a fault is named."""
 FALL = 0.1
 """How much of the gain of a healthy run the true reward may lose before a fault has done damage."""
@@ -43,6 +43,10 @@ class Result:
     """Rules that could not be applied"""
     caught: int | None = None
     """Steps after which it was first named"""
+    since: int | None = None
+    """Step at which the first right cause is said to have begun"""
+    between: tuple[int, int] | None = None
+    """The interval of this step"""
     fell: int | None = None
     """Step at which the true reward had fallen"""
 
@@ -50,6 +54,11 @@ class Result:
     def accepted(self) -> list[tuple[str, ...]]:
         """The causes that name each of the planted faults rightly."""
         return [FAULTS[name].causes for name in self.case.faults]
+
+    @property
+    def onset(self) -> int:
+        """The step at which the fault, of a run with one, began."""
+        return self.case.onset or FAULTS[self.case.faults[0]].onset
 
     @property
     def right(self) -> list[bool]:
@@ -108,8 +117,11 @@ def said_of(run: Run, case: Case, sees: Collection[str] = KINDS) -> Result:
     data = RunData(run, sees)
     found = diagnose(data, RULES)
     accepted = accepted_of(case)
+    first = next((one.reading for one in found.causes if one.rule.name in accepted), None)
     return Result(
         case,
+        since=None if first is None else first.since,
+        between=None if first is None else first.between,
         steps=len(data.rows.steps),
         named=tuple(names(found, accepted)),
         folded=tuple(one.rule.name for one in found.findings if not one.cause),

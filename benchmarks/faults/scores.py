@@ -1,5 +1,6 @@
 """Numbers from results: how often the doctor is right."""
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,13 +105,38 @@ def confusion(results: Iterable[Result]) -> dict[tuple[str, str], int]:
     return dict(found)
 
 
-def delays(results: Sequence[Result], onsets: dict[str, int]) -> list[int]:
+def delays(results: Sequence[Result]) -> list[int]:
     """Returns the steps between a fault's beginning and the look at which it was first named."""
-    return [
-        one.caught - onsets[one.case.faults[0]]
-        for one in results
-        if len(one.case.faults) == 1 and one.caught is not None
-    ]
+    return [one.caught - one.onset for one in results if len(one.case.faults) == 1 and one.caught is not None]
+
+
+@dataclass(frozen=True)
+class Onsets:
+    """How well the beginning of a fault is found, over runs of which the fault is named."""
+
+    runs: int
+    error: float
+    """Median number of steps between what is said and the truth"""
+    within: float
+    """Share of the runs in which it is at most 5 steps"""
+    covered: float
+    """Share of the intervals that hold the true step"""
+    width: float
+    """Median number of steps of the intervals"""
+
+
+def onsets(results: Iterable[Result]) -> Onsets:
+    """Returns how well the beginning is found in runs with one fault."""
+    said = [one for one in results if len(one.case.faults) == 1 and one.since is not None]
+    errors = [abs(one.since - one.onset) for one in said if one.since is not None]
+    intervals = [(one.onset, *one.between) for one in said if one.between is not None]
+    return Onsets(
+        len(said),
+        statistics.median(errors) if errors else float("nan"),
+        _share(error <= 5 for error in errors),
+        _share(low <= onset <= high for onset, low, high in intervals),
+        statistics.median(high - low + 1 for _, low, high in intervals) if intervals else float("nan"),
+    )
 
 
 def in_time(results: Iterable[Result]) -> tuple[int, int]:

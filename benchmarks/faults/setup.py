@@ -17,6 +17,7 @@ from benchmarks.faults import world
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.ppo import PPORun
 from cavesson.algorithms.rloo import RLOORun
+from cavesson.algorithms.runs import RolloutRun
 from cavesson.models.policy import Policy
 from cavesson.record import compact
 from cavesson.record.storage import storage
@@ -66,6 +67,8 @@ class Setup:
     built: list[Callable[[Training], None]] = field(default_factory=list)
     """Called with the run before its first step."""
     before_step: list[Callable[[Training, int], None]] = field(default_factory=list)
+    before: "Setup | None" = None
+    """what the run is at first: it is stopped after the steps of that setup, and resumed as this one"""
     patches: list[Any] = field(default_factory=list)
     """``unittest.mock.patch`` objects, in force while the run is built and trains."""
 
@@ -95,26 +98,36 @@ class Setup:
 
 def train(setup: Setup, folder: Path) -> None:
     """Runs a setup to its end and leaves its record in ``folder``, and the true reward of each step beside it."""
-    with ExitStack() as stack:
-        for one in setup.patches:
-            stack.enter_context(one)
-        for stop in (*setup.stops, setup.steps):
-            _train_to(stop, setup, folder)
+    for one in (setup.before, setup):
+        if one is not None:
+            with patched(one):
+                for stop in (*one.stops, one.steps):
+                    settings = RUNS[one.algorithm](run=folder, seed=one.seed, steps=stop, **one.settings)
+                    train_with(settings, one)
     compact(storage(folder))
     _leave_gold(setup, folder)
     for name in ("checkpoints", "model"):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _train_to(stop: int, setup: Setup, folder: Path) -> None:
-    settings = RUNS[setup.algorithm](run=folder, seed=setup.seed, steps=stop, **setup.settings)
+@contextmanager
+def patched(setup: Setup) -> Iterator[None]:
+    """Keeps the functions that a fault replaces replaced."""
+    with ExitStack() as stack:
+        for one in setup.patches:
+            stack.enter_context(one)
+        yield
+
+
+def train_with(settings: RolloutRun, setup: Setup) -> None:
+    """Trains a setup with other settings than its own; a run that is there already is resumed."""
     training = Training(
         settings,
         model=world.load(setup.base),
         tokenizer=setup.tokenizer,
         prompts=setup.prompts,
         rewards=setup.reward,
-        resume=folder.exists(),
+        resume=settings.run.exists(),
     )
     for change in setup.built:
         change(training)

@@ -14,6 +14,8 @@ from cavesson.registry import ALGORITHMS
 
 ON_RAY = "CAVESSON_RAY"
 """A variable that is set in the processes of a run on a Ray cluster, to the namespace of its actors."""
+STAGE = "CAVESSON_STAGE"
+"""A variable that is set in the processes of a stage of `align --ray`, to the name of the stage."""
 
 
 def command_line(*words: str | Path, processes: int = 1) -> str:

@@ -44,12 +44,19 @@ class Endpoint:
         is_here = httpx.URL(self.url).host in ("127.0.0.1", "localhost")  # where a proxy would look for it elsewhere
         return httpx.AsyncClient(headers=headers, timeout=None, trust_env=not is_here)
 
+    async def get(self, client: httpx.AsyncClient, path: str = "") -> bytes:
+        """Return the body of the response to a request without content; raises what `post` raises."""
+        return await self._ask(client, "GET", None, path)
+
     async def post(self, client: httpx.AsyncClient, content: bytes, path: str = "") -> bytes:
         """Return the body of the response.
 
         Raises:
             UserError: of the class `error`: all attempts failed, or one of them for good.
         """
+        return await self._ask(client, "POST", content, path)
+
+    async def _ask(self, client: httpx.AsyncClient, method: str, content: bytes | None, path: str) -> bytes:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_TryAgainError),
             stop=stop_after_attempt(self.attempts),
@@ -57,16 +64,16 @@ class Endpoint:
             reraise=True,
         )
         try:
-            return await retrying(self._post, client, content, path)
+            return await retrying(self._try, client, method, content, path)
         except _TryAgainError as error:
             raise self.failed(f"{error} ({self.attempts} attempts)") from error.__cause__
 
-    async def _post(self, client: httpx.AsyncClient, request: bytes, path: str) -> bytes:
+    async def _try(self, client: httpx.AsyncClient, method: str, request: bytes | None, path: str) -> bytes:
         content = bytearray()
         try:
             async with (
                 asyncio.timeout(self.timeout),
-                client.stream("POST", self.url + path, content=request) as response,
+                client.stream(method, self.url + path, content=request) as response,
             ):
                 async for piece in response.aiter_bytes():
                     content += piece

@@ -43,6 +43,20 @@ def _current(device: torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
+def _check_exchanges_on_host() -> None:
+    """Check that the process group, which may be older than this run, can exchange tensors in the memory of the host.
+
+    Raises:
+        UserError: it cannot.
+    """
+    backends = dist.get_backend_config().split(",")
+    if not any(backend.startswith("cpu:") for backend in backends):
+        raise UserError(
+            f"parallel.offload needs a process group for CPU and GPUs, but there is already one for {backends[0]}: "
+            'make it with backend "cuda:nccl,cpu:gloo", or leave it to Cavesson'
+        )
+
+
 class Processes:
     """The processes of this run, started by `torchrun` or `accelerate launch`; otherwise a single process.
 
@@ -77,6 +91,8 @@ class Processes:
         state = PartialState(cpu=cpu, **longest, **backend)
         self.rank, self.count = state.process_index, state.num_processes
         self.device = _current(chosen if chosen is not None and self.count == 1 else state.device)
+        if offload and dist.is_initialized():
+            _check_exchanges_on_host()
         self.mesh = None if shard == "none" else self._mesh(shard)
         self.offload = offload
         self.way_on: str | None = None

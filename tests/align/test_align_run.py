@@ -11,7 +11,9 @@ import pytest
 from align_helpers import RECIPE, same, weights, write
 from safetensors.torch import load_file
 
+from cavesson import cli
 from cavesson.align.run import align
+from cavesson.command_line import STAGE
 from cavesson.config import check
 from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
@@ -198,3 +200,24 @@ def test_two_processes_do_the_same(here: Path, whole: Path) -> None:
         mine, other = weights(road / name), weights(whole / name)
         assert max(float((mine[key] - other[key]).abs().max()) for key in mine) < 1e-4
     assert (road / "compare" / "comparison.json").exists()
+
+
+def test_a_process_on_a_cluster_runs_the_stage_that_it_was_started_for(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "cavesson-1-ray")
+    monkeypatch.setattr(sys, "argv", ["cavesson", "align", "recipe.toml", "--ray", "--sft.steps", "2"])
+    (here / "reward.py").write_text("def vowels(*_, **__):\n    raise KeyError('answer')\n")
+    ends = {}
+    for name in ("sft", "ppo"):
+        monkeypatch.setenv(STAGE, name)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        ends[name] = end.value.code, capsys.readouterr()
+    code, (out, err) = ends["sft"]
+    assert (code, err) == (0, "") and "2 of 2 done" in out and "Plan" not in out
+    code, (out, err) = ends["ppo"]
+    assert (code, out) == (2, "") and err.startswith(
+        "cavesson: stage ppo: the reward vowels raised KeyError: 'answer' ("
+    )
+    assert {path.name for path in (here / "runs" / "road").iterdir() if (path / "model").exists()} == {"sft"}

@@ -327,3 +327,32 @@ def test_a_side_counts_every_response_alike(tmp_path):
     record(folder, [0], prompt=["a"] * 5 + ["b"], reward=np.array([1.0] * 5 + [7.0]))
     got = get(client_of(board_of(folder)), "compare", runs="0,0@0")
     assert got["sides"] == [{"n": 6, "mean": 2.0}] * 2 and got["ties"] == [[2, 2], [2, 2]]
+
+
+def test_held_out_rollouts_are_shown_apart_from_those_of_training(tmp_path):
+    """Steps 0 to 3 are trained on, with an evaluation at 0 and 2, and one after the last step."""
+    folder = new_run(tmp_path / "run")
+    gaps = {0: [0.0, 0.0, 0.0], 2: [-1.0, 0.5, 0.0], 4: [-0.5, -2.0, 0.25]}
+    with Recorder(folder) as recorder:
+        for step in range(5):
+            if step < 4:
+                known = {name: values for name, values in rows_of(step, 6).items() if not name.startswith("ref_")}
+                recorder.rollouts(step, known, tokens_of(step, 6))
+            for gap in [gaps[step]] if step in gaps else []:
+                new = {"split": ["eval"] * 3, "sample": [6, 7, 8], "group": [90, 91, 92], "ref_reward": [100.0] * 3}
+                new |= {"prompt": ["a", "b", "c"], "reward": [100 + one for one in gap]}
+                recorder.rollouts(step, rows_of(step, 3) | new, tokens_of(step, 3))
+    board = board_of(folder)
+    client = client_of(board)
+    (run,) = get(client, "runs")
+    assert run["steps"] == [0, 4] and run["newest"] == 3
+    ridges = {name: get(client, "runs/0/ridge", column=name, bins=4, buckets=9) for name in ("reward", "gap")}
+    assert [sum(counts) for counts in ridges["reward"]["counts"]] == [6] * 4 and ridges["reward"]["edges"][-1] < 50
+    assert ridges["gap"]["steps"] == [[0, 0], [2, 2], [4, 4]]
+    assert get(client, "runs/0/heat", column="logprob")["steps"][-1] == [3, 3]
+    series = get(client, "runs/0/series", names="reward,eval/reward,gap,eval/gap")["rollups"]
+    assert set(series) == {"reward", "eval/reward", "eval/gap"}
+    assert series["reward"]["count"] == [6, 6, 6, 6, 0] and series["eval/gap"]["count"] == [3, 0, 3, 0, 3]
+    never = get(client, "runs/0/never-beats")["prompts"]
+    assert [(one["prompt"], one["tries"], one["best_gap"], one["last_step"]) for one in never] == [("a", 3, 0.0, 4)]
+    board.scanner.stop()

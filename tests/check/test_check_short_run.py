@@ -132,6 +132,10 @@ def test_short_settings_measure_the_kl_and_do_not_penalise_it(tmp_path: Path) ->
     assert (short.steps, short.batch_size, short.kl.coef, short.reference.kind) == (3, 8, 0.0, "auto")
     assert short.optimizer.learning_rate == run.optimizer.learning_rate
     assert short_settings(run_of("ppo", tmp_path, parallel__shard="full"), 8, 1, tmp_path).parallel.shard == "none"
+    for asked in ({"data__validation": 0.5}, {"data__validation_path": "other.txt"}):
+        evaluated = run_of("ppo", tmp_path, evaluation__every=1, **asked)
+        short = short_settings(evaluated, 8, 1, tmp_path)
+        assert not short.data.holds_out and short.evaluation.every == 0
     raft = run_of("raft", tmp_path, raft__k=4, batch_size=32, update__mini_batches=4, optimizer__warmup_steps=5)
     short = short_settings(raft, 16, 2, tmp_path)
     assert (short.batch_size, short.update.mini_batches, short.reference.kind) == (16, 4, "auto")

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TINY = sorted(ALGORITHMS)
 
-PAIRS = ["--data.path", "pairs.jsonl", "--data.validation", "0.3", "--steps", "2", "--evaluation.every", "1"]
+HELD_OUT = ["--data.validation", "0.5", "--evaluation.every", "1"]
+PAIRS = ["--data.path", "pairs.jsonl", "--steps", "2", *HELD_OUT]
 SHAPING = ["--shaping.subtract_query", "true", "--shaping.scale", "true", "--shaping.missing_eos_penalty", "1"]
 GROUPS = ["--samples_per_prompt", "2", "--kl.coef", "0.1"]
 # Everything on that logs a metric of its own.
@@ -24,13 +25,15 @@ FLAGS = {
         *("--kl.target", "1", "--value.kind", "separate", "--kl.estimator", "full", "--ppo.entropy_coef", "0.1"),
         *("--update.target_policy_kl", "1", "--update.epochs", "2", "--update.mini_batches", "2", *SHAPING),
         *("--cleaning.discard", "too_short", "--cleaning.discard_reward", "-9"),
+        *HELD_OUT,
     ],
     "grpo": [
         *GROUPS,
         *("--grpo.overlong", "penalty", "--grpo.overlong_buffer", "2", "--grpo.importance", "2"),
+        *HELD_OUT,
     ],
-    "rloo": GROUPS,
-    "raft": ["--raft.k", "2", "--reference.kind", "copy"],
+    "rloo": [*GROUPS, *HELD_OUT],
+    "raft": ["--raft.k", "2", "--reference.kind", "copy", *HELD_OUT],
     "sft": ["--data.columns.response", "chosen", *PAIRS],
     "reward-model": PAIRS,
     "dpo": PAIRS,
@@ -60,7 +63,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("name", TINY)
 def test_every_logged_metric_is_documented(logged: dict[str, set[str]], name: str) -> None:
-    pages = [DOCS / "algorithms" / f"{name}.md", DOCS / "text-statistics.md"]
+    pages = [DOCS / page for page in (f"algorithms/{name}.md", "text-statistics.md", "held-out.md")]
     documented = re.findall(r"`([^`\n]+)`", "".join(page.read_text(encoding="utf-8") for page in pages))
     assert len(logged[name]) > 15
     assert not logged[name] - {_generic(n) for n in documented}, "not documented"
@@ -73,6 +76,14 @@ def test_every_documented_metric_is_logged(logged: dict[str, set[str]], name: st
     first_cells = re.findall(r"^\| `([a-z_]+/[a-z_0-9/<>]+)` \|", text, flags=re.MULTILINE)
     assert len(first_cells) > 8
     assert not {_generic(n) for n in first_cells} - logged[name], "not logged"
+
+
+@pytest.mark.parametrize("name", ["ppo", "raft"])
+def test_every_documented_metric_of_an_evaluation_is_logged(logged: dict[str, set[str]], name: str) -> None:
+    text = (DOCS / "held-out.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    documented = {found for row in rows for found in re.findall("`([^`]+)`", row)}
+    assert len(documented) == 9 and documented <= logged[name]
 
 
 RECIPES = [*sorted((ROOT / "recipes").rglob("*.toml")), ROOT / "src" / "cavesson" / "demo" / "demo.toml"]

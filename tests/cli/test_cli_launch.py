@@ -89,7 +89,7 @@ def killed(process: subprocess.Popen[str], rank: int) -> str:
     worker(process, rank).send_signal(signal.SIGKILL)
     before = time.monotonic()
     _, errors = process.communicate(timeout=300)
-    assert time.monotonic() - before < 10  # the other one does not wait for it
+    assert time.monotonic() - before < 60  # the other one does not wait for it
     assert process.returncode == 2 and "Traceback" not in errors, errors[-3000:]
     *_, line = said(errors)
     assert line.startswith(
@@ -187,7 +187,7 @@ def test_the_processes_end_with_their_launcher(tmp_path: Path) -> None:
     workers = [worker(process, rank) for rank in range(2)]
     process.kill()
     process.wait()
-    _, alive = psutil.wait_procs(workers, timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     for left in alive:
         left.kill()
     assert not alive

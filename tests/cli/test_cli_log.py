@@ -60,9 +60,13 @@ def test_the_rest_of_logging_stays_as_it_was(tmp_path: Path, caplog: pytest.LogC
     with pytest.raises(KeyboardInterrupt), logging_to(tmp_path / "run", tmp_path / "run", 0):
         raise KeyboardInterrupt
     with pytest.raises(ValueError, match="no"), logging_to(tmp_path / "run", tmp_path / "run", 1):
+        logging.getLogger("cavesson").warning("every process says this")
+        logging.getLogger("cavesson.record").warning("only this process says this")
         raise ValueError("no")
     assert logging.getLogger().handlers == root and warnings.showwarning is show
     assert logging.getLogger("cavesson").handlers == [] and logging.getLogger("cavesson").propagate
     lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
     assert "attempt 0 from step 3" in lines[0] and lines[1].endswith("ERROR cavesson: interrupted")
-    assert "process 1 ERROR cavesson: ended by ValueError" in lines[2]  # another process writes its errors only
+    # Another process writes its errors, and warnings that other processes do not give.
+    assert "process 1 WARNING cavesson.record: only this process says this" in lines[2]
+    assert "process 1 ERROR cavesson: ended by ValueError" in lines[3]

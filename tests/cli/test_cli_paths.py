@@ -11,7 +11,7 @@ import pytest
 from cli_helpers import Done, cavesson, fresh
 
 import cavesson as package
-from cavesson.record import Recorder, write_run
+from cavesson.record import Recorder, lock, write_run
 
 
 @pytest.fixture(scope="module")
@@ -107,19 +107,31 @@ def test_places_that_cannot_be_read(folder: Path, what: str, path: str) -> None:
     assert not (folder / "run").exists() and not (folder / "new").exists()
 
 
-def limited(folder: Path, size: int, *arguments: str) -> Done:
+def limited(folder: Path, size: int, *arguments: str, heartbeat: float = lock.HEARTBEAT) -> Done:
     """A command whose files may not become larger than so many bytes."""
-    return cavesson(folder, *arguments, before=partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size)))
+    return cavesson(folder, *arguments, before=partial(limit, size, heartbeat))
+
+
+def limit(size: int, heartbeat: float) -> None:
+    lock.HEARTBEAT = heartbeat
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heartbeat", [lock.HEARTBEAT, 0.0])
+def test_a_run_that_could_write_nothing_leaves_no_folder(folder: Path, heartbeat: float) -> None:
+    """Also if the file with the heartbeats is written while the folder is removed."""
+    for _ in range(3):
+        done = limited(folder, 2_000, "ppo", "recipe.toml", "--checkpoint.every", "1", heartbeat=heartbeat)
+        assert done.code == 2, done
+        assert done.err.splitlines()[-1].startswith("cavesson: the limit on the size of a file is reached"), done.err
+        assert "Traceback" not in done.err
+        assert not (folder / "run").exists()
 
 
 @pytest.mark.slow
 def test_a_limit_on_the_size_of_files_is_like_a_full_disk(folder: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
-    done = limited(folder, 2_000, "ppo", "recipe.toml", "--checkpoint.every", "1")
-    assert done.code == 2, done
-    assert done.err.splitlines()[-1].startswith("cavesson: the limit on the size of a file is reached"), done.err
-    assert "Traceback" not in done.err
-    assert not (folder / "run").exists()  # no step was done
     whole = cavesson(folder, "ppo", "recipe.toml")
     assert whole.code == 0, whole.err
     size = max(path.stat().st_size for path in (folder / "run" / "model").iterdir())

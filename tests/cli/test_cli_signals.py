@@ -35,10 +35,12 @@ from pathlib import Path
 def slow(prompts, responses, **columns):
     if Path("run/attempts/0000.json").exists():  # not when it is tried before the first step
         Path("asked").touch()
-        time.sleep(100)
+        for _ in range(10_000):  # one long sleep might begin just after a signal, and delay its handler
+            time.sleep(0.01)
     return [0.0] * len(responses)
 """
-LOADING = "import time\nprint('loaded', flush=True)\ntime.sleep(60)\n" + SLOW
+# Python handles a signal between two short sleeps even if it arrives just before a system call that would wait.
+LOADING = "import time\nprint('loaded', flush=True)\nfor _ in range(6000):\n    time.sleep(0.01)\n" + SLOW
 RECIPE = (
     cli_helpers.RECIPE.replace("steps = 2", "steps = 6").replace('"lowercase"', '"rewards.py:slow"')
     + """

@@ -1,8 +1,10 @@
 """What `--ray` does without a cluster; tests/engines/test_ray.py has the rest."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +19,10 @@ from cavesson.cluster.rewards import joined, split
 from cavesson.command_line import ON_RAY
 from cavesson.config import check
 from cavesson.errors import LOST_PROCESS, UserCodeError, UserError
+from cavesson.train.run import Training
+
+sys.path.append(str(Path(__file__).parents[1] / "train"))
+from several_helpers import together
 
 RECIPE = """
 [data]
@@ -66,6 +72,7 @@ def test_a_recipe_for_a_cluster_is_one_for_a_laptop(tmp_path: Path, monkeypatch:
     ("ray", "processes", "flags", "said"),
     [
         (False, 1, ["--steps=3", "--ray.learners.count=4"], "--ray.learners.count has no effect without --ray"),
+        (False, 1, ["--sft.ray.failures=1"], "--sft.ray.failures has no effect without --ray"),  # of `align`
         (True, 2, [], "--processes has no effect with --ray; set ray.learners.count"),
     ],
 )
@@ -74,21 +81,72 @@ def test_flags_that_have_no_effect_are_refused(ray: bool, processes: int, flags:
         is_ray_launcher(ray, processes, flags)
 
 
-def test_without_ray_the_message_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def error_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """What `grpo --ray` says on a machine without Ray."""
     (tmp_path / "prompts.txt").write_text("My\n")
     (tmp_path / "recipe.toml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(ON_RAY, "")  # so that it is unset afterwards
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr(sys, "argv", ["cavesson", "grpo", "recipe.toml", "--ray"])
+    monkeypatch.setattr(sys, "argv", ["cavesson", "grpo", "recipe.toml", "--ray", *flags])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 2
-    assert capsys.readouterr().err == "cavesson: --ray needs Ray; install it with: pip install 'cavesson[ray]'\n"
     assert not (tmp_path / "runs").exists()
+    return capsys.readouterr().err
+
+
+def test_without_ray_the_message_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = error_of(tmp_path, monkeypatch, capsys)
+    assert said == "cavesson: --ray needs Ray; install it with: pip install 'cavesson[ray]'\n"
+
+
+def test_sleep_mode_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--sampling.engine", "vllm", "--sampling.vllm.devices", "[0]", "--sampling.vllm.sleep", "true"]
+    said = error_of(tmp_path, monkeypatch, capsys, *flags)
+    assert said == "cavesson: sampling.vllm.sleep has no effect with --ray, where servers have GPUs of their own\n"
+
+
+def starting_servers(fails: bool) -> None:
+    """Begin to train in a process whose servers, which only the first of all asks for, start or fail."""
+    asked: list[str] = []
+
+    def start_servers(*_: Any) -> tuple[str, ...]:
+        asked.append(os.environ["RANK"])
+        if fails:
+            raise UserError("no node had room for 1 of 1 vLLM servers")
+        return ("http://127.0.0.1:1",)
+
+    servers: Any = ModuleType("cavesson.cluster.servers")  # the real one needs Ray
+    servers.start_servers = start_servers
+    sys.modules["cavesson.cluster.servers"] = servers
+    os.environ[ON_RAY] = "here"
+    values = {
+        "run": "run", "batch_size": 2, "samples_per_prompt": 2, "model": {"device": "cpu", "lora": {"rank": 4}},
+        "sampling": {"engine": "vllm"}, "checkpoint": {"every": 0},
+    }  # fmt: skip
+    try:
+        training = Training(
+            GRPORun.model_validate(values), prompts=["My"], rewards=lambda _, texts, **columns: [0.0] * len(texts)
+        )
+    except UserError as error:
+        print(f"{asked}: {error}")
+    else:
+        (server,) = training.trainer.batches.collector.sampler.client.servers  # type: ignore[attr-defined]
+        print(f"{asked}: {server.url}")
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"), [(False, "http://127.0.0.1:1"), (True, "no node had room for 1 of 1 vLLM servers")]
+)
+def test_servers_start_or_fail_for_all_processes(tmp_path: Path, fails: bool, said: str) -> None:
+    done = together(tmp_path, 2, starting_servers, fails)
+    assert [one.out for one in done] == [f"['0']: {said}\n", f"[]: {said}\n"], done
 
 
 @pytest.mark.parametrize("rows", range(8))
@@ -112,12 +170,12 @@ def test_the_cause_of_a_loss_is_named_not_what_follows_from_it() -> None:
     for rank in range(2):
         assert not coordinator.begin(rank, f"10.0.0.{rank}").is_restart
     coordinator.restart({0: f"process 0 of 2 ended: {LOST_PROCESS}", 1: None})
-    lost = "process 1 of 2 (counted from 0) on node 10.0.0.1 was lost: the node, or Ray's worker on it, died"
-    again = "the run starts again from its latest checkpoint (restart 1 of at most 1)"
-    assert coordinator.news() == ([(2, f"cavesson: {lost}; {again}")], True)
-    assert coordinator.begin(0, "10.0.0.0").is_restart and not coordinator.news().is_waiting
+    lost = "process 1 of 2 (counted from 0) on node 10.0.0.1 was lost: its node, or Ray's worker on it, died"
+    again = "the run restarts from its latest checkpoint (restart 1 of at most 1)"
+    assert coordinator.updates() == ([(2, f"cavesson: {lost}; {again}")], True)
+    assert coordinator.begin(0, "10.0.0.0").is_restart and not coordinator.updates().is_waiting
     coordinator.restart({0: f"process 0 of 2 ended: {LOST_PROCESS}"})
-    assert coordinator.news().lines == []  # there is no other restart: the launcher says it
+    assert coordinator.updates().lines == []  # there is no other restart: the launcher says it
     assert coordinator.outcome() == ({}, f"process 0 of 2 ended: {LOST_PROCESS}")
 
 

@@ -96,7 +96,7 @@ WITHOUT_EFFECT: list[tuple[str, dict[str, Any], str]] = [
     ("sft", {"data": {"mix": [{"path": "a"}], "split": "test"}}, "data: split has no effect with mix"),
     ("sft", {"data": {"mix": [{"path": "a"}], "columns": {"text": "b"}}}, "data: columns has no effect with mix"),
     ("sft", {"data": {"validation": 0.1, "validation_path": "a"}}, "data: give validation, or validation_path"),
-    ("ppo", {"data": {"path": "a", "validation_path": "b"}}, "data.validation_path has no effect on prompts"),
+    ("ppo", {"evaluation": {"every": 5}}, "evaluation.every has no effect without held-out rows"),
     ("generate", {"data": {"path": "a", "validation_split": "b"}}, "data.validation_split has no effect on prompts"),
     # tools
     ("compare", {"prompts": "a", "data": {"path": "b"}}, "give the prompts once"),

@@ -84,12 +84,16 @@ class Made:
     def write(self, folder: Path) -> Path:
         """Writes the record."""
         write_run(folder, self.info)
-        with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
+        return self.record(folder)
+
+    def record(self, folder: Path, first: int = 0) -> Path:
+        """Writes the steps, the first one under this number."""
+        with Recorder(folder, attempt=begin_attempt(folder, start_step=first)) as recorder:
             for step in range(len(self.mask)):
                 rows = {name: column[step] for name, column in self.rows.items()}
                 rows |= {"sample": np.arange(self.mask.shape[1])}
-                recorder.rollouts(step, rows, {name: column[step] for name, column in self.tokens.items()})
-                recorder.metrics(step, {name: float(values[step]) for name, values in self.metrics.items()})
+                recorder.rollouts(first + step, rows, {name: column[step] for name, column in self.tokens.items()})
+                recorder.metrics(first + step, {name: float(values[step]) for name, values in self.metrics.items()})
         return folder
 
     def data(self, folder: Path) -> RunData:

@@ -22,6 +22,11 @@ def cut(made):
     cut_between(made, 8, 24)
 
 
+@case("never-ends", near=lambda made: cut_between(made, 0, 12))
+def cut_from_the_start(made):
+    cut_between(made, 0, 24)
+
+
 @case("end-not-trained")
 def end_masked(made):
     made.tokens["mask"] &= made.tokens["token_id"] != END

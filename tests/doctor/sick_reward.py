@@ -9,7 +9,7 @@ case = Cases()
 
 @case("query-dominated")
 def query(made):
-    made.rows["reward"] = np.sin(made.rows["group"]) * 5 + 0.1 * made.rows["reward"]
+    made.rows["reward"] = made.rows["shaped_reward"] = np.sin(made.rows["group"]) * 5 + 0.1 * made.rows["reward"]
 
 
 @case("zero-variance-groups")

@@ -41,6 +41,18 @@ def unwhitened(made):
     made.tokens["advantage"] *= 4
 
 
+def grouped(made, shift=0):
+    made.info["kl"]["place"] = "loss"
+    reward = made.rows["reward"].reshape(24, -1, 4)
+    advantage = reward - np.roll(reward.mean(-1, keepdims=True), shift, 1)
+    made.tokens["advantage"] = np.where(made.mask, advantage.reshape(24, -1, 1), 0)
+
+
+@case("group-advantages", near=grouped)
+def other_group(made):
+    grouped(made, shift=1)
+
+
 @case("likelihood-displacement")
 def displaced(made):
     made.tokens["logprob"] -= np.where(made.mask, np.linspace(0, 2, 24)[:, None, None], 0)

@@ -86,3 +86,16 @@ def test_causes_come_first_and_the_gravest_of_them(data):
 def test_the_worst_severity(data):
     assert worst(diagnose(data, [sick("a", severity="note"), sick("b")]).findings) == "warning"
     assert worst(()) is None
+
+
+def test_a_finding_of_a_late_part_does_not_explain_one_of_the_whole_run(tmp_path):
+    data = healthy(steps=48, batch=8).data(tmp_path / "run")
+    texts = {"title": "", "cause": "", "healthy": "", "fix": "", "source": ""}
+
+    @rule(number=1, needs=[], **texts, windows=True, explains=["general"])
+    def late(data):
+        return Reading(1.0, data.whole is not data, int(data.rows.steps[0]))
+
+    found = diagnose(data, [late, sick("general", since=30)])
+    assert [finding.rule.name for finding in found.causes] == ["late", "general"]
+    assert found.causes[0].reading.window == (32, 47)

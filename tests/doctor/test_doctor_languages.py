@@ -22,9 +22,9 @@ from pydantic import TypeAdapter
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.algorithms.ppo import PPORun
 from cavesson.config import Settings
-from cavesson.doctor import diagnosis, rules
+from cavesson.doctor import diagnosis, failures, recording, rules
 from cavesson.doctor.finding import Percent, Phrase, Reading, Severity, Share
-from cavesson.doctor.report import evidence, page, terminal
+from cavesson.doctor.report import evidence, page, summary, terminal
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import RULES, kl, mismatch
 from cavesson.doctor.words import LANGUAGES, exact, language, limits_of, number
@@ -166,7 +166,7 @@ def test_words_of_the_user_are_never_translated() -> None:
     assert "source" in language("zh").texts(rule, Reading(0.5, True, words={"part": "source"})).cause
 
 
-SPEAKING = (diagnosis, evidence, page, terminal)
+SPEAKING = (diagnosis, evidence, failures, page, recording, summary, terminal)
 CALLS = ("say", "language.phrase", "because", "Phrase")
 
 
@@ -198,7 +198,12 @@ def phrases_of_the_rules(module: ModuleType) -> set[str]:
 @pytest.mark.parametrize("name", TRANSLATED)
 def test_every_phrase_of_the_report_is_translated(name: str) -> None:
     used = phrases_of_the_report()
-    assert {"steps", "Healthy", "look at", "error"} < used  # in a tuple, alone, in an f-string, a severity
+    assert {
+        "steps",
+        "Looked at and within range",
+        "look at",
+        "error",
+    } < used  # in a tuple, alone, in an f-string, a severity
     assert {"not recorded: {what}", "token reward"} < used
     assert used - language(name).phrases.keys() == set()
 

@@ -19,7 +19,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 @pytest.fixture
 def file(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    section = PAGE.read_text().split("\n## Write your own rule\n")[1]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     (tmp_path / "greets.py").write_text(code)
     return tmp_path / "greets.py"
 

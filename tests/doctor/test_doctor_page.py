@@ -91,7 +91,15 @@ def test_the_same_in_every_language(tmp_path):
     assert [one.named("html")[0][0]["lang"] for one in shown.values()] == list(LANGUAGES)
     said = ["".join(text for (tag, _), text in zip(one.tags, one.texts, strict=True) if tag != "style") for one in
             shown.values()]  # fmt: skip
-    for phrase in ("Healthy", "Not checked", "since step", "seen", "change", "source", "not recorded"):
+    for phrase in (
+        "Looked at and within range",
+        "Not checked",
+        "since step",
+        "seen",
+        "change",
+        "source",
+        "not recorded",
+    ):
         assert [phrase in text for text in said] == [True, False, False], phrase
 
 

@@ -1,6 +1,7 @@
 """The doctor names faults planted in real training, and is silent on healthy runs: a part of benchmarks/faults."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from benchmarks.faults.case import Case
 from benchmarks.faults.generate import make
 from benchmarks.faults.planted import FAULTS
 from benchmarks.faults.results import result_of
+from benchmarks.faults.setup import train
+from cavesson.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,28 @@ def test_a_healthy_run_has_no_finding(name: str, algorithm: str, folder: Path) -
     assert not (folder / case.folder / "failed.txt").exists()
     found, _ = result_of(folder / case.folder)
     assert found.named == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_can_be_planted(name: str, folder: Path, tmp_path: Path) -> None:
+    """What a fault replaces is where the fault expects it; a fault may end its run, but only in plain words."""
+    setup = generate.planted(Case(name, 2, FAULTS[name].algorithms[-1], "small", 0), folder)
+    setup.steps = 6 if setup.before_step else 2
+    with suppress(UserError):
+        train(setup, tmp_path / "run")
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_a_fault_that_begins_late_is_named_with_its_beginning(folder: Path) -> None:
+    case = Case("penalty-flipped", 2, "ppo", "small", 0, onset=22)
+    make(case, folder)
+    assert not (folder / case.folder / "failed.txt").exists()
+    found, _ = result_of(folder / case.folder)
+    assert found.steps == 48 and found.named[0] == "penalty-wrong"
+    assert found.since is not None and abs(found.since - 22) <= 1
+    assert found.between is not None and found.between[0] <= 22 <= found.between[1]
 
 
 def test_all_runs_are_different_and_every_fault_is_planted_at_three_levels() -> None:

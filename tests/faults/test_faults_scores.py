@@ -23,7 +23,9 @@ def test_parts() -> None:
         assert TOP_K._replace(size=size, seed=0).part == part
     assert [TOP_K._replace(seed=seed).part for seed in range(5)] == ["calibration"] * 3 + ["held out"] * 2
     assert TOP_K._replace(name="top-k+frozen").part == "two faults"
-    assert {*sizes.values(), "held out", "two faults"} == set(PARTS)
+    late = [TOP_K._replace(seed=seed, onset=20).part for seed in (0, 3)]
+    assert late == ["late, calibration", "late, held out"]
+    assert {*sizes.values(), "held out", "two faults", *late} == set(PARTS)
 
 
 def test_score() -> None:
@@ -31,6 +33,25 @@ def test_score() -> None:
     # One of three named first, two named at all, one of them fourth; of six names two are right; one alarm in 50 steps.
     assert (one.runs, one.first, one.third, one.named) == (3, 1 / 3, 1 / 3, 2 / 3)
     assert (one.precision, one.healthy_steps, one.alarms) == (2 / 6, 50, 20.0)
+
+
+def test_how_well_the_beginning_of_faults_is_found() -> None:
+    late = STALE._replace(onset=20)
+    found = [
+        Result(late, since=22, between=(19, 24)),
+        Result(late._replace(seed=1), since=30, between=(28, 31)),
+        Result(TOP_K, since=0, between=(0, 0)),
+        Result(late._replace(seed=2), since=17),
+        Result(late._replace(seed=4)),  # not named
+        Result(Case("engine-garbled", 1, "ppo", "small", 3), since=15, between=(15, 15)),  # it begins there by itself
+        Result(USUAL),
+    ]
+    # Errors of 2, 10, 0, 3 and 0 steps; three of four intervals hold the truth, which are 6, 4, 1 and 1 steps wide.
+    one = scores.onsets(found)
+    assert (one.runs, one.error, one.within, one.covered, one.width) == (5, 2, 4 / 5, 3 / 4, 2.5)
+    assert "| late | 5 | 2.0 | 80 % | 2 | 75 % |" in document.onsets({"late": found})
+    assert "| late | 0 | – | – | – | – |" in document.onsets({"late": [Result(USUAL)]})
+    assert document.described(late) == "engine-stale, severe, grpo, seed 3, from step 20"
 
 
 def test_a_run_is_caught_where_it_is_named_before_its_true_reward_falls() -> None:

@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import cavesson
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.processes import Processes
+from cavesson.sampling.vllm_weights import NcclGroup
 from cavesson.train.batches import begin_thread
 from cavesson.train.loop import Report
 
@@ -116,6 +117,34 @@ def test_sampling_ahead_uses_the_gpu_of_the_run() -> None:
 @pytest.mark.parametrize("lora", [None, 4], ids=["all weights", "adapters"])
 def test_a_server_on_the_gpu_of_training_sleeps_and_wakes(tmp_path: Path, lora: int | None) -> None:
     """If its weights were lost or old, the comparison with the policy would end the run."""
+    flags = {"sampling__vllm__devices": [0], "sampling__vllm__sleep": True}
+    sampled_by_vllm(tmp_path, **flags, **({"model__lora__rank": lora} if lora else {}))
+
+
+@needs_two
+@needs_vllm
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_server_on_another_gpu_gets_its_weights_over_nccl(tmp_path: Path, staleness: int) -> None:
+    flags = {"sampling__vllm__devices": [1], "sampling__vllm__transfer": "nccl"}
+    sampled_by_vllm(tmp_path, **flags, sampling__max_staleness=staleness)
+    first = cavesson.open(tmp_path / "run").tokens(0)
+    torch.testing.assert_close(
+        torch.tensor(first["logprob"].to_numpy()), torch.tensor(first["sampler_logprob"].to_numpy()), atol=1e-2, rtol=0
+    )
+
+
+def test_nccl_sends_in_a_group_of_one_process() -> None:
+    device = Processes("cuda:0").device
+    group = NcclGroup(NcclGroup.new_identity(), 1, device)
+    for dtype in (torch.float32, torch.bfloat16):
+        sent = torch.arange(1000, dtype=dtype, device=device)
+        group.broadcast(sent)
+        torch.cuda.synchronize()
+        assert group.is_idle() and torch.equal(sent.cpu(), torch.arange(1000, dtype=dtype))
+
+
+def sampled_by_vllm(tmp_path: Path, **changes: Any) -> None:
+    """A run with its own vLLM server, for a model with heads of 32 dimensions, which vLLM needs."""
     config = LlamaConfig(
         vocab_size=258, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=32, max_position_embeddings=256, bos_token_id=None, eos_token_id=0,
@@ -125,9 +154,8 @@ def test_a_server_on_the_gpu_of_training_sleeps_and_wakes(tmp_path: Path, lora: 
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     flags: dict[str, Any] = {
         "model__path": str(tmp_path / "model"), "model__device": "cuda:0", "sampling__engine": "vllm",
-        "sampling__vllm__python": VLLM, "sampling__vllm__devices": [0], "sampling__vllm__sleep": True,
-        "sampling__vllm__arguments": ["--gpu-memory-utilization=0.3"], "steps": 3,
-        **({"model__lora__rank": lora} if lora else {}),
+        "sampling__vllm__python": VLLM, "sampling__vllm__arguments": ["--gpu-memory-utilization=0.3"], "steps": 3,
+        **changes,
     }  # fmt: skip
     tiny_run("ppo", tmp_path / "run", **flags).run(quiet)
     assert len(responses(tmp_path / "run")) == 18

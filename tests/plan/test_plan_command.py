@@ -27,6 +27,7 @@ def test_the_json_of_a_plan() -> None:
     assert plan["binds"]["memory"] in plan["memory"]["parts"]
     assert plan["binds"]["time"] in plan["step"]["parts"]
     assert 'parallel.shard = "full"' in plan["settings"]
+    assert plan["limits"] == []
 
 
 @pytest.mark.slow

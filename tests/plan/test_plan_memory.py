@@ -37,6 +37,15 @@ def predicted(
 
 
 @pytest.mark.skipif(not has_glibc(), reason="needs glibc")
+def test_the_heap_of_a_sharded_run_returns_what_is_freed() -> None:
+    heap = Heap(is_sharded=True)
+    for _ in range(50):
+        heap.give(heap.take(2**20))
+    heap.close()
+    assert heap.peak == 2**20
+
+
+@pytest.mark.skipif(not has_glibc(), reason="needs glibc")
 def test_a_heap_is_at_least_what_is_alive_and_takes_no_memory() -> None:
     before = benchmark.status("VmRSS")
     heap = Heap()
@@ -127,7 +136,7 @@ def test_more_to_hold_is_more_memory(tmp_path: Path, tokenizer: PreTrainedTokeni
 
 @pytest.mark.slow
 def test_few_layers_stand_for_many(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """A deep model is extrapolated from two and four layers; here all of its six are rehearsed as well."""
+    """A deep model is extrapolated from two and four layers; here all of its six are simulated as well."""
     tiny_model(layers=6).save_pretrained(tmp_path / "deep")
     tokenizer.save_pretrained(tmp_path / "deep")
     deep = {"model__path": str(tmp_path / "deep")}

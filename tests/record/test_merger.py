@@ -85,3 +85,27 @@ def test_what_goes_wrong_while_merging_reaches_the_user(folder, monkeypatch):
             out.metrics(step, {"loss": 1.0})
             out.flush()
     assert step < 999
+
+
+def test_a_merge_that_cannot_reach_the_storage_is_repeated_and_warned_of_once(folder, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(recorder, "WAITING", 2)
+    merge, calls = merger.compact, []
+
+    def failing(*given: Any, go_on: Callable[[], None]) -> int:
+        calls.append(given)
+        if len(calls) <= 2:
+            raise ConnectionError("the line is dead\nor so")
+        return merge(*given, go_on=go_on)
+
+    monkeypatch.setattr(merger, "compact", failing)
+    with Recorder(folder, spare=tmp_path / "spare") as out:
+        for step in range(12):
+            out.metrics(step, {"twice": 2.0 * step})
+            out.flush()
+            wait_until(lambda done=(step + 1) // 3: len(calls) == done)
+        wait_until(lambda: bool(files(folder, "compactions/*")))
+        assert out.unreachable is None
+    run = cavesson.open(folder)
+    assert run.steps()["twice"].to_pylist() == [2.0 * step for step in range(12)]
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING" and f"{folder} could not be merged (the line is dead)" in warning.message

@@ -1,10 +1,7 @@
-import errno
 import math
-import os
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +14,7 @@ from hypothesis.extra import numpy as npst
 from record_helpers import kept, plain, rollouts
 
 import cavesson
-from cavesson.errors import UserError
-from cavesson.record import Recorder, begin_attempt, write_run, write_vocabulary
-from cavesson.record.compaction import compact
+from cavesson.record import Recorder, write_run, write_vocabulary
 from cavesson.record.schema import TOKEN_COLUMNS
 from cavesson.record.segments import segment_name
 from cavesson.record.statistics import STATISTICS
@@ -186,127 +181,6 @@ def test_missing_required_columns_are_refused_at_once(folder, column):
         recorder.rollouts(0, rows, tokens)
 
 
-class Slow(dict):
-    """A reward's parts whose conversion waits: the disk that does not keep up."""
-
-    def __init__(self, gate: threading.Event) -> None:
-        super().__init__(part=1.0)
-        self.gate = gate
-
-    def items(self):
-        assert self.gate.wait(20)
-        return super().items()
-
-
-def test_a_full_queue_blocks_and_drops_nothing(folder):
-    gate, handed_over = threading.Event(), []
-    with Recorder(folder, queue_size=2) as recorder:
-
-        def train() -> None:
-            for step in range(8):
-                rows, tokens = rollouts(reward_parts=[Slow(gate), None])
-                recorder.rollouts(step, rows, tokens)
-                handed_over.append(step)
-
-        trainer = threading.Thread(target=train)
-        trainer.start()
-        trainer.join(0.5)
-        # One in the writer's hands and two in the queue; the fourth call waits.
-        assert handed_over == [0, 1, 2]
-        assert cavesson.open(folder).segments() == []
-        gate.set()
-        trainer.join(20)
-        assert handed_over == list(range(8))
-    assert [segment.first for segment in cavesson.open(folder).segments()] == list(range(8))
-
-
-def test_flush_returns_when_everything_is_on_disk(folder):
-    gate = threading.Event()
-    with Recorder(folder) as recorder:
-        rows, tokens = rollouts(reward_parts=[Slow(gate), None])
-        recorder.rollouts(0, rows, tokens)
-        flushed = threading.Thread(target=recorder.flush)
-        flushed.start()
-        flushed.join(0.2)
-        assert flushed.is_alive()
-        gate.set()
-        flushed.join(20)
-        assert len(cavesson.open(folder).segments()) == 1
-
-
-def test_an_error_in_the_thread_is_raised_by_every_later_call(folder):
-    rows, tokens = rollouts()
-    recorder = Recorder(folder, queue_size=3)
-    recorder.rollouts(0, rows, tokens)
-    gate = threading.Event()
-    recorder.rollouts(1, rows | {"reward_parts": [Slow(gate), "no parts"]}, tokens)
-    recorder.rollouts(2, rows, tokens)
-    recorder.rollouts(3, rows | {"group": ["not", "numbers"]}, tokens)
-    gate.set()
-    with pytest.raises(AttributeError):
-        recorder.flush()
-    with pytest.raises(AttributeError):
-        recorder.rollouts(4, rows, tokens)
-    with pytest.raises(AttributeError):
-        recorder.metrics(2, {})
-    with pytest.raises(AttributeError):
-        recorder.close()
-    # Step 2 had been handed over before anybody knew, and step 4 was refused.
-    assert [segment.first for segment in cavesson.open(folder).segments()] == [0, 2]
-
-
-def test_a_caller_that_waits_for_the_queue_hears_of_the_error(folder):
-    rows, tokens = rollouts()
-    with pytest.raises(pa.ArrowInvalid), Recorder(folder, queue_size=1) as recorder:
-        for step in range(100):
-            recorder.rollouts(step, rows | {"group": ["not", "numbers"]}, tokens)
-
-
-def test_leaving_the_block_raises_what_went_wrong(folder):
-    rows, tokens = rollouts()
-    with pytest.raises(pa.ArrowInvalid), Recorder(folder) as recorder:
-        recorder.rollouts(0, rows | {"prompt": [None, "b"], "group": ["x", "y"]}, tokens)
-
-
-def test_a_missing_required_value_is_an_error(folder):
-    rows, tokens = rollouts()
-    with pytest.raises(pa.ArrowInvalid, match="prompt"), Recorder(folder) as recorder:
-        recorder.rollouts(0, rows | {"prompt": [None, "b"]}, tokens)
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="needs to know what an open file is called")
-def test_a_full_disk_is_said_in_one_line_and_leaves_no_half_file(folder, monkeypatch):
-    fsync = os.fsync
-
-    def full(handle: int) -> None:
-        if ".rows-00000001-" in os.readlink(f"/proc/self/fd/{handle}"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", full)
-    rows, tokens = rollouts()
-    recorder = Recorder(folder)
-    recorder.rollouts(0, rows, tokens)
-    recorder.rollouts(1, rows, tokens)
-    with pytest.raises(UserError, match=r"the disk is full.*could not be written; free space$") as caught:
-        recorder.flush()
-    assert isinstance(caught.value.__cause__, OSError)
-    with pytest.raises(UserError, match="the disk is full"):
-        recorder.close()
-    assert [segment.first for segment in cavesson.open(folder).segments()] == [0]
-    assert not list((folder / "record").glob(".*"))
-    # The rows come last: they commit.
-    assert (folder / segment_name("tokens", 1, 0, 0)).exists()
-
-
-def test_a_closed_recorder_takes_nothing(folder):
-    recorder = Recorder(folder)
-    recorder.close()
-    recorder.close()
-    with pytest.raises(ValueError, match="closed"):
-        recorder.rollouts(0, *rollouts())
-
-
 def test_vocabulary(folder):
     write_vocabulary(folder, ["a", "Ġb", ""], ["a", " b", "\n"])
     assert cavesson.open(folder).token_texts([1, 0, 2, 3, None, -1]) == [" b", "a", "\n", "<3>", "<None>", "<-1>"]
@@ -370,61 +244,3 @@ def test_a_recorder_alone_makes_a_run_and_goes_on_with_it(tmp_path):
 def test_lists_of_tokens_that_do_not_fit_are_refused(folder, tokens, message):
     with Recorder(folder) as recorder, pytest.raises(ValueError, match=message):
         recorder.rollouts(0, {"prompt": ["a", "b"], "response": ["x", "yz"], "reward": [0.0, 1.0]}, tokens)
-
-
-def test_another_process_needs_the_attempt_and_numbers_its_samples(folder):
-    with pytest.raises(ValueError, match="rank 1 needs the attempt"):
-        Recorder(folder, rank=1)
-    with (
-        Recorder(folder, attempt=0, rank=1) as recorder,
-        pytest.raises(ValueError, match="are missing the required column 'sam"),
-    ):
-        recorder.rollouts(0, {"prompt": ["a"], "response": ["x"], "reward": [0.0]})
-
-
-def test_a_step_of_several_processes_is_read_when_all_of_them_have_recorded_it(tmp_path):
-    attempt = begin_attempt(tmp_path, 0, processes=3)
-    recorders = [Recorder(tmp_path, attempt=attempt, rank=rank) for rank in range(3)]
-
-    def write(rank, step):
-        rows, tokens = rollouts(2)
-        recorders[rank].rollouts(step, rows | {"sample": [2 * rank, 2 * rank + 1]}, tokens)
-        recorders[rank].flush()
-
-    def read():
-        return cavesson.open(tmp_path).rows(["step", "sample"]).to_pylist()
-
-    cursor = cavesson.open(tmp_path).changes(None).cursor
-    for rank, step in ((0, 0), (0, 1), (2, 0), (2, 1)):
-        write(rank, step)
-        assert read() == []
-    write(1, 0)
-    assert read() == [{"step": 0, "sample": sample} for sample in range(6)]
-    seen = cavesson.open(tmp_path).changes(cursor)
-    assert seen.first_step == 0
-    write(0, 2)
-    write(1, 1)
-    assert [row["step"] for row in read()] == [0] * 6 + [1] * 6
-    assert cavesson.open(tmp_path).changes(seen.cursor).first_step == 1
-    for recorder in recorders:
-        recorder.close()
-
-    # A resume with one process goes on where the whole steps end; what two processes had begun is superseded.
-    resumed = begin_attempt(tmp_path, 2)
-    with Recorder(tmp_path, attempt=resumed) as recorder:
-        rows, tokens = rollouts(6)
-        recorder.rollouts(2, rows, tokens)
-    assert [row["step"] for row in read()] == [0] * 6 + [1] * 6 + [2] * 6
-
-
-def test_merging_does_not_show_a_step_earlier(tmp_path):
-    attempt = begin_attempt(tmp_path, 0, processes=2)
-    recorders = [Recorder(tmp_path, attempt=attempt, rank=rank) for rank in range(2)]
-    for rank, steps in ((0, 6), (1, 3)):
-        for step in range(steps):
-            rows, tokens = rollouts(1)
-            recorders[rank].rollouts(step, rows | {"sample": [rank]}, tokens)
-        recorders[rank].close()
-    for rank in (None, 0, 1, None):
-        compact(tmp_path, rank)
-        assert cavesson.open(tmp_path).rows(["step"])["step"].to_pylist() == [0, 0, 1, 1, 2, 2]

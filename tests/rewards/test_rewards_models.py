@@ -1,5 +1,7 @@
 """Rewards that are models, against the logits of these models scored one by one and without padding."""
 
+import threading
+
 import pytest
 import torch
 from transformers import (
@@ -15,6 +17,7 @@ from transformers import (
 from cavesson.data.special_tokens import Written
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_model
+from cavesson.ops.linear import tf32
 from cavesson.rewards import build_rewards
 from cavesson.rewards.classifier import ClassifierReward
 from cavesson.rewards.pipeline import PipelineReward
@@ -101,6 +104,23 @@ def test_a_pipeline_s_score(folders, tokenizer, batch_size, apply):
 def test_a_pipeline_with_absolute_positions(folders, tokenizer):
     reward = PipelineReward(str(folders / "gpt2"), label="LABEL_0", batch_size=3)
     assert reward(PROMPTS, RESPONSES) == pytest.approx(logits(folders, tokenizer, "gpt2")[:, 0].tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "pipeline"])
+def test_products_of_a_reward_are_not_computed_while_another_thread_uses_tf32(folders, kind):
+    path, seen, scored = str(folders / "bert"), [], []
+    reward = PipelineReward(path, label="POS") if kind == "pipeline" else ClassifierReward(path, label="POS")
+    model = reward.pipe.model if isinstance(reward, PipelineReward) else reward.model
+    before = torch.backends.cuda.matmul.fp32_precision
+    model.classifier.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cuda.matmul.fp32_precision))
+    thread = threading.Thread(target=lambda: scored.append(reward(PROMPTS, RESPONSES)))
+    with tf32(True):
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive() and not seen
+    thread.join(20)
+    assert seen and set(seen) == {before} and len(scored[0]) == len(PROMPTS)
 
 
 def test_from_a_recipe(folders, tokenizer):

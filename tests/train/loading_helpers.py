@@ -35,6 +35,9 @@ def compare(cases: dict[str, tuple[bool, dict[str, Any]]], folder: Path) -> None
                 changes.pop("parallel__offload", None)
             runs.append(tiny_run(changes.pop("algorithm"), folder / f"{name}-{shard}", **changes))
         assert seen == [False, mapped], name
+        notes = [[note for note in run.trainer.notes() if "reads the whole" in note] for run in runs]
+        said = [] if mapped else ["every process reads the whole model before sharding"]
+        assert notes[0] == [] and [note.split(" (")[0] for note in notes[1]] == said, name
         assert offloaded(runs[1]) == bool(case.get("parallel__offload")), name
         seen.clear()
         assert runs[0].trainer.fingerprint == runs[1].trainer.fingerprint, name

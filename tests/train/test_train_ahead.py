@@ -39,13 +39,15 @@ class Ended(Exception):
     """The process ends here."""
 
 
-def ahead(server: StandIn, run: Path, rewards: Any = uneven, resume: bool = False, **changes: Any) -> Training:
+def ahead(
+    server: StandIn, run: Path, rewards: Any = uneven, resume: bool = False, given: Any = PROMPTS, **changes: Any
+) -> Training:
     values: dict[str, Any] = {
         "sampling__engine": "vllm", "sampling__servers": [server.url], "sampling__vllm__attempts": 1,
         "sampling__max_staleness": 1, "model__path": str(server.folder), "optimizer__learning_rate": 1e-2,
         "optimizer__schedule": "constant", "checkpoint__every": 1, **changes,
     }  # fmt: skip
-    return Training(settings(run, **values), prompts=PROMPTS, rewards=rewards, resume=resume)
+    return Training(settings(run, **values), prompts=given, rewards=rewards, resume=resume)
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -359,3 +361,34 @@ def test_every_prompt_is_used_once_however_often_the_run_is_killed(server: Stand
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     account(tmp_path / "here", PROMPTS, steps)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_an_evaluation_has_the_latest_weights_and_changes_no_batch(
+    server: StandIn, tmp_path: Path, staleness: int
+) -> None:
+    threads: set[int] = set()
+
+    def reward(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
+        threads.add(threading.get_ident())
+        return uneven(prompts, responses)
+
+    sampled = {}
+    # Responses name their adapter, so that none of them depends on when new weights come.
+    changes = {"steps": 4, "model__lora": LORA, "sampling__max_staleness": staleness}
+    for folder, held_out in (("off", {}), ("on", {"data__validation": 1 / 3, "evaluation__every": 1})):
+        prompts = PROMPTS if held_out else PROMPTS[:4]
+        training = ahead(server, tmp_path / folder, reward, given=prompts, **changes, **held_out)
+        threads.clear()
+        training.run(quiet)
+        assert len(threads) == 1  # a reward is never called from two threads at a time
+        run = cavesson.open(tmp_path / folder)
+        rows = run.rows().to_pylist()
+        trained = [(row["step"], row["sample"]) for row in rows if row["split"] == "train"]
+        sampled[folder] = {key: run.tokens(*key)["token_id"].to_pylist() for key in trained}
+    assert sampled["on"] == sampled["off"] and len(sampled["on"]) == 4 * BATCH
+    answers = [row for row in rows if row["split"] == "eval"]
+    assert [row["policy_version"] for row in answers] == [step for step in range(5) for _ in range(2)]
+    for row in answers:
+        tokens = run.tokens(row["step"], row["sample"])
+        assert abs(tokens["logprob"].to_numpy() - tokens["sampler_logprob"].to_numpy()).max() < ROUNDING

@@ -17,6 +17,7 @@ import cavesson
 from cavesson.algorithms.runs import RolloutRun
 from cavesson.errors import StoppedError, UserError
 from cavesson.record import LockedError, Recorder
+from cavesson.record.compaction import compact
 from cavesson.record.storage import storage
 from cavesson.rewards import Reward
 from cavesson.train.checkpoint import latest
@@ -70,7 +71,7 @@ def test_every_tenth_request_fails_and_nothing_is_lost(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fails", [2, 4], ids=["in the middle", "in the last step"])
+@pytest.mark.parametrize("fails", [1, 2, 4], ids=["in the first step", "in the middle", "in the last step"])
 def test_a_store_that_is_gone_ends_the_run_which_resumes(
     bucket: Unreliable, local: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_store_that_is_gone_ends_the_run_which_resumes(
     with pytest.raises(UserError, match=f"{place(tmp_path.name)} cannot be reached"):
         begin(tmp_path / "run", resume=True)
     bucket.down = False
+    compact(place(tmp_path.name))
     begin(tmp_path / "run", resume=True).run(quiet)
     assert everything(tmp_path / "run") == local
     account(tmp_path / "run", PROMPTS, 4)

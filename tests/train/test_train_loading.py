@@ -31,9 +31,16 @@ def mixed_folder(folder: Path) -> Path:
     return folder
 
 
+def misnamed_folder(folder: Path) -> Path:
+    """Weights in float32, of which the config says that they are in bfloat16."""
+    config = tiny_folder(folder) / "config.json"
+    config.write_text(config.read_text().replace('"float32"', '"bfloat16"'))
+    return folder
+
+
 def test_weights_are_those_of_one_process(tmp_path: Path) -> None:
     full, low = (tiny_folder(tmp_path / str(dtype), dtype) for dtype in (torch.float32, torch.bfloat16))
-    mixed = mixed_folder(tmp_path / "mixed")
+    mixed, misnamed = mixed_folder(tmp_path / "mixed"), misnamed_folder(tmp_path / "misnamed")
     reward = tiny_run("reward-model", tmp_path / "reward", steps=1).run(lambda *_: None)
     cases: dict[str, tuple[bool, dict[str, Any]]] = {
         "copies": (True, {"algorithm": "ppo", "model__path": str(full), **SEPARATE, "parallel__offload": True}),
@@ -59,6 +66,7 @@ def test_weights_are_those_of_one_process(tmp_path: Path) -> None:
             True, {"algorithm": "reward-model", "model__path": str(reward.folder / "model"), **ADAPTERS}
         ),
         "files of several dtypes": (False, {"algorithm": "sft", "model__path": str(mixed)}),
+        "files of another dtype": (False, {"algorithm": "sft", "model__path": str(misnamed)}),
     }  # fmt: skip
     ended = together(tmp_path, 2, compare, cases, tmp_path)
     assert [done.code for done in ended] == [0, 0], [done.err[-3000:] for done in ended]

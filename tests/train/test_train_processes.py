@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from several_helpers import cli_helpers, command, together
 from torch import Tensor
 from train_helpers import LORA, SIGNAL, STOP, build, finish, quiet, saved, settings, tiny_flags, tiny_run
-from two_processes import killed, ppo
+from two_processes import killed, not_finite, older_group, own_parts, ppo, trusting
 
 import cavesson
 from cavesson.algorithms.ppo import PPORun
@@ -186,7 +186,7 @@ def test_a_sharded_run_resumes_with_any_number_of_processes(tmp_path: Path) -> N
     flags = tiny_flags("ppo", tmp_path / "here", **changes, steps=1, parallel__shard="full")
     resume = ("ppo", "--resume", "here", "--steps")
     ended = together(tmp_path, 2, command, "ppo", *flags)
-    ended += together(tmp_path, 4, command, *resume, "2", "--parallel.offload", "true")
+    ended += together(tmp_path, 4, trusting, *resume, "2", "--parallel.offload", "true")
     unsharded = ("--parallel.shard", "none", "--parallel.offload", "false")
     ended += together(tmp_path, 2, command, *resume, "3", *unsharded)
     assert [done.code for done in ended] == [0] * 8, ended
@@ -241,10 +241,36 @@ def test_two_hosts_shard_within_and_copy_between(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, theirs[key], rtol=1e-3, atol=1e-4)
 
 
+def test_parts_of_a_reward_may_differ_between_processes(tmp_path: Path) -> None:
+    ended = together(tmp_path, 2, own_parts, tmp_path / "run")
+    assert [done.code for done in ended] == [0, 0], ended
+    steps = cavesson.open(tmp_path / "run").steps()
+    names = [name for name in steps.column_names if name.startswith("reward/part/")]
+    # Three of five responses are of the first process.
+    assert {name.removeprefix("reward/part/reward/"): steps[name].to_pylist() for name in names} == {
+        "both": [(3 * 1.0 + 2 * 2.0) / 5] * 2, "of 0": [5.0] * 2, "of 1": [5.0] * 2, "a": [0.5] * 2, "b": [0.5] * 2
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_a_loss_that_is_no_number_in_one_process_ends_all_alike(tmp_path: Path, shard: str) -> None:
+    flags = tiny_flags("ppo", tmp_path / "run", parallel__shard=shard, update__micro_batch_size=1)
+    ended = together(tmp_path, 2, not_finite, "ppo", *flags)
+    assert [done.code for done in ended] == [2, 2], ended
+    assert "cavesson: step 0: the loss is NaN" in ended[0].err and "Traceback" not in ended[0].err
+    run = cavesson.open(tmp_path / "run")
+    assert run.rows()["step"].unique().to_pylist() == [0] and run.steps().num_rows == 0
+
+
 def test_there_must_be_something_to_shard_over(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r'parallel\.shard "full" has no effect with one process: add --processes N'):
         build(tmp_path / "run", parallel__shard="full")
     assert not (tmp_path / "run").exists()
+
+
+def test_offloading_needs_a_process_group_for_both_memories(tmp_path: Path) -> None:
+    ended = together(tmp_path, 2, older_group)
+    assert [done.code for done in ended] == [0, 0], ended
 
 
 def test_what_cannot_be_sharded_is_one_line(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def tiny_flags(name: str, folder: Path, **changes: Any) -> list[str]:
         values |= {"update.epochs": 2, "update.mini_batches": 2, "rewards": "uneven"}
         values["doctor.on_finding"] = "ignore"  # its last look at a finished run takes longer than the run
     values |= TINY[name] | {change.replace("__", "."): value for change, value in changes.items()}
-    if not values.get("data.validation"):
+    if not (values.get("data.validation") or values.get("data.validation_path")):
         values.pop("evaluation.every", None)
     values["data.path"] = str(data / values["data.path"])
     flags = []
@@ -227,7 +227,8 @@ def saved(checkpoint: Path, kind: str) -> dict[str, Tensor]:
     """The "weights" or the "optimizer" of a checkpoint, joined by PyTorch from what each process has written."""
     reader = HuggingFaceStorageReader(str(checkpoint))
     known: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    names = [name for name in known if name.startswith(("exp_avg.", "exp_avg_sq.", "step.")) == (kind == "optimizer")]
+    own = [name for name in known if name != "lists" and "/" not in name]  # the others are those of rollouts
+    names = [name for name in own if name.startswith(("exp_avg.", "exp_avg_sq.", "step.")) == (kind == "optimizer")]
     tensors = {name: torch.empty(known[name].size, dtype=known[name].properties.dtype) for name in names}
     dcp.load(tensors, storage_reader=reader, no_dist=True)
     return tensors

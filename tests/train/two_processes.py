@@ -4,14 +4,19 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from several_helpers import command
 from train_helpers import PROMPTS, WATCHED, patient, settings, tiny_run, uneven
 
 from cavesson import cli
-from cavesson.errors import StoppedError
+from cavesson.algorithms.ppo import PPO
+from cavesson.errors import StoppedError, UserError
+from cavesson.processes import Processes
 from cavesson.train import checkpoint
 from cavesson.train.run import Training
 
@@ -74,6 +79,43 @@ def stopped(folder: Path) -> None:
         Training(made, prompts=PROMPTS, rewards=uneven).run(patient(made.run))
     except StoppedError as error:
         (folder / f"stopped-{os.environ['RANK']}").write_text(str(error))
+
+
+def older_group() -> None:
+    """A process group for GPUs alone, as NCCL's, is there before a run that needs one for both."""
+    torch.distributed.init_process_group("cuda:gloo")
+    with pytest.raises(UserError, match='one for cuda:gloo: make it with backend "cuda:nccl,cpu:gloo"'):
+        Processes("cpu", shard="full", offload=True)
+
+
+def trusting(*arguments: str) -> None:
+    """The command line; all processes take the checkpoint that the first one has verified."""
+    if os.environ["RANK"] != "0":
+        checkpoint._verify = None  # type: ignore[assignment]  # a call fails
+    command(*arguments)
+
+
+def own_parts(folder: Path) -> None:
+    """A reward whose parts differ between processes."""
+    rank = int(os.environ["RANK"])
+
+    def reward(prompts: list[str], responses: list[str], **_: Any) -> dict[str, list[float]]:
+        parts = {"both": [1.0 + rank] * len(responses), f"of {rank}": [5.0] * len(responses)}
+        return parts | {name: [0.5] * len(responses) for name in ("a", "b") if rank}
+
+    Training(settings(folder, batch_size=5, parallel__timeout=30), prompts=PROMPTS, rewards=reward).run(report)
+
+
+def not_finite(*arguments: str) -> None:
+    """The command line; from the second process' loss on, nothing is finite."""
+    real = PPO.loss
+
+    def loss(self: PPO, scores: Any, batch: Any) -> Any:
+        seen = real(self, scores, batch)
+        return replace(seen, loss=seen.loss * float("nan")) if os.environ["RANK"] == "1" else seen
+
+    PPO.loss = loss  # type: ignore[method-assign]
+    command(*arguments)
 
 
 def mistake(folder: Path) -> None:

@@ -5,6 +5,7 @@ real one.
 """
 
 import asyncio
+import base64
 import copy
 import json
 import math
@@ -12,7 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM
+
+sys.path.append(str(Path(__file__).parents[1]))  # a separate process does not have it yet
+from store_group import StoreGroup
 
 Answer = dict[str, Any]
 ROUNDING = 1e-4
@@ -54,6 +60,16 @@ class StandIn:
         self.most_adapters = 0
         self.broken: set[str] = set()
         """paths that fail"""
+        self.workers = 1
+        """which get weights, each for itself; the model has those of the last one"""
+        self.stops_after = 10**9
+        """weights of an update after which it fails"""
+        self.groups: list[StoreGroup] = []
+        self.closed = threading.Event()
+        self.received: list[dict[str, torch.Tensor]] | None = None
+        """what each worker has received in the update that has begun"""
+        self.latest: list[dict[str, torch.Tensor]] = []
+        """what each worker has received in the latest one"""
 
     @property
     def sampled(self) -> list[Answer]:
@@ -107,7 +123,8 @@ class StandIn:
     async def told(self, request: Request) -> Response:
         given, path = json.loads(await request.body()), request.url.path
         self.paths.append(path)
-        if path in self.broken or self.asleep:
+        expects_weights = path == "/shutdown_weight_transfer_engine" and self.received is not None
+        if path in self.broken or self.asleep or expects_weights:
             return Response("broken, or asleep", status_code=400)
         if path == "/update_weight_version":
             self.version = given["new_version"]
@@ -121,6 +138,56 @@ class StandIn:
         elif path in ("/pause", "/resume"):
             self.paused = path == "/pause"
         return JSONResponse({})
+
+    async def updated(self, request: Request) -> Response:
+        """Join a group, or receive weights in it."""
+        given, path = json.loads(await request.body()), request.url.path
+        self.paths.append(path)
+        work, comes_later = getattr(self, path[1:]), path in ("/update_weights", "/finish_weight_update")
+        if path in self.broken or comes_later != (self.received is not None):
+            return Response("broken, or not its turn", status_code=400)
+        try:
+            if not await asyncio.to_thread(work, **given):
+                return Response("failed half-way", status_code=500)
+        except RuntimeError as error:
+            return Response(str(error), status_code=500)
+        return JSONResponse({})
+
+    def init_weight_transfer_engine(self, init_info: Answer) -> bool:
+        with ThreadPoolExecutor(self.workers) as pool:
+            ranks = range(init_info["rank_offset"], init_info["rank_offset"] + self.workers)
+            self.groups = list(pool.map(lambda rank: self._member(init_info, rank), ranks))
+        return True
+
+    def _member(self, told: Answer, rank: int) -> StoreGroup:
+        return StoreGroup(base64.b64decode(told["nccl_unique_id_b64"]), told["world_size"], None, rank, self.closed)
+
+    def start_weight_update(self) -> bool:
+        self.received = [{} for _ in self.groups]
+        return True
+
+    def update_weights(self, update_info: Answer) -> bool:
+        with ThreadPoolExecutor(self.workers) as pool:
+            return all(pool.map(partial(self._receive, update_info), self.groups, self.received or []))
+
+    def _receive(self, told: Answer, group: StoreGroup, received: dict[str, torch.Tensor]) -> bool:
+        lists = zip(told["names"], told["dtype_names"], told["shapes"], strict=True)
+        for count, (name, dtype, shape) in enumerate(lists):
+            if count == self.stops_after:
+                return False
+            received[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+            group.broadcast(received[name])
+        return True
+
+    def finish_weight_update(self) -> bool:
+        for weights in self.received or []:
+            if not self.deaf:
+                self.model.load_state_dict(weights)
+        self.latest, self.received = self.received or [], None
+        return True
+
+    async def counted(self, request: Request) -> Response:
+        return JSONResponse({"world_size": self.workers} if "/get_world_size" not in self.broken else {})
 
     async def slept(self, request: Request) -> Response:
         """Fall asleep or wake up; at level 2, the weights are lost."""
@@ -151,30 +218,34 @@ def is_probe(request: Answer) -> bool:
 
 
 @contextmanager
-def serving(folder: Path, port: int = 0) -> Iterator[StandIn]:
+def serving(folder: Path, port: int = 0, host: str = "127.0.0.1") -> Iterator[StandIn]:
     """Serve a model on a free port, or this one."""
     one = StandIn(folder)
     told = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc", "/reset_prefix_cache")
-    told += ("/pause", "/resume")
+    told += ("/pause", "/resume", "/shutdown_weight_transfer_engine")
     routes = [Route(path, one.told, methods=["POST"]) for path in (*told, "/update_weight_version")]
+    updated = ("/start_weight_update", "/update_weights", "/finish_weight_update", "/init_weight_transfer_engine")
+    routes += [Route(path, one.updated, methods=["POST"]) for path in updated]
+    routes += [Route("/get_world_size", one.counted)]
     routes += [Route(path, one.slept, methods=["POST"]) for path in ("/sleep", "/wake_up")]
     routes += [Route("/inference/v1/generate", one.generate, methods=["POST"]), Route("/health", one.described)]
-    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=port, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), host=host, port=port, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 120
     while not (server.started and server.servers):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    one.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    one.url = f"http://{host}:{server.servers[0].sockets[0].getsockname()[1]}"
     try:
         yield one
     finally:
+        one.closed.set()
         server.should_exit = True
         thread.join(10)
 
 
 if __name__ == "__main__":  # as a process that a run starts instead of vLLM
-    words = sys.argv
-    with serving(Path(words[words.index("--model") + 1]), int(words[words.index("--port") + 1])):
+    folder, port, host = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--model", "--port", "--host"))
+    with serving(Path(folder), int(port), host):
         threading.Event().wait()

@@ -8,6 +8,15 @@ FAULTS: dict[str, Fault] = {
     one.name: one for module in MODULES for one in vars(module).values() if isinstance(one, Fault)
 }
 
+LATE = (
+    "empty-responses", "wrong-end-set", "padding-trained", "end-masked", "engine-stale", "engine-noise",
+    "engine-quantised", "engine-routing", "reward-misplaced", "reward-on-padding", "penalty-flipped", "penalty-scaled",
+    "reward-clipped-unsaid", "advantage-flipped", "logprob-shifted", "dropout-on", "likes-hash", "likes-smile",
+    "likes-phrase", "likes-length", "likes-repetition", "punishes-length", "verifier-fails", "scores-shuffled",
+    "judges-the-query", "rare-outliers", "double-start",
+)  # fmt: skip
+"""What may also begin in the middle of a run: no setting, which a run keeps, and nothing about the start of a run."""
+
 PAIRS = (
     ("top-k", "likes-hash"),
     ("temperature-low", "likes-length"),

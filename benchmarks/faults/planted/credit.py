@@ -81,22 +81,22 @@ def reward_clipped_unsaid(setup: Setup, level: float) -> None:
 def whitening_wrong(setup: Setup, level: str) -> None:
     """Advantages are whitened over the padding too, not at all (a larger reward), or keep a mean."""
 
-    def whiten(original: Any, values: Any, mask: Any, shift_mean: bool = True) -> Any:
+    def whiten(original: Any, values: Any, mask: Any, **options: Any) -> Any:
         if level == "padding":
-            return original(values * mask, torch.ones_like(mask)) * mask
+            return original(values * mask, torch.ones_like(mask), **options) * mask
         if level == "unscaled":
             return 5 * values * mask
-        return original(values, mask) + 0.7 * mask
+        return original(values, mask, **options) + 0.7 * mask
 
     setup.wrap(ppo_module, "whiten", whiten)
 
 
-@fault(causes=["reward-falls"], levels=(0.6, 0.8, 1.0))
+@fault(causes=["reward-falls", "group-advantages"], levels=(0.6, 0.8, 1.0))
 def advantage_flipped(setup: Setup, level: float) -> None:
     """The advantage of a share of the responses has the wrong sign."""
 
-    def credited(original: Any, self: Any, rollouts: Any, kl_coef: float) -> Any:
-        batch = original(self, rollouts, kl_coef)
+    def credited(original: Any, self: Any, rollouts: Any, *rest: Any) -> Any:
+        batch = original(self, rollouts, *rest)
         wrong = (7 * torch.arange(len(batch))) % 10 < 10 * level
         sign = torch.where(wrong, -1.0, 1.0)[:, None]
         return batch.with_columns(advantage=batch["advantage"] * sign)

@@ -27,7 +27,7 @@ def dropout_on(setup: Setup, level: float) -> None:
         return states
 
     setup.built.append(built)
-    setup.wrap(policy_module, "_states", in_training_mode)
+    setup.wrap(policy_module, "last_states", in_training_mode)
 
 
 @fault(causes=["reference-is-policy"], levels=("object", "weights", "step"))
@@ -35,16 +35,16 @@ def reference_aliased(setup: Setup, level: str) -> None:
     """The reference is the policy: the same object, the same tensors, or a copy made anew at every step."""
 
     def built(training: Training) -> None:
-        (reference,) = policy(training)._reference
+        reference = policy(training).frozen_reference
         if level == "object":
-            policy(training)._reference = (policy(training).model,)
+            reference.model = policy(training).model
         elif level == "weights":
             for mine, its in zip(reference.parameters(), policy(training).model.parameters(), strict=True):
                 mine.data = its.data
 
     def before(training: Training, step: int) -> None:
         if level == "step":
-            policy(training)._reference = (copy.deepcopy(policy(training).model).requires_grad_(False),)
+            _replace_reference(training)
 
     setup.built.append(built)
     setup.before_step.append(before)
@@ -56,9 +56,13 @@ def reference_synchronised(setup: Setup, level: int) -> None:
 
     def before(training: Training, step: int) -> None:
         if step and step % level == 0:
-            policy(training)._reference = (copy.deepcopy(policy(training).model).requires_grad_(False),)
+            _replace_reference(training)
 
     setup.before_step.append(before)
+
+
+def _replace_reference(training: Training) -> None:
+    policy(training).frozen_reference.model = copy.deepcopy(policy(training).model).requires_grad_(False)
 
 
 @fault(causes=["kl-at-start"], levels=(0.01, 0.03, 0.1))
@@ -67,7 +71,7 @@ def reference_other(setup: Setup, level: float) -> None:
 
     @torch.no_grad()
     def built(training: Training) -> None:
-        (reference,) = policy(training)._reference
+        reference = policy(training).frozen_reference
         generator = torch.Generator().manual_seed(0)
         for weight in reference.parameters():
             weight.mul_(1 + level * torch.randn(weight.shape, generator=generator))
@@ -118,8 +122,8 @@ def critic_random(setup: Setup, level: float) -> None:
 def returns_shuffled(setup: Setup, level: float) -> None:
     """The critic's targets of a share of the responses are those of others."""
 
-    def credited(original: Any, self: Any, rollouts: Any, kl_coef: float) -> Any:
-        batch = original(self, rollouts, kl_coef)
+    def credited(original: Any, self: Any, rollouts: Any, *rest: Any) -> Any:
+        batch = original(self, rollouts, *rest)
         wrong = (7 * torch.arange(len(batch))) % 10 < 10 * level
         order = torch.arange(len(batch))
         order[wrong] = order[wrong].roll(1)

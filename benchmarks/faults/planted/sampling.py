@@ -88,7 +88,7 @@ def wrong_end_set(setup: Setup, level: float) -> None:
         ]
         return found._replace(finish_reasons=reasons)
 
-    setup.wrap(sampler_module, "_joined", joined)
+    setup.wrap(sampler_module, "joined", joined)
 
 
 @fault(causes=["trained-behind-end"], levels=(1, 3, 8))
@@ -103,7 +103,7 @@ def padding_trained(setup: Setup, level: int) -> None:
         ids = torch.where(found.mask == 0, 0, found.response_ids)
         return found._replace(mask=mask, response_ids=ids)
 
-    setup.wrap(sampler_module, "_joined", joined)
+    setup.wrap(sampler_module, "joined", joined)
 
 
 @fault(causes=["end-not-trained"], levels=(0.3, 0.6, 1.0))
@@ -118,4 +118,4 @@ def end_masked(setup: Setup, level: float) -> None:
                 mask[row, int(found.mask[row].sum()) - 1] = 0
         return found._replace(mask=mask)
 
-    setup.wrap(sampler_module, "_joined", joined)
+    setup.wrap(sampler_module, "joined", joined)

@@ -109,7 +109,8 @@ class RAFTRun(RolloutRun):
 
     def show(self, folder: Path, console: Console) -> None:
         """Print the gain of every step, and the gain from selecting among responses of the untrained model."""
-        print_rounds(console, open_run(folder).steps().to_pylist())
+        steps = open_run(folder).steps().to_pylist()
+        print_rounds(console, [step for step in steps if step["reward/mean"] is not None])  # the last is an evaluation
 
     @property
     def scoring_temperature(self) -> float:
@@ -154,7 +155,7 @@ def print_rounds(console: Console, steps: Sequence[Mapping[str, Any]]) -> None:
 
     Args:
         console: where to print.
-        steps: the recorded metrics, `cavesson.open(folder).steps().to_pylist()`.
+        steps: the recorded metrics of training steps, as in `cavesson.open(folder).steps().to_pylist()`.
     """
     table = Table("step", "reward", "gain", "of the selected", "distinct-2", "KL", title="RAFT")
     for step in steps:

@@ -29,7 +29,7 @@ from cavesson.algorithms.settings import (
 from cavesson.config import Settings
 from cavesson.data.chat import ChatSettings
 from cavesson.data.examples import Examples, size_of
-from cavesson.data.prompts import PromptSettings, check_prompts
+from cavesson.data.prompts import PromptSettings
 from cavesson.doctor.settings import DoctorSettings
 from cavesson.integrations.trackers import Names
 from cavesson.models.settings import ModelSettings, OtherModelSettings, ReferenceSettings, StartSettings, ValueSettings
@@ -75,6 +75,10 @@ class RunSettings(Settings):
     """runs with the same seed are the same, bit for bit on CPU"""
     model: ModelSettings = ModelSettings()
     """the model to train"""
+    data: ChatSettings = ChatSettings()
+    """the data"""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """evaluation on held-out rows of the data"""
     parallel: ParallelSettings = ParallelSettings()
     """how training is spread over processes"""
     ray: RaySettings = RaySettings()
@@ -126,6 +130,8 @@ class RunSettings(Settings):
                 )
         if self.model.new is not None and not self.makes_models:
             raise ValueError("model.new has no effect here: only cavesson sft makes new models")
+        if self.evaluation.every and not self.data.holds_out:
+            raise ValueError("evaluation.every has no effect without held-out rows; set data.validation")
         return self
 
     @property
@@ -283,8 +289,8 @@ class RolloutRun(RunSettings):
         if self.sampling.engine == "vllm":
             self.refuse("model.quantization", 'with sampling.engine "vllm", which would sample from other weights')
             if self.model.lora is not None:
+                self.refuse("sampling.vllm.transfer", "with model.lora, as adapters are sent as files")
                 self.refuse("model.lora.dora", 'with sampling.engine "vllm", which has no such adapters')
-        check_prompts(self.data)
         if self.shaping.normalise and not self.shaping.scale:
             raise ValueError("shaping.normalise needs shaping.scale")
         return self
@@ -326,8 +332,6 @@ class ExampleRun(RunSettings):
     """examples per optimiser step, over all processes"""
     update: BatchSettings = BatchSettings()
     """how a batch updates the weights"""
-    evaluation: EvaluationSettings = EvaluationSettings()
-    """evaluation on held-out rows"""
     checkpoint: CheckpointSettings = CheckpointSettings()
     """the saved states from which a run resumes"""
     data: ChatSettings = ChatSettings()
@@ -335,13 +339,6 @@ class ExampleRun(RunSettings):
 
     learns_pairs: ClassVar[bool] = True
     """whether an example is a pair of responses; otherwise it is a demonstration"""
-
-    @model_validator(mode="after")
-    def _check_evaluation(self) -> Self:
-        data = self.data
-        if self.evaluation.every and not (data.validation or data.validation_path or data.validation_split):
-            raise ValueError("evaluation.every has no effect without held-out rows; set data.validation")
-        return self
 
     @property
     def evaluation_size(self) -> int:

@@ -217,7 +217,7 @@ class RolloutCheckpointSettings(CheckpointSettings):
 
 
 class EvaluationSettings(Settings):
-    """Evaluation on held-out rows."""
+    """Evaluation on held-out rows of the data: before the first step, at intervals, and after the last step."""
 
     every: int = Field(0, ge=0)
     """training steps between evaluations; 0 = only before the first step and after the last"""

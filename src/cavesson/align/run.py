@@ -1,6 +1,6 @@
 """Running the unfinished stages of a recipe."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +16,9 @@ from cavesson.processes import is_main
 from cavesson.record.writable import check_writable
 
 
-def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
+def align(
+    recipe: Path | None, flags: Sequence[str] = (), train: Callable[[TrainingStage], None] | None = None
+) -> list[Stage]:
     """Run a whole recipe: skip stages that are done, and continue those that were started.
 
     All stages are checked before the first one runs. The state of an earlier call is read only from their folders.
@@ -25,6 +27,7 @@ def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
     Args:
         recipe: a TOML file with a table for every stage.
         flags: settings that override those of the recipe, such as `--ppo.kl.coef 0.1`.
+        train: runs a stage that trains in other processes; None = in this one.
 
     Raises:
         UserError: the recipe or the data of any stage is invalid, or a stage failed.
@@ -40,14 +43,28 @@ def align(recipe: Path | None, flags: Sequence[str] = ()) -> list[Stage]:
             continue
         console.print(f"\n{stage.name}: cavesson {stage.command}, in {stage.folder}", highlight=False, soft_wrap=True)
         start = perf_counter()
-        with _named(stage):
-            stage.run()
+        if train is not None and isinstance(stage, TrainingStage):
+            train(stage)
+        else:
+            with _named(stage):
+                stage.run()
         seconds[stage.name] = perf_counter() - start
     if is_main():  # the other processes may get here before the comparison is written
         console.print(_summary(stages, states, seconds))
         if trained := [stage.folder for stage in stages if isinstance(stage, TrainingStage)]:
             console.print(f"next     {command_line('board', *trained)}", highlight=False, markup=False, soft_wrap=True)
     return stages
+
+
+def run_stage(recipe: Path, flags: Sequence[str], name: str) -> None:
+    """Run one stage of a recipe, in a process that the command has started for it after it has checked all stages.
+
+    Raises:
+        UserError: the stage failed.
+    """
+    stage = next(stage for stage in read_recipe(recipe, flags) if stage.name == name)
+    with _named(stage):
+        stage.run()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from cavesson.board.buckets import Buckets, buckets
 from cavesson.board.runs import Board
 from cavesson.board.search import matching
 from cavesson.board.selection import Order, RunQuery, Selection, column_of, order_of
-from cavesson.board.series import rollups_of
+from cavesson.board.series import rollups_of, trained
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
 from cavesson.index.features import slices
@@ -121,11 +121,11 @@ def count_bins(values: Array, edges: Array) -> dict[str, Any]:
 
 
 def ridge(board: Board, query: RidgeQuery) -> dict[str, Any]:
-    """Return the distribution of a column in each group of steps, from the roll-ups."""
+    """Return the distribution of a column over the rollouts that were trained on in each group of steps."""
     run = board.run(query.run)
     snapshot = run.snapshot()
     column_of(snapshot, query.column)
-    lines = rollups_of(run, snapshot, query.column)
+    lines = trained(snapshot, rollups_of(run, snapshot, query.column))
     grouping = buckets(lines.step, query.buckets)
     key, of, count = lines.bins["sketch_keys"], lines.of_bins(grouping.of(lines.step)), lines.bins["sketch_counts"]
     keys = distinct(key)
@@ -151,7 +151,8 @@ def _spread(values: Array, counts: Array) -> Array:
 def heat(board: Board, query: HeatQuery) -> dict[str, Any]:
     """Return the mean of a token metric by step and position in the response, from the roll-ups."""
     run = board.run(query.run)
-    lines = rollups_of(run, run.snapshot(), query.column, level="token")
+    snapshot = run.snapshot()
+    lines = trained(snapshot, rollups_of(run, snapshot, query.column, level="token"))
     if not lines.lines["bins"].any():
         raise UserError(f"no token of the run has the column {query.column[:100]!r}")
     steps = buckets(lines.step, query.buckets)

@@ -6,6 +6,7 @@ import numpy as np
 
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import Query, RunQuery
+from cavesson.board.series import rollups_of, trained
 from cavesson.index.columns import CODED
 from cavesson.index.snapshot import Snapshot
 
@@ -28,6 +29,7 @@ def summary(run: OpenRun) -> dict[str, Any]:
         "path": str(run.record.folder),
         "algorithm": run.record.info.get("algorithm"),
         "steps": _steps(snapshot),
+        "newest": _newest(run, snapshot),
         "rollouts": snapshot.count,
         "tokens": _tokens(run),
         "live": run.live,
@@ -48,6 +50,16 @@ def _steps(snapshot: Snapshot) -> list[int] | None:
     logged = snapshot.metrics["step"]
     found += [logged[0].as_py(), logged[-1].as_py()] if len(logged) else []
     return [min(found), max(found)] if found else None
+
+
+def _newest(run: OpenRun, snapshot: Snapshot) -> int | None:
+    """Return the last step with rollouts that were trained on; without rollouts, the last one with metrics.
+
+    A run ends with an evaluation, to whose step nothing else belongs.
+    """
+    rewards = trained(snapshot, rollups_of(run, snapshot, "reward")).step
+    logged = snapshot.metrics["step"]
+    return int(rewards.max()) if len(rewards) else logged[-1].as_py() if len(logged) else None
 
 
 def _tokens(run: OpenRun) -> int | None:

@@ -90,6 +90,15 @@ def rollups_of(
     return lines if steps is None else lines.only((lines.step >= steps[0]) & (lines.step <= steps[1]))
 
 
+def trained(snapshot: Snapshot, lines: Rollups) -> Rollups:
+    """Return the lines without those of held-out rollouts; all of them if a column was measured on these only."""
+    known = snapshot.state.codes.get("split", [])
+    if "eval" not in known:
+        return lines
+    kept = lines.lines["split"] != known.index("eval")
+    return lines.only(kept) if kept.any() else lines
+
+
 def _within(table: pa.Table, steps: tuple[int, int] | None) -> pa.Table:
     if steps is None:
         return table

@@ -6,7 +6,7 @@ from pathlib import Path
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.check.finding import Problem, Results
 from cavesson.doctor.words import number
-from cavesson.train.online import TOKEN_COLUMNS
+from cavesson.train.recording import TOKEN_COLUMNS
 
 BYTES_PER_NUMBER = 2.4
 """On disk, of a number per token: five columns take 11.8 bytes per token (docs/record.md)."""

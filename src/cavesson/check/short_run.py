@@ -93,10 +93,12 @@ def short_settings(settings: RolloutRun, rollouts: int, steps: int, folder: Path
     batch = max(group, min(rollouts, settings.batch_size) // group * group)
     values: dict[str, Any] = settings.model_dump(exclude_unset=True)
     values |= {"run": folder / "run", "steps": steps, "batch_size": batch, "record": None, "trackers": ()}
+    values["evaluation"] = {}
     mini_batches = min(settings.update.mini_batches, settings.learned_from(batch))
     changed: dict[str, dict[str, Any]] = {
         "parallel": {"shard": "none"},
         "kl": {"coef": 0.0, "target": None, "horizon": 10_000},
+        "data": {"validation": 0.0, "validation_path": None, "validation_split": None},
         "checkpoint": {"every": 0, "updates": 0, "keep": 2},
         "optimizer": {"warmup_steps": 0, "schedule": "constant"},
         "update": {"mini_batches": mini_batches, "target_policy_kl": None},

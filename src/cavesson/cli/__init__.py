@@ -15,11 +15,11 @@ from cavesson.cli.board import board_app
 from cavesson.cli.check import check_app
 from cavesson.cli.doctor import doctor_app
 from cavesson.cli.flags import FLAGS, Commands, Help, console, explain, load, words_and_flags
-from cavesson.cli.launch import LAUNCHER, end_with_launcher, is_launcher, is_ray_launcher, launch
+from cavesson.cli.launch import LAUNCHER, end_with_launcher, is_launcher, is_ray_launcher, launch, train_on_ray
 from cavesson.cli.plan import plan_app
 from cavesson.cli.record import RunPlace, record
 from cavesson.cli.tools import tools
-from cavesson.command_line import command_line, continuation
+from cavesson.command_line import STAGE, command_line, continuation
 from cavesson.errors import (
     StoppedError,
     TerminatedError,
@@ -114,11 +114,13 @@ def _end(line: str, error: BaseException, exit_code: int) -> NoReturn:
     said = visible("; ".join([line, *_way_on(error)]))
     # A launcher ends the other processes as soon as one has ended, and this line must still be printed.
     with handling(_ignore, signal.SIGTERM):
+        leave_for_launcher(
+            said, exit_code
+        )  # first, because a launcher that restarts the process does not print the line
         if isinstance(error, StoppedError):
             _print_once(f"cavesson: {said}")
         else:
             print_error(f"cavesson: {said}")
-        leave_for_launcher(said, exit_code)
     sys.exit(exit_code)
 
 
@@ -237,20 +239,25 @@ def demo(
 
 
 @app.command(context_settings=FLAGS, add_help_option=False)
-def align(context: typer.Context, processes: Processes = 1, help: Help = False) -> None:
+def align(context: typer.Context, processes: Processes = 1, ray: OnRay = False, help: Help = False) -> None:
     """Run all stages of a recipe: cavesson align recipe.toml. Run again, it resumes where it stopped."""
     if help:
         from cavesson.align.recipe import AlignSettings
 
-        explain(context, AlignSettings, "RECIPE.toml [--stage.setting value …]")
+        explain(context, AlignSettings, "RECIPE.toml [--stage.setting value …]", "… --processes N", "… --ray")
         return
     from cavesson.align.run import align as run_align
+    from cavesson.align.run import run_stage
 
     (recipe,), flags = words_and_flags(any_recipe(), context.args, "RECIPE.toml")
-    if is_launcher(processes):
+    if is_ray_launcher(ray, processes, flags):
+        run_align(Path(recipe), flags, train_on_ray)
+    elif ray:
+        run_stage(Path(recipe), flags, os.environ[STAGE])
+    elif is_launcher(processes):
         launch(processes, lambda: command_line(*sys.argv[1:]))
-        return
-    run_align(Path(recipe), flags)
+    else:
+        run_align(Path(recipe), flags)
 
 
 @app.command()

@@ -1,15 +1,13 @@
 """The command that checks a recipe or a reward before training."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cavesson.cli.flags import FLAGS, console, words_and_flags
+from cavesson.cli.flags import FLAGS, Json, RecipeCommand, console, print_json, words_and_flags
 from cavesson.errors import UserError
 from cavesson.registry import any_recipe
-from cavesson.text.visible import safe_json
 
 check_app = typer.Typer()
 
@@ -17,8 +15,8 @@ check_app = typer.Typer()
 @check_app.command(context_settings=FLAGS)
 def check(
     context: typer.Context,
-    command: Annotated[str | None, typer.Option(help="Command of the recipe, if it fits several.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    command: RecipeCommand = None,
+    as_json: Json = False,
     memory: Annotated[
         float | None, typer.Option(help="Memory limit in gigabytes. Default: the memory of the machine.")
     ] = None,
@@ -51,6 +49,6 @@ def check(
         else:
             show(console(), report)
     if as_json:
-        print(safe_json(json.dumps(shown, ensure_ascii=False, indent=1)))
+        print_json(shown)
     if failed:
         raise typer.Exit(1)

@@ -1,17 +1,19 @@
 """The command that diagnoses a run."""
 
-import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from cavesson.cli.flags import console
+from cavesson.cli.flags import Json, console, print_json
 from cavesson.cli.record import RunPlace
 from cavesson.errors import UserError
 
 doctor_app = typer.Typer()
+EXIT_CODES = {"recovered": 0, "not recovered": 1, "cannot tell": 4}
+"""Of --fix; 2 and 3 are those of errors and of runs that were stopped."""
 
 
 class FailOn(StrEnum):
@@ -34,7 +36,7 @@ class LanguageName(StrEnum):
 @doctor_app.command()
 def doctor(
     run: RunPlace,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a page with charts and coloured tokens to this file.")
     ] = None,
@@ -46,8 +48,48 @@ def doctor(
         FailOn, typer.Option(help="Exit with code 1 if a finding has at least this severity.")
     ] = FailOn.never,
     rules: Annotated[list[Path] | None, typer.Option(help="A Python file with your own rules.")] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Train the run on with and without the proposed settings, and compare both.")
+    ] = False,
+    finding: Annotated[
+        str | None,
+        typer.Option(metavar="RULE", help="With --fix: what to fix. Default: the first with a setting."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="With --fix: steps to train. Default: to the end of the run.", min=1)
+    ] = None,
+    start: Annotated[
+        int | None,
+        typer.Option(
+            "--from", help="With --fix: begin at this checkpoint, or at 0. Default: the last healthy one.", min=0
+        ),
+    ] = None,
 ) -> None:
     """Diagnose a run: what is wrong, since when, why, and what to change: cavesson doctor RUN."""
+    if fix:
+        fails = None if fail_on is FailOn.never else fail_on
+        _refuse("with --fix", {"--html": html, "--board": board, "--fail-on": fails})
+        _fix(run, as_json, language, rules or [], finding, steps, start)
+    else:
+        _refuse("without --fix", {"--finding": finding, "--steps": steps, "--from": start})
+        _diagnose(run, as_json, html, board, language, fail_on, rules or [])
+
+
+def _refuse(why: str, options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise UserError(f"{name} has no effect {why}")
+
+
+def _diagnose(
+    run: str,
+    as_json: bool,
+    html: Path | None,
+    board: str | None,
+    language: LanguageName | None,
+    fail_on: FailOn,
+    rules: list[Path],
+) -> None:
     from cavesson.doctor.data import RunData
     from cavesson.doctor.diagnosis import SEVERITIES, diagnose, worst
     from cavesson.doctor.own import all_rules
@@ -59,7 +101,6 @@ def doctor(
     from cavesson.record.background import small_process
     from cavesson.record.files import write_text
     from cavesson.record.writable import check_file
-    from cavesson.text.visible import safe_json
 
     if board is not None and html is None:
         raise UserError("--board adds links to the page of --html; add --html FILE")
@@ -67,14 +108,39 @@ def doctor(
         check_file(html)
     small_process()
     data = RunData(open_run(run))
-    diagnosis = diagnose(data, all_rules(rules or []))
+    diagnosis = diagnose(data, all_rules(rules))
     words = language_named(language)
     if html is not None:
         write_text(html, page(data, diagnosis, words, board))
     if as_json:
-        print(safe_json(json.dumps(plain(data, diagnosis, words), ensure_ascii=False, indent=1)))
+        print_json(plain(data, diagnosis, words))
     else:
         show(console(), data, diagnosis, words)
     found = worst(diagnosis.findings)
     if fail_on is not FailOn.never and found and SEVERITIES.index(found) <= SEVERITIES.index(fail_on.value):
         raise typer.Exit(1)
+
+
+def _fix(
+    run: str,
+    as_json: bool,
+    language: LanguageName | None,
+    rules: list[Path],
+    finding: str | None,
+    steps: int | None,
+    start: int | None,
+) -> NoReturn:
+    from cavesson.doctor.own import all_rules
+    from cavesson.doctor.words import language as language_named
+    from cavesson.repair import verify
+    from cavesson.repair.show import plain, show
+
+    if "://" in run:
+        raise UserError("--fix needs the folder of the run, which has its checkpoints, not the URL of its record")
+    words = language_named(language)
+    outcome = verify(Path(run), finding=finding, steps=steps, start=start, rules=all_rules(rules), words=words)
+    if as_json:
+        print_json(plain(outcome))
+    else:
+        show(console(), outcome, words)
+    raise typer.Exit(EXIT_CODES[outcome.verdict])

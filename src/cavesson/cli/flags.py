@@ -1,6 +1,7 @@
 """Commands whose flags are the fields of their settings: positional arguments, flags and help."""
 
 import difflib
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -24,6 +25,8 @@ FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 Help = Annotated[
     bool, typer.Option("--help", help="Explain the settings; those of a group: --help GROUP, or --help all.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RecipeCommand = Annotated[str | None, typer.Option(help="Command of the recipe, if it fits several.")]
 MAX_SETTINGS = 16
 """Commands with at most so many settings have them on one page."""
 MOST_USED = (
@@ -46,6 +49,13 @@ class Commands(TyperGroup):
 
 
 # To start fast, commands import what only some of them need inside functions.
+
+
+def print_json(data: Any) -> None:
+    """Print plain data as JSON, without characters that affect a terminal."""
+    from cavesson.text.visible import safe_json
+
+    print(safe_json(json.dumps(data, ensure_ascii=False, indent=1)))
 
 
 def words_and_flags(kind: Any, arguments: Sequence[str], *names: str) -> tuple[list[str], list[str]]:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -13,11 +14,14 @@ from types import FrameType
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from cavesson.command_line import STAGE, command_line
 from cavesson.errors import LOST_PROCESS, UserError
 from cavesson.handlers import end_with_parent, handling
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from cavesson.align.stages import TrainingStage
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE = 5
@@ -51,12 +55,20 @@ def is_ray_launcher(ray: bool, processes: int, settings: Sequence[str]) -> bool:
     """
     if not ray:
         for flag in settings:
-            if flag.startswith("--ray."):  # in a recipe, they say how it runs where there is a cluster
+            if re.match(r"--(\w+\.)?ray\.", flag):  # in a recipe, they say how it runs where there is a cluster
                 raise UserError(f"{flag.partition('=')[0]} has no effect without --ray")
         return False
     if processes != 1:
         raise UserError("--processes has no effect with --ray; set ray.learners.count")
     return not _is_launched("--ray")
+
+
+def train_on_ray(stage: "TrainingStage") -> None:
+    """Run a stage of this `align` command in processes on a Ray cluster; errors as of `launch_on_ray`."""
+    from cavesson.align.stages import with_full_paths
+    from cavesson.cluster.launcher import launch_on_ray
+
+    launch_on_ray(with_full_paths(stage.settings), LAUNCHER, lambda: command_line(*sys.argv[1:]), {STAGE: stage.name})
 
 
 def _is_launched(flag: str) -> bool:

@@ -1,14 +1,12 @@
 """The command that predicts memory and time of a run."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cavesson.cli.flags import FLAGS, console, words_and_flags
+from cavesson.cli.flags import FLAGS, Json, RecipeCommand, console, print_json, words_and_flags
 from cavesson.registry import any_recipe
-from cavesson.text.visible import safe_json
 
 plan_app = typer.Typer()
 
@@ -20,8 +18,8 @@ def plan(
     gpu: Annotated[
         str, typer.Option(help="Kind of device: h100, h200, b200, a100, l40s, a6000, or cpu for this machine.")
     ] = "h100",
-    command: Annotated[str | None, typer.Option(help="Command of the recipe, if it fits several.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    command: RecipeCommand = None,
+    as_json: Json = False,
 ) -> None:
     """Predict memory and step time on given devices: cavesson plan RECIPE.toml --gpus 64 --gpu h200."""
     from cavesson.plan.devices import device_of
@@ -42,4 +40,4 @@ def plan(
         else:
             show(console(), one)
     if as_json:
-        print(safe_json(json.dumps(shown, ensure_ascii=False, indent=1)))
+        print_json(shown)

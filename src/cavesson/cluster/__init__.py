@@ -1,1 +1,1 @@
-"""A run on a Ray cluster: Ray Train starts its processes; vLLM servers and what calls the rewards are actors."""
+"""Runs on a Ray cluster: Ray Train starts the learners; vLLM servers and reward workers are actors."""

@@ -1,6 +1,7 @@
-"""The connection of a process of a run to the Ray cluster that runs it."""
+"""The connection of a process to the Ray cluster of its run, and what all kinds of actors share."""
 
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -9,6 +10,9 @@ from cavesson.algorithms.settings import RoleSettings
 from cavesson.command_line import ON_RAY
 from cavesson.errors import UserError, first_line
 
+_TIMEOUT = 10.0
+"""Seconds in which a cluster must accept a connection."""
+
 
 def is_on_ray() -> bool:
     """Return whether this process belongs to a run on a Ray cluster."""
@@ -16,18 +20,19 @@ def is_on_ray() -> bool:
 
 
 def connect(address: str = "auto") -> Any:
-    """Connect this process to the cluster of its run, unless it is connected, and return the module `ray`.
+    """Connect this process to the cluster of its run, if it is not connected yet, and return the module `ray`.
 
-    The processes of a run see the same named actors, as ON_RAY has the same value in all of them.
+    All processes of a run use the namespace in the variable ON_RAY, so they find the same named actors.
 
     Args:
-        address: of the cluster; "auto" = that of the variable RAY_ADDRESS, or that which this machine belongs to.
+        address: HOST:PORT of the cluster; "auto" = the address in RAY_ADDRESS, or the cluster of this machine.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # it would copy the working directory to all nodes
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # by default, Ray tries 20 times, 40 seconds each
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -35,25 +40,34 @@ def connect(address: str = "auto") -> Any:
             raise
         raise UserError("--ray needs Ray; install it with: pip install 'cavesson[ray]'") from None
     if not ray.is_initialized():
-        # Of a node that dies, it would print pages of logs; what dies is said in one line by the run itself.
+        # When a node dies, Ray would print pages of its logs; the run itself reports it in one line.
         ray._private.worker.print_to_stdstream = lambda *_, **__: None
+        address = os.environ.get("RAY_ADDRESS") or "auto" if address == "auto" else address
         try:
+            _check_listening(address)
             ray.init(address, namespace=os.environ[ON_RAY], log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"ray.address {address!r}: there is no Ray cluster ({first_line(error)}); "
-                "start one with ray start --head, or name another"
+                "start one with ray start --head, or set ray.address or RAY_ADDRESS to HOST:PORT of one"
             ) from error
     return ray
 
 
+def _check_listening(address: str) -> None:
+    """Raise an OSError if nothing listens at HOST:PORT; Ray itself would wait 40 seconds before it says so."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT).close()
+
+
 def options(role: RoleSettings) -> dict[str, Any]:
-    """Return the resources of each process of a role, as Ray's options of an actor."""
+    """Return the resources of one process of a role, as options of a Ray actor."""
     return {"num_cpus": role.cpus, "num_gpus": role.gpus, "resources": dict(role.resources)}
 
 
 def needs(role: RoleSettings) -> str:
-    """Return the resources of each process of a role, for messages."""
+    """Return the resources of one process of a role in words, such as "CPU 1, GPU 4"."""
     amounts = {"CPU": role.cpus, "GPU": role.gpus, **role.resources}
     return ", ".join(f"{name} {amount:g}" for name, amount in amounts.items() if amount) or "resources"
 
@@ -64,34 +78,34 @@ def actor_name(role: str, number: int) -> str:
 
 
 def actors(role: str, count: int) -> list[Any]:
-    """Return the actors of a role that have not died for good."""
+    """Return the actors of a role, except those that have died and will not be restarted."""
     ray, found = connect(), []
     for number in range(count):
-        with suppress(ValueError):  # there is none of this name any more
+        with suppress(ValueError):  # no actor has this name any more
             found.append(ray.get_actor(actor_name(role, number)))
     return found
 
 
 def check_placed(what: str, group: str, role: RoleSettings, answers: Sequence[Any], timeout: float) -> None:
-    """Wait until all actors of a role have been started; those that have died since count as started.
+    """Wait until Ray has started all actors of a role on some node; an actor that died afterwards counts as started.
 
     Args:
-        what: the actors, for the message.
-        group: name of their settings.
-        role: their settings.
-        answers: something that each of them answers.
-        timeout: seconds that they may take.
+        what: the actors in words, such as "vLLM servers".
+        group: the role's settings group in `[ray]`.
+        role: the role's settings.
+        answers: one pending result of each actor.
+        timeout: longest wait in seconds.
 
     Raises:
-        UserError: no node has the resources for one of them.
+        UserError: no node had room for one of them.
     """
     if not answers:
         return
     _, missing = connect().wait(list(answers), num_returns=len(answers), timeout=timeout)
     if missing:
         raise UserError(
-            f"{len(missing)} of {role.count} {what} found no node with free {needs(role)} within {timeout:g} s "
-            f"(ray.timeout); ray.{group} says what each needs"
+            f"no node had room for {len(missing)} of {role.count} {what} within {timeout:g} s (ray.timeout); "
+            f"each needs {needs(role)} (ray.{group})"
         )
 
 
@@ -106,13 +120,13 @@ def enter(folder: str) -> None:
     except OSError as error:
         node = connect().util.get_node_ip_address()
         raise UserError(
-            f"{folder}: {error.strerror} on node {node}; a run on a Ray cluster needs its working directory, its data "
-            "and its folder on storage that all nodes share"
+            f"{folder}: {error.strerror} on node {node}; put the working directory, the data and the run's folder on "
+            "storage that all nodes share"
         ) from error
 
 
 def result(answer: Any) -> Any:
-    """Wait for the answer of an actor; an error that a user can fix is raised as it was there."""
+    """Wait for the result of a call to an actor, and return it; a UserError of the actor is raised unchanged."""
     from ray.exceptions import RayTaskError
 
     try:

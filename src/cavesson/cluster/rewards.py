@@ -1,4 +1,4 @@
-"""Rewards that are called in workers of a Ray cluster: each gets a part of the rows, and answers are put in order."""
+"""Rewards that workers on a Ray cluster compute: each gets a part of the rows, and the results are joined in order."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,16 +18,16 @@ from cavesson.rewards.settings import RewardSettings
 
 ROLE = "reward-worker"
 Parts = dict[str, list[float]]
-"""The parts of a reward, by the ends of their names; a reward that returns plain numbers has one, called ""."""
+"""The parts of a reward, by the last component of their names; a reward that returns plain numbers has one, ""."""
 
 
 class RewardWorker:
-    """Calls rewards; an actor.
+    """An actor that calls rewards.
 
     Args:
-        settings: of the rewards.
-        uses_gpu: whether models among them use a GPU.
-        folder: the working directory.
+        settings: settings of the rewards.
+        uses_gpu: whether rewards that are models run on a GPU.
+        folder: working directory.
     """
 
     def __init__(self, settings: Sequence[RewardSettings], uses_gpu: bool, folder: str) -> None:
@@ -40,7 +40,7 @@ class RewardWorker:
         return build_rewards(self._settings, self._device)
 
     def is_placed(self) -> bool:
-        """Return True as soon as this worker has been started."""
+        """Return True, as soon as Ray has started this worker."""
         return True
 
     def call(
@@ -49,7 +49,7 @@ class RewardWorker:
         """Return the parts of the reward with this number for each row.
 
         Raises:
-            UserError: the reward cannot be built, or failed.
+            UserError: the reward cannot be built, or it failed.
         """
         reward = self._rewards[number]
         parts = call_reward(reward.function, reward.name, prompts, responses, columns)
@@ -59,15 +59,15 @@ class RewardWorker:
 def remote_rewards(
     settings: Sequence[RewardSettings], role: RewardWorkerSettings, timeout: float
 ) -> tuple[Reward, ...]:
-    """Return the rewards of a recipe, called in the workers of the run.
+    """Return the rewards of a recipe as functions that call the reward workers of the run.
 
     Args:
-        settings: of the rewards.
-        role: of the workers.
-        timeout: seconds that the workers may take to start.
+        settings: settings of the rewards.
+        role: settings of the workers.
+        timeout: longest wait in seconds for the workers to start.
 
     Raises:
-        UserError: no node has the resources for a worker.
+        UserError: no node had room for a worker.
     """
     workers = dict(enumerate(actors(ROLE, role.count)))
     check_placed(
@@ -80,12 +80,12 @@ def remote_rewards(
 
 @dataclass(frozen=True)
 class _RemoteReward:
-    """A reward that workers call. The rows of a worker that dies go to another one."""
+    """A reward that workers compute. If a worker dies, another one gets its rows."""
 
     name: str
     number: int
     workers: dict[int, Any]
-    """those that have not died, which all rewards share"""
+    """workers that have not died; all rewards of the run share this dict"""
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str], **columns: Sequence[Any]) -> Parts:
         parts = split(len(responses), len(self.workers))
@@ -114,20 +114,20 @@ class _RemoteReward:
                 return answer
             except RayActorError:
                 self.workers.pop(number, None)
-        raise UserCodeError(f"the reward {self.name}: all reward workers have died, or their nodes")
+        raise UserCodeError(f"the reward {self.name}: all reward workers, or their nodes, have died")
 
 
 def split(rows: int, count: int) -> list[range]:
-    """Return contiguous parts of rows, at most `count` and at least one, whose sizes differ by at most 1."""
+    """Divide rows into 1 to `count` contiguous parts, whose sizes differ by at most 1."""
     parts = np.array_split(np.arange(rows), max(1, min(rows, count)))
     return [range(int(part[0]), int(part[-1]) + 1) if len(part) else range(0) for part in parts]
 
 
 def joined(name: str, parts: Sequence[Parts]) -> Parts:
-    """Join the answers to the parts of the rows.
+    """Join the results for contiguous parts of the rows.
 
     Raises:
-        UserCodeError: a reward has returned different parts for different rows.
+        UserCodeError: a reward returned other parts for some rows than for others.
     """
     names = list(parts[0])
     if any(part.keys() != parts[0].keys() for part in parts):

@@ -1,4 +1,4 @@
-"""vLLM servers of a run on a Ray cluster: actors start them, each on its node."""
+"""vLLM servers of a run on a Ray cluster; each is started by an actor on its node."""
 
 import ray
 from ray.exceptions import RayActorError
@@ -14,10 +14,10 @@ ROLE = "server"
 
 
 class Server:
-    """Starts a vLLM server on its node, and ends it; an actor.
+    """An actor that starts and ends a vLLM server on its node.
 
     Args:
-        folder: the working directory, where relative paths in the settings begin.
+        folder: working directory, for relative paths in the settings.
     """
 
     def __init__(self, folder: str) -> None:
@@ -25,12 +25,12 @@ class Server:
         self._server: VllmServer | None = None
 
     def start(self, settings: RolloutRun, longest: int, adapters: int) -> str:
-        """Start a server with the model that training starts from, unless it runs already, and return its URL.
+        """Start a server with the model that training starts from, if none is running, and return its URL.
 
         Args:
-            settings: of the run.
+            settings: settings of the run.
             longest: tokens of the longest prompt and response together.
-            adapters: most adapters that are sampled from at the same time.
+            adapters: largest number of adapters that are sampled from at the same time.
 
         Raises:
             UserError: vLLM is not installed on this node, or the server ended before it was ready.
@@ -48,22 +48,22 @@ class Server:
         return self._server.url
 
     def has_died(self) -> bool:
-        """Return whether the server has ended, or this actor was started anew after the death of its node."""
+        """Return whether the server has ended, or was lost with its node, so that Ray has restarted this actor."""
         if self._server is None:
             return bool(ray.get_runtime_context().was_current_actor_reconstructed)
         return self._server.ended() is not None
 
     def close(self) -> None:
-        """End the server, and remove its files."""
+        """End the server and remove its files."""
         if self._server is not None:
             self._server.close()
 
 
 def start_servers(settings: RolloutRun, longest: int, adapters: int) -> tuple[str, ...]:
-    """Start the vLLM servers of a run, and return their URLs; arguments as for `Server.start`.
+    """Start the vLLM servers of a run and return their URLs; the arguments are those of `Server.start`.
 
     Raises:
-        UserError: no node has the resources for a server, it cannot be started, or its node has died.
+        UserError: no node had room for a server, it cannot be started, or its node died.
     """
     role = settings.ray.servers
     servers = actors(ROLE, role.count)

@@ -14,6 +14,7 @@ from cavesson.data.types import Demonstration, Pair, Prompt
 from cavesson.errors import UserError
 
 R = TypeVar("R", bound=Prompt | Demonstration | Pair)
+T = TypeVar("T")
 
 
 class SourceRows(Reiterable[R]):
@@ -111,14 +112,14 @@ def load(settings: DataSettings, kind: type[R]) -> Loaded[R]:
     for source, rows in zip(wanted, read, strict=False):
         kept: Sequence[R] | SourceRows[R] = rows
         if not settings.stream:
-            kept, last = _split(_all(rows), settings.validation, source.path)
+            kept, last = split(_all(rows), settings.validation, source.path)
             held_out += last
         sources.append(Source(kept, source.weight))
     return Loaded(tuple(sources), held_out, settings, tuple(read))
 
 
 def _held_out_source(settings: DataSettings) -> SourceSettings | None:
-    if settings.validation_path is None and settings.validation_split is None:
+    if not settings.has_held_out_source:
         return None
     return SourceSettings(
         path=settings.validation_path or settings.path,
@@ -137,9 +138,13 @@ def _all(rows: SourceRows[R]) -> list[R]:
     return read
 
 
-def _split(rows: list[R], fraction: float, path: str | None) -> tuple[list[R], list[R]]:
-    """Split rows into the first part and the last fraction."""
+def split(rows: list[T], fraction: float, source: str | None) -> tuple[list[T], list[T]]:
+    """Split rows into the first part and the last fraction.
+
+    Raises:
+        UserError: one of the two parts is empty, although the fraction is not 0.
+    """
     last = round(len(rows) * fraction)
     if fraction and not 0 < last < len(rows):
-        raise UserError(f"{path}: data.validation = {fraction:g} of its {len(rows)} rows leaves one part empty")
+        raise UserError(f"{source}: data.validation = {fraction:g} of its {len(rows)} rows leaves one part empty")
     return rows[: len(rows) - last], rows[len(rows) - last :]

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.data.chat import Chat, ChatSettings
 from cavesson.data.encode import Encoder, asked_of
 from cavesson.data.fields import Fields, Row
-from cavesson.data.load import load
+from cavesson.data.load import load, split
 from cavesson.data.notes import Notes
 from cavesson.data.order import Stream, passes_over
 from cavesson.data.types import Content, Prompt
@@ -28,14 +28,14 @@ class PromptSettings(ChatSettings):
 
 
 def check_prompts(settings: PromptSettings) -> None:
-    """Reject settings of a separate held-out source, because prompts are not evaluated on held-out rows.
+    """Reject settings of a separate held-out source, for tools that answer all prompts in the same way.
 
     Raises:
         ValueError: a source or split of held-out rows is set.
     """
     for name in ("validation_path", "validation_split"):
         if getattr(settings, name) is not None:
-            raise ValueError(f"data.{name} has no effect on prompts: nothing is measured on held-out ones")
+            raise ValueError(f"data.{name} has no effect on prompts that are not trained on: name them in data.path")
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,26 @@ class PromptSet:
     """what was skipped while reading, in words"""
     sources: tuple[tuple[range, float], ...] = ()
     """of a mix the prompts of each source, and its weight"""
+    held_out: "PromptSet | None" = None
+    """prompts that are only evaluated, with the same columns"""
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def holding_out(self, held_out: "PromptSet", source: str) -> "PromptSet":
+        """Return these prompts with others that are held out.
+
+        Args:
+            held_out: the others.
+            source: their name, for messages.
+
+        Raises:
+            UserError: the held-out prompts lack a column that rewards get.
+        """
+        missing = sorted(set(self.columns) - set(held_out.columns))
+        if missing:
+            raise UserError(f"{source} have no column {missing[0]!r}, which rewards get of the other prompts; add it")
+        return replace(self, held_out=held_out)
 
     def order(self, seed: int, shuffle: bool) -> Stream[int]:
         """Return a stream of prompt indices, in endless passes over the data."""
@@ -78,7 +95,7 @@ def padded_prompts(ids: Sequence[Sequence[int]], pad: int) -> Batch:
 
 
 def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
-    """Read and tokenize the prompts of the settings.
+    """Read and tokenize the prompts of the settings, and those that are held out.
 
     Raises:
         UserError: the file does not exist, its format has no prompts, or no prompt is usable.
@@ -90,7 +107,11 @@ def load_prompts(settings: PromptSettings, tokenizer: PreTrainedTokenizerBase) -
     prompts = _prompt_set(loaded.train, chat, settings.max_prompt_tokens, settings.path or "the data")
     ranges = _kept([len(list(source.rows)) for source in loaded.sources], prompts.dropped)
     sources = zip(ranges, (source.weight for source in loaded.sources), strict=True)
-    return replace(prompts, notes=(*loaded.notes(), *prompts.notes), sources=tuple(sources))
+    prompts = replace(prompts, notes=(*loaded.notes(), *prompts.notes), sources=tuple(sources))
+    if not loaded.held_out:
+        return prompts
+    source = f"the held-out rows of {settings.validation_path or settings.path or 'the data'}"
+    return prompts.holding_out(_prompt_set(loaded.held_out, chat, settings.max_prompt_tokens, source), source)
 
 
 def _kept(sizes: Sequence[int], dropped: Sequence[int]) -> list[range]:
@@ -128,6 +149,38 @@ def tokenize(
         for row, prompt in enumerate(prompts)
     ]
     return _prompt_set(rows, chat or Chat(tokenizer), max_tokens, source)
+
+
+def given_prompts(
+    given: Sequence[str] | Mapping[str, Sequence[Any]], settings: PromptSettings, tokenizer: PreTrainedTokenizerBase
+) -> PromptSet:
+    """Tokenize prompts that a Python caller gives, and hold out the last fraction of them that the settings ask for.
+
+    Args:
+        given: texts, or columns by name, where one is called `prompt` and the others are passed to the rewards.
+        settings: of the prompts.
+        tokenizer: tokenizer of the model.
+
+    Raises:
+        UserError: a value is not a prompt, no usable prompt is left, or a setting contradicts the given prompts.
+    """
+    if settings.has_held_out_source:
+        raise UserError(
+            "prompts= come without a source of held-out prompts; hold out some of them with data.validation"
+        )
+    columns = dict(given) if isinstance(given, Mapping) else {"prompt": given}
+    if "prompt" not in columns:
+        raise UserError(f"the prompts have no column 'prompt'; they have {', '.join(columns) or 'none'}")
+    chat = Chat.of(settings, tokenizer)
+
+    def some(rows: Sequence[int], source: str) -> PromptSet:
+        mine = {name: [values[row] for row in rows] for name, values in columns.items()}
+        texts = mine.pop("prompt")
+        return tokenize(texts, tokenizer, settings.max_prompt_tokens, columns=mine, source=source, chat=chat)
+
+    rows, last = split(list(range(len(columns["prompt"]))), settings.validation, "prompts=")
+    prompts, source = some(rows, "the prompts"), "the held-out prompts"
+    return prompts.holding_out(some(last, source), source) if last else prompts
 
 
 def _content(prompt: Any, place: str) -> Content:

@@ -46,9 +46,19 @@ class DataSettings(SourceSettings):
     shuffle_buffer: int = Field(10_000, ge=1)
     """rows that are read ahead and shuffled together when streaming"""
 
+    @property
+    def has_held_out_source(self) -> bool:
+        """Whether held-out rows come from a source of their own."""
+        return self.validation_path is not None or self.validation_split is not None
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether rows are held out."""
+        return self.validation > 0 or self.has_held_out_source
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        apart = self.validation_path is not None or self.validation_split is not None
+        apart = self.has_held_out_source
         if self.path is not None and self.mix:
             raise ValueError("give path or mix, not both")
         if self.validation and apart:

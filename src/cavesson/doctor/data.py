@@ -1,7 +1,7 @@
 """The data of a run that the rules read: settings, metrics, rollouts, and a sample with texts and tokens."""
 
-from collections.abc import Collection, Iterable
-from copy import deepcopy
+from collections.abc import Collection, Iterable, Mapping
+from copy import copy, deepcopy
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -10,15 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cavesson.doctor.derive import BY_NAME
+from cavesson.doctor.derive.derivation import Derivation
 from cavesson.doctor.finding import Evidence
 from cavesson.doctor.names import ALIASES
-from cavesson.doctor.rows import Rows, numbers
+from cavesson.doctor.rows import Lookup, Rows, numbers
 from cavesson.doctor.rule import KINDS
 from cavesson.doctor.sample import Sample, take_sample
 from cavesson.doctor.series import Series, series
 from cavesson.record import Run
 from cavesson.record.schema import ROW_COLUMNS
 
+CHANCE = 0.01
+"""Level of the tests on a whole run."""
 HEAVY = frozenset(["prompt", "response", "prompt_ids", "ref_response", "ground_truth", "extra", "reward_parts"])
 """Columns that are read of the sample only."""
 
@@ -30,6 +34,26 @@ class RunData:
         """Wrap a run; ``sees`` limits the kinds of data that the rules can read."""
         self.run = run
         self.sees = frozenset(sees)
+        self._derived: dict[Derivation, Mapping[str, Any]] = {}
+        self._deriving: list[Derivation] = []
+        self.used: dict[str, Derivation] = {}
+        """What was derived, by name, since this was last cleared."""
+        self.whole: RunData = self
+        """The whole run, if this is a part of it."""
+        self.chance = CHANCE
+        """Level of the tests on this data: the probability with which a test may report what chance explains."""
+
+    def part(self, step: int, chance: float) -> "RunData":
+        """Return the run from a step on, as if it had begun there, with the level of its tests."""
+        found = copy(self)
+        found.chance = chance
+        for name in ("_steps", "_rollouts", "sample"):
+            vars(found).pop(name, None)
+        found._steps = self._steps.filter(pc.greater_equal(self._steps["step"], step))
+        found._rollouts = (self.rows.since(step), self.evaluation.since(step))
+        if len(self.rows):
+            found.sample = self.sample.since(step)
+        return found
 
     @property
     def info(self) -> dict[str, Any]:
@@ -47,30 +71,63 @@ class RunData:
         return name if isinstance(name, str) else None
 
     def setting(self, path: str, default: Any = None) -> Any:
-        """Return an entry of run.json by its dotted path, such as ``config.kl.coef``; ``default`` if missing."""
+        """Return an entry of run.json by its dotted path, such as ``config.kl.coef``, recorded or derived.
+
+        ``default`` if it is neither.
+        """
+        found = self._setting(path)
+        if found is None:
+            found = self.derive(f"info.{path}")
+        return default if found is None else found
+
+    def _setting(self, path: str) -> Any:
         found: Any = self._info
         for key in path.split("."):
             if not isinstance(found, dict) or key not in found:
-                return default
+                return None
             found = found[key]
         return deepcopy(found)
 
     def has(self, need: str) -> bool:
-        """Return whether a need was measured: ``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH``."""
+        """Return whether ``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH`` is recorded or derived."""
+        return self.recorded(need) or self.derive(need) is not None
+
+    def derive(self, name: str) -> Any:
+        """Return what the other columns of the record say about a need that it lacks; None if nothing, or in doubt.
+
+        ``used`` names it from then on.
+        """
+        derivation = BY_NAME.get(name)
+        if derivation is None or derivation in self._deriving:
+            return None
+        if self.whole is not self:
+            return self.whole.derive(name)
+        if derivation not in self._derived:
+            self._deriving.append(derivation)
+            known = all(any(self.has(one) for one in need.split("|")) for need in derivation.needs)
+            self._derived[derivation] = (derivation.function(self) if known else None) or {}
+            self._deriving.pop()
+        value = self._derived[derivation].get(name)
+        if value is not None and not self._deriving:
+            self.used[name] = derivation
+        return value
+
+    def recorded(self, need: str) -> bool:
+        """Return whether a need is recorded."""
         kind, _, name = need.partition(".")
         if kind not in self.sees:
             return False
         if kind == "info":
-            return self.setting(name) is not None
+            return self._setting(name) is not None
         if kind == "steps" and name == "step":
             return bool(self._steps.num_rows)
         if kind == "steps":
             return len(self.metric(name)) > 0
         if kind == "tokens":
-            return bool(len(self.rows)) and self.sample.has(name)
+            return bool(len(self.rows)) and self.sample.recorded(name)
         if name in HEAVY:
-            return bool(len(self.rows)) and self.sample.rows.has(name)
-        return self.rows.has(name)
+            return bool(len(self.rows)) and self.sample.rows.recorded(name)
+        return self.rows.recorded(name)
 
     @property
     def last_step(self) -> int | None:
@@ -100,7 +157,11 @@ class RunData:
         """The rollouts that were trained on, and the held-out ones."""
         table = self.run.rows([column.name for column in ROW_COLUMNS if column.name not in HEAVY])
         held_out = pc.fill_null(pc.equal(table["split"], "eval"), False)
-        return Rows(table, pc.invert(held_out)), Rows(table, held_out)
+        derived = self._columns("rows")
+        return Rows(table, pc.invert(held_out), derived), Rows(table, held_out, derived)
+
+    def _columns(self, kind: str) -> Lookup:
+        return lambda name: self.derive(f"{kind}.{name}")
 
     @property
     def rows(self) -> Rows:
@@ -115,7 +176,8 @@ class RunData:
     @cached_property
     def sample(self) -> Sample:
         """A sample of the rollouts that were trained on, with texts and tokens."""
-        return take_sample(self.run, self.rows)
+        ahead = bool(self._setting("config.sampling.max_staleness"))
+        return take_sample(self.run, self.rows, (self._columns("rows"), self._columns("tokens")), ahead)
 
     def step_evidence(self, steps: Iterable[int | None]) -> tuple[Evidence, ...]:
         """Return the first rollout of each of the first three given steps as evidence, ignoring None."""

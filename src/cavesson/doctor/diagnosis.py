@@ -1,14 +1,19 @@
 """Applies the rules to a run and separates causes from consequences."""
 
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from cavesson.doctor.data import RunData
+from cavesson.doctor.derive.derivation import Derivation
 from cavesson.doctor.finding import Phrase, Reading, Skipped
+from cavesson.doctor.onset import with_onset
+from cavesson.doctor.proposal import proposal
 from cavesson.doctor.rule import Rule
+from cavesson.doctor.windows import windows
 
 SEVERITIES = ("error", "warning", "note")
 
@@ -23,6 +28,10 @@ class Finding:
     """Names of the rules whose findings are folded under this one."""
     cause: bool = True
     """False: another finding explains it."""
+    derived: tuple[Derivation, ...] = ()
+    """What the rule read that the record lacks."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings to change, by their dotted names; empty if no setting of the run ends the problem."""
 
     @property
     def severity(self) -> str:
@@ -48,23 +57,54 @@ class Diagnosis:
 def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
     """Apply rules to a run; the rules must be ordered so that causes come before consequences."""
     sick, healthy, skipped = [], [], []
+    derived: dict[str, tuple[Derivation, ...]] = {}
     for rule in rules:
-        out = _skipped(data, rule)
-        reading = None if out else _read(data, rule)
+        data.used.clear()
+        out, reading = _judged(data, rule)
+        derived[rule.name] = tuple(dict.fromkeys(data.used.values()))
         if reading is None or np.isnan(reading.seen):
             skipped.append(out or Skipped(rule.name, rule.number, Phrase("the run has nothing to measure")))
         elif reading.sick:
-            sick.append((rule, reading))
+            with np.errstate(all="ignore"):
+                sick.append((rule, with_onset(reading, data)))
         else:
             healthy.append((rule, reading))
-    return Diagnosis(tuple(_folded(sick)), tuple(healthy), tuple(skipped))
+    findings = (
+        replace(one, derived=derived[one.rule.name], settings=proposal(data, one.rule, one.reading))
+        for one in _folded(sick)
+    )
+    return Diagnosis(tuple(findings), tuple(healthy), tuple(skipped))
 
 
-def _read(data: RunData, rule: Rule) -> Reading | None:
+def _judged(data: RunData, rule: Rule) -> tuple[Skipped | None, Reading | None]:
+    """Apply a rule to the whole run and, if it finds nothing there, to the latest parts of the run."""
+    skipped, whole = _applied(data, rule)
+    if skipped or (whole is not None and whole.sick):
+        return skipped, whole
+    for part in windows(data) if rule.windows else ():
+        _, late = _applied(part, rule)
+        if late is not None and late.sick:
+            return None, _in_window(late, whole, part)
+    return None, whole
+
+
+def _in_window(late: Reading, whole: Reading | None, part: RunData) -> Reading:
+    """Return a reading of a part of the run, with the curve over the whole run if that has as many points in it."""
+    first, last = int(part.rows.steps[0]), int(part.rows.steps[-1])
+    curve = late.curve
+    if curve and curve.along is None and whole is not None and whole.curve is not None:
+        points = whole.curve.points
+        if len(points.after(first)) >= len(curve.points):
+            curve = replace(curve, points=points)
+    return replace(late, curve=curve, window=(first, last))
+
+
+def _applied(data: RunData, rule: Rule) -> tuple[Skipped | None, Reading | None]:
     """Apply a rule without numerical warnings: a record can hold any values, and NaN means not measurable."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return rule.statistic(data)
+        skipped = _skipped(data, rule)
+        return skipped, None if skipped else rule.statistic(data)
 
 
 def _skipped(data: RunData, rule: Rule) -> Skipped | None:
@@ -76,13 +116,18 @@ def _skipped(data: RunData, rule: Rule) -> Skipped | None:
         return because(
             "applies to {algorithms}; this run is {algorithm}", algorithms=algorithms, algorithm=data.algorithm
         )
-    missing = [need for need in rule.needs if not any(data.has(one) for one in need.split("|"))]
+    missing = [need for need in rule.needs if not _is_met(data, need, need in rule.recorded)]
     if missing:
-        return because("not recorded: {what}", what=", ".join(need.replace("|", " | ") for need in missing))
+        what = ", ".join(need.replace("|", " | ") for need in missing)
+        return replace(because("not recorded: {what}", what=what), lacking=tuple(missing))
     steps = len(data.rows.steps)
     if steps < rule.min_steps:
         return because("needs {least} steps; the record has {steps}", least=float(rule.min_steps), steps=float(steps))
     return None
+
+
+def _is_met(data: RunData, need: str, recorded: bool) -> bool:
+    return any(data.recorded(one) if recorded else data.has(one) for one in need.split("|"))
 
 
 def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Finding]:
@@ -103,9 +148,11 @@ def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Finding]:
 
 def _before(one: Reading, other: Reading) -> bool:
     """Return whether one problem clearly began before the other, so that the other cannot be its cause."""
+    if one.window is None and other.window is not None:
+        return True  # the whole run shows the one, and only a late part of it the other
     if one.since is None or other.since is None:
         return False
-    return one.since + 5 < other.since
+    return (one.between or (one.since,))[-1] + 5 < (other.between or (other.since,))[0]
 
 
 def _is_above(j: int, i: int, above: dict[int, int]) -> bool:

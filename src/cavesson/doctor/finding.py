@@ -66,6 +66,13 @@ class Reading:
     words: Words = field(default_factory=dict)
     curve: Curve | None = None
     """None if the number is not one per step."""
+    course: Series | None = None
+    """Values by step that show when the problem began, if those of the curve do not; a higher value is worse, and the
+    problem began when they doubled."""
+    between: tuple[int, int] | None = None
+    """Two steps between which the problem began, with a probability of 90 %; None: not estimated."""
+    window: tuple[int, int] | None = None
+    """The first and the last step that were judged; None: the whole run."""
 
 
 @dataclass(frozen=True)
@@ -77,3 +84,5 @@ class Skipped:
     reason: Phrase
     words: Words = field(default_factory=dict)
     """What the placeholders of the reason stand for."""
+    lacking: tuple[str, ...] = ()
+    """The needs of the rule that are neither recorded nor derived."""

@@ -28,6 +28,8 @@ class StoredFinding(BaseModel):
     """The cause."""
     steps: tuple[int, int] | None
     """The step at which it began, and the last step that was examined."""
+    between: tuple[int, int] | None = None
+    """Two steps between which it began, with a probability of 90 %; None: not estimated."""
     rollouts: tuple[Place, ...]
     seen: str
     healthy: str

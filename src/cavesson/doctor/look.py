@@ -56,6 +56,7 @@ def _cause(finding: Finding, titles: dict[str, str], last_step: int, words: Lang
         title=texts.title,
         text=texts.cause,
         steps=None if reading.since is None else (reading.since, max(last_step, reading.since)),
+        between=reading.between,
         rollouts=tuple(
             findings_file.Place(step=place.step, sample=place.sample, token=place.start)
             for place in reading.evidence

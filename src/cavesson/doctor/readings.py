@@ -7,6 +7,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Reading, Share
+from cavesson.doctor.onset import of_events
 from cavesson.doctor.series import Array, Series, earliest, over_median, since, trend
 
 HIGH = 10.0
@@ -32,7 +33,8 @@ def spikes(data: RunData, metric: str, limit: float, steps: int, often: float, s
     first = earliest(bad)
     sick = first is not None and len(bad) >= max(steps, often * len(points.after(first)))
     curve = Curve(Series(points.step, over), high=limit)
-    return Reading(float(over.max(initial=0)), sick, first, data.step_evidence(bad), curve=curve)
+    between = of_events(points, bad)
+    return Reading(float(over.max(initial=0)), sick, first, data.step_evidence(bad), curve=curve, between=between)
 
 
 def exceeding(
@@ -52,12 +54,30 @@ def exceeding(
     return Reading(seen, first is not None, first, data.step_evidence([first]), curve=Curve(points, high=high))
 
 
+def exceeds(data: RunData, count: float, of: float, limit: float) -> bool:
+    """Return whether a share is above its limit; in a part of a run, by more than chance explains."""
+    above = bool(of) and count / of > limit
+    return above and (data.whole is data or _at_least(count, of, limit) < data.chance)
+
+
+def _at_least(count: float, of: float, share: float) -> float:
+    """Return the probability of so many or more successes of a share's chance each (a binomial distribution)."""
+    from scipy import special  # slow to import; only long runs need it
+
+    return float(special.bdtrc(count - 1, of, share))
+
+
+def is_clear(data: RunData, points: Series) -> bool:
+    """Return whether chance does not explain the trend of a series; only asked of a part of a run."""
+    return data.whole is data or trend(points).p < data.chance
+
+
 def collapse(data: RunData, points: Series, limit: float) -> Reading | None:
     """Return where a series ends; unhealthy if that is below ``limit`` times its start, and not by chance."""
     if len(points) < 8:
         return None
     before = points.first()
-    sick = points.last() < limit * before and trend(points).p < 0.01
+    sick = points.last() < limit * before and trend(points).p < data.chance
     first = since(points, points.value < 0.8 * before, 3)
     evidence = data.step_evidence(points.step[-1:])
     return Reading(points.last(), sick, first, evidence, {"before": before}, Curve(points, low=limit * before))

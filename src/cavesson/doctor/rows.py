@@ -12,28 +12,48 @@ import pyarrow.compute as pc
 from cavesson.doctor.finding import Evidence
 from cavesson.doctor.series import Array, Series, read_only, series
 
+Lookup = Callable[[str], Callable[[Any], Any] | None]
+"""From the name of a column to the function that computes it."""
+
+
+def nothing(name: str) -> None:
+    """Derive nothing."""
+
 
 class Rows:
-    """Some rollouts; values that were not measured are NaN."""
+    """Some rollouts; values that were neither recorded nor derived are NaN."""
 
-    def __init__(self, table: pa.Table, kept: pa.ChunkedArray | None = None) -> None:
-        """Wrap rows ordered by step and sample; ``kept`` selects some of them. Columns are copied only when used."""
-        self._table = table
-        self._kept = kept
+    def __init__(self, table: pa.Table, kept: pa.ChunkedArray | None = None, derived: Lookup = nothing) -> None:
+        """Wrap rows ordered by step and sample. Columns are copied only when used.
+
+        Args:
+            table: the rows.
+            kept: selects some of them.
+            derived: returns a function that computes a column that was not recorded from these rows, by its name; None
+                if it cannot be derived.
+        """
+        self._table, self._kept, self._derived = table, kept, derived
         self._numbers: dict[str, Array] = {}
+        self._is_recorded: dict[str, bool] = {}
 
     def __len__(self) -> int:
         return len(self.step)
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column as it was recorded."""
+        """Return a column as it was recorded; derived if it was not."""
+        compute = None if self.recorded(name) else self._derived(name)
+        if compute is not None:
+            return pa.chunked_array([pa.array(compute(self), from_pandas=True)])
+        return self._recorded(name)
+
+    def _recorded(self, name: str) -> pa.ChunkedArray:
         column = self._table[name]
         return column if self._kept is None else column.filter(self._kept)
 
     def __getitem__(self, name: str) -> Array:
         """Return a numeric column, [n] float64."""
         if name not in self._numbers:
-            known = name in self._table.column_names
+            known = self.has(name) or name in self._table.column_names
             self._numbers[name] = read_only(numbers(self.column(name)) if known else np.full(len(self), np.nan))
         return self._numbers[name]
 
@@ -48,13 +68,14 @@ class Rows:
         return np.asarray(same.to_numpy())
 
     def has(self, name: str) -> bool:
-        """Return whether a column was measured for any rollout."""
-        if name not in self._table.column_names:
-            return False
-        if pa.types.is_floating(self._table[name].type):
-            return bool(np.isfinite(self[name]).any())
-        column = self.column(name)
-        return bool(column.null_count < len(column))
+        """Return whether a column was recorded for any rollout, or can be derived."""
+        return self.recorded(name) or self._derived(name) is not None
+
+    def recorded(self, name: str) -> bool:
+        """Return whether a column was recorded for any rollout."""
+        if name not in self._is_recorded:
+            self._is_recorded[name] = name in self._table.column_names and measured(self._recorded(name))
+        return self._is_recorded[name]
 
     @cached_property
     def step(self) -> Array:
@@ -75,22 +96,32 @@ class Rows:
     def group(self) -> Array:
         """[n] group index of each rollout: rollouts of one step and prompt share it; ascending with the step.
 
-        If the record has no groups, rollouts with equal prompt texts form one.
+        If groups are not known, every rollout is alone.
         """
-        if self.has("group"):
-            key = np.nan_to_num(self["group"], nan=-1.0)
-        elif "prompt" in self._table.column_names:
-            key = self.column("prompt").combine_chunks().dictionary_encode().indices.to_numpy().astype(np.float64)
-        else:
-            key = np.arange(len(self), dtype=np.float64)
+        alone = np.arange(len(self), dtype=np.float64)
+        key = np.nan_to_num(self["group"], nan=-1.0) if self.has("group") else alone
         different, key = np.unique(key, return_inverse=True)
         step = np.searchsorted(self.steps, self.step)
         return read_only(np.asarray(np.unique(step * len(different) + key, return_inverse=True)[1]))
 
+    @cached_property
+    def trained_reward(self) -> Array:
+        """[n] the reward that training uses: after shaping, where that was recorded."""
+        shaped = self["shaped_reward"]
+        return read_only(np.where(np.isfinite(shaped), shaped, self["reward"]))
+
     def where(self, kept: Array) -> "Rows":
         """Return the rollouts for which ``kept`` [n] is true."""
-        table = self._table if self._kept is None else self._table.filter(self._kept)
-        return Rows(table.filter(pa.array(kept)))
+        return Rows(self.table.filter(pa.array(kept)), derived=self._derived)
+
+    @property
+    def table(self) -> pa.Table:
+        """The rollouts as they were recorded."""
+        return self._table if self._kept is None else self._table.filter(self._kept)
+
+    def since(self, step: int) -> "Rows":
+        """Return the rollouts from a step on."""
+        return self.where(self.step >= step)
 
     def evidence(self, rollouts: Iterable[int]) -> tuple[Evidence, ...]:
         """Return the first three of some rollouts, given by their indices, as evidence."""
@@ -120,6 +151,13 @@ class Rows:
         count = np.bincount(where, minlength=len(self.steps))
         with np.errstate(invalid="ignore"):
             return series(self.steps, np.bincount(where, values[finite], minlength=len(self.steps)) / count)
+
+
+def measured(column: pa.ChunkedArray) -> bool:
+    """Return whether a column has any value that is not null, NaN or infinite."""
+    if pa.types.is_floating(column.type):
+        return bool(np.isfinite(numbers(column)).any())
+    return bool(column.null_count < len(column))
 
 
 def numbers(column: pa.ChunkedArray) -> Array:

@@ -2,9 +2,9 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from string import Formatter
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from cavesson.doctor.finding import Reading, Severity
 
@@ -15,6 +15,8 @@ KINDS = ("info", "steps", "rows", "tokens")
 """What a rule may need."""
 Statistic = Callable[["RunData"], Reading | None]
 """Measures a run; None if the run has nothing to measure. Its keyword-only parameters are the limits of the rule."""
+Settings = Mapping[str, Any]
+"""By their dotted names: values, or functions that return one from the present value, the run and the reading."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Rule:
     needs: tuple[str, ...]
     """What must have been measured: ``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.KEY``; of alternatives
     joined by ``|`` one is enough."""
+    recorded: tuple[str, ...]
+    """Those of the needs that must be recorded: a derivation would presuppose that this fault is absent."""
     texts: Texts
     source: str
     limits: Mapping[str, float]
@@ -50,12 +54,17 @@ class Rule:
     """Steps that a run must have."""
     algorithms: tuple[str, ...] = ()
     """Where it applies; empty: everywhere, including records that do not name their algorithm."""
+    windows: bool = False
+    """Whether it is applied to the latest parts of a run, too, each as if the run had begun there."""
+    settings: Settings = field(default_factory=dict)
+    """What ``fix`` says as settings, if they can end the problem; those that a run lacks do not count."""
 
 
 def rule(
     *,
     number: int,
     needs: Iterable[str],
+    recorded: Iterable[str] = (),
     title: str,
     cause: str,
     healthy: str,
@@ -65,6 +74,8 @@ def rule(
     severity: Severity = "warning",
     min_steps: int = 1,
     algorithms: Iterable[str] = (),
+    windows: bool = False,
+    settings: Settings | None = None,
 ) -> Callable[[Statistic], Rule]:
     """Create a rule from a function, named after it with hyphens; for the arguments, see ``Rule`` and ``Texts``.
 
@@ -72,12 +83,15 @@ def rule(
     translations and the documentation are filled from these.
 
     Raises:
-        ValueError: The severity or the kind of a need is unknown, or ``healthy`` names a limit that the function lacks.
+        ValueError: The severity or the kind of a need is unknown, ``recorded`` is not among the needs, or ``healthy``
+            names a limit that the function lacks.
     """
-    needs = tuple(needs)
+    needs, recorded = tuple(needs), tuple(recorded)
     unknown = [one for need in needs for one in need.split("|") if one.partition(".")[0] not in KINDS]
     if unknown:
         raise ValueError(f"needs: {unknown[0]!r} is not one of rows.NAME, tokens.NAME, steps.METRIC or info.PATH")
+    if others := set(recorded) - set(needs):
+        raise ValueError(f"recorded: {min(others)!r} is not among the needs")
     if severity not in get_args(Severity):
         raise ValueError(f"severity: {severity!r} is not one of {', '.join(get_args(Severity))}")
 
@@ -92,6 +106,7 @@ def rule(
             number=number,
             statistic=statistic,
             needs=needs,
+            recorded=recorded,
             texts=Texts(title, cause, healthy, fix),
             source=source,
             limits=limits,
@@ -99,6 +114,8 @@ def rule(
             severity=severity,
             min_steps=min_steps,
             algorithms=tuple(algorithms),
+            windows=windows,
+            settings=settings or {},
         )
 
     return made

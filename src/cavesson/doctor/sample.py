@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from cavesson.doctor.finding import Evidence, Phrase
-from cavesson.doctor.rows import Rows, numbers
+from cavesson.doctor.rows import Lookup, Rows, measured, nothing, numbers
 from cavesson.doctor.series import Array, Series, read_only
 from cavesson.record import Run
 from cavesson.record.derived import DERIVED
@@ -16,8 +16,10 @@ from cavesson.record.segments import union
 
 MAX_TOKENS = 800_000
 MAX_STEPS = 96
-EDGE = 4
-"""Number of steps at the beginning and at the end that are always included."""
+TEXT = 64.0
+"""Tokens that take about as long to read as the texts of a rollout without tokens, whose length is not known."""
+EDGE, LATEST = 4, 32
+"""Numbers of steps at the beginning and at the end that are always included; windows are judged at the end."""
 GOLDEN = (5**0.5 - 1) / 2
 """The fractional parts of its multiples are evenly spread."""
 WORST = 50
@@ -30,20 +32,28 @@ MIN_ROWS = 8
 class Sample:
     """Rollouts and their concatenated tokens."""
 
-    def __init__(self, rows: pa.Table, tokens: pa.Table, ahead: bool = False) -> None:
+    def __init__(
+        self, rows: pa.Table, tokens: pa.Table, derived: tuple[Lookup, Lookup] = (nothing, nothing), ahead: bool = False
+    ) -> None:
         """Wrap rollouts and their tokens, both ordered by step and sample, the tokens also by position.
 
         Args:
             rows: the rollouts.
             tokens: their tokens.
+            derived: what computes columns of the rollouts and of the tokens that were not recorded, as in ``Rows``.
             ahead: whether weights older than those of the step may have sampled them. Where they have, there is no
                 `sampler_gap`: sampler and trainer must differ.
         """
-        self.rows = Rows(rows)
+        self.rows = Rows(rows, derived=derived[0])
         self.line = read_only(rows_of_tokens(rows, tokens)[0])
         """[N] which rollout each token is of, ascending."""
-        self._tokens, self._ahead = tokens, ahead
+        self._tokens, self._of_rows, self._derived, self._ahead = tokens, derived[0], derived[1], ahead
         self._columns: dict[str, Array] = {}
+
+    def since(self, step: int) -> "Sample":
+        """Return the rollouts and tokens from a step on."""
+        tokens = self._tokens.slice(int(np.searchsorted(self.step, step)))
+        return Sample(self.rows.since(step).table, tokens, (self._of_rows, self._derived), self._ahead)
 
     def __len__(self) -> int:
         return len(self.line)
@@ -60,13 +70,26 @@ class Sample:
             return np.where(is_old, np.nan, self["logprob"] - self["sampler_logprob"])
         if name in DERIVED:
             return DERIVED[name].of({need: self[need] for need in DERIVED[name].needs})
+        compute = None if self.recorded(name) else self._derived(name)
+        if compute is not None:
+            return np.asarray(compute(self))
         if name not in self._tokens.column_names:
             return np.full(len(self), np.nan)
         return numbers(self._tokens[name])
 
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return a token column as it was recorded."""
+        return self._tokens[name]
+
     def has(self, name: str) -> bool:
-        """Return whether a token column was measured for any token."""
+        """Return whether a token column was recorded for any token, or can be derived."""
         return bool(np.isfinite(self[name]).any())
+
+    def recorded(self, name: str) -> bool:
+        """Return whether a token column was recorded for any token."""
+        if name in DERIVED:
+            return all(self.recorded(need) for need in DERIVED[name].needs)
+        return name in self._tokens.column_names and measured(self._tokens[name])
 
     @cached_property
     def trained(self) -> Array:
@@ -139,31 +162,34 @@ def by_tenth(order: Array, values: Array) -> Series:
     return Series(np.arange(1, 11), np.array([values[part].mean() for part in parts]))
 
 
-def take_sample(run: Run, rows: Rows) -> Sample:
+def take_sample(
+    run: Run, rows: Rows, derived: tuple[Lookup, Lookup] = (nothing, nothing), ahead: bool = False
+) -> Sample:
     """Read whole groups of rollouts from steps across the whole run, within the limit of ``MAX_TOKENS``.
 
     Args:
         run: The run.
         rows: All training rollouts of the run, without texts.
+        derived: What computes columns that were not recorded, as in ``Sample``.
+        ahead: As in ``Sample``.
     """
     steps = chosen_steps(rows.steps)
-    typical = max(float(np.nanmean(rows["length"])), 1.0) if rows.has("length") else 256.0
+    typical = max(float(np.nanmean(rows["length"])), 1.0) if rows.has("length") else TEXT
     budget = max(MIN_ROWS, int(MAX_TOKENS / max(len(steps), 1) / typical))
     rollouts, tokens = [], [run.arrow("tokens", None, [])]
     for step in steps.tolist():
         samples = rows.sample[_some(rows, step, budget)].tolist()
         rollouts += [(step, sample) for sample in samples]
         tokens.append(run.tokens_of(step, samples))
-    sampling = run.info.get("config", {}).get("sampling", {})
-    return Sample(run.fetch(rollouts), union(*tokens), ahead=bool(sampling.get("max_staleness")))
+    return Sample(run.fetch(rollouts), union(*tokens), derived, ahead)
 
 
 def chosen_steps(steps: Array, most: int = MAX_STEPS) -> Array:
     """Return the first and last steps, and evenly spaced steps between them."""
     if len(steps) <= most:
         return steps
-    between = np.linspace(EDGE, len(steps) - EDGE - 1, most - 2 * EDGE).round().astype(int)
-    places = np.concatenate([np.arange(EDGE), between, np.arange(len(steps) - EDGE, len(steps))])
+    between = np.linspace(EDGE, len(steps) - LATEST - 1, most - EDGE - LATEST).round().astype(int)
+    places = np.concatenate([np.arange(EDGE), between, np.arange(len(steps) - LATEST, len(steps))])
     return np.asarray(steps[np.unique(places)])
 
 

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cavesson.doctor.mann_kendall import mann_kendall
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MAX_POINTS = 400
@@ -83,15 +85,12 @@ def trend(points: Series) -> Trend:
 
     Sources: Theil (1950), Sen (1968); Mann (1945), Kendall (1975).
     """
-    from scipy import stats  # takes a second to import; not needed by processes that only start the doctor
-
     if len(points) < 4:
         return Trend(0.0, 1.0)
     thin = averaged(points, MAX_POINTS)
-    slope = float(stats.theilslopes(thin.value, thin.step).slope)
-    coarse = averaged(points, 20)
-    p = float(stats.kendalltau(coarse.step, coarse.value).pvalue)
-    return Trend(slope * float(points.step[-1] - points.step[0]), 1.0 if np.isnan(p) else p)
+    early, late = np.triu_indices(len(thin), 1)
+    slope = np.median((thin.value[late] - thin.value[early]) / (thin.step[late] - thin.step[early]))
+    return Trend(float(slope) * float(points.step[-1] - points.step[0]), mann_kendall(averaged(points, 20).value))
 
 
 def averaged(points: Series, most: int) -> Series:

@@ -21,13 +21,13 @@ from cavesson.record.storage import Location
 
 
 def export(place: Location, out_folder: Path) -> int:
-    """Write one ``rank-NNNN.jsonl`` per rank and return the number of lines.
+    """Write one ``rank-NNNN.jsonl`` per rank and return the number of lines; held-out rollouts go to ``held-out/``.
 
     A line has ``prompt, response, response_tokens, logprobs, ref_logprobs, values, token_rewards, reward, step``, with
     ``ref_response, ref_reward, ground_truth`` where recorded, and the keys in ``extra``; values that were not measured
     are omitted. The format cannot represent the rest of the record: token ids, sampler's log probabilities, advantages,
-    returns, entropies, masks, groups, splits (evaluation is exported like training), reward parts, shaped rewards,
-    prompt ids, finish reasons, policy versions, KL coefficients and step metrics.
+    returns, entropies, masks, groups, reward parts, shaped rewards, prompt ids, finish reasons, policy versions, KL
+    coefficients and step metrics.
 
     Args:
         place: Run folder to read, or a URL.
@@ -39,15 +39,16 @@ def export(place: Location, out_folder: Path) -> int:
     run = open_run(place)
     count = 0
     with new_folder(out_folder) as folder:
-        for rank, line in _lines(run):
-            with (folder / f"rank-{rank:04d}.jsonl").open("a", encoding="utf-8", newline="\n") as file:
+        for name, line in _lines(run):
+            (folder / name).parent.mkdir(exist_ok=True)
+            with (folder / name).open("a", encoding="utf-8", newline="\n") as file:
                 file.write(to_json(line) + "\n")
                 count += 1
     return count
 
 
-def _lines(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield every rollout with its rank, with only one step of one segment in memory at a time."""
+def _lines(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every rollout with the file that it belongs to, with only one step of one segment in memory at a time."""
     for segment in run.segments():
         for step, rows in by_step(run.storage, segment, "rows"):
             if step < segment.stop:
@@ -61,7 +62,7 @@ def _tokens_of_step(run: Run, segment: Segment, rows: pa.Table) -> pa.Table:
     return run.read(segment, "tokens", start=start, count=count)
 
 
-def _lines_of_step(run: Run, rows: pa.Table, tokens: pa.Table) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines_of_step(run: Run, rows: pa.Table, tokens: pa.Table) -> Iterator[tuple[str, dict[str, Any]]]:
     measured = [name for name in tokens.column_names if not len(tokens) or tokens[name].null_count < len(tokens)]
     tokens = union(arrow_schema(TOKEN_COLUMNS).empty_table(), tokens).sort_by(TOKEN_ORDER)
     tokens = _with_token_texts(run, tokens)
@@ -76,7 +77,8 @@ def _lines_of_step(run: Run, rows: pa.Table, tokens: pa.Table) -> Iterator[tuple
             line |= _token_lists(tokens.slice(start, end - start))
         elif row.get("length") == 0:
             line |= {k: [] for k, name in TOKEN_KEYS.items() if {"token": "token_id"}.get(name, name) in measured}
-        yield row.get("rank") or 0, line
+        # RL Logging Board merges all files of a folder by step.
+        yield f"{'held-out/' if row.get('split') == 'eval' else ''}rank-{row.get('rank') or 0:04d}.jsonl", line
 
 
 def _token_lists(tokens: pa.Table) -> Mapping[str, list[Any]]:

@@ -14,8 +14,13 @@ from cavesson.importers.fields import conversation, excerpt, group_of, message_t
 from cavesson.importers.packing import Values, is_number, is_text, pack, pack_whole
 from cavesson.importers.rollout import Broken, Format, ImportedRollout, Origin
 
-TOKEN_KEYS = {"prev_logprobs": "logprob", "generation_logprobs": "sampler_logprob", "advantages": "advantage"}
-"""The format's list → the record's column."""
+TOKEN_KEYS = {
+    "prev_logprobs": "logprob",
+    "generation_logprobs": "sampler_logprob",
+    "reference_policy_logprobs": "ref_logprob",
+    "advantages": "advantage",
+}
+"""The format's list → the record's column. NeMo RL writes those of the reference only if a line is added to it."""
 _FILE = re.compile(r"(train|val)_data_step(\d{1,9})\.jsonl$")
 
 

@@ -1,6 +1,7 @@
 """Loading models and tokenizers from a path or name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,7 +69,7 @@ def load_causal(
         _check_quantization(path, quantization, "its weights come as GGUF")
     transformers_logging.disable_progress_bar()
     mapped = mapped and gguf_file is None and quantization is None
-    try:
+    with _errors_told(path, quantization):
         model, info = _loaded(
             AutoModelForCausalLM,
             source,
@@ -77,13 +78,6 @@ def load_causal(
             gguf_file=gguf_file,
             quantization_config=_quantized(quantization, dtype) or _unpacked(gguf_file),
         )
-    except ImportError as error:
-        raise UserError(f"model.quantization needs bitsandbytes: pip install 'cavesson[qlora]' ({error})") from error
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(explain(path, error)) from error
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
-        _check_quantization(path, quantization, first_line(error), error)
-        raise
     _check_head(path, model, info["missing_keys"])
     return prepare(_without_quantization(model))
 
@@ -224,6 +218,20 @@ def _loaded(auto: Any, source: str, dtype: torch.dtype, mapped: bool, **options:
         del model  # before the second one is read
     model, info = auto.from_pretrained(source, dtype=dtype, output_loading_info=True, **options)
     return model, info
+
+
+@contextmanager
+def _errors_told(path: str, quantization: str | None) -> Iterator[None]:
+    """Convert errors about a model's files, its architecture or its quantization to a one-line UserError."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(f"model.quantization needs bitsandbytes: pip install 'cavesson[qlora]' ({error})") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(explain(path, error)) from error
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+        _check_quantization(path, quantization, first_line(error), error)
+        raise
 
 
 def _check_quantization(path: str, quantization: str | None, why: str, cause: Exception | None = None) -> None:

@@ -19,14 +19,14 @@ from transformers.utils.hub import cached_file
 M = TypeVar("M", bound=nn.Module)
 _DTYPE = "forward_dtype"
 """Attribute of a mapped parameter."""
-_FLOATS = {"F16", "BF16", "F32", "F64"}
+_FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
 
 def can_be_mapped(model: nn.Module, source: str, dtype: torch.dtype) -> bool:
-    """Return whether a model that was loaded in the dtype of its files is the same as one loaded in another dtype.
+    """Return whether a model has the weights of its files, unchanged, and is the same when loaded in another dtype.
 
     Args:
-        model: as loaded.
+        model: as loaded in the dtype that its config names.
         source: folder or Hub name that it was loaded from.
         dtype: the other dtype.
     """
@@ -35,8 +35,9 @@ def can_be_mapped(model: nn.Module, source: str, dtype: torch.dtype) -> bool:
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:
             kinds |= {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118  # not a dict
+    own = forward_dtype(model)
     keeps_float32 = bool(getattr(model, "_keep_in_fp32_modules_strict", None)) and dtype != torch.float32
-    return len(kinds) == 1 and kinds <= _FLOATS and (forward_dtype(model) == dtype or not keeps_float32)
+    return [_FLOATS.get(kind) for kind in kinds] == [own] and (own == dtype or not keeps_float32)
 
 
 def mark(model: nn.Module, dtype: torch.dtype) -> None:

@@ -8,6 +8,7 @@ operator is used.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,8 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_precision = RLock()
+"""Held while products depend on the precision of float32 products on GPUs, which PyTorch has once for all threads."""
 
 
 def linear(x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"]) -> Float[Tensor, "*n o"]:
@@ -33,14 +36,27 @@ def tf32(allowed: bool) -> Iterator[None]:
     TF32 rounds factors to 11 significant bits, and is several times as fast. Numbers that were bfloat16, with 8 bits,
     are not changed by it, and sums are in float32 either way.
     """
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    if allowed:
-        matmul.fp32_precision = "tf32"
-    try:
+    if not allowed:
         yield
-    finally:
-        matmul.fp32_precision = before
+        return
+    matmul = torch.backends.cuda.matmul
+    with _precision:
+        before = matmul.fp32_precision
+        matmul.fp32_precision = "tf32"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = before
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Keep `tf32` in other threads from affecting the products inside the block.
+
+    A thread waits for the other one only until its products are launched, not until they are computed.
+    """
+    with _precision:
+        yield
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

@@ -2,19 +2,23 @@
 
 import os
 from collections.abc import Callable
+from mmap import mmap
 from multiprocessing import get_context
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import process_time
+from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 
 from cavesson.models.device_memory import total_memory
 from cavesson.models.load import use_fast_linear
 from cavesson.models.tiny import tiny_model
 from cavesson.ops.linear import linear
 from cavesson.plan.devices import Device
+from cavesson.plan.operations import Operations
 from cavesson.train.memory import keep_freed_memory
 
 _ROUNDS = 5
@@ -29,10 +33,8 @@ def measured(processes: int) -> Device:
     """
     keep_freed_memory()
     part = min(torch.get_num_threads(), (os.cpu_count() or 1) / processes)  # cores of a process
-    with torch.no_grad():
-        flops, half = (_product_rate(dtype) for dtype in (torch.float32, torch.bfloat16))
-        bandwidth = _bandwidth()
-    per_operation = _per_operation()
+    flops, half = (_product_rate(dtype) for dtype in (torch.float32, torch.bfloat16))
+    bandwidth, new_memory, per_operation = _bandwidth(), _new_memory(), _per_operation()
     link = _link_rate() if processes > 1 else bandwidth
     one_thread = min(1.0, part)  # Python and gloo use no more
     return Device(
@@ -50,6 +52,8 @@ def measured(processes: int) -> Device:
         bandwidth_share=1.0,
         link_share=1.0,
         per_operation=per_operation / one_thread,
+        new_memory=new_memory * part,
+        attention_flops=_attention_rate() * part,
         is_cpu=True,
     )
 
@@ -88,22 +92,59 @@ def _seconds(work: Callable[[], object], of: Callable[[list[float]], float] = me
     return of(times[1:])
 
 
+def _rate(work: Callable[[], object], what: Literal["flops", "moved"]) -> float:
+    """Return the floating-point operations or the bytes per second of some work, counted as those of a plan are."""
+    operations = Operations(1)
+    with operations:
+        work()
+    count: int = sum(getattr(one, what) * times for one, times in operations.seen.items())
+    return count / _seconds(work)
+
+
 def _product_rate(dtype: torch.dtype) -> float:
     """Return floating-point operations per second of matrix products."""
     x, weight = torch.randn(_ROWS, _WIDTH, dtype=dtype), torch.randn(3 * _WIDTH, _WIDTH, dtype=dtype)
-    return 2 * _ROWS * _WIDTH * 3 * _WIDTH / _seconds(lambda: linear(x, weight))
+    return _rate(lambda: linear(x, weight), "flops")
+
+
+def _attention_rate() -> float:
+    """Return floating-point operations per second of attention, forward and back."""
+    queries, keys, values = torch.randn(3, 4, _WIDTH // 64, _ROWS // 4, 64, requires_grad=True)
+    return _rate(
+        lambda: functional.scaled_dot_product_attention(queries, keys, values, is_causal=True).sum().backward(),
+        "flops",
+    )
 
 
 def _bandwidth() -> float:
-    """Return bytes per second of an addition of tensors of a few megabytes, with a new result each time."""
-    a, b = torch.randn(2, 2**20), torch.randn(2, 2**20)
-    return 3 * a.numel() * a.element_size() * 20 / _seconds(lambda: [a + b for _ in range(20)])
+    """Return bytes per second of the operations between matrix products: a norm and a gated activation, and back."""
+    x, gate = torch.randn(2, _ROWS, 3 * _WIDTH, requires_grad=True)
+
+    def work() -> None:
+        norm = x * x.square().mean(-1, keepdim=True).rsqrt()
+        (functional.silu(gate) * norm).sum().backward()
+
+    return _rate(work, "moved")
+
+
+def _new_memory() -> float:
+    """Return bytes per second of memory that is got from the system, filled and given back, without the filling."""
+    size = 2**22
+
+    def fill(memory: mmap) -> None:
+        torch.frombuffer(memory, dtype=torch.uint8).zero_()
+
+    def fill_new() -> None:
+        with mmap(-1, size) as memory:
+            fill(memory)
+
+    with mmap(-1, size) as memory:
+        again = _seconds(lambda: fill(memory))
+    return size / max(_seconds(fill_new) - again, 1e-9)
 
 
 def _per_operation() -> float:
     """Return the seconds that starting an operation takes in a pass over next to nothing, forward and back."""
-    from cavesson.plan.operations import Operations
-
     model = tiny_model()
     use_fast_linear(model)
     ids = torch.ones(1, 2, dtype=torch.long)

@@ -1,8 +1,10 @@
 """What devices can do, from their makers' data sheets, and how much of it programs reach."""
 
+import math
 from dataclasses import dataclass, replace
 
 from cavesson.errors import UserError
+from cavesson.plan.operations import Precision
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,22 @@ class Device:
     """share of the links that collective operations reach"""
     per_operation: float = 8e-6
     """seconds in which Python starts an operation"""
+    new_memory: float = math.inf
+    """bytes that the system provides to a process; a GPU keeps what it has"""
+    attention_flops: float | None = None
+    """attention; none = as matrix products"""
     is_cpu: bool = False
+
+    def product_rate(self, precision: Precision) -> float:
+        """Return the floating-point operations per second that matrix products reach.
+
+        In TF32, NVIDIA's GPUs do half of what they do in bfloat16; a CPU has no TF32.
+        """
+        if precision == "full":
+            return self.flops * self.share
+        if precision == "half":
+            return self.half_flops * self.half_share
+        return (self.flops if self.is_cpu else self.half_flops / 2) * self.half_share
 
     def link_rate(self, devices: int) -> float:
         """Return the bytes per second that each of so many devices sends in a ring."""

@@ -26,7 +26,7 @@ _aten = torch.ops.aten
 class Answers(TorchDispatchMode):
     """Computes for real what depends on real tensors only, and answers what a run reads from fake ones.
 
-    A rehearsed batch is real, so that a model finds in it which prompts are the same, and how long they are. Of fake
+    A simulated batch is real, so that a model finds in it which prompts are the same, and how long they are. Of fake
     tensors, conditions are true, masks are full, and numbers are 1.
     """
 

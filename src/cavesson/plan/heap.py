@@ -1,4 +1,4 @@
-"""The holes in the C library's heap: memory of a run on CPU beyond what its tensors take."""
+"""The C library's heap: memory of a run on CPU beyond what its tensors take."""
 
 import ctypes
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.train.memory import MAPPED_FROM, keep_freed_memory
+from cavesson.train.memory import KEPT_BELOW, RETURNED_FROM, keep_freed_memory, return_freed_memory
 
 ALIGNMENT = 64
 """gAlignment in PyTorch's c10/core/alignment.h."""
@@ -15,22 +15,28 @@ _NO_HUGE_PAGES = 41  # PR_SET_THP_DISABLE: otherwise the header of a block would
 
 
 class Heap:
-    """The heap of this process, used as a run would use it: blocks from `MAPPED_FROM` on are mapped separately.
+    """The heap of this process, used as a run would use it.
 
     The heap grows beyond the live bytes, because of holes between blocks. PyTorch requests memory aligned to 64 bytes.
     glibc serves `posix_memalign` from a free block that is larger than the request by the alignment and the minimum
     block size. The hole that a tensor leaves is therefore too small for the next tensor of its size unless a neighbour
-    is freed as well (glibc bug 14581), and small objects fill it. `train.memory` returns nothing below 32 MB to the
-    system. Activations then take up to 1.8 times their own size.
+    is freed as well (glibc bug 14581), and small objects fill it. Without sharding, `train.memory` returns nothing
+    below 32 MB to the system, and activations take up to 1.8 times their own size. With sharding, it returns whatever
+    is freed from 128 KB on, and only smaller blocks leave holes.
 
     Only glibc itself can tell how much that is; a constant factor is wrong by more than 15 % (docs/check.md). So every
     storage of a computation on fake tensors is really allocated here, in the same order, and never written to. Memory
     that is never written to uses only address space. Every page that a block touches is counted once, because it would
     stay resident.
+
+    Args:
+        is_sharded: whether the weights of the run are sharded.
     """
 
-    def __init__(self) -> None:
-        keep_freed_memory()
+    def __init__(self, is_sharded: bool = False) -> None:
+        (return_freed_memory if is_sharded else keep_freed_memory)()
+        self.mapped_from = RETURNED_FROM if is_sharded else KEPT_BELOW
+        """bytes of the smallest pieces that are mapped separately, and returned to the system when they are freed"""
         self._libc = _glibc()
         self._libc.prctl(_NO_HUGE_PAGES, 1, 0, 0, 0)
         self._begin = _heap_begin()
@@ -50,7 +56,7 @@ class Heap:
         if self._libc.posix_memalign(ctypes.byref(place), ALIGNMENT, max(1, size)):
             raise MemoryError(f"no addresses for {size} bytes")
         address = place.value or 0
-        if size >= MAPPED_FROM:
+        if size >= self.mapped_from:
             self._mapped += size
         else:
             self._touch(address, size)
@@ -60,7 +66,7 @@ class Heap:
     def give(self, piece: tuple[int, int]) -> None:
         """Free an allocation returned by `take`."""
         address, size = piece
-        self._mapped -= size if size >= MAPPED_FROM else 0
+        self._mapped -= size if size >= self.mapped_from else 0
         self._libc.free(ctypes.c_void_p(address))
 
     def close(self) -> None:

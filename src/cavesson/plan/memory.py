@@ -1,6 +1,6 @@
 """The memory of a run, and the work of its stages, predicted from its settings, its data and its model's config.
 
-A step of the run is rehearsed with fake tensors on its largest batch, and PyTorch's memory trackers count what is
+A step of the run is simulated with fake tensors on its largest batch, and PyTorch's memory trackers count what is
 alive: nothing is estimated or fitted, whatever the architecture. On CPU, the heap of the C library is added, which
 grows beyond the live bytes (`heap`). Only the weights are not allocated there: a safetensors file is mapped.
 """
@@ -23,8 +23,8 @@ from cavesson.models.settings import ModelSettings
 from cavesson.plan.fakes import Answers, fake_processes, without_numbers
 from cavesson.plan.largest import LargestRollouts, LargestSequences, scored_rows
 from cavesson.plan.prediction import Memory, Place, of_all_layers
-from cavesson.plan.rehearsal import Rehearsal, sample, sharded
 from cavesson.plan.roles import fake_policy, prompts_of, rollouts_of, sequence_role
+from cavesson.plan.simulation import Simulation, sample, sharded
 from cavesson.plan.skeleton import bytes_of, loading_bytes, skeleton
 from cavesson.train.optimizer import Optimizer
 from cavesson.types import Batch
@@ -50,14 +50,14 @@ def rollout_memory(
     )
     prompts = prompts_of(largest.sampled, largest.sampled_prompts, largest.prompt)
 
-    def rehearsed(layers: int | None) -> Memory:
+    def simulated(layers: int | None) -> Memory:
         with _fake_place(settings, place) as mesh:
             policy = fake_policy(settings, tokenizer, layers)
             reference = policy.frozen_reference
             weights = _weights(policy.model, settings.model)
             for role in (policy, reference) if reference is not None else (policy,):
                 sharded(role, mesh, causal(role.model).dtype)
-            run = Rehearsal(policy, Optimizer(policy, settings.optimizer), settings.algorithm, place.processes)
+            run = Simulation(policy, Optimizer(policy, settings.optimizer), settings.algorithm, place.processes)
             others: list[nn.Module] = [] if reference is None else [reference]
             with run.begun(_vocabulary(policy), place.is_cpu, others):
                 for _ in range(run.steps):
@@ -67,7 +67,7 @@ def rollout_memory(
                     _score_and_learn(run, policy, settings, largest, learned, scored)
             return _memory(run, settings.model, weights, rewards, cache, mesh is not None)
 
-    return of_all_layers(rehearsed, settings.model, place)
+    return of_all_layers(simulated, settings.model, place)
 
 
 def example_memory(
@@ -75,7 +75,7 @@ def example_memory(
 ) -> Memory:
     """Predict the memory of a run that learns from examples; `classifier` means that it trains a reward model."""
 
-    def rehearsed(layers: int | None) -> Memory:
+    def simulated(layers: int | None) -> Memory:
         with _fake_place(settings, place) as mesh:
             model: Any = without_numbers(
                 skeleton(settings.model, tokenizer, classifier=classifier, layers=layers), "cpu"
@@ -83,7 +83,7 @@ def example_memory(
             role = sequence_role(settings, model)
             weights = _weights(model, settings.model)
             sharded(role, mesh, causal(model).dtype)
-            run = Rehearsal(role, Optimizer(role, settings.optimizer), settings.algorithm, place.processes)
+            run = Simulation(role, Optimizer(role, settings.optimizer), settings.algorithm, place.processes)
             with run.begun(_vocabulary(role), place.is_cpu, []):
                 for _ in range(run.steps):
                     for _ in range(min(2, largest.passes)):  # the second adds to the gradients of the first
@@ -91,7 +91,7 @@ def example_memory(
                     run.stage("optimiser step", run.optimise)
             return _memory(run, settings.model, weights, 0, 0, mesh is not None)
 
-    return of_all_layers(rehearsed, settings.model, place)
+    return of_all_layers(simulated, settings.model, place)
 
 
 @contextmanager
@@ -103,9 +103,9 @@ def _fake_place(settings: RunSettings, place: Place) -> Iterator[DeviceMesh | No
 
 
 def _score_and_learn(
-    run: Rehearsal, policy: Policy, settings: RolloutRun, largest: LargestRollouts, learned: Batch, scored: Batch
+    run: Simulation, policy: Policy, settings: RolloutRun, largest: LargestRollouts, learned: Batch, scored: Batch
 ) -> None:
-    """Rehearse a step from its responses on."""
+    """Simulate a step from its responses on."""
 
     def score_reference() -> None:
         if policy.has_reference:
@@ -127,9 +127,9 @@ def _score_and_learn(
 
 
 def _memory(
-    run: Rehearsal, settings: ModelSettings, weights: int, rewards: int, cache: int, is_sharded: bool
+    run: Simulation, settings: ModelSettings, weights: int, rewards: int, cache: int, is_sharded: bool
 ) -> Memory:
-    """Return the memory measured in a rehearsal; `weights` is the size of the trained model before it is sharded."""
+    """Return the memory of a simulation; `weights` is the size of the trained model before it is sharded."""
     role, optimizer = run.role, run.optimizer
     reference = getattr(role, "frozen_reference", None)
     inside, all_of_role = set(role.model.parameters()), list(role.parameters())

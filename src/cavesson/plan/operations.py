@@ -1,9 +1,10 @@
 """The operations of a computation: how much each computes, moves in memory, and sends to other processes."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +13,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-_c10d = torch.ops.c10d
+_aten, _c10d = torch.ops.aten, torch.ops.c10d
+_WRITE_ONLY = {_aten.copy_, _aten.zero_, _aten.fill_, _aten.zeros_like, _aten.ones_like, _aten.full_like,
+               _aten.new_zeros, _aten.new_ones, _aten.new_full}  # fmt: skip
+"""Operations that do not read their first tensor."""
+_LOOK_UP = {_aten.index, _aten.gather, _aten.embedding, _aten.index_select}
+"""Operations that read only those numbers of their first tensor that they return."""
+_ALLOCATE = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided,
+             _aten._unsafe_view}  # fmt: skip
+"""Operations that neither read nor write."""
+_TO_WEIGHTS = "fsdp::split_with_sizes_copy"
+"""Name of the operation that copies what FSDP2 has gathered into weights, for which it has just got memory."""
+_ATTENTION: dict[Any, tuple[Callable[..., int], int, int]] = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: (sdpa_flop_count, 3, 4),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (sdpa_backward_flop_count, 4, 7),
+}
+"""What counts the operations of attention, from so many tensors, and which argument says whether it is causal."""
+Precision = Literal["half", "tf32", "full"]
+"""Of matrix products: of factors in 16 bits; of float32 ones that are rounded to TF32 on a GPU; or not rounded."""
 
 
 class Operation(NamedTuple):
@@ -24,8 +42,10 @@ class Operation(NamedTuple):
     """bytes that are read and written"""
     sent: int
     """bytes that a process sends to each neighbour in a ring of all processes"""
-    is_half: bool
-    """whether it is computed in 16 bits"""
+    precision: Precision
+    new: int = 0
+    """bytes of results for which the system provides new memory, on CPU"""
+    is_attention: bool = False
 
 
 Work = Mapping[Operation, float]
@@ -33,11 +53,17 @@ Work = Mapping[Operation, float]
 
 
 class Operations(TorchDispatchMode):
-    """Records the operations inside this mode."""
+    """Records the operations inside this mode.
 
-    def __init__(self, processes: int) -> None:
+    Args:
+        processes: number of processes.
+        new_from: size in bytes of the smallest results that are in new memory, because such memory is returned to the
+            system when it is freed; others are where freed ones were.
+    """
+
+    def __init__(self, processes: int, new_from: float = math.inf) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.processes = processes
+        self.processes, self.new_from = processes, new_from
         self.seen: Counter[Operation] = Counter()
         """how often each operation has occurred"""
 
@@ -45,16 +71,45 @@ class Operations(TorchDispatchMode):
         if any(kind is DTensor for kind in types):
             return NotImplemented  # it comes again as an operation on the tensors of this process
         result = function(*args, **(kwargs or {}))
-        if not function.is_view:
+        if not function.is_view and function.namespace != "prim":  # which asks for properties of tensors
             given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
             made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+            if function.name() == _TO_WEIGHTS:
+                given, made = given[:1], given[1:]
             flops = _flops(function, args, kwargs or {}, result)
-            is_half = any(x.dtype in (torch.bfloat16, torch.float16) for x in given)
             sent = _sent(function, args, self.processes)
-            moved = 0 if sent else sum(map(_bytes, given)) + sum(map(_bytes, made))
-            if flops or moved or sent:
-                self.seen[Operation(flops, moved, sent, is_half)] += 1
+            moved = 0 if sent else _moved(function, given, made)
+            new, is_attention = self._new(given, made), function._overloadpacket in _ATTENTION
+            if flops or moved or sent or new:
+                self.seen[Operation(flops, moved, sent, _precision(given), new, is_attention)] += 1
         return result
+
+    def _new(self, given: list[Tensor], made: list[Tensor]) -> int:
+        """Return the bytes of the results in new memory."""
+        old = {_place(x) for x in given}
+        return sum(_bytes(x) for x in made if _bytes(x) >= self.new_from and _place(x) not in old)
+
+
+def _place(tensor: Tensor) -> int:
+    place: int = tensor.untyped_storage()._cdata
+    return place
+
+
+def _moved(function: Any, given: list[Tensor], made: list[Tensor]) -> int:
+    """Return the bytes that an operation reads and writes."""
+    packet = function._overloadpacket
+    if packet in _ALLOCATE:
+        return 0
+    if packet is _aten.index_put_:  # reads and writes as many numbers as it is given in the last tensor
+        return sum(map(_bytes, given[1:])) + 2 * _bytes(given[-1])
+    read = given[1:] if packet in _WRITE_ONLY else [*made, *given[1:]] if packet in _LOOK_UP else given
+    return sum(map(_bytes, read)) + sum(map(_bytes, made))
+
+
+def _precision(given: list[Tensor]) -> Precision:
+    if any(x.dtype in (torch.bfloat16, torch.float16) for x in given):
+        return "half"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "full"
 
 
 def _flops(function: Any, args: Any, kwargs: Any, result: Any) -> int:
@@ -62,16 +117,11 @@ def _flops(function: Any, args: Any, kwargs: Any, result: Any) -> int:
     packet = function._overloadpacket
     if packet is torch.ops.mkldnn._linear_pointwise:
         return 2 * int(prod(args[0].shape)) * len(args[1])
-    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
-        return _attention(sdpa_flop_count(*(x.shape for x in args[:3])), args, 4)
-    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        return _attention(sdpa_backward_flop_count(*(x.shape for x in args[:4])), args, 7)
+    if packet in _ATTENTION:
+        count, tensors, causal = _ATTENTION[packet]
+        flops = count(*(x.shape for x in args[:tensors]))
+        return flops // 2 if len(args) > causal and args[causal] else flops  # half of the pairs of tokens are masked
     return int(flop_registry[packet](*args, **kwargs, out_val=result)) if packet in flop_registry else 0
-
-
-def _attention(flops: int, args: Any, place: int) -> int:
-    """Return the operations of attention; a causal one, as the argument at this place says, skips half of them."""
-    return flops // 2 if len(args) > place and args[place] else int(flops)
 
 
 def _sent(function: Any, args: Any, processes: int) -> int:
@@ -87,4 +137,5 @@ def _sent(function: Any, args: Any, processes: int) -> int:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    """Return the bytes of a tensor in memory, where an expanded one is as small as the original."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

@@ -15,6 +15,7 @@ from cavesson.models.load import with_pad_token
 from cavesson.models.settings import ModelSettings
 from cavesson.plan.devices import Device
 from cavesson.plan.largest import largest_rollouts, largest_sequences
+from cavesson.plan.limits import limits
 from cavesson.plan.memory import example_memory, rollout_memory
 from cavesson.plan.prediction import Memory, Place
 from cavesson.plan.recipe import Planned
@@ -34,6 +35,8 @@ class Prediction:
     """of the parts of a step"""
     overlaps: bool
     """whether decoding goes on beside the rest of a step"""
+    limits: tuple[str, ...]
+    """what is not predicted of these settings, or assumed"""
 
     @property
     def seconds(self) -> float:
@@ -78,11 +81,13 @@ class Predictor:
             memory = rollout_memory(settings, rollouts, self.tokenizer, self.rewards, self.place)
             times = rollout_times(settings, rollouts, memory, self.device, self.processes)
             if settings.sampling.engine == "vllm":
-                times |= vllm_times(settings, rollouts, memory, self.device)
-            return Prediction(memory, times, settings.sampling.max_staleness > 0)
-        sequences = largest_sequences(settings, self.data, self.processes)
-        memory = example_memory(settings, sequences, self.tokenizer, settings.makes_classifier, self.place)
-        return Prediction(memory, example_times(settings, sequences, memory, self.device, self.processes), False)
+                times |= vllm_times(settings, rollouts, memory, self.device, self.processes)
+            overlaps = settings.sampling.max_staleness > 0
+        else:
+            sequences = largest_sequences(settings, self.data, self.processes)
+            memory = example_memory(settings, sequences, self.tokenizer, settings.makes_classifier, self.place)
+            times, overlaps = example_times(settings, sequences, memory, self.device, self.processes), False
+        return Prediction(memory, times, overlaps, tuple(limits(settings, memory, self.device)))
 
     def variants(self, settings: Run) -> Iterator[tuple[str, Prediction]]:
         """Yield the settings that could help, one at a time, and the prediction for each."""

@@ -10,7 +10,7 @@ from cavesson.plan.operations import Work
 from cavesson.plan.skeleton import config_of, layers_of
 
 FEW_LAYERS = 4
-"""Rehearsed of a deep model on CPU; half as many on GPUs."""
+"""Layers of a deep model that are simulated on CPU; half as many on GPUs."""
 
 
 class Place(NamedTuple):
@@ -61,13 +61,13 @@ class Memory:
         return sum(self.phases[phase].values())
 
 
-def of_all_layers(rehearsed: Callable[[int | None], Memory], settings: ModelSettings, place: Place) -> Memory:
-    """Rehearse all layers, or extrapolate linearly from few and twice as many layers if the model is deep."""
+def of_all_layers(simulated: Callable[[int | None], Memory], settings: ModelSettings, place: Place) -> Memory:
+    """Simulate all layers, or extrapolate linearly from few and twice as many layers if the model is deep."""
     layers = settings.new.layers if settings.new is not None else layers_of(config_of(settings))
     count = FEW_LAYERS if place.is_cpu else FEW_LAYERS // 2  # the heap needs a few more before it grows evenly
     if settings.new is not None or layers <= 2 * count:
-        return rehearsed(None)
-    few, more = rehearsed(count), rehearsed(2 * count)
+        return simulated(None)
+    few, more = simulated(count), simulated(2 * count)
     further = (layers - count) / count
 
     def extended(one: float, other: float) -> int:

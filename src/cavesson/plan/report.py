@@ -55,6 +55,7 @@ def plain(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         **_numbers(plan.prediction),
         "binds": {"memory": memory, "time": stage, "waits_for": cause},
+        "limits": list(plan.prediction.limits),
         "settings": {name: _numbers(other) for name, other in plan.variants},
     }
 
@@ -83,6 +84,8 @@ def show(console: Console, plan: Plan) -> None:
     _print_parts(console, {name: (part.total, _seconds(part.total)) for name, part in prediction.times.items()})
     most, stage, cause = binding(prediction)
     console.print(f"\n[bold]Bottlenecks[/] memory: {most}; time: {stage}, limited by {cause}", highlight=False)
+    for line in prediction.limits:
+        console.print(Text.assemble(("Note ", "bold"), line))
     _print_variants(console, plan)
 
 

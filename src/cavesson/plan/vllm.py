@@ -1,6 +1,7 @@
-"""The time of sampling by vLLM servers, and of new weights for them, from sizes alone: vLLM's code is not rehearsed."""
+"""The time of sampling by vLLM servers, and of new weights for them, from sizes alone: vLLM's code is not simulated."""
 
 import math
+from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
@@ -18,29 +19,67 @@ FILE_RATE = 2e9
 """Bytes per second in which new weights are written to files and read again: assumed."""
 
 
-def vllm_times(settings: RolloutRun, largest: LargestRollouts, memory: Memory, device: Device) -> dict[str, Duration]:
+@dataclass(frozen=True)
+class Servers:
+    """The vLLM servers of a run."""
+
+    number: int
+    devices: int
+    """of each; together they hold the model"""
+
+
+def servers_of(settings: RolloutRun) -> Servers:
+    """Return the servers of a run, with one device each where the settings do not say how many."""
+    sampling, role = settings.sampling, settings.ray.servers
+    if sampling.servers:
+        return Servers(len(sampling.servers), 1)
+    if "servers" in settings.ray.model_fields_set:
+        return Servers(role.count, max(1, role.gpus))
+    return Servers(1, len(sampling.vllm.devices) or 1)
+
+
+def server_weights(settings: RolloutRun, memory: Memory) -> int:
+    """Return the bytes of the weights in a server."""
+    return memory.numbers * DTYPES[settings.model.dtype].itemsize
+
+
+def vllm_times(
+    settings: RolloutRun, largest: LargestRollouts, memory: Memory, device: Device, processes: int
+) -> dict[str, Duration]:
     """Return the time of sampling a step's responses, all at the length limit, and of the new weights.
 
     A token takes as long as reading all weights and the cache of all sequences takes, or their arithmetic (the roofline
-    model). Servers have one device each, or one server has those of `sampling.vllm.devices`.
+    model). The devices of a server share both.
     """
     config, itemsize = config_of(settings.model), DTYPES[settings.model.dtype].itemsize
-    devices = len(settings.sampling.servers or settings.sampling.vllm.devices) or 1
+    servers = servers_of(settings)
+    devices = servers.devices
     rows, prompts = (
-        math.ceil(n / devices) for n in (settings.batch_size, settings.batch_size / settings.samples_per_prompt)
+        math.ceil(n / servers.number) for n in (settings.batch_size, settings.batch_size / settings.samples_per_prompt)
     )
-    weights, cache = memory.numbers * itemsize, cache_bytes(config, itemsize)
-    room = max(device.memory * CACHE_SHARE - weights, 0.0)
+    weights, cache = server_weights(settings, memory), cache_bytes(config, itemsize)
+    room = max(devices * device.memory * CACHE_SHARE - weights, 0.0)
     at_once = max(1, min(rows, int(room / (cache * (largest.prompt + largest.response)))))
-    rate = device.half_flops * device.half_share if itemsize == 2 else device.flops * device.share
-    bandwidth = device.bandwidth * device.bandwidth_share
+    rate = devices * device.product_rate("half" if itemsize == 2 else "full")
+    bandwidth = devices * device.bandwidth * device.bandwidth_share
     compute = 2 * memory.numbers * at_once / rate
     move = (weights + at_once * cache * (largest.prompt + largest.response / 2)) / bandwidth
     tokens = math.ceil(rows / at_once) * largest.response
     reading = 2 * memory.numbers * largest.prompt * prompts / rate
     decoding = Duration(computing=reading + (tokens * compute if compute > move else 0.0),
                         moving=0.0 if compute > move else tokens * move)  # fmt: skip
-    return {"decoding": decoding, "weight sync": Duration(sending=2 * memory.trained * itemsize / FILE_RATE)}
+    return {"decoding": decoding, "weight sync": _sync(settings, memory, device, processes)}
+
+
+def _sync(settings: RolloutRun, memory: Memory, device: Device, processes: int) -> Duration:
+    """Return the time in which the servers get what is trained: through files, or from device to device in a ring."""
+    size = memory.trained * DTYPES[settings.model.dtype].itemsize
+    if settings.sampling.vllm.transfer == "files":
+        return Duration(sending=2 * size / FILE_RATE)
+    servers = servers_of(settings)
+    sent = size / device.link_rate(processes + servers.number * servers.devices)
+    gathered = 0.0 if settings.parallel.shard == "none" else size / device.link_rate(processes)
+    return Duration(sending=sent + gathered)
 
 
 def cache_bytes(config: PretrainedConfig, itemsize: int) -> int:

@@ -78,7 +78,7 @@ class Lock:
         self._file_lock: BaseFileLock = before._file_lock if before else _locked(self._files)
         try:
             if before:
-                before._end_heartbeats()
+                before.end_heartbeats()
                 self._files.delete(WRITER)
             self._enter()
         except BaseException:
@@ -116,6 +116,12 @@ class Lock:
             self._heart = Thread(target=self._beat, name="heartbeat", daemon=True)
             self._heart.start()
 
+    def end_heartbeats(self) -> None:
+        """Stop the heartbeats; the lock is still held. A late one would write into a folder that is being removed."""
+        self._released.set()
+        if self._heart is not None:
+            self._heart.join()
+
     def release(self, reachable: bool = True) -> None:
         """Release the lock so that others can write the run; a second call does nothing.
 
@@ -127,7 +133,7 @@ class Lock:
             return
         self._released.set()
         if reachable:
-            self._end_heartbeats()
+            self.end_heartbeats()
         if _held.get(self._key) is not self:
             return
         del _held[self._key]
@@ -150,11 +156,6 @@ class Lock:
             if owner is not None and owner["host"] != self._me["host"]:
                 _wait_for_heartbeat(self._files, owner)
             self._files.delete(WRITER)  # left by a process that was killed, perhaps while writing it
-
-    def _end_heartbeats(self) -> None:
-        self._released.set()
-        if self._heart is not None:
-            self._heart.join()  # a late heartbeat must not restore the file that is deleted or replaced next
 
     def _beat(self) -> None:
         for beats in count():

@@ -19,7 +19,7 @@ class Merger:
     Args:
         files: Storage of the run.
         rank: Rank of the process.
-        failed: Called with an exception raised in the thread, which then ends.
+        failed: Called with the exception if a merge fails; the next request is another try.
     """
 
     def __init__(self, files: Storage, rank: int, failed: Callable[[BaseException], None]) -> None:
@@ -51,17 +51,17 @@ class Merger:
     def _work(self) -> None:
         if sys.platform == "linux":
             os.setpriority(os.PRIO_PROCESS, 0, 19)  # on Linux, this affects only the current thread
-        try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopped or self._before is not None)
-                    before, self._before = self._before, None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._before is not None)
+                before, self._before = self._before, None
+            try:
                 self._go_on()
                 compact(self._files, self._rank, before, go_on=self._go_on)
-        except _Stopped:
-            return
-        except BaseException as error:
-            self._failed(error)
+            except _Stopped:
+                return
+            except BaseException as error:
+                self._failed(error)
 
     def _go_on(self) -> None:
         if self._stopped:

@@ -45,8 +45,18 @@ def merge_rollouts(files: Storage, segments: Sequence[Segment], stem: str, go_on
             tokens_out.add(tokens)
             rows_out.add(rows)
     with _writing(files, "rollups", stem, ROLLUP_SCHEMA) as out:
-        out.add(merged(union(*(rollups_in(files, segment) for segment in segments))))
+        out.add(merged(union(*(_rollups(files, segment) for segment in segments))))
     return rows_out.lines
+
+
+def _rollups(files: Storage, segment: Segment) -> pa.Table:
+    """Return a segment's roll-ups, computed again if a write that failed left those of rollouts without rows."""
+    found = rollups_in(files, segment)
+    rewards = found.filter(pc.and_(pc.equal(found["level"], "row"), pc.equal(found["column"], "reward")))
+    rows, tokens = (files.parquet(segment.name(kind)) for kind in ("rows", "tokens"))
+    if pc.sum(pc.add(rewards["count"], rewards["not_finite"])).as_py() == rows.metadata.num_rows:
+        return found
+    return rollups_of(rows.read(), tokens.read())
 
 
 def merge_steps(files: Storage, segments: Sequence[Segment], stem: str) -> int:

@@ -1,6 +1,6 @@
 """Write rollouts and metrics from a background thread, so that training does not wait for the disk."""
 
-import shutil
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from cavesson.errors import NoRoomError, UserError, no_room
+from cavesson.errors import NoRoomError, UserError, first_line, no_room
 from cavesson.record.compaction import WAITING
 from cavesson.record.lock import Lock
 from cavesson.record.merger import Merger
@@ -24,6 +24,8 @@ from cavesson.record.schema import ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Col
 from cavesson.record.segments import Kind, listing, segment_name, write_parquet, write_segment
 from cavesson.record.statistics import STATISTICS, rollout_statistics
 from cavesson.record.storage import Folder, Location, Storage, reaching, small_table, storage
+
+_LOGGER = logging.getLogger(__name__)
 
 FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
 GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}
@@ -84,6 +86,7 @@ class Recorder:
         self._latest: dict[Kind, tuple[int, set[Any]]] = {}
         self._written: dict[Kind, int] = {}
         self._waiting = 0
+        self._merge_has_failed = False
         self._error: BaseException | None = None
         self._closed = False
         self._merger = Merger(self._files, rank, self._merge_failed)
@@ -183,8 +186,13 @@ class Recorder:
 
     def _newest(self, kind: Kind) -> int:
         """Return the last step that an earlier recorder of this attempt and rank has recorded, or −1."""
+        self._queue.join()  # so that only one thread changes where to write
         with reaching(self._files):
-            found = listing(self._files)
+            try:
+                found = listing(self._files)
+            except Exception as error:
+                self._use_spare(error)
+                return -1
         segments = found.rows if kind == "rows" else found.steps
         own = (self._rank, None)  # None: a merged segment of all ranks
         return max((s.last for s in segments if s.attempt == self._attempt and s.rank in own), default=-1)
@@ -208,17 +216,22 @@ class Recorder:
                 self._fail(error)
             finally:
                 self._queue.task_done()
+        self._queue.task_done()
 
     def _do(self, job: Callable[[], None]) -> None:
         try:
             self._check_place()
             job()
         except Exception as error:
-            if self._spare is None or isinstance(error, UserError):
-                raise
-            self._files, self._spare, self._lock, self._newest_file = Folder(self._spare), None, None, ""
-            self.unreachable = error
+            self._use_spare(error)
             job()
+
+    def _use_spare(self, error: Exception) -> None:
+        """Switch to the spare folder because of an error, or raise that error if there is no spare folder."""
+        if self._spare is None or isinstance(error, UserError):
+            raise error
+        self._files, self._lock, self._newest_file = Folder(self._spare), None, ""
+        self.unreachable = self.unreachable or error
 
     def _check_place(self) -> None:
         """Check that the run still exists, so that no incomplete record is written."""
@@ -228,11 +241,17 @@ class Recorder:
             raise UserError(f"{self._files.path('record')} was deleted or moved while it was being written")
 
     def _merge_failed(self, error: BaseException) -> None:
-        """Leave the merge to the next merger if the storage may be unreachable: nothing is lost without it."""
+        """Leave the segments as they are if the storage may be unreachable; a later merge includes them."""
         if self._spare is None or isinstance(error, UserError):
             self._fail(error)
-        else:
-            self._merger = Merger(self._files, self._rank, self._merge_failed)
+            return
+        if not self._merge_has_failed:
+            _LOGGER.warning(
+                "small files of the record in %s could not be merged (%s); later merges include them",
+                self.place,
+                first_line(error),
+            )
+        self._merge_has_failed = True
 
     def _fail(self, error: BaseException) -> None:
         self._error = self._error or self._for_user(error)
@@ -288,21 +307,6 @@ def write_metrics(files: Storage, step: int, attempt: int, rank: int, metrics: M
         row = small_table(files, name).to_pylist()[0] | row
     columns = [*STEP_COLUMNS, *(Column(name, pa.float64(), "") for name in row if name not in ("step", "attempt"))]
     write_parquet(files, name, table_of(columns, {name: [value] for name, value in row.items()}))
-
-
-def add_spare(spare: Path, place: Location) -> None:
-    """Add to a record what a recorder could only write to its spare folder, and remove the folder.
-
-    If that is interrupted, it can be repeated: nothing is added twice.
-    """
-    files, found = storage(place), listing(Folder(spare))
-    for segment in found.rows:
-        rows, tokens = (small_table(Folder(spare), segment.name(kind)) for kind in ("rows", "tokens"))
-        write_segment(files, segment.first, segment.attempt, segment.rank or 0, rows, tokens)
-    for segment in found.steps:
-        (metrics,) = small_table(Folder(spare), segment.name("steps")).drop_columns(["step", "attempt"]).to_pylist()
-        write_metrics(files, segment.first, segment.attempt, segment.rank or 0, metrics)
-    shutil.rmtree(spare, ignore_errors=True)
 
 
 def _check_names(what: str, given: Mapping[str, Any], known: Iterable[str], required: set[str]) -> None:

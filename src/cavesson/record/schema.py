@@ -29,9 +29,9 @@ ROW_COLUMNS = (
     Column("step", pa.int32(), "optimisation step the rollout was sampled for", required=True),
     Column("attempt", pa.int16(), "attempt that wrote it: 0 for the start of the run, and 1 more with each resume"),
     Column("rank", pa.int16(), "process that wrote it"),
-    Column("group", pa.int64(), "index of the prompt among those kept of the data set"),
+    Column("group", pa.int64(), "index of the prompt among those kept of the data set, held-out ones last"),
     Column("sample", pa.int32(), "index in the step's global batch; with step it is the key", required=True),
-    Column("split", pa.string(), "train or eval"),
+    Column("split", pa.string(), "train, or eval for held-out prompts"),
     Column("prompt", pa.string(), "text of the prompt", required=True),
     Column("response", pa.string(), "response as text", required=True),
     Column("prompt_ids", pa.list_(pa.int32()), "token ids of the prompt, without padding"),
@@ -40,7 +40,11 @@ ROW_COLUMNS = (
     Column(
         "shaped_reward", pa.float64(), "reward used in training: after query baseline, scaling, clipping, EOS penalty"
     ),
-    Column("ref_response", pa.string(), "the reference policy's response to the same prompt"),
+    Column(
+        "ref_response",
+        pa.string(),
+        "the reference policy's response to the same prompt; in an evaluation, the response before training",
+    ),
     Column("ref_reward", pa.float64(), "reward of ref_response"),
     Column("ground_truth", pa.string(), "the answer the data set gives"),
     Column("finish_reason", pa.string(), "eos, stop or length"),

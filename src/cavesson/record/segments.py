@@ -255,8 +255,8 @@ def write_segment(place: Location, step: int, attempt: int, rank: int, rows: pa.
     names = {kind: segment_name(kind, step, attempt, rank) for kind in ("rows", "tokens", "rollups")}
     if files.exists(names["rows"]):
         written = rows["sample"].combine_chunks()
-        rows = union(_without(small_table(files, names["rows"]), written), rows)
-        tokens = union(_without(small_table(files, names["tokens"]), written), tokens)
+        rows = union(without_samples(small_table(files, names["rows"]), written), rows)
+        tokens = union(without_samples(small_table(files, names["tokens"]), written), tokens)
     elif any(_stem(step, attempt, rank) in manifest.replaces["rows"] for manifest in _manifests(files)):
         raise ValueError(f"step {step} of attempt {attempt} and rank {rank} is compacted: nothing can be added to it")
     tokens = tokens.sort_by(TOKEN_ORDER)
@@ -269,7 +269,8 @@ def write_segment(place: Location, step: int, attempt: int, rank: int, rows: pa.
     write_parquet(files, names["rows"], rows)
 
 
-def _without(table: pa.Table, samples: pa.Array) -> pa.Table:
+def without_samples(table: pa.Table, samples: pa.Array) -> pa.Table:
+    """Return the rows of other samples."""
     return table.filter(pc.invert(pc.is_in(table["sample"], value_set=samples)))
 
 

@@ -36,6 +36,7 @@ HEADLINES = {
     "eval/perplexity": "held-out perplexity",
     "eval/reward/accuracy": "held-out accuracy",
     "eval/dpo/accuracy": "held-out accuracy",
+    "evaluation/reward": "held-out reward",
     "perplexity": "perplexity of a batch",
     "reward/accuracy": "accuracy on a batch",
     "dpo/accuracy": "accuracy on a batch",

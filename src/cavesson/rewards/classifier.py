@@ -9,6 +9,7 @@ from cavesson.data.special_tokens import Around, Span, SpecialTokenMode, Special
 from cavesson.errors import UserError
 from cavesson.models.classifier import ADDS_START
 from cavesson.models.load import DTYPES, load_classifier
+from cavesson.ops.linear import without_tf32
 
 _NO_LIMIT = 10**9
 """What transformers gives for a tokenizer without a longest text is longer than this."""
@@ -49,6 +50,7 @@ class ClassifierReward:
         model, self.tokenizer = load_classifier(path, dtype)
         self.label = _output(path, label, model.config.id2label)
         self.model = model.to(device)
+        model.forward = without_tf32()(model.forward)  # a reward may be computed beside the update
         self.score, self.batch_size = score, batch_size
         self.special, self.special_tokens = SpecialTokens(self.tokenizer), special_tokens
         limit = self.tokenizer.model_max_length

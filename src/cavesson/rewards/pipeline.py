@@ -10,6 +10,7 @@ from cavesson.data.special_tokens import Around
 from cavesson.errors import UserError
 from cavesson.models.classifier import ADDS_START
 from cavesson.models.load import load_classifier
+from cavesson.ops.linear import without_tf32
 
 
 class PipelineReward:
@@ -39,6 +40,7 @@ class PipelineReward:
         if task not in ("sentiment-analysis", "text-classification"):
             raise UserError(f"reward {path}: task is sentiment-analysis or text-classification, not {task!r}")
         model, tokenizer = load_classifier(path)
+        model.forward = without_tf32()(model.forward)  # a reward may be computed beside the update
         if getattr(model.config, ADDS_START, None) is False and Around.of(tokenizer).start:
             raise UserError(
                 f"reward {path}: it was trained on texts without the start token, which a pipeline adds; "

@@ -73,6 +73,9 @@ class VllmSettings(Settings):
     """more arguments of the server that the run starts, such as "--gpu-memory-utilization=0.8\""""
     sleep: bool = False
     """let the server that the run starts sleep except while it samples, so that it can share the GPUs of training"""
+    transfer: Literal["files", "nccl"] = "files"
+    """how servers get new weights: "files": from a folder that they can read; "nccl": from the policy's GPU to theirs,
+    for which all weights must be trained"""
     timeout: float = Field(600.0, gt=0)
     """seconds in which a server must answer a request"""
     attempts: int = Field(3, ge=1)
@@ -82,6 +85,8 @@ class VllmSettings(Settings):
     def _check_sleep(self) -> Self:
         if not self.devices:
             self.refuse("sleep", "without devices: vLLM has no sleep mode on a CPU")
+        if self.sleep and self.transfer == "nccl":
+            raise ValueError('transfer "nccl" cannot be combined with sleep: NCCL connects different GPUs only')
         return self
 
 

@@ -20,12 +20,14 @@ from cavesson.errors import ServerError, UserError, first_line, of_the_system
 from cavesson.models.fingerprint import digest
 from cavesson.models.parts import causal, probe_ids, tolerance, untied
 from cavesson.models.policy import Policy, Scores
+from cavesson.models.sharding import whole
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
 from cavesson.sampling.responses import Growing, Responses, StopTexts, eos_token_ids, joined, length_limits
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.sampling.vllm_client import Sampled, VllmClient
 from cavesson.sampling.vllm_server import VllmServer
+from cavesson.sampling.vllm_weights import WeightTransfer
 from cavesson.types import Batch
 
 T = TypeVar("T")
@@ -42,7 +44,7 @@ class VllmSampler:
         settings: how to sample, and on which servers.
         seed: determines every draw, together with step and row.
         processes: those of the run.
-        whole: returns the policy's model with all its weights on the main process, and None on others.
+        skeleton: the policy's model without its weights, if they are sharded.
         longest: tokens of the longest prompt and response together.
         folder: where weights are put for the servers, which must be able to read it.
         server: the server that this run has started, on its main process.
@@ -55,13 +57,13 @@ class VllmSampler:
         settings: SamplingSettings,
         seed: int,
         processes: Processes,
-        whole: Callable[[], Any],
+        skeleton: Any,
         longest: int,
         folder: Path,
         server: VllmServer | None = None,
     ) -> None:
         self.policy, self.tokenizer, self.settings, self.seed = policy, tokenizer, settings, seed
-        self.processes, self.whole, self.folder, self.server = processes, whole, folder, server
+        self.processes, self.skeleton, self.folder, self.server = processes, skeleton, folder, server
         self.client = VllmClient(processes.of_main([server.url] if server else list(settings.servers)), settings.vllm)
         self.stop = StopTexts(tokenizer, settings.stop)
         self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings))
@@ -75,6 +77,9 @@ class VllmSampler:
         self._probe = probe_ids(policy.model, text - self._probed)
         self._is_adapter = hasattr(policy.model, "peft_config")
         self._is_asleep = False
+        self._transfer = (
+            WeightTransfer(policy.model, skeleton, processes, self.client) if settings.vllm.transfer == "nccl" else None
+        )
         # Not later: weights that are trained in lower precision become float32 when they are sharded.
         self._tolerance = tolerance(policy.dtype)
 
@@ -114,10 +119,10 @@ class VllmSampler:
             sampled = self.client.sample([prompts[row] for row in rows], anew, name, first)
             for row, one in zip(rows, sampled, strict=True):
                 parts[row] = self._ended(one, limits[row : row + 1], version)
-        whole = [part for part in parts if part is not None]
-        if len(whole) < len(parts):
+        ended = [part for part in parts if part is not None]
+        if len(ended) < len(parts):
             raise ServerError("a vLLM server answered a response that has no end and is not as long as it may be")
-        return whole
+        return ended
 
     def _ended(self, sampled: Sampled, limit: NDArray[np.int64], version: str) -> Responses | None:
         """Return a response up to its end, or None if it has none."""
@@ -197,8 +202,10 @@ class VllmSampler:
         self.processes.wait()
         self._wake()
         if must_send:
-            model = self.whole()
-            self._agreed(lambda: self._send(model, version) if self.processes.is_main else None)
+            # An earlier run may have been killed while it had paused the servers.
+            if self.version is None:
+                self._on_main(self.client.resume)
+            self._send(version)
             self._check(version)
         self.version = version
 
@@ -209,7 +216,7 @@ class VllmSampler:
         """
         if self.settings.vllm.sleep:
             level = 1 if self._is_adapter else 2
-            self._agreed(lambda: self.client.sleep(level) if self.processes.is_main else None)
+            self._on_main(partial(self.client.sleep, level))
             self._is_asleep = True
 
     def _wake(self) -> None:
@@ -218,23 +225,32 @@ class VllmSampler:
             if self.processes.device.type == "cuda":
                 torch.cuda.empty_cache()
             self.processes.wait()
-            self._agreed(lambda: self.client.wake() if self.processes.is_main else None)
+            self._on_main(self.client.wake)
             self._is_asleep = False
 
-    def _send(self, model: Any, version: str) -> None:
+    def _send(self, version: str) -> None:
+        """Give the weights to the servers, which may be sampling with older ones."""
+        while_sampling = self.settings.max_staleness > 0 and self.version is not None
+        transfer = self._transfer
+        if transfer is None:
+            model = whole(self.policy.model, self.skeleton, self.processes.is_main, frozen=not self._is_adapter)
+            self._on_main(lambda: self._send_files(model, version, while_sampling))
+        else:
+            self._on_main(lambda: transfer.begin(while_sampling))
+            transfer.stream()
+            self._on_main(lambda: transfer.finish(version, while_sampling))
+
+    def _send_files(self, model: Any, version: str, while_sampling: bool) -> None:
         """Put the weights into a folder for the servers, and let them load these."""
-        if self.version is None:
-            self.client.resume()
         place = self.folder / version
-        most = self.settings.max_staleness
-        superseded = self._kept[: max(0, len(self._kept) - most)]
+        superseded = self._kept[: max(0, len(self._kept) - self.settings.max_staleness)]
         if self._is_adapter:
             model.save_pretrained(str(place), save_embedding_layers=False)
             self.client.load_adapter(place, version, superseded)
         else:
             with untied(model):
                 model.save_pretrained(str(place))
-            self.client.load_weights(place, version, while_sampling=most > 0 and self.version is not None)
+            self.client.load_weights(place, version, while_sampling)
             shutil.rmtree(place)
         for before in superseded:
             shutil.rmtree(self.folder / before, ignore_errors=True)
@@ -262,8 +278,7 @@ class VllmSampler:
         # vLLM 0.32 crashes if it scores a prompt with an adapter while it samples, so it samples here too.
         params = {"max_tokens": self._probed, "temperature": 1.0, "ignore_eos": True, "seed": 0}
         asked = partial(self.client.sample_from_each, self._probe.tolist(), params, name)
-        answers = self.processes.of_main(self._agreed(lambda: asked() if self.processes.is_main else []))
-        for sampled in answers:
+        for sampled in self.processes.of_main(self._on_main(asked)) or []:
             self._steps_of(sampled, version)
             expected = self._logprobs(torch.tensor(sampled.ids))
             difference = float((torch.tensor(sampled.logprobs) - expected).abs().mean())
@@ -274,12 +289,12 @@ class VllmSampler:
                     "of model.dtype and, unless model.lora is set, with a head of its own (tie_word_embeddings false)"
                 )
 
-    def _agreed(self, action: Callable[[], T]) -> T:
-        """Return what an action on a server returns; an error ends all processes."""
+    def _on_main(self, action: Callable[[], T]) -> T | None:
+        """Return what an action of the main process on servers returns, and None on others; an error ends all."""
 
-        def explained() -> T:
+        def explained() -> T | None:
             with self._explained():
-                return action()
+                return action() if self.processes.is_main else None
 
         return self.processes.agreed(explained)
 

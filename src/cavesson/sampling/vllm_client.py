@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import httpx
 from anyio.from_thread import start_blocking_portal
@@ -19,6 +19,7 @@ from cavesson.sampling.settings import VllmSettings
 
 T = TypeVar("T")
 _GENERATE = "/inference/v1/generate"
+_PAUSE: tuple[str, dict[str, Any]] = ("/pause?mode=keep", {})
 _AT_ONCE = 256
 """Requests per server at the same time, for each batch of each process; servers form batches of their own."""
 
@@ -43,6 +44,10 @@ class _Choice(BaseModel):
     token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     logprobs: _Logprobs
     weight_versions: list[_Span] = Field(default_factory=list)
+
+
+class _WorldSize(BaseModel):
+    world_size: Annotated[int, Field(ge=1)]
 
 
 class _Answer(BaseModel):
@@ -121,7 +126,7 @@ class VllmClient:
 
     def resume(self) -> None:
         """End a pause that an earlier run has begun and, because it was killed, not ended."""
-        self._tell([], ends_pause=True)
+        self._tell([], resume="after")
 
     def sleep(self, level: int) -> None:
         """Let the servers release memory: at level 1, their weights move to the host; at level 2, they are lost."""
@@ -149,16 +154,55 @@ class VllmClient:
             while_sampling: whether there may be requests; they pause, and their next tokens come from the new weights.
         """
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.absolute())}}
-        forget = f"/reset_prefix_cache?reset_running_requests={str(while_sampling).lower()}"
-        steps = [("/collective_rpc", reload), (forget, {}), _named(version)]
-        self._tell([("/pause?mode=keep", {}), *steps] if while_sampling else steps, ends_pause=while_sampling)
+        steps = [("/collective_rpc", reload), *_renewed(version, while_sampling)]
+        self._tell([_PAUSE, *steps] if while_sampling else steps, "after" if while_sampling else "never")
 
-    def _tell(self, steps: Sequence[tuple[str, dict[str, Any]]], ends_pause: bool = False) -> None:
+    def world_sizes(self) -> list[int]:
+        """Return the number of workers of each server.
+
+        Raises:
+            ServerError: a server failed, or its answer is not a number.
+        """
+
+        async def ask(server: Endpoint, client: httpx.AsyncClient) -> int:
+            content = await server.get(client, "/get_world_size")
+            try:
+                return _WorldSize.model_validate_json(content).world_size
+            except ValidationError as error:
+                raise server.failed(f"answered {beginning(content)} instead of its number of workers") from error
+
+        return self._together([partial(ask, server) for server in self.servers])
+
+    def each(self, path: str, contents: Sequence[dict[str, Any]]) -> None:
+        """Send one request to each server at the same time; the first that fails cancels the others.
+
+        Raises:
+            ServerError: a server failed.
+        """
+
+        async def ask(server: Endpoint, content: dict[str, Any], client: httpx.AsyncClient) -> None:
+            await replace(server, attempts=1).post(client, json.dumps(content).encode(), path)
+
+        self._together([partial(ask, *each) for each in zip(self.servers, contents, strict=True)])
+
+    def begin_weights(self, while_sampling: bool) -> None:
+        """Let the servers expect new weights, which `/update_weights` announces; arguments as for `load_weights`."""
+        start: list[tuple[str, dict[str, Any]]] = [("/start_weight_update", {})]
+        self._tell([_PAUSE, *start] if while_sampling else start, "on error" if while_sampling else "never")
+
+    def finish_weights(self, version: str, while_sampling: bool) -> None:
+        """Let the servers use the weights that they got; what was computed with the old ones is forgotten."""
+        steps = [("/finish_weight_update", {}), *_renewed(version, while_sampling)]
+        self._tell(steps, "after" if while_sampling else "never")
+
+    def _tell(
+        self, steps: Sequence[tuple[str, dict[str, Any]]], resume: Literal["never", "on error", "after"] = "never"
+    ) -> None:
         """Send requests to each server, one after another.
 
         Args:
             steps: their paths and contents.
-            ends_pause: whether to end a pause afterwards, also if a request has failed.
+            resume: when to end a pause of the server; "after" = after all requests, also if one has failed.
         """
 
         async def tell(server: Endpoint, client: httpx.AsyncClient) -> UserError | None:
@@ -168,7 +212,7 @@ class VllmClient:
                     await once.post(client, json.dumps(content).encode(), path)
             except UserError as error:
                 failed = error
-            if ends_pause:
+            if resume == "after" or (resume == "on error" and failed):
                 try:
                     await server.post(client, b"{}", "/resume")
                 except UserError as error:
@@ -201,6 +245,11 @@ class VllmClient:
                 return asking.result()
             finally:
                 self._asking.discard(asking)
+
+
+def _renewed(version: str, while_sampling: bool) -> list[tuple[str, dict[str, Any]]]:
+    """Return the requests after which a server forgets what it has computed with its old weights."""
+    return [(f"/reset_prefix_cache?reset_running_requests={str(while_sampling).lower()}", {}), _named(version)]
 
 
 def _named(version: str) -> tuple[str, dict[str, Any]]:

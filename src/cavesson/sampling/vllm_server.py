@@ -33,6 +33,8 @@ _ERROR = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .*)$", re.MULT
 _END_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
 _FLAGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
 """What every server needs: token ids in and out, and log-probabilities of the distribution that is sampled from."""
+NCCL_FLAGS = ("--weight-transfer-config", '{"backend": "nccl"}')
+"""What a server needs to get all weights by NCCL."""
 _ON_CPU = ("--no-enable-chunked-prefill",)
 """On CPUs, vLLM 0.32 crashes if it reads the text of a request with a seed in several parts: it then sets back the
 generator of random numbers, which PyTorch can only do on GPUs."""
@@ -77,6 +79,7 @@ class VllmServer:
         parallel = ["--tensor-parallel-size", str(len(settings.devices))] if len(settings.devices) > 1 else []
         command += [*_lora_flags(lora_rank, adapters), *parallel]
         command += ["--enable-sleep-mode"] if settings.sleep else []
+        command += NCCL_FLAGS if settings.transfer == "nccl" else []
         command += [*(() if settings.devices else _ON_CPU), *settings.arguments]
         if threading.current_thread() is threading.main_thread():  # the kernel watches the thread, not the process
             command = [sys.executable, "-c", _END_WITH_PARENT, *command]

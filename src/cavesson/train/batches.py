@@ -10,7 +10,7 @@ import torch
 from cavesson.data.order import Stream
 from cavesson.processes import Processes
 from cavesson.train.metrics import Clock
-from cavesson.train.rollouts import Collector
+from cavesson.train.rollouts import EVALUATION_STEP, Collector
 from cavesson.types import Rollouts
 
 
@@ -47,6 +47,24 @@ class Batches:
         with clock("reward"):
             return self.processes.agreed(lambda: self.collector.reward(part))
 
+    def answers(self, collector: Collector, step: int) -> Rollouts:
+        """Return this process's part of one response to each of a collector's own prompts, with the weights of a step.
+
+        It depends on nothing but these weights, and later batches do not depend on it. All processes must call this
+        together.
+
+        Raises:
+            UserError: a reward or a server failed.
+        """
+        collector.sampler.synchronise(step)
+        mine = self.processes.share(len(collector.prompts))
+        part = self.processes.agreed(lambda: collector.generate(mine, EVALUATION_STEP, mine))
+        collector.sampler.rest()
+        return self.processes.agreed(lambda: self._rewarded_by(collector, part))
+
+    def _rewarded_by(self, collector: Collector, rollouts: Rollouts) -> Rollouts:
+        return collector.reward(rollouts)
+
     def used(self, count: int) -> None:
         """Move on after a step that has used `count` batches."""
         self.prompts_used += count * self.prompts_per_batch
@@ -69,13 +87,17 @@ class Batches:
     def prompts_per_batch(self) -> int:
         return self.batch_size // self.samples_per_prompt
 
-    def own(self, rollouts: Rollouts) -> Rollouts:
+    def own(self, rollouts: Rollouts, size: int) -> Rollouts:
         """Return this process's part of the rollouts of one or more whole batches, which are in order of their samples.
 
         With the same number of processes, it is the part that the process has sampled.
+
+        Args:
+            rollouts: of all processes.
+            size: number of rollouts in a batch.
         """
-        share = self.processes.share(self.batch_size)
-        return rollouts.take([row for row in range(len(rollouts)) if row % self.batch_size in share])
+        share = self.processes.share(size)
+        return rollouts.take([row for row in range(len(rollouts)) if row % size in share])
 
     def _prompts(self, start: int) -> list[int]:
         """Return the prompts of this process's responses of a batch, whose first prompt is number `start`."""
@@ -155,6 +177,9 @@ class BatchesAhead(Batches):
                 temperature = self.temperature(min(step + max(0, place - number), self.steps - 1))
                 sampled = self._sampling.submit(self._sampled, self._prompts(start), draws, 0, temperature)
                 self.queue[place] = self._rewarding.submit(self._rewarded, sampled)
+
+    def _rewarded_by(self, collector: Collector, rollouts: Rollouts) -> Rollouts:
+        return self._rewarding.submit(collector.reward, rollouts).result()
 
     def _rewarded(self, sampled: Future[Rollouts]) -> Rollouts:
         return self.collector.reward(sampled.result())

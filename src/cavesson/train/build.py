@@ -1,8 +1,8 @@
 """Building a trainer, ready for its first step, from settings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,17 +12,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.cluster.connection import is_on_ray
-from cavesson.data.chat import Chat, read_template
-from cavesson.data.prompts import PromptSet, load_prompts, tokenize
+from cavesson.data.chat import read_template
+from cavesson.data.prompts import PromptSet, given_prompts, load_prompts
 from cavesson.errors import UserError
 from cavesson.integrations.trackers import require
 from cavesson.models.fingerprint import fingerprint
 from cavesson.models.load import prepare, with_pad_token
-from cavesson.models.mapped import in_memory
+from cavesson.models.mapped import in_memory, is_mapped
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy, build_learner, build_policy
 from cavesson.models.settings import StartSettings
-from cavesson.models.sharding import place, skeleton, whole
+from cavesson.models.sharding import place, skeleton
 from cavesson.models.trained import check_start, load_start
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
@@ -34,7 +34,10 @@ from cavesson.sampling.responses import Engine
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.vllm import VllmSampler
 from cavesson.sampling.vllm_server import VllmServer, saved_model
+from cavesson.sampling.vllm_weights import NcclGroup
+from cavesson.text.counting import counted
 from cavesson.train.batches import Batches, BatchesAhead, begin_thread
+from cavesson.train.held_out import HeldOut
 from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.online import RolloutTrainer
@@ -106,32 +109,32 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     """Build the trainer of an algorithm that learns from its own responses."""
     # As far as possible, the user's errors are detected before any weights are loaded.
     processes.enter("prepare the data and the rewards")
+    if settings.sampling.vllm.transfer == "nccl":
+        devices = settings.sampling.vllm.devices if processes.is_main else ()  # others do not take part
+        processes.agreed(lambda: NcclGroup.check(processes.device, devices))
     rewards = _rewards(settings, inputs, processes.device)
     tokenizer = _tokenizer(settings, inputs)
-    prompts = _prompts(settings, inputs, tokenizer)
+    given = inputs.prompts
+    prompts = (
+        load_prompts(settings.data, tokenizer) if given is None else given_prompts(given, settings.data, tokenizer)
+    )
+    if prompts.held_out is not None and len(prompts.held_out) < processes.count:
+        raise UserError(
+            f"{counted(len(prompts.held_out), 'held-out prompt')} cannot be shared by {processes.count} "
+            "processes; hold out more with data.validation"
+        )
     _try_rewards(settings, rewards, prompts, processes.device)
     processes.enter("load the model")
     model = _model(settings, inputs)
     starts_server = settings.sampling.starts_server and processes.is_main and not is_on_ray()
     served = saved_model(model, tokenizer, is_trained=settings.model.lora is None) if starts_server else None
     policy = _policy(settings, model)
-    bare, main, full = _placed(policy, processes), processes.is_main, settings.model.lora is None
+    whole_reads = _whole_reads(policy, processes)
+    bare = _placed(policy, processes)
     before = fingerprint(causal(policy.model))
     processes.enter("prepare the sampler")
-    sampler = _engine(
-        settings, policy, tokenizer, prompts, processes, served, lambda: whole(policy.model, bare, main, full)
-    )
+    sampler = _engine(settings, policy, tokenizer, prompts, processes, served, bare)
     collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query)
-    parts: dict[str, Any] = {
-        "collector": collector,
-        "processes": processes,
-        "order": prompts.order(settings.seed, settings.data.shuffle),
-        "batch_size": settings.batch_size,
-        "samples_per_prompt": settings.samples_per_prompt,
-        "temperature": settings.sampling_temperature,
-        "steps": settings.steps,
-    }
-    ahead = settings.sampling.max_staleness
     return RolloutTrainer(
         folder=settings.run,
         learner=Learner(policy, Optimizer(policy, settings.optimizer), settings.algorithm, processes),
@@ -144,14 +147,40 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         skeleton=bare,
         algorithm=settings.algorithm,
         policy=policy,
-        batches=BatchesAhead(**parts, ahead=ahead) if ahead else Batches(**parts),
+        batches=_batches(settings, collector, processes),
         shaping=Shaping(settings.shaping),
         kl_estimator=settings.kl_estimator,
         kl=settings.kl,
         kl_coef=settings.kl.coef,
         updates=settings.update,
-        remarks=_remarks(settings, prompts),
+        held_out=_held_out(settings, collector),
+        remarks=[*_remarks(settings, prompts), *whole_reads],
     )
+
+
+def _batches(settings: RolloutRun, collector: Collector, processes: Processes) -> Batches:
+    """Return what samples and rewards the batches of a run, ahead of the steps if the settings ask for it."""
+    parts: dict[str, Any] = {
+        "collector": collector,
+        "processes": processes,
+        "order": collector.prompts.order(settings.seed, settings.data.shuffle),
+        "batch_size": settings.batch_size,
+        "samples_per_prompt": settings.samples_per_prompt,
+        "temperature": settings.sampling_temperature,
+        "steps": settings.steps,
+    }
+    ahead = settings.sampling.max_staleness
+    return BatchesAhead(**parts, ahead=ahead) if ahead else Batches(**parts)
+
+
+def _held_out(settings: RolloutRun, collector: Collector) -> HeldOut | None:
+    """Return the held-out prompts of a run, if it has any, numbered behind those that it trains on."""
+    prompts = collector.prompts
+    if prompts.held_out is None:
+        return None
+    most = settings.batch_size * settings.algorithm.max_batches
+    held_out = replace(collector, prompts=prompts.held_out, subtract_query=False)  # rewards are compared unshaped
+    return HeldOut(held_out, settings.evaluation.every, most, len(prompts))
 
 
 def _try_rewards(settings: RolloutRun, rewards: Sequence[Reward], prompts: PromptSet, device: torch.device) -> None:
@@ -165,14 +194,9 @@ def _try_rewards(settings: RolloutRun, rewards: Sequence[Reward], prompts: Promp
 
 def _remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
     """Return notes for the user on the prompts, and on settings that weaken the KL penalty."""
-    notes = list(prompts.notes)
-    dropped = prompts.dropped
-    if dropped:
-        rows = ", ".join(str(row + 1) for row in dropped[:10]) + (", …" if len(dropped) > 10 else "")
-        count = len(dropped) + len(prompts)
-        notes.append(
-            f"{len(dropped)} of {count} prompts are longer than data.max_prompt_tokens and were dropped: rows {rows}"
-        )
+    notes: list[str] = []
+    for some, name in ((prompts, "prompts"), (prompts.held_out, "held-out prompts")):
+        notes += [] if some is None else _remarks_on(some, name)
     importance = getattr(settings.algorithm, "importance", 0.0)
     if settings.sampling.max_staleness and not importance:
         notes.append("responses are sampled by older weights, and no importance weights correct for it")
@@ -182,6 +206,18 @@ def _remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
     filters = settings.sampling.filters
     if filters:
         notes.append(f"sampling is filtered ({', '.join(filters)}): the KL estimate is wrong and may become negative")
+    return notes
+
+
+def _remarks_on(prompts: PromptSet, name: str) -> list[str]:
+    """Return notes on prompts, in which `name` is theirs."""
+    dropped, notes = prompts.dropped, list(prompts.notes)
+    if dropped:
+        rows = ", ".join(str(row + 1) for row in dropped[:10]) + (", …" if len(dropped) > 10 else "")
+        count = len(dropped) + len(prompts)
+        notes.append(
+            f"{len(dropped)} of {count} {name} are longer than data.max_prompt_tokens and were dropped: rows {rows}"
+        )
     return notes
 
 
@@ -201,7 +237,7 @@ def _engine(
     prompts: PromptSet,
     processes: Processes,
     served: TemporaryDirectory[str] | None,
-    whole_model: Callable[[], Any],
+    bare: Any,
 ) -> Engine:
     """Build the engine that samples, and check that what it samples will be scored correctly.
 
@@ -212,14 +248,18 @@ def _engine(
         prompts: all of them.
         processes: those of the run.
         served: the model for the server that this process must start, if it must.
-        whole_model: returns the policy's model with all its weights on the main process.
+        bare: the policy's model without its weights, if they are sharded.
     """
     stop = dict.fromkeys([*settings.sampling.stop, *settings.cleaning.stop])
     sampling = settings.sampling.model_copy(update={"stop": tuple(stop)})
-    longest = max(map(len, prompts.ids))
+    held_out = prompts.held_out.ids if prompts.held_out is not None else ()
+    longest = max(map(len, (*prompts.ids, *held_out)))
     if sampling.engine == "transformers":
+        rows = len(processes.share(settings.batch_size))
+        # There may be more held-out prompts than a step has responses.
+        sampling = sampling.model_copy(update={"batch_size": sampling.batch_size or rows})
         sampler = Sampler(policy, tokenizer, sampling, settings.seed, is_scored=True)
-        sampler.prepare(len(processes.share(settings.batch_size)), longest)
+        sampler.prepare(max(rows, len(processes.share(len(held_out)))), longest)
         return sampler
     size, lora = max(longest + sampling.longest, 8), settings.model.lora  # the probe of the weights is a few tokens
     policy.eval()
@@ -228,8 +268,6 @@ def _engine(
     if sampling.starts_server and is_on_ray():
         from cavesson.cluster.servers import start_servers
 
-        if sampling.vllm.sleep:
-            raise UserError("sampling.vllm.sleep has no effect with --ray, where servers have GPUs of their own")
         main = processes.is_main
         urls = processes.of_main(processes.agreed(lambda: start_servers(settings, size, adapters) if main else ()))
         sampling = sampling.model_copy(update={"servers": urls})
@@ -241,7 +279,7 @@ def _engine(
         )
     server = VllmServer(served, sampling.vllm, settings.model.dtype, size, rank, adapters) if served else None
     folder = Path(served.name) if served else settings.run / "sampling"
-    return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, whole_model, size, folder, server)
+    return VllmSampler(policy, tokenizer, sampling, settings.seed, processes, bare, size, folder, server)
 
 
 def _policy(settings: RolloutRun, model: PreTrainedModel) -> Policy:
@@ -272,6 +310,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     _seed_initial_weights(settings.seed)  # adapters and new heads are initialised at random
     model = inputs.model or settings.load_model(tokenizer)
     role: Any = settings.role(build_learner(prepare(model), settings.model))
+    remarks = _whole_reads(role, processes)
     bare = _placed(role, processes)
     before = fingerprint(causal(role.model))
     return ExampleTrainer(
@@ -284,9 +323,21 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
         steps=steps,
         fingerprint=before,
         skeleton=bare,
+        remarks=remarks,
         settings=settings,
         examples=examples,
     )
+
+
+def _whole_reads(role: Any, processes: Processes) -> list[str]:
+    """Return a note for the user on models that every process has read as a whole, although they will be sharded."""
+    models = {"model": role.model}
+    if isinstance(role, Policy):
+        models |= {"critic": role.critic, "reference": role.frozen_reference}
+    read = [name for name, model in models.items() if model is not None and not is_mapped(model)]
+    if processes.mesh is None or not read:
+        return []
+    return [f"every process reads the whole {' and '.join(read)} before sharding (see Loading in docs/parallel.md)"]
 
 
 def _placed(role: Any, processes: Processes) -> Any:
@@ -331,15 +382,3 @@ def _rewards(settings: RolloutRun, inputs: Inputs, device: torch.device) -> tupl
     if not rewards:
         raise UserError("there is no reward: add [[rewards]] to the recipe, or pass rewards=")
     return rewards
-
-
-def _prompts(settings: RolloutRun, inputs: Inputs, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
-    if inputs.prompts is None:
-        return load_prompts(settings.data, tokenizer)
-    limit, chat = settings.data.max_prompt_tokens, Chat.of(settings.data, tokenizer)
-    if not isinstance(inputs.prompts, Mapping):
-        return tokenize(inputs.prompts, tokenizer, limit, chat=chat)
-    columns = dict(inputs.prompts)
-    if "prompt" not in columns:
-        raise UserError(f"the prompts have no column 'prompt'; they have {', '.join(columns) or 'none'}")
-    return tokenize(columns.pop("prompt"), tokenizer, limit, columns=columns, chat=chat)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ _REPLACED = "-replaced"  # sorts after the checkpoint that replaces it, which re
 _CHECKSUMS = "checksums.json"
 _SLICES, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 """Where the slices in a file begin, in its metadata; these names let torch.distributed.checkpoint read it too."""
-FORMAT = 4
+FORMAT = 5
 """Number of the layout of a checkpoint's files and state; a version with another layout cannot read it."""
 
 
@@ -184,16 +185,30 @@ def latest(folder: Path, say: Callable[[str], None] = lambda _: None) -> Checkpo
     Raises:
         UserError: there are checkpoints, and all of them are damaged, or the newest has another format.
     """
+    place = _newest_intact(folder, say)
+    return None if place is None else _read(place)
+
+
+def latest_of_all(folder: Path, say: Callable[[str], None], processes: Processes) -> Checkpoint | None:
+    """Return the newest intact checkpoint, as `latest`; all processes must call this together.
+
+    The main process chooses it and verifies its files, so that all resume from the same one.
+    """
+    place = processes.of_main(processes.agreed(lambda: _newest_intact(folder, say) if processes.is_main else None))
+    return None if place is None else processes.agreed(lambda: _read(place))
+
+
+def _newest_intact(folder: Path, say: Callable[[str], None]) -> Path | None:
     damaged: list[str] = []
     for place in reversed(_complete(folder / "checkpoints")):
         try:
-            checkpoint = _read(place)
-        except _DamagedError as error:
-            damaged.append(f"{place.name} ({error})")
+            _verify(place)
+        except (_DamagedError, OSError, ValueError) as error:
+            damaged.append(f"{place.name} ({first_line(error)})")
             continue
         if damaged:
             say(f"damaged in {folder / 'checkpoints'}: {', '.join(damaged)}; the run resumes from {place.name}")
-        return checkpoint
+        return place
     if damaged:
         raise UserError(
             f"every checkpoint in {folder / 'checkpoints'} is damaged: {', '.join(damaged)}; "
@@ -204,7 +219,6 @@ def latest(folder: Path, say: Callable[[str], None] = lambda _: None) -> Checkpo
 
 def _read(place: Path) -> Checkpoint:
     try:
-        _verify(place)
         state = json.loads((place / "state.json").read_bytes())
         _check_format(state.pop("format", 1), place)
         return Checkpoint(
@@ -215,14 +229,14 @@ def _read(place: Path) -> Checkpoint:
             read_batches(sorted(place.glob("rollouts*.safetensors"))),
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise _DamagedError(first_line(error)) from error
+        raise UserError(f"cannot read the checkpoint {place}: {first_line(error)}") from error
 
 
 def _load(place: Path, kind: str) -> dict[str, Tensor | Slices]:
     """Return the tensors of a kind; nothing of them is read until it is used."""
     files = sorted(place.glob(f"{kind}*.safetensors"))
     if not files:
-        raise _DamagedError(f"{kind}.safetensors is missing")
+        raise FileNotFoundError(f"{kind}.safetensors is missing")
     found: dict[str, dict[int, Tensor]] = {}
     for file in files:
         with safe_open(file, framework="pt") as header:
@@ -261,6 +275,17 @@ def _checksum(path: Path) -> str:
     """Return the 128-bit XXH3 hash of a file, which detects accidental damage at memory speed."""
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+
+
+def between_steps(folder: Path) -> list[int]:
+    """Return the steps before which a run has a complete checkpoint, in ascending order."""
+    found = (re.fullmatch(r"step-(\d+)", path.name) for path in _complete(folder / "checkpoints"))
+    return [int(match[1]) for match in found if match]
+
+
+def place_of(folder: Path, step: int) -> Path:
+    """Return the folder of the checkpoint before a step."""
+    return folder / "checkpoints" / _NAME.format(step)
 
 
 def _complete(place: Path) -> list[Path]:

@@ -98,4 +98,6 @@ def _described(finding: StoredFinding, explains: Sequence[str] = ()) -> str:
 
 def _title(finding: StoredFinding) -> str:
     since = f" since step {finding.steps[0]}" if finding.steps else ""
+    if finding.between and finding.between[0] < finding.between[1]:
+        since += f" (90 %: {finding.between[0]}–{finding.between[1]})"
     return f"{finding.severity} {finding.id}{since}: {finding.title}"

@@ -30,10 +30,12 @@ def logging_to(folder: Path, record: Location, rank: int) -> Iterator[None]:
     Args:
         folder: of the run.
         record: of the run.
-        rank: of this process; processes other than 0 log only errors.
+        rank: of this process; those other than 0 log only errors, and warnings of Cavesson's own modules.
     """
     handler = logging.FileHandler(folder / NAME, encoding="utf-8", errors="backslashreplace")
-    handler.setLevel(logging.ERROR if rank else logging.INFO)
+    handler.setLevel(logging.WARNING if rank else logging.INFO)
+    if rank:
+        handler.addFilter(lambda entry: entry.levelno >= logging.ERROR or entry.name.startswith("cavesson."))
     process = f" process {rank}" if rank else ""
     formatter = logging.Formatter(f"%(asctime)s{process} %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime

@@ -58,6 +58,8 @@ class Trainer(ABC):
     """of the model before training"""
     skeleton: Any = None
     """the model without its weights, if they are sharded"""
+    remarks: Sequence[str] = ()
+    """notes for the user from the building of the run"""
     next_step: int = 0
     recorder: Recorder | None = None
     """of this process; None before the run has begun"""
@@ -105,7 +107,7 @@ class Trainer(ABC):
 
     def notes(self) -> list[str]:
         """Return notes for the user, shown before the first step."""
-        return []
+        return list(self.remarks)
 
     def run(self, callbacks: Sequence[Callback]) -> Metrics:
         """Do the remaining steps and save the model.

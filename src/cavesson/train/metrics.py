@@ -105,8 +105,12 @@ def _text_metrics(rollouts: Rollouts, processes: Processes) -> dict[str, float]:
     """
     reasons, parts = rollouts.finish_reason, rollouts.reward_parts
     per_row = {f"finish/{reason}": [float(one == reason) for one in reasons] for reason in ("eos", "stop", "length")}
-    per_row |= {f"reward/part/{name}": [part[name] for part in parts] for name in parts[0]}
-    metrics = {name: _mean(torch.tensor(values, dtype=torch.float64), processes) for name, values in per_row.items()}
+    # A reward may return other parts for other responses, and so in other processes.
+    names = dict.fromkeys(name for part in parts for name in part)
+    per_row |= {f"reward/part/{name}": [part[name] for part in parts if name in part] for name in names}
+    totals = processes.combine({name: float(sum(values)) for name, values in per_row.items()}, sum)
+    rows = processes.combine({name: float(len(values)) for name, values in per_row.items()}, sum)
+    metrics = {name: total / rows[name] for name, total in totals.items()}
     digests = [xxhash.xxh3_64_intdigest(text.encode()) >> 1 if text else 0 for text in rollouts.response]  # fits int64
     columns = torch.tensor(digests), rollouts["mask"].sum(1).long(), rollouts["response_ids"].int()
     order = processes.rows(torch.tensor(rollouts.sample)).argsort()

@@ -95,7 +95,7 @@ class ExampleTrainer(Trainer):
         return {"examples": {"train": self.examples.train.size, "held_out": len(self.examples.held_out)}}
 
     def notes(self) -> list[str]:
-        return self.examples.notes()
+        return [*self.remarks, *self.examples.notes()]
 
     def _batch(self, examples: Sequence[Any], step: int) -> Batch:
         rows = self.settings.arranged(examples)

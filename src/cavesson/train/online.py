@@ -1,6 +1,7 @@
 """One training step of the algorithms that learn from sampled responses, in the order of the data flow."""
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from cavesson.algorithms.base import RolloutAlgorithm
 from cavesson.algorithms.settings import CoefficientSettings, UpdateSettings
+from cavesson.models.fingerprint import digest
 from cavesson.models.policy import Policy, Scores
 from cavesson.models.trained import save_trained
 from cavesson.ops.kl import adapted_coefficient
@@ -19,17 +21,15 @@ from cavesson.randomness import Purpose, generator
 from cavesson.rewards.shaping import RunningMoments, Shaping
 from cavesson.train.batches import Batches
 from cavesson.train.checkpoint import Checkpoint
+from cavesson.train.held_out import HeldOut
 from cavesson.train.kept import KeptBatches
 from cavesson.train.loop import Trainer
 from cavesson.train.metrics import rollout_metrics, staleness_metrics, value_metrics
 from cavesson.train.optimizer import learning_rate
-from cavesson.train.rollouts import score_rollouts
+from cavesson.train.recording import recorded_columns
+from cavesson.train.rollouts import EVALUATION_STEP, score_rollouts
 from cavesson.train.update import Learned, Metrics, StepInfo, averaged, check_finite, mini_batches, update
 from cavesson.types import Rollouts
-
-TOKEN_COLUMNS = (
-    "logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return", "entropy"
-)  # fmt: skip
 
 
 @dataclass
@@ -40,6 +40,8 @@ class Unfinished:
     """those of this process"""
     metrics: Metrics
     """of the rollouts of all processes"""
+    held_out: Rollouts | None = None
+    """responses of this process to held-out prompts, of the weights before the step; None if they were not due"""
     updates: list[Metrics] = field(default_factory=list)
     """of the mini-batches that are done"""
 
@@ -58,14 +60,19 @@ class RolloutTrainer(Trainer):
     kl_coef: float
     """β in force"""
     updates: UpdateSettings
-    remarks: list[str]
+    held_out: HeldOut | None = None
+    """the held-out prompts, if there are any"""
     reported: set[str] = field(default_factory=set)
     """rules of the doctor whose findings have been reported"""
     unfinished: Unfinished | None = None
     """the step that is being trained on"""
 
     def step(self, step: int) -> Metrics:  # noqa: PLR0915  # the whole data flow on one page
-        """Generate, reward, score, credit, record, update and adapt: from prompts to new weights."""
+        """Generate, reward, score, credit, record, update and adapt: from prompts to new weights.
+
+        An evaluation on the held-out prompts comes first if it is due.
+        """
+        held_out, evaluation = self._evaluate(step) if self.unfinished is None else (None, {})
         clock, processes = self.clock(step), self.learner.processes
         info = StepInfo(self.seed, step, learning_rate(self.learner.optimizer.settings, step, self.steps))
         scores = None
@@ -89,10 +96,11 @@ class RolloutTrainer(Trainer):
             # The graph covers the rows chosen before scoring; `credit` may have reduced them, which makes it unusable.
             scores = None if processes.sum_tensor((rollouts["learned"] != learned).sum()) else scores
             self.batches.used(len(parts))
-            self.unfinished = Unfinished(rollouts, metrics)
+            self.unfinished = Unfinished(rollouts, metrics | evaluation, held_out)
         now = self.unfinished
         with clock("record"):
             self._record(step, now.rollouts)
+            self._record_held_out(step, now.held_out)
             processes.agreed(lambda: check_finite(step, now.rollouts.batch.columns, now.rollouts["mask"]))
         with clock("update"):
             batch, chosen, done = now.rollouts.batch, self._chosen(now.rollouts), tuple(now.updates)
@@ -109,28 +117,30 @@ class RolloutTrainer(Trainer):
         If the algorithm can learn from none of them, these are the first batch.
         """
 
-        def chosen(rewards: Tensor, group: Tensor, sample: Tensor) -> Tensor:
-            order = sample.argsort()
-            informative = self.algorithm.informative(rewards[order], group[order])
+        def chosen(rewards: Tensor, group: Tensor) -> Tensor:
+            informative = self.algorithm.informative(rewards, group)
             if len(parts) == self.algorithm.max_batches and not bool(informative.any()):
                 informative = torch.ones_like(informative)
-            return (informative & (informative.cumsum(0) <= self.batch_size))[order.argsort()]
+            return informative & (informative.cumsum(0) <= self.batch_size)
 
         rewards, group = (torch.cat([part[name] for part in parts]) for name in ("reward", "group_in_step"))
-        sample = torch.tensor([sample for part in parts for sample in part.sample])
-        return self.learner.processes.over_all(chosen, rewards, group, sample)
+        return self._in_order(chosen, [sample for part in parts for sample in part.sample], rewards, group)
 
     def _chosen(self, rollouts: Rollouts) -> Learned:
         """Return which rollouts to learn from, with their places among those of all processes."""
-
-        def place(learned: Tensor, sample: Tensor) -> Tensor:
-            order = sample.argsort()
-            return (learned[order].cumsum(0) - 1)[order.argsort()]
-
-        processes, learned = self.learner.processes, rollouts["learned"]
+        learned = rollouts["learned"]
         rows = learned.nonzero().squeeze(1)
-        places = processes.over_all(place, learned, torch.tensor(rollouts.sample))
-        return Learned(rows, places[rows], int(processes.sum_tensor(learned.sum())))
+        places = self._in_order(lambda learned: learned.cumsum(0) - 1, rollouts.sample, learned)
+        return Learned(rows, places[rows], int(self.learner.processes.sum_tensor(learned.sum())))
+
+    def _in_order(self, function: Callable[..., Tensor], samples: Sequence[int], *columns: Tensor) -> Tensor:
+        """Apply a function to columns `[B]` of all processes in order of their samples; return this process's rows."""
+
+        def ordered(sample: Tensor, *columns: Tensor) -> Tensor:
+            order = sample.argsort()
+            return function(*(column[order] for column in columns))[order.argsort()]
+
+        return self.learner.processes.over_all(ordered, torch.tensor(samples), *columns)
 
     def _score(self, rollouts: Rollouts, info: StepInfo) -> tuple[dict[str, Tensor], Scores | None]:
         """Score all rollouts, in the same micro-batches as in the first epoch of the update.
@@ -160,24 +170,41 @@ class RolloutTrainer(Trainer):
         rewards = self.learner.processes.over_all(shaped, *(rollouts[name] for name in names))
         return rollouts.with_columns(shaped_reward=rewards, kl_coef=torch.full((len(rollouts),), self.kl_coef))
 
+    def _evaluate(self, step: int) -> tuple[Rollouts | None, Metrics]:
+        """Return this process's scored responses to the held-out prompts, and their metrics, if they are due."""
+        held_out, processes = self.held_out, self.learner.processes
+        if held_out is None or not held_out.is_due(step, self.steps):
+            return None, {}
+        clock = self.clock(step)
+        with clock("evaluate"):
+            _seed_everything(self.seed, EVALUATION_STEP, processes.rank)
+            rollouts = self.batches.answers(held_out.collector, step)
+            at_once = self.updates.micro_batch_size or len(processes.share(self.batch_size))
+            parts = processes.micro_batches(range(len(rollouts)), at_once)
+            columns, _ = score_rollouts(self.policy, rollouts.batch, None, parts)
+            rollouts = rollouts.with_columns(**columns)
+            if step == 0:
+                held_out.keep(rollouts)
+            metrics = held_out.metrics(rollouts, processes)
+        return rollouts, metrics | clock.seconds
+
     def _record(self, step: int, rollouts: Rollouts) -> None:
         if self.recorder is None:
             return
-        constant = {"split": "train", "kl_coef": self.kl_coef}
-        rows: dict[str, Any] = {name: [value] * len(rollouts) for name, value in constant.items()}
-        rows |= {name: values for name, values in rollouts.lists.items() if values}
-        rows["group"] = rows.pop("prompt_index")
-        rows |= {name: rollouts[name].tolist() for name in ("reward", "shaped_reward")}
-        versions = rollouts["sampler_version"]
-        rows["policy_version"] = versions[:, 0].tolist()  # of the first token, which has the oldest weights
-        prompts = zip(rollouts["prompt_ids"], rollouts["prompt_mask"].bool(), strict=True)
-        rows["prompt_ids"] = [ids[mask].tolist() for ids, mask in prompts]
-        tokens = {name: rollouts[name].numpy() for name in TOKEN_COLUMNS if name in rollouts.batch}
-        tokens |= {"token_id": rollouts["response_ids"].numpy(), "mask": rollouts["mask"].bool().numpy()}
-        if bool(((versions != versions[:, :1]) & (rollouts["mask"] > 0)).any()):
-            tokens["sampler_version"] = versions.numpy()
+        rows, tokens = recorded_columns(rollouts)
+        rows |= {"split": ["train"] * len(rollouts), "kl_coef": [self.kl_coef] * len(rollouts)}
         self.learner.processes.agreed(partial(self.recorder.rollouts, step, rows, tokens))
         self.algorithm.write(self.folder, step, rollouts, self.learner.processes)
+
+    def _record_held_out(self, step: int, rollouts: Rollouts | None) -> None:
+        """Record responses to the held-out prompts, if there are any, and check that their numbers are finite."""
+        processes = self.learner.processes
+        if rollouts is None or self.held_out is None or self.recorder is None:
+            return
+        rows, tokens = recorded_columns(rollouts)
+        rows |= self.held_out.rows(rollouts)
+        processes.agreed(partial(self.recorder.rollouts, step, rows, tokens))
+        processes.agreed(lambda: check_finite(step, rollouts.batch.columns, rollouts["mask"]))
 
     def _adapted(self, done: Unfinished, info: StepInfo) -> Metrics:
         """Adapt β to the KL of a finished step, and return the step's metrics."""
@@ -196,47 +223,65 @@ class RolloutTrainer(Trainer):
         return self.policy.model
 
     def finish(self) -> Metrics:
+        held_out, metrics = self._evaluate(self.steps)
+        self._record_held_out(self.steps, held_out)
         model = self.whole_model()
         if model is not None:
             save_trained(self.folder / "model", model, self.tokenizer, self.model_settings)
-        return {}
+        return metrics
 
     def state(self) -> tuple[dict[str, Any], KeptBatches]:
-        batches = {"ahead": self.batches.finished()}
+        now = self.unfinished
+        single = {
+            "before": None if self.held_out is None else self.held_out.before,
+            "held_out": None if now is None else now.held_out,
+            "now": None if now is None else now.rollouts,
+        }
+        batches: dict[str, list[Rollouts | None]] = {"ahead": self.batches.finished()}
+        batches |= {name: [one] for name, one in single.items() if one is not None}
         state: dict[str, Any] = {
             "kl_coef": self.kl_coef,
             "moments": self.shaping.moments.state(),
             "prompts_used": self.batches.prompts_used,
             "reported": sorted(self.reported),
         }
-        now = self.unfinished
-        if now is None:
-            return state, batches
-        return state | {"metrics": now.metrics, "updates": now.updates}, batches | {"now": [now.rollouts]}
+        return state | ({} if now is None else {"metrics": now.metrics, "updates": now.updates}), batches
 
     def load_state(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        self.kl_coef, self.batches.prompts_used = state["kl_coef"], state["prompts_used"]
+        self.batches.prompts_used = state["prompts_used"]
+        if self.kl.target is not None:  # otherwise it is constant, and a fork of the run may have another one
+            self.kl_coef = state["kl_coef"]
         self.shaping.moments = RunningMoments(**state["moments"])
         self.reported.update(state["reported"])
         mine = {
-            name: [None if one is None else self.batches.own(one) for one in whole]
+            name: [None if one is None else self.batches.own(one, self._size(name, one)) for one in whole]
             for name, whole in checkpoint.batches.items()
         }
         self.batches.restore(mine.get("ahead", []))
+        held_out, before = (next(iter(mine.get(name, ())), None) for name in ("held_out", "before"))
+        if self.held_out is not None:
+            self.held_out.before = before
         for rollouts in mine.get("now", ()):
             assert rollouts is not None
-            self.unfinished = Unfinished(rollouts, state["metrics"], state["updates"])
+            self.unfinished = Unfinished(rollouts, state["metrics"], held_out, state["updates"])
+
+    def _size(self, name: str, whole: Rollouts) -> int:
+        """Return the number of rollouts in a batch of a checkpoint; all held-out ones are one batch."""
+        return len(whole) if name in ("held_out", "before") else self.batch_size
 
     def describe(self) -> dict[str, Any]:
         prompts, sampler = self.batches.collector.prompts, self.batches.collector.sampler
+        held_out = {} if prompts.held_out is None else {"held_out": len(prompts.held_out)}
         return {
             "eos_token_ids": sampler.eos.tolist(),
-            "prompts": {"count": len(prompts), "dropped": list(prompts.dropped)},
+            "prompts": {
+                "count": len(prompts),
+                "dropped": list(prompts.dropped),
+                "fingerprint": digest(prompts.ids),
+                **held_out,
+            },
         }
-
-    def notes(self) -> list[str]:
-        return self.remarks
 
     def close(self) -> None:
         self.batches.close()

@@ -1,4 +1,6 @@
-"""Where a run records: in its folder or at a URL, which may stop being reachable."""
+"""What a run records of its rollouts, and where: in its folder or at a URL, which may stop being reachable."""
+
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -7,10 +9,14 @@ from cavesson.errors import StoppedError, first_line
 from cavesson.processes import Processes
 from cavesson.record import Lock, Recorder, begin_attempt, run_info, write_run, write_vocabulary
 from cavesson.record.reader import ELSEWHERE
-from cavesson.record.recorder import add_spare
+from cavesson.record.spare import add_spare
 from cavesson.record.storage import reaching, storage
 from cavesson.train.loop import Callback, Trainer
+from cavesson.types import Rollouts
 
+TOKEN_COLUMNS = (
+    "logprob", "ref_logprob", "sampler_logprob", "value", "token_reward", "advantage", "return", "entropy"
+)  # fmt: skip
 UNRECORDED = "unrecorded"
 """The part of a run's folder with what could not be written to the record."""
 
@@ -49,6 +55,22 @@ def recorder_of(settings: RolloutRun | ExampleRun, step: int, processes: Process
 
     attempt = processes.of_main(processes.agreed(begun))
     return processes.agreed(opened)
+
+
+def recorded_columns(rollouts: Rollouts) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the columns of rows and of tokens that the recorder takes of rollouts."""
+    rows: dict[str, Any] = {name: values for name, values in rollouts.lists.items() if values}
+    rows["group"] = rows.pop("prompt_index")
+    rows |= {name: rollouts[name].tolist() for name in ("reward", "shaped_reward") if name in rollouts.batch}
+    versions = rollouts["sampler_version"]
+    rows["policy_version"] = versions[:, 0].tolist()  # of the first token, which has the oldest weights
+    prompts = zip(rollouts["prompt_ids"], rollouts["prompt_mask"].bool(), strict=True)
+    rows["prompt_ids"] = [ids[mask].tolist() for ids, mask in prompts]
+    tokens = {name: rollouts[name].numpy() for name in TOKEN_COLUMNS if name in rollouts.batch}
+    tokens |= {"token_id": rollouts["response_ids"].numpy(), "mask": rollouts["mask"].bool().numpy()}
+    if bool(((versions != versions[:, :1]) & (rollouts["mask"] > 0)).any()):
+        tokens["sampler_version"] = versions.numpy()
+    return rows, tokens
 
 
 class Reachable(Callback):

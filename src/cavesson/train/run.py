@@ -40,7 +40,7 @@ from cavesson.rewards.base import RewardFunction
 from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, as_loaded, build
 from cavesson.train.callbacks import Checkpoints, Log, Reports
-from cavesson.train.checkpoint import latest
+from cavesson.train.checkpoint import latest_of_all
 from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
 from cavesson.train.loop import Callback, Report, Trainer
@@ -144,7 +144,8 @@ class Training:
         folder, trainer = self.settings.run, self.trainer
         self.processes.enter("read the checkpoint")
         _check_same_model(folder, trainer)
-        checkpoint = latest(folder, self._remarks.append)
+        _check_same_prompts(folder, trainer)
+        checkpoint = latest_of_all(folder, self._remarks.append, self.processes)
         if checkpoint is not None:
             trainer.restore(checkpoint)
         if trainer.next_step > trainer.steps:
@@ -221,8 +222,8 @@ class Training:
     @contextmanager
     def _opened(self) -> Iterator[Trackers | None]:
         """Open the run's folder; an error says how to continue the run, if that is possible."""
-        self.processes.wait()
         try:
+            self.processes.wait()
             trackers = self.processes.agreed(lambda: self._open_folder() if self.processes.is_main else None)
             self._open_record()
             self.processes.way_on = way_on(self.settings.run)
@@ -262,6 +263,8 @@ class Training:
         begun = self.trainer.next_step > 0 or (folder / "checkpoints").exists()
         is_kept = isinstance(error, StoppedError | NonFiniteError) or not isinstance(error, Exception)
         if mine and not begun and not is_kept:
+            for lock in self._locks:
+                lock.end_heartbeats()
             shutil.rmtree(folder, ignore_errors=True)
             # As far as possible: the record may be what cannot be reached.
             with suppress(Exception):
@@ -380,3 +383,9 @@ def _check_same_model(folder: Path, trainer: Trainer) -> None:
     started_with = run_info(folder)["model"]["fingerprint"]
     if trainer.fingerprint != started_with:
         raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
+
+
+def _check_same_prompts(folder: Path, trainer: Trainer) -> None:
+    then, now = (info.get("prompts", {}).get("fingerprint") for info in (run_info(folder), trainer.describe()))
+    if then is not None and now != then:
+        raise UserError(f"{folder} was started with other prompts; resume it with the data as it was then")

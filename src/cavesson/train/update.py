@@ -107,16 +107,20 @@ def optimize(
     optimizer.zero_grad()
     # Computed before the first micro-batch, over all processes, so that how rows are split cannot affect the gradient.
     total, weight = processes.sum_tensor(_totals(algorithm, batch, rows)).tolist()
-    sums = _Sums(weight)
+    sums, mine = _Sums(weight), 0.0
     for part in processes.micro_batches(rows, settings.micro_batch_size) if weight else ():
         micro = batch.part(part).to(learner.device)
         weights = algorithm.weights(micro) * bool(part)
         result = algorithm.loss(learner.model(micro) if scores is None else scores, micro)
         loss = weighted_mean(result.loss, weights, total)
-        check_finite(info.step, {"the loss": loss.detach(), **_detached(result.means)}, weights)
         loss.backward()
         sums.add(result, weights)
-    seen = {**processes.combine(sums.means, sum), **processes.combine(sums.maxima, max), "optim/weight": weight}
+        mine += float(loss.detach())
+    # All processes check the same sums, so that they end alike.
+    means = processes.combine({"the loss": mine, **sums.means}, sum)
+    check_finite(info.step, {name: torch.tensor(value, dtype=torch.float64) for name, value in means.items()})
+    del means["the loss"]
+    seen = {**means, **processes.combine(sums.maxima, max), "optim/weight": weight}
     # A weight of 0 means that there is nothing to learn, for example if all responses are empty.
     verdict = judge(seen) if weight else "skip"
     if verdict == "step":

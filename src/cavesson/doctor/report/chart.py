@@ -24,10 +24,19 @@ def drawn(reading: Reading, language: Language) -> str:
     since = reading.since if curve.along is None else None
     label = "" if since is None else f"{say('since step')} {since}"
     share = curve.name is None and isinstance(reading.seen, Share)
-    return chart(curve, since, escape(label), escape(say(curve.along or "step")), share=share)
+    between = None if since is None else reading.between
+    return chart(curve, since, escape(label), escape(say(curve.along or "step")), share=share, between=between)
 
 
-def chart(curve: Curve, since: int | None, label: str, along: str, *, share: bool) -> str:
+def chart(
+    curve: Curve,
+    since: int | None,
+    label: str,
+    along: str,
+    *,
+    share: bool,
+    between: tuple[int, int] | None = None,
+) -> str:
     """Return an SVG of a curve; empty if it has fewer than two points.
 
     Args:
@@ -36,6 +45,7 @@ def chart(curve: Curve, since: int | None, label: str, along: str, *, share: boo
         label: The label at this step.
         along: The label of the x axis.
         share: Whether the values are shares, shown in per cent.
+        between: The steps between which the problem began; None if that is not shown.
     """
     points = averaged(curve.points, MAX_POINTS)
     if len(points) < 2:
@@ -60,6 +70,9 @@ def chart(curve: Curve, since: int | None, label: str, along: str, *, share: boo
     parts.append(f'<text class="middle" x="{x((first + last) / 2)}" y="{HEIGHT - 6}">{along}</text>')
     line = " ".join(f"{x(s)},{y(v):.1f}" for s, v in zip(points.step, points.value, strict=True))
     parts.append(f'<polyline class="curve" points="{line}"/>')
+    if between is not None and first <= between[0] < between[1] <= last:
+        place = f'x="{x(between[0])}" width="{float(x(between[1])) - float(x(between[0])):.1f}"'
+        parts.append(f'<rect class="between" {place} y="{TOP}" height="{HEIGHT - TOP - BOTTOM}"/>')
     if since is not None and first <= since <= last:
         side = "start" if since < (first + last) / 2 else "end"
         parts.append(f'<path class="onset" d="M{x(since)} {TOP}V{HEIGHT - BOTTOM}"/>')

@@ -9,8 +9,11 @@ from importlib.resources import files
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, Finding
 from cavesson.doctor.finding import Reading
+from cavesson.doctor.proposal import flags
+from cavesson.doctor.recording import DOCS
 from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.report.evidence import SHADES, evidence, plain_text
+from cavesson.doctor.report.summary import how_to_record, needs, open_failures, recipe_title, since, summary
 from cavesson.doctor.words import Language, number
 
 
@@ -24,7 +27,6 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
     folded = {finding.rule.name: finding for finding in diagnosis.findings if not finding.cause}
     causes = "".join(_cause(data, finding, folded, language, board) for finding in diagnosis.causes)
     name = plain_text(data.run.folder.rstrip("/").rpartition("/")[2])
-    nothing = say("No problems found.") if diagnosis.healthy else say("Nothing could be checked.")
     healthy = ((rule.name, number(reading.seen), language.healthy(rule)) for rule, reading in diagnosis.healthy)
     skipped = ((one.rule, language.reason(one)) for one in diagnosis.skipped)
     return f"""<!doctype html>
@@ -36,8 +38,10 @@ def page(data: RunData, diagnosis: Diagnosis, language: Language, board: str | N
 <style>{style}</style>
 <header><h1>{name}</h1>
 <p>{plain_text(data.algorithm or "")} {escape(where)}{len(data.rows)} {escape(say("rollouts"))}</p></header>
-{causes or f"<article>{escape(nothing)}</article>"}
-{_table(say("Healthy"), healthy)}
+<p>{escape(summary(diagnosis, language))}</p>
+{causes}
+{_table(say("Cannot be excluded"), open_failures(diagnosis, language), _recipes(data, diagnosis, language))}
+{_table(say("Looked at and within range"), healthy)}
 {_table(say("Not checked"), skipped)}
 </html>
 """
@@ -59,21 +63,20 @@ def _cause(data: RunData, finding: Finding, folded: dict[str, Finding], language
     consequences = language.phrase("explains")
     explains = f'<p class="muted">{escape(consequences)}</p>{under}' if under else ""
     head = f'<h2><span class="severity">{escape(language.phrase(finding.severity))}</span>{escape(title)}'
-    head += f"<small>{escape(_since(finding, language))}</small></h2>"
+    head += f"<small>{escape(_since(data, finding, language))}</small></h2>"
     shown = evidence(data.run, finding.rule, finding.reading.evidence, language, board)
     return f'<article class="{finding.severity}">{head}{_body(finding, language)}{shown}{explains}</article>'
 
 
 def _consequence(data: RunData, finding: Finding, language: Language) -> str:
     title = language.texts(finding.rule, finding.reading).title
-    since = _since(finding, language)
-    head = f'<summary>{escape(title)} <span class="muted">{escape(since)}</span></summary>'
+    began = _since(data, finding, language)
+    head = f'<summary>{escape(title)} <span class="muted">{escape(began)}</span></summary>'
     return f"<details>{head}{_body(finding, language)}</details>"
 
 
-def _since(finding: Finding, language: Language) -> str:
-    since = finding.reading.since
-    return "" if since is None else f"{language.phrase('since step')} {since}"
+def _since(data: RunData, finding: Finding, language: Language) -> str:
+    return since(finding.reading, int(data.rows.steps[0]) if len(data.rows) else 0, language)
 
 
 def _body(finding: Finding, language: Language) -> str:
@@ -82,9 +85,13 @@ def _body(finding: Finding, language: Language) -> str:
     facts = (
         ("", say("seen"), f"{number(reading.seen)} ({texts.healthy})"),
         ("fix", say("change"), texts.fix),
+        ("fix", say("settings"), flags(finding.settings)),
+        ("", say("derived"), "; ".join(f"{needs(one.gives)}: {say(one.how)}" for one in finding.derived)),
         ("", say("source"), rule.source),
     )
-    lines = "".join(f'<dt>{escape(name)}</dt><dd class="{kind}">{plain_text(text)}</dd>' for kind, name, text in facts)
+    lines = "".join(
+        f'<dt>{escape(name)}</dt><dd class="{kind}">{plain_text(text)}</dd>' for kind, name, text in facts if text
+    )
     return f"<p>{plain_text(texts.cause)}</p>{_drawn(reading, language)}<dl>{lines}</dl>"
 
 
@@ -96,8 +103,16 @@ def _drawn(reading: Reading, language: Language) -> str:
     return f"<figure>{caption}{drawn(reading, language)}</figure>"
 
 
-def _table(title: str, lines: Iterable[tuple[str, ...]]) -> str:
+def _recipes(data: RunData, diagnosis: Diagnosis, language: Language) -> str:
+    """Return the lines of code that record what is missing."""
+    return "".join(
+        f"<p>{escape(recipe_title(recipe, language))} ({DOCS}):</p><pre>{escape(recipe.code)}</pre>"
+        for recipe in how_to_record(data, diagnosis)
+    )
+
+
+def _table(title: str, lines: Iterable[tuple[str, ...]], below: str = "") -> str:
     rows = ["<tr>" + "".join(f"<td>{plain_text(cell)}</td>" for cell in line) + "</tr>" for line in lines]
     if not rows:
         return ""
-    return f"<details><summary>{escape(title)} ({len(rows)})</summary><table>{''.join(rows)}</table></details>"
+    return f"<details><summary>{escape(title)} ({len(rows)})</summary><table>{''.join(rows)}</table>{below}</details>"

@@ -5,13 +5,16 @@ from typing import Any
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, Finding
+from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.finding import Evidence, Reading
+from cavesson.doctor.recording import DOCS
+from cavesson.doctor.report.summary import how_to_record
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.words import Language
 
 
 def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, Any]:
-    """Return ``findings``, ``healthy`` and ``skipped`` of a run, ready for JSON."""
+    """Return ``findings``, ``healthy``, ``skipped``, ``cannot_be_excluded`` and ``recording`` of a run, for JSON."""
     steps = data.rows.steps
     return {
         "run": data.run.folder,
@@ -23,6 +26,15 @@ def plain(data: RunData, diagnosis: Diagnosis, language: Language) -> dict[str, 
         "skipped": [
             {"rule": one.rule, "number": one.number, "reason": language.reason(one)} for one in diagnosis.skipped
         ],
+        "cannot_be_excluded": [
+            {
+                "failure": language.phrase(one.failure.title),
+                "rules": list(one.failure.rules),
+                "record": list(one.lacking),
+            }
+            for one in not_excluded(diagnosis)
+        ],
+        "recording": [{**recipe._asdict(), "docs": DOCS} for recipe in how_to_record(data, diagnosis)],
     }
 
 
@@ -38,11 +50,15 @@ def plain_finding(finding: Finding, language: Language) -> dict[str, Any]:
         "cause": texts.cause,
         "root": finding.cause,
         "since_step": reading.since,
+        "since_between": None if reading.between is None else list(reading.between),
+        "window": None if reading.window is None else list(reading.window),
         "seen": _finite(reading.seen),
         "healthy": texts.healthy,
+        "derived": {name: language.phrase(one.how) for one in finding.derived for name in one.gives},
         "evidence": [_place(place) for place in reading.evidence],
         "explains": list(finding.explains),
         "fix": texts.fix,
+        "settings": dict(finding.settings),
         "source": rule.source,
     }
 

@@ -3,6 +3,7 @@
 from cavesson.doctor.rule import Rule
 from cavesson.doctor.rules import (
     diversity,
+    group_advantages,
     invariants,
     kl,
     length,
@@ -55,6 +56,7 @@ RULES: tuple[Rule, ...] = (
     reward.zero_variance_groups,
     update.zero_gradient,
     update.advantage_scale,
+    group_advantages.group_advantages,
     value.value_start,
     reward.reward_outliers,
     noise.reward_is_noise,
@@ -79,6 +81,7 @@ RULES: tuple[Rule, ...] = (
     reward.reward_falls,
     length.length_collapse,
     length.truncated,
+    length.never_ends,
     diversity.repetition_loops,
     diversity.entropy_collapse,
     diversity.distinct_collapse,

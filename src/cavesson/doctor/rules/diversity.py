@@ -8,7 +8,8 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import within
-from cavesson.doctor.readings import collapse
+from cavesson.doctor.proposal import calmer, stronger, tighter
+from cavesson.doctor.readings import collapse, is_clear
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
@@ -52,8 +53,10 @@ def distinct(rows: Rows) -> Series:
     healthy="entropy per token, in nats: above {limit} times its start, or a reward that still rises (a falling "
     "entropy alone is normal)",
     fix="a wider upper clip (grpo.clip_high = 0.28), an entropy bonus (ppo.entropy_coef), fewer epochs of SFT",
+    settings={"grpo.clip_high": 0.28, "rloo.clip_high": 0.28, "ppo.entropy_coef": 0.01},
     source="2505.22617; DAPO 2503.14476; rldoctor",
     explains=["zero-variance-groups", "zero-gradient", "distinct-collapse", "template-collapse", "repetition-loops"],
+    windows=True,
 )
 def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     points = entropy(data)
@@ -79,8 +82,10 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     cause="The policy's entropy rose from {before} to {seen} nats per token: the policy is forgetting how to write.",
     healthy="entropy per token, in nats: below {factor} times its start, or less than {rise} above it",
     fix="lower optimizer.learning_rate, ppo.entropy_coef = 0, check whether sampler and trainer disagree",
+    settings={"optimizer.learning_rate": calmer, "ppo.entropy_coef": 0.0},
     source="2505.22617; prime-rl, docs/training.md",
     explains=["reward-falls", "likelihood-displacement", "truncated", "kl-explosion", *CRITIC],
+    windows=True,
 )
 def entropy_explosion(data: RunData, *, factor: float = 1.5, rise: float = 0.5) -> Reading | None:
     points = entropy(data)
@@ -88,7 +93,7 @@ def entropy_explosion(data: RunData, *, factor: float = 1.5, rise: float = 0.5) 
         return None
     before, smooth = points.first(), smoothed(points)
     high = max(factor * before, before + rise)
-    sick = since(points, smooth.value > high, 4) is not None and trend(points).change > 0
+    sick = since(points, smooth.value > high, 4) is not None and trend(points).change > 0 and is_clear(data, points)
     began = since(points, smooth.value > (before + high) / 2, 4)
     evidence = data.step_evidence(points.step[-1:])
     return Reading(points.last(), sick, began, evidence, {"before": before}, Curve(points, high=high))
@@ -103,8 +108,10 @@ def entropy_explosion(data: RunData, *, factor: float = 1.5, rise: float = 0.5) 
     "words.",
     healthy="distinct-2 over a fixed number of words: above {limit} times its start",
     fix="raise kl.coef, sampling.temperature = 1.0, check what the reward favours (a pattern, a length)",
+    settings={"kl.coef": stronger, "kl.target": tighter, "sampling.temperature": 1.0},
     source="LMFlow's RAFT (0.39 → 0.22); 2310.06452",
     explains=["template-collapse", "kl-explosion", "truncated"],
+    windows=True,
 )
 def distinct_collapse(data: RunData, *, limit: float = 0.7) -> Reading | None:
     return collapse(data, distinct(data.sample.rows), limit)
@@ -120,6 +127,7 @@ def distinct_collapse(data: RunData, *, limit: float = 0.7) -> Reading | None:
     healthy="similarity within a prompt minus similarity between prompts, late / early: above {limit}",
     fix="a reward that depends on the prompt; grpo.resample drops prompts whose responses all get the same reward",
     source="2604.06268",
+    windows=True,
 )
 def template_collapse(data: RunData, *, limit: float = 0.2) -> Reading | None:
     rows = data.sample.rows
@@ -218,6 +226,7 @@ def _compressed(rows: Rows) -> Array:
     healthy="standard deviation of the reward within a prompt, relative to its start: above {limit} before any "
     "gradient spike",
     fix="drop prompts with similar rewards, grpo.clip_high = 0.28 (a wider upper clip), update.epochs = 1",
+    settings={"grpo.clip_high": 0.28, "rloo.clip_high": 0.28, "update.epochs": 1},
     source="RAGEN 2504.20073",
     explains=["gradient-spike", "entropy-collapse"],
 )
@@ -246,18 +255,20 @@ def echo_trap(data: RunData, *, limit: float = Percent(0.3)) -> Reading | None:
     "{seen} nats per token): the policy repeats one safe form.",
     healthy="−log π per token, in nats: does not fall while reward, length and KL all rise",
     fix="judge the run by KL, length and perplexity as well as by the reward; raise kl.coef",
+    settings={"kl.coef": stronger, "kl.target": tighter},
     source="Secrets of RLHF 2307.04964",
     severity="note",
+    windows=True,
 )
 def pattern_collapse(data: RunData) -> Reading | None:
     sample = data.sample
     surprise = sample.mean_by_step(-sample["logprob"])
     rising = [data.rows.mean(name) for name in ("reward", "length", "kl_k1")]
-    grew = all(found.change > 0 and found.p < 0.01 for found in map(trend, rising))
+    grew = all(found.change > 0 and found.p < data.chance for found in map(trend, rising))
     length = rising[1]
     longer = length.last() > 1.2 * length.first()
     before, now = surprise.first(), surprise.last()
-    sick = grew and longer and trend(surprise).p < 0.01 and now < 0.6 * before
+    sick = grew and longer and trend(surprise).p < data.chance and now < 0.6 * before
     first = int(length.step[len(length) // 3])
     evidence = data.step_evidence(length.step[[0, -1]])
     return Reading(now, sick, first, evidence, {"before": before}, Curve(surprise))

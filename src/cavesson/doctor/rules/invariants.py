@@ -6,6 +6,8 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share
+from cavesson.doctor.onset import of_events
+from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH, RUNAWAY
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step
@@ -35,6 +37,7 @@ def is_exact(data: RunData) -> bool:
     source="TRL's PPO page; trlX issue 107; Huang et al., The N implementation details of RLHF with PPO",
     explains=["clip-fraction-high", "ratio-blow-up", "update-kl-large", "kl-at-start", "negative-kl", "penalty-wrong",
               "reward-position", "reward-accounting", "kl-explosion", *MISMATCH, *RUNAWAY],
+    windows=True,
 )  # fmt: skip
 def ratio_not_one(
     data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED, largest: float = 0.5
@@ -49,7 +52,7 @@ def ratio_not_one(
         points = Series(squares.step, np.sqrt(2 * squares.value)) if len(squares) else points
     seen = float(np.median(points.value))
     bad = points.step[points.value > limit]
-    sick = len(bad) > 0.5 * len(points)
+    sick = exceeds(data, len(bad), len(points), 0.5)
     curve = Curve(points, high=limit)
     return Reading(seen, sick, earliest(bad), data.step_evidence(bad), {"worst": worst}, curve)
 
@@ -88,7 +91,7 @@ def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED
 
 @rule(
     number=3,
-    needs=["tokens.ref_logprob", "tokens.logprob"],
+    needs=["tokens.ref_logprob", "tokens.logprob", "steps.policy/approx_kl"],
     severity="error",
     min_steps=5,
     title="The reference changes with the policy",
@@ -99,6 +102,7 @@ def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED
     fix='give the reference its own weights (reference.kind = "copy"), or disable the adapter while it scores',
     source="TRL issues 1340, 3194, 4040",
     explains=["kl-flat", "penalty-mis-scaled"],
+    windows=True,
 )
 def reference_is_policy(
     data: RunData, *, limit: float = Share(0.99), updates: int = 5, equal: float = 1e-5
@@ -143,7 +147,8 @@ def reference_replaced(data: RunData, *, limit: float = Share(0.8)) -> Reading |
     largest = Share(drop.max(initial=0.0))
     words = {"drop": largest, "times": float(len(falls))}
     curve = Curve(points, name=Phrase("mean |log π − log π_ref|"))
-    return Reading(largest, sick, earliest(steps), data.step_evidence(steps), words, curve)
+    between = of_events(points, steps)
+    return Reading(largest, sick, earliest(steps), data.step_evidence(steps), words, curve, between=between)
 
 
 @rule(
@@ -158,6 +163,7 @@ def reference_replaced(data: RunData, *, limit: float = Share(0.8)) -> Reading |
     fix="tokenise the templated text with add_special_tokens=False",
     source="reward-bench issue 464, open-r1 issue 462, NeMo-RL issue 855, TRL issue 3520",
     explains=["reward-is-noise", "kl-in-few-tokens"],
+    windows=True,
 )
 def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None:
     rows = data.sample.rows

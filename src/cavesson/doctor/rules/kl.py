@@ -3,27 +3,19 @@
 import numpy as np
 
 from cavesson.doctor.data import RunData
+from cavesson.doctor.estimates import estimates
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
+from cavesson.doctor.proposal import calmer, fitting, stronger, tighter
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
-from cavesson.record.derived import DERIVED
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "last")
 PERSISTENT = 5
 """Steps that a problem must last."""
-
-
-def estimates(log_ratio: Array) -> dict[str, Array]:
-    """Return the KL estimates of each token from Δ = log π − log π_ref (http://joschu.net/blog/kl-approx.html)."""
-    with np.errstate(over="ignore"):
-        return {
-            "k1": log_ratio,
-            "abs": np.abs(log_ratio),
-            "k2": log_ratio**2 / 2,
-            "k3": DERIVED["kl_k3"].of({"logprob": log_ratio, "ref_logprob": np.zeros_like(log_ratio)}),
-        }
+USUAL_RATE = 1e-5
+"""The default learning rate."""
 
 
 def penalty(data: RunData, sample: Sample) -> Array:
@@ -56,6 +48,7 @@ def _noise(data: RunData, points: Series) -> Array:
     healthy="mean of Σ(log π − log π_ref) per response: never clearly below 0; TRL warns below {warned}",
     fix="sampling.top_k = 0, sampling.top_p = 1.0, sampling.min_new_tokens = 0, sampling.temperature = 1.0; leave "
     "padding out",
+    settings={"sampling.top_k": 0, "sampling.top_p": 1.0, "sampling.min_new_tokens": 0, "sampling.temperature": 1.0},
     source="TRL 0.7.10 ppo_trainer.py; TRL issues 235, 351, 925, 1161; TRL's How-to-train FAQ",
     explains=["penalty-mis-scaled"],
 )
@@ -85,6 +78,7 @@ def negative_kl(data: RunData, *, warned: float = -1.0) -> Reading | None:
     fix='cleaning.discard = "too_short" with a low cleaning.discard_reward; fix what makes the KL negative',
     source="MedicalGPT issue 374",
     explains=["negative-kl", "length-collapse"],
+    windows=True,
 )
 def stops_generating(data: RunData) -> Reading | None:
     length, kl = together(data.rows.mean("length"), objective(data))
@@ -107,6 +101,7 @@ def stops_generating(data: RunData) -> Reading | None:
     "{short} nats per token); {factor} times as much while the reward stays near its maximum, and any amount then if "
     "there is no penalty",
     fix="raise kl.coef (or set kl.target), lower optimizer.learning_rate, return to the last good checkpoint",
+    settings={"kl.coef": stronger, "kl.target": tighter, "optimizer.learning_rate": calmer},
     source="TRL's How-to-train FAQ (0 to 10); Bai et al. 2204.05862; Gao et al. 2210.10760",
     explains=["over-optimised", "clip-fraction-high", "ratio-blow-up", "distinct-collapse", "template-collapse",
               "likelihood-displacement", "truncated", "gradient-spike", "zero-variance-groups", "zero-gradient",
@@ -160,6 +155,7 @@ def _pays(data: RunData) -> bool:
     "is 0, all advantages are 0, the weights are frozen, or the optimiser never steps.",
     healthy="largest |KL| per response after the first steps: above {limit} nats",
     fix="check optim/learning_rate, optim/grad_norm and the standard deviation of the rewards within a group",
+    settings={"optimizer.learning_rate": lambda value, data, reading: max(value, USUAL_RATE)},
     source="rldoctor's default",
     explains=["value-constant"],
 )
@@ -184,6 +180,7 @@ def kl_flat(data: RunData, *, limit: float = 1e-4) -> Reading | None:
     "{floor} once the KL has risen",
     fix="run a few steps with kl.coef = 0, measure the KL and the standard deviation of the reward, and set β to "
     "standard deviation / (10 · KL)",
+    settings={"kl.coef": fitting},
     source="InstructGPT 2203.02155 (0.02), Bai et al. 2204.05862 (0.001), Secrets of RLHF 2307.04964 (0.05)",
     explains=["kl-flat", "kl-explosion", "reward-falls", *CRITIC],
 )
@@ -218,8 +215,10 @@ def penalty_mis_scaled(data: RunData, *, limit: float = 1.0, floor: float = 0.01
     "controller adapts.",
     healthy="current β / its median at the start: below {limit}, or the KL falls",
     fix="lower optimizer.learning_rate or update.epochs; a smaller kl.horizon adapts faster",
+    settings={"optimizer.learning_rate": calmer},
     source="TRL 0.7.10, logging",
     explains=["reward-falls"],
+    windows=True,
 )
 def coefficient_runaway(data: RunData, *, limit: float = 10.0) -> Reading | None:
     coef = data.metric("kl/coef") if data.has("steps.kl/coef") else data.rows.mean("kl_coef")
@@ -291,6 +290,7 @@ def _weight(place: str, estimator: str, log_ratio: Array) -> Array:
     healthy="pull of the estimator towards the reference where it is used, relative to that of the KL itself: at least "
     "{limit}",
     fix='in the reward, use k1 (kl.estimator = "k1", grpo.kl_estimator = "k1"); in the loss, use k2 or k3',
+    settings={"kl.estimator": "k1", "rloo.kl_estimator": "k1", "grpo.kl_estimator": None},
     source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
     explains=["kl-explosion", "penalty-mis-scaled", "coefficient-runaway"],
 )
@@ -318,6 +318,7 @@ def estimator_misplaced(data: RunData, *, limit: float = Percent(0.5)) -> Readin
     healthy="relative distance of the logged KL from the nearest known estimate: below {limit}",
     fix="log the KL of the trained tokens, and name the estimator",
     source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
+    windows=True,
 )
 def unknown_estimate(data: RunData, *, limit: float = 0.2) -> Reading | None:
     sample, logged = data.sample, data.metric("kl/objective")

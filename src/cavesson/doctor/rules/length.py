@@ -5,7 +5,7 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Reading, Share
 from cavesson.doctor.groups import within
-from cavesson.doctor.readings import collapse
+from cavesson.doctor.readings import collapse, exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Series, earliest, since, smoothed
@@ -19,6 +19,11 @@ def _cut(data: RunData) -> Series:
     return data.metric("finish/length")
 
 
+def _longer(value: int, data: RunData, reading: Reading) -> int:
+    """Double the longest response, unless the limits are drawn at random."""
+    return value if data.setting("config.sampling.random_length") else 2 * value
+
+
 @rule(
     number=64,
     needs=["rows.finish_reason|steps.finish/length"],
@@ -29,8 +34,10 @@ def _cut(data: RunData) -> Series:
     healthy="share of responses cut at the length limit: below {limit}, or less than {growth} above its start; more if "
     "they earn more than the others",
     fix='a larger sampling.max_new_tokens, shaping.missing_eos_penalty, or grpo.overlong = "penalty"',
+    settings={"sampling.max_new_tokens": _longer},
     source="DAPO 2503.14476; rldoctor; rlprobe; miles",
     explains=["length-bias"],
+    windows=True,
 )
 def truncated(data: RunData, *, limit: float = Share(0.5), growth: float = Share(0.25)) -> Reading | None:
     points = _cut(data)
@@ -59,6 +66,7 @@ def _longer_pays(data: RunData) -> bool:
 @rule(
     number=65,
     needs=["rows.finish_reason", "tokens.token_id"],
+    recorded=["rows.finish_reason"],
     severity="error",
     title="Finished responses count as truncated",
     cause="{seen} of the responses that are marked as truncated end in the same token (id {token}), long before the "
@@ -67,6 +75,7 @@ def _longer_pays(data: RunData) -> bool:
     fix="sampling.eos_token_ids: list all end tokens of the model's generation config",
     source="TRL pull request 7039",
     explains=["truncated", "reward-falls"],
+    windows=True,
 )
 def false_truncation(data: RunData, *, limit: float = Share(0.1)) -> Reading | None:
     sample = data.sample
@@ -79,7 +88,8 @@ def false_truncation(data: RunData, *, limit: float = Share(0.1)) -> Reading | N
     last[sample.line[sample.last]] = sample["token_id"][sample.last]
     ids, count = np.unique(last[short], return_counts=True)
     share = Share(count.max() / cut.sum() if len(count) else 0.0)
-    sick = share > limit and count.max() > 0.8 * short.sum() and count.max() >= 10
+    largest = int(count.max(initial=0))
+    sick = exceeds(data, largest, cut.sum(), limit) and largest > 0.8 * short.sum() and largest >= 10
     words = {"token": float(ids[np.argmax(count)]) if len(ids) else 0.0}
     evidence = sample.rows.evidence(np.flatnonzero(short))
     curve = Curve(sample.rows.by_step(np.where(cut, short, np.nan)), 0.0, 0.0)
@@ -89,6 +99,7 @@ def false_truncation(data: RunData, *, limit: float = Share(0.1)) -> Reading | N
 @rule(
     number=66,
     needs=["rows.finish_reason", "tokens.token_id", "info.eos_token_ids", "tokens.mask"],
+    recorded=["rows.finish_reason", "info.eos_token_ids"],
     severity="error",
     min_steps=5,
     title="The end token is not trained on",
@@ -98,6 +109,7 @@ def false_truncation(data: RunData, *, limit: float = Share(0.1)) -> Reading | N
     fix="use a separate padding token, or a mask that keeps the first end token",
     source="TRL issue 2708; TRL's PPO page",
     explains=["truncated", "length-exploited", "reward-position", "reward-accounting"],
+    windows=True,
 )
 def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | None:
     sample = data.sample
@@ -107,10 +119,10 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
     ends = np.isin(sample["token_id"], np.array(data.setting("eos_token_ids"), np.float64)) & sample.trained
     has = np.bincount(sample.line[ends], minlength=len(sample.rows)) > 0
     without = np.flatnonzero(ended & ~has)
-    share = Share(len(without) / ended.sum())
+    share, sick = Share(len(without) / ended.sum()), exceeds(data, len(without), ended.sum(), limit)
     evidence = sample.rows.evidence(without)
     curve = Curve(sample.rows.by_step(np.where(ended, ~has, np.nan)), 0.0, 0.0)
-    return Reading(share, share > limit, earliest(sample.rows.step[without]), evidence, curve=curve)
+    return Reading(share, sick, earliest(sample.rows.step[without]), evidence, curve=curve)
 
 
 @rule(
@@ -125,6 +137,30 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
     source="VC-PPO 2503.01491; MedicalGPT issue 374",
     explains=["distinct-collapse", "entropy-collapse", "template-collapse", "zero-variance-groups", "zero-gradient",
               "kl-explosion", "echo-trap", "reward-exhausted", *CRITIC],
+    windows=True,
 )  # fmt: skip
 def length_collapse(data: RunData, *, limit: float = 0.4) -> Reading | None:
     return collapse(data, data.rows.by_step(data.rows["length"], np.median), limit)
+
+
+@rule(
+    number=73,
+    needs=["rows.finish_reason|steps.finish/length"],
+    severity="note",
+    min_steps=5,
+    title="Almost no response ends by itself",
+    cause="From the start, {seen} of the responses reach the length limit without an end token: the reward judges "
+    "beginnings, unless responses of this length are what you want.",
+    healthy="share of responses cut at the length limit from the start: below {limit}",
+    fix="a larger sampling.max_new_tokens, or the model's end tokens in sampling.eos_token_ids; nothing, if responses "
+    "of a fixed length are wanted",
+    source="DAPO 2503.14476; TRL's PPO page (missing_eos_penalty)",
+)
+def never_ends(data: RunData, *, limit: float = Share(0.9)) -> Reading | None:
+    points = _cut(data)
+    if len(points) < 5:
+        return None
+    share = Share(points.first())
+    sick = share > limit and points.last() > limit
+    evidence = data.step_evidence(points.step[:1])
+    return Reading(share, sick, int(points.step[0]), evidence, curve=Curve(points, high=limit))

@@ -4,6 +4,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share
+from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
@@ -33,7 +34,7 @@ def sampler_mismatch(data: RunData, *, limit: float = 1.03) -> Reading | None:
         return None
     # The limit is three times the usual difference; NeMo-RL's guide says 1.05.
     first = since(points, points.value > limit, min(3, len(points)))
-    seen = float(np.median(points.value))
+    seen = float(np.median(points.after(first).value))
     curve = Curve(points, 1.0, limit)
     return Reading(seen, first is not None, first, data.sample.worst(gap), curve=curve)
 
@@ -50,13 +51,14 @@ def sampler_mismatch(data: RunData, *, limit: float = 1.03) -> Reading | None:
     fix="lower optimizer.learning_rate, synchronise the sampler at every step, correct by importance sampling "
     "(grpo.importance = 2.0)",
     source="prime-rl, docs/training.md; 2512.23087",
+    windows=True,
 )
 def mismatch_growing(data: RunData, *, factor: float = 3.0, limit: float = 0.02) -> Reading | None:
     points = data.sample.mean_by_step(_gap(data.sample))
     if len(points) < 10:
         return None
     before, now = max(points.first(), 1e-4), points.last()
-    sick = now > factor * before and now > limit and trend(points).p < 0.01 and trend(points).change > 0
+    sick = now > factor * before and now > limit and trend(points).p < data.chance and trend(points).change > 0
     first = since(points, points.value > 2 * before, 5)
     evidence = data.step_evidence(points.step[-1:])
     return Reading(now, sick, first, evidence, {"before": before}, Curve(points, high=factor * before))
@@ -75,6 +77,7 @@ def mismatch_growing(data: RunData, *, factor: float = 3.0, limit: float = 0.02)
     source="TRL issue 5312 and pull request 5313; open-instruct issue 1473",
     explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "too-off-policy", "negative-kl",
               "likelihood-displacement", *MISMATCH],
+    windows=True,
 )  # fmt: skip
 def sampler_stale(data: RunData) -> Reading | None:
     sample = data.sample
@@ -82,8 +85,9 @@ def sampler_stale(data: RunData) -> Reading | None:
     if len(points) < 6:
         return None
     agree = np.quantile(points.value, 0.1)
-    typical = float(np.median(points.value))
-    drifting = typical > 0.005 and typical > 8 * max(float(agree), 1e-5)
+    first = since(points, points.value > max(0.01, 3 * float(points.value.min())), 3)
+    typical = float(np.median(points.after(first).value))
+    drifting = typical > 0.005 and typical > 8 * max(float(agree), 1e-5) and not _jumps(points.value, typical)
     starts_equal = points.value[0] < 0.2 * typical
     stays = _distance_to_reference(sample)
     frozen = stays is not None and stays < 0.2
@@ -92,8 +96,16 @@ def sampler_stale(data: RunData) -> Reading | None:
         "when": Phrase("at the first step" if starts_equal else "at some steps"),
         "frozen": Phrase(", and the sampler still has the weights of the reference" if frozen else ""),
     }
-    first = since(points, points.value > max(0.01, 3 * float(points.value.min())), 3)
     return Reading(float(points.value.max()), sick, first, data.step_evidence([first]), words, Curve(points))
+
+
+def _jumps(values: Array, typical: float) -> bool:
+    """Return whether sampler and trainer disagree as much at the first step as later, and never agree again.
+
+    Old weights disagree more with every update. Other weights, kernels or precision do so at once.
+    """
+    since_then = values[np.argmax(values > 0.05 * typical) :]
+    return bool(since_then[0] > 0.5 * typical and since_then.min() > typical / 8)
 
 
 def _distance_to_reference(sample: Sample) -> float | None:
@@ -119,7 +131,8 @@ def _distance_to_reference(sample: Sample) -> float | None:
     fix="compare a hash of the weights after each synchronisation; sample one greedy response before continuing",
     source="SkyRL issue 1680; verl issues 7904, 7978",
     explains=["sampler-mismatch", "mismatch-tail", "retokenised", "entropy-explosion", "kl-explosion", "sampler-stale",
-              "reward-falls", "negative-kl", "mismatch-growing"],
+              "reward-falls", "negative-kl", "mismatch-growing", "mismatch-rare-tokens", "clip-fraction-high",
+              "ratio-blow-up", "gradient-spike", "likelihood-displacement"],
 )  # fmt: skip
 def garbled(data: RunData, *, limit: float = 2.0) -> Reading | None:
     sample = data.sample
@@ -132,7 +145,7 @@ def garbled(data: RunData, *, limit: float = 2.0) -> Reading | None:
     at = int(np.argmax(rise))
     seen, step = float(rise[at]), int(points.step[at + 1])
     curve = Curve(Series(points.step[1:], rise), high=limit)
-    return Reading(seen, seen > limit, step, data.step_evidence([step]), {"step": step}, curve)
+    return Reading(seen, seen > limit, step, data.step_evidence([step]), {"step": step}, curve, between=(step, step))
 
 
 def _rise(values: Array) -> Array:
@@ -151,15 +164,18 @@ def _rise(values: Array) -> Array:
     fix='replay the router\'s choices, grpo.ratio = "sequence" (GSPO), or exclude such tokens from the loss',
     source="2507.18071; 2510.23027; NeMo-RL, guides/grpo.md",
     explains=["ratio-blow-up", "gradient-spike", "sampler-mismatch"],
+    windows=True,
 )
 def mismatch_tail(data: RunData, *, limit: float = Share(1e-3), far: float = 1.0, near: float = 0.05) -> Reading | None:
     gap = _gap(data.sample)
     known = np.flatnonzero(np.isfinite(gap))
     if len(known) < 1000:
         return None
-    share, median = Share(np.mean(gap[known] > far)), float(np.median(gap[known]))
-    sick = share > limit and median < near
+    share = Share(np.mean(gap[known] > far))
     first = earliest(data.sample.step[known[gap[known] > far]])
+    since_then = known[data.sample.step[known] >= (0 if first is None else first)]
+    median = float(np.median(gap[since_then]))
+    sick = exceeds(data, int(np.sum(gap[known] > far)), len(known), limit) and median < near
     curve = Curve(data.sample.mean_by_step(np.where(np.isfinite(gap), gap > far, np.nan)), high=limit)
     return Reading(share, sick, first, data.sample.worst(gap), {"median": median}, curve)
 
@@ -175,6 +191,7 @@ def mismatch_tail(data: RunData, *, limit: float = Share(1e-3), far: float = 1.0
     fix="cap the importance weights (grpo.importance = 2.0), or exclude tokens below a minimum probability",
     source="When Speed Kills Stability (2025)",
     explains=["ratio-blow-up"],
+    windows=True,
 )
 def mismatch_rare_tokens(data: RunData, *, limit: float = 0.1, factor: float = 5.0) -> Reading | None:
     sample, gap = data.sample, _gap(data.sample)
@@ -188,7 +205,9 @@ def mismatch_rare_tokens(data: RunData, *, limit: float = 0.1, factor: float = 5
     worst = sample.worst(np.where(sample["sampler_logprob"] <= edge, gap, np.nan))
     words = {"times": low / max(rest, 1e-9)}
     curve = Curve(by_tenth(sample["sampler_logprob"], gap), high=limit, along=TENTHS)
-    return Reading(low, sick, int(sample.rows.steps[0]), worst, words, curve)
+    everything = data.whole.sample
+    course = everything.mean_by_step(np.where(everything["sampler_logprob"] <= edge, _gap(everything), np.nan))
+    return Reading(low, sick, int(sample.rows.steps[0]), worst, words, curve, course)
 
 
 @rule(
@@ -260,6 +279,7 @@ def _correlation(sample: Sample) -> Series:
     fix="pass token ids from the sampler to the trainer, never text",
     source="vLLM blog, Agent Lightning (2025)",
     explains=["sampler-mismatch", "mismatch-tail", "mismatch-rare-tokens"],
+    windows=True,
 )
 def retokenised(data: RunData, *, limit: float = Share(0.01), near: float = 0.1, far: float = 1.0) -> Reading | None:
     sample = data.sample
@@ -277,7 +297,7 @@ def retokenised(data: RunData, *, limit: float = Share(0.01), near: float = 0.1,
         return None
     share = Share(len(found) / looked)
     # If hardly any response agrees throughout, the two policies differ, and tokenisation is not the cause.
-    sick = share > limit and len(found) >= 3 and agree > 0.5 * looked
+    sick = exceeds(data, len(found), looked, limit) and len(found) >= 3 and agree > 0.5 * looked
     wrong = np.isin(np.arange(len(sample.rows)), found)
     curve = Curve(sample.rows.by_step(wrong.astype(float)), high=limit)
     return Reading(share, sick, earliest(sample.rows.step[wrong]), sample.rows.evidence(found), curve=curve)

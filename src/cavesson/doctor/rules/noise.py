@@ -12,7 +12,7 @@ from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.rules.kl import objective
 from cavesson.doctor.rules.pattern import PIECES
-from cavesson.doctor.series import Array
+from cavesson.doctor.series import Array, Series
 
 WORDS = 40
 """Number of the most frequent words that are searched for in each response."""
@@ -35,19 +35,22 @@ MAX_ROLLOUTS = 2000
     fix="check the order in which scores come back; cavesson check tests the reward model on pairs",
     source="StackLLaMA; Secrets of RLHF II 2401.06080; own statistic",
     explains=["reward-falls", "kl-flat", "kl-explosion", *CRITIC],
+    windows=True,
 )
 def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float = Share(0.98)) -> Reading | None:
     rows = data.sample.rows
     reward = _trimmed(within(rows, rows["reward"]))
-    left, places = _left_among_equals(rows)
+    left, places, apart = _left_among_equals(rows)
+    course: Series | None = rows.by_step(apart)
     what, sick = "Equal responses to the same prompt get different rewards", left > equals
-    if np.isnan(left):
-        left, places = _left_by_words(rows, reward), np.arange(3)
+    if np.isnan(left) and data.whole is data:  # later, the reward may have risen as far as it can
+        left, places, course = _left_by_words(rows, reward), np.arange(len(rows)), None
         what = "The policy changes but the reward does not rise, and neither length nor words of a response predict it"
         sick = left > others and _moves_in_vain(data)
     if np.isnan(left):
         return None
-    return Reading(Share(left), sick, int(rows.steps[0]), rows.evidence(places), {"what": Phrase(what)})
+    words = {"what": Phrase(what)}
+    return Reading(Share(left), sick, int(rows.steps[0]), rows.evidence(places), words, course=course)
 
 
 def _trimmed(reward: Array) -> Array:
@@ -56,36 +59,41 @@ def _trimmed(reward: Array) -> Array:
     return np.asarray(np.clip(reward, low, high))
 
 
-def _left_among_equals(rows: Rows) -> tuple[float, Array]:
+def _left_among_equals(rows: Rows) -> tuple[float, Array, Array]:
     """Return the share of variance that is left among equal responses to a prompt, and those that differ the most.
+
+    The third value is [n] the distance of each reward from the mean of its equals, NaN where there are none.
 
     The share is relative to the variance of comparable responses: siblings, whose prompt and step are the same. If too
     few siblings are equal, the responses to the same prompt at any step are compared, and finally all responses.
     """
     prompts, responses = (_numbered(rows.texts(name)) for name in ("prompt", "response"))
-    nothing: tuple[float, Array] = float("nan"), np.arange(0)
+    nothing = float("nan"), np.arange(0), np.full(len(rows), np.nan)
     beside = (rows.group, prompts, np.zeros(len(rows), np.int64))
     found = (_left_beside(rows["reward"], among, np.stack([among, prompts, responses])) for among in beside)
     return next((one for one in found if np.isfinite(one[0])), nothing)
 
 
-def _left_beside(reward: Array, among: Array, keys: Array) -> tuple[float, Array]:
+def _left_beside(reward: Array, among: Array, keys: Array) -> tuple[float, Array, Array]:
     """Do the same as ``_left_among_equals`` within the groups ``among`` [n]; rollouts with equal ``keys`` are equal."""
     equal = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
     different = np.bincount(among[np.unique(equal, return_index=True)[1]], minlength=int(among.max(initial=-1)) + 1)
     there = np.flatnonzero(np.isfinite(reward) & (different[among] > 1))
     equal, among = equal[there], among[there]
     pairs = len(there) - len(np.unique(equal))
+    apart = np.full(len(reward), np.nan)
     if pairs < 20:
-        return float("nan"), there[:0]
+        return float("nan"), there[:0], apart
     values = _trimmed(reward[there] - mean_of(among, reward[there]))
     inside = np.sum((values - mean_of(equal, values)) ** 2) / pairs
     whole = np.sum((values - mean_of(among, values)) ** 2) / (len(there) - len(np.unique(among)))
     if whole < 1e-10:
-        return float("nan"), there[:0]
-    most = equal[np.argmax(np.abs(values - mean_of(equal, values)))]
+        return float("nan"), there[:0], apart
+    away = np.abs(values - mean_of(equal, values))
+    most = equal[np.argmax(away)]
+    apart[there] = np.where(np.bincount(equal)[equal] > 1, away, np.nan)
     # Repeated responses can vary more than the others; the share is then 1.
-    return min(1.0, float(inside / whole)), there[equal == most]
+    return min(1.0, float(inside / whole)), there[equal == most], apart
 
 
 def _numbered(texts: list[str | None]) -> Array:

@@ -10,15 +10,20 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import within
+from cavesson.doctor.proposal import rounded
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array, since
+from cavesson.doctor.windows import lengths
 
 PIECES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]+")
 """Words, the signs of languages that write without spaces, and runs of other signs."""
 MIN_ROLLOUTS = 60
 FREQUENT = 0.2
 GROWTH = 3.0
+CLEAR = 4.0
+DISCARDS = {"#": "stray_hash", ":)": "stray_smiley", ";)": "stray_smiley"}
+"""What discards responses with a pattern: values of cleaning.discard."""
 
 
 class Pattern(NamedTuple):
@@ -33,7 +38,8 @@ class Pattern(NamedTuple):
     lift: float
     """Mean reward with it − without it, within a prompt or step, in standard deviations of the reward."""
     explains: float
-    """Share of the variance of the reward within a prompt or step that having it explains."""
+    """Share of the variance of the reward within a prompt or step that having it explains: over the run or in its late
+    part, whichever is larger. A pattern that began late has no part in the variance before."""
 
 
 def pieces(text: str | None) -> set[str]:
@@ -42,10 +48,15 @@ def pieces(text: str | None) -> set[str]:
     return {*words, *(f"{one} {two}" for one, two in pairwise(words))}
 
 
-def spreading(rows: Rows) -> list[Pattern]:
-    """Return the patterns that became more frequent, sorted by how much of the reward they explain."""
+def spreading(rows: Rows, late: Array) -> list[Pattern]:
+    """Return the patterns that became more frequent, sorted by how much of the reward they explain.
+
+    Args:
+        rows: The rollouts.
+        late: [n] which of them are compared with the first ones.
+    """
     found = [pieces(text) for text in rows.texts("response")]
-    early, late = rows.step <= np.quantile(rows.steps, 0.15), _late(rows)
+    early = rows.step <= np.quantile(rows.steps, 0.15)
     if early.sum() < MIN_ROLLOUTS / 2 or late.sum() < MIN_ROLLOUTS / 2:
         return []
     old, new = (Counter(text for i in np.flatnonzero(part) for text in found[i]) for part in (early, late))
@@ -60,7 +71,8 @@ def spreading(rows: Rows) -> list[Pattern]:
         if after > FREQUENT and after > GROWTH * before and odds / error > 4:
             has = np.array([text in some for some in found])
             lift = float(np.nanmean(reward[has]) - np.nanmean(reward[~has])) / scale if not has.all() else 0.0
-            explained = _explained(within(rows, has.astype(float)), reward)
+            mine = within(rows, has.astype(float))
+            explained = max(_explained(mine, reward), _late_share(mine, reward, late))
             patterns.append(Pattern(text, before, after, float(odds / error), lift, explained))
     return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
 
@@ -72,8 +84,44 @@ def _explained(has: Array, reward: Array) -> float:
     return float(np.corrcoef(has[known], reward[known])[0, 1]) ** 2
 
 
-def _late(rows: Rows) -> Array:
-    return np.asarray(rows.step >= np.quantile(rows.steps, 0.8))
+def _late_share(has: Array, reward: Array, late: Array) -> float:
+    """Return how much variance a pattern explains late, as a share of the variance over the run.
+
+    What the reward favours is worth as much early as late. A word of what the reward asks for is worth more late, when
+    other differences have gone; so the smaller worth counts. The share is 0 if the correlation is within four standard
+    errors of 0, as in a small window by chance.
+    """
+    if _explained(has[late], reward[late]) * np.isfinite(reward[late]).sum() <= CLEAR**2:
+        return 0.0
+    worth = max(0.0, min(_slope(has, reward), _slope(has[late], reward[late])))
+    return min(1.0, worth**2 * float(np.var(has[late])) / max(float(np.nanvar(reward)), 1e-9))
+
+
+def _slope(has: Array, reward: Array) -> float:
+    known = np.isfinite(reward)
+    return float(has[known] @ reward[known]) / max(float(has[known] @ has[known]), 1e-9)
+
+
+def _late(rows: Rows) -> list[Array]:
+    """Return [n] which rollouts are of the last fifth of the steps, and of windows that are shorter than that."""
+    fifth = float(np.quantile(rows.steps, 0.8))
+    last = int(rows.steps[-1])
+    begins = [fifth, *(last - length + 1 for length in lengths(last - fifth))]
+    return [np.asarray(rows.step >= begin) for begin in begins]
+
+
+def _discarding(value: list[str], data: RunData, reading: Reading) -> list[str]:
+    """Discard responses with the pattern, if there is a name for it."""
+    name = DISCARDS.get(str(reading.words.get("pattern")))
+    return value if name is None or name in value else [*value, name]
+
+
+def _below_all(value: float | None, data: RunData, reading: Reading) -> float | None:
+    """Reward discarded responses below all others, if there is a name for the pattern."""
+    if value is not None or str(reading.words.get("pattern")) not in DISCARDS:
+        return value
+    reward = data.rows["reward"]
+    return rounded(float(np.nanmin(reward) - np.nanstd(reward)))
 
 
 @rule(
@@ -86,24 +134,32 @@ def _late(rows: Rows) -> Array:
     "has found a weakness of the reward.",
     healthy="share of the reward's variance within a prompt that a spreading pattern explains: below {limit}",
     fix="discard such responses (cleaning.discard) or penalise them, and train the reward model on examples of them",
+    settings={"cleaning.discard": _discarding, "cleaning.discard_reward": _below_all},
     source="LMFlow's RAFT (#); StackLLaMA (```); own threshold",
     explains=["distinct-collapse", "over-optimised", "entropy-collapse", "kl-in-few-tokens", "template-collapse",
-              "repetition-loops", "kl-explosion", "reward-exhausted", "one-part-dominates"],
+              "repetition-loops", "kl-explosion", "reward-exhausted", "one-part-dominates", "length-exploited"],
 )  # fmt: skip
 def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading | None:
     rows = data.sample.rows
+    rows = rows.where(np.array([bool(text) for text in rows.texts("response")], bool))  # empty ones lack every pattern
     if len(rows) < 2 * MIN_ROLLOUTS:
         return None
-    found = [pattern for pattern in spreading(rows) if pattern.lift > 0]
+    most = 0.0
     # A desired property has many words, each of which explains only some hundredths of the variance.
-    if not found or found[0].explains < limit:
-        return Reading(Share(found[0].explains if found else 0.0), False)
-    best = found[0]
+    for late in _late(rows):
+        found = [pattern for pattern in spreading(rows, late) if pattern.lift > 0]
+        if found and found[0].explains >= limit:
+            return _spread(rows, found[0], late)
+        most = max(most, found[0].explains if found else 0.0)
+    return Reading(Share(most), False)
+
+
+def _spread(rows: Rows, best: Pattern, late: Array) -> Reading:
     has = np.array([best.text in pieces(text) for text in rows.texts("response")])
     share = rows.by_step(has.astype(float))
     first = since(share, share.value > max(2 * best.before, 0.1), 3)
     words: Words = {"pattern": best.text, "lift": best.lift, "before": Share(best.before), "after": Share(best.after)}
-    shown = np.flatnonzero(has & _late(rows))
+    shown = np.flatnonzero(has & late)
     evidence = rows.evidence(shown[np.argsort(-np.nan_to_num(rows["reward"][shown]))])
     curve = Curve(share, high=max(FREQUENT, GROWTH * best.before), name=Phrase("share of responses with the pattern"))
     return Reading(Share(best.explains), True, first, evidence, words, curve)

@@ -6,10 +6,13 @@ from cavesson.correlation import rank_correlation
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.groups import groups, repeated, within
-from cavesson.doctor.readings import exceeding
+from cavesson.doctor.onset import of_events
+from cavesson.doctor.proposal import rounded, stronger, tighter
+from cavesson.doctor.readings import exceeding, exceeds, is_clear
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
+from cavesson.doctor.rules.diversity import distinct
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series, since, smoothed, together, trend
 
 
@@ -22,15 +25,17 @@ from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series
     "the policy does hardly matters.",
     healthy="share of the reward's variance between prompts: below {limit}",
     fix="shaping.subtract_query = true, or a baseline per prompt (GRPO, RLOO)",
+    settings={"shaping.subtract_query": True},
     source="TRL's How-to-train FAQ; own threshold",
     explains=["kl-flat", "reward-is-noise", *CRITIC],
+    windows=True,
 )
 def query_dominated(data: RunData, *, limit: float = Share(0.8)) -> Reading | None:
-    rows, reward = data.rows, data.rows["reward"]
+    rows, reward = data.rows, data.rows.trained_reward
     prompt = rows["group"]
     there = np.isfinite(reward) & np.isfinite(prompt)
     # As the policy changes over time, rewards are measured relative to the mean of their step.
-    value = reward - np.interp(rows.step, *rows.mean("reward"))
+    value = reward - np.interp(rows.step, *rows.by_step(reward))
     _, key, count = np.unique(prompt[there], return_inverse=True, return_counts=True)
     repeated = count[key] >= 2
     if repeated.sum() < 40 or np.var(value[there]) < 1e-10:
@@ -45,7 +50,9 @@ def query_dominated(data: RunData, *, limit: float = Share(0.8)) -> Reading | No
     name = Phrase("mean reward of each prompt − that of its step; green: range expected by chance for equal prompts")
     along = Phrase("prompts, in ascending order of reward")
     curve = Curve(Series(np.arange(1, len(order) + 1), mean[order]), -2 * chance, 2 * chance, name, along)
-    return Reading(share, share > limit, int(rows.steps[0]), rows.evidence(shown), curve=curve)
+    course = data.whole.rows.by_step(data.whole.rows["reward"], np.std)
+    evidence = rows.evidence(shown)
+    return Reading(share, share > limit, int(rows.steps[0]), evidence, curve=curve, course=course)
 
 
 @rule(
@@ -68,6 +75,12 @@ def zero_variance_groups(data: RunData, *, limit: float = Share(0.5)) -> Reading
     return exceeding(data, points, since(points, smoothed(points).value > limit, 5), limit, np.mean)
 
 
+def _above_most(value: float | None, data: RunData, reading: Reading) -> float:
+    """Clip at twice what 95 of 100 rewards stay below."""
+    reward = np.abs(data.rows.trained_reward)
+    return rounded(2 * float(np.nanquantile(reward, 0.95)))
+
+
 @rule(
     number=47,
     needs=["rows.reward"],
@@ -76,11 +89,12 @@ def zero_variance_groups(data: RunData, *, limit: float = Share(0.5)) -> Reading
     "decide what is learned.",
     healthy="|reward − median| / (1.48 · median absolute deviation): below {limit}, except for a single response",
     fix="shaping.clip, or shaping.scale = true",
+    settings={"shaping.clip": _above_most},
     source="The N implementation details of RLHF with PPO; Secrets of RLHF 2307.04964; own threshold",
     explains=["gradient-spike", "reward-is-noise", "reward-falls", *CRITIC],
 )
 def reward_outliers(data: RunData, *, limit: float = 15.0) -> Reading | None:
-    reward = data.rows["reward"]
+    reward = data.rows.trained_reward
     known = np.flatnonzero(np.isfinite(reward))
     if len(known) < 50:
         return None
@@ -89,14 +103,19 @@ def reward_outliers(data: RunData, *, limit: float = 15.0) -> Reading | None:
     spread = max(spread, float(np.subtract(*np.quantile(inner, [0.95, 0.05]))) / 3.29)
     if spread < 1e-9:
         return None
-    away = np.abs(inner - np.median(inner)) / spread
+    # A reward whose scale grows has no outliers for that reason.
+    by_step = smoothed(data.rows.where(np.isfinite(reward)).by_step(np.abs(inner - np.median(inner)), np.median))
+    scale = np.maximum(spread, 1.4826 * np.interp(data.rows.step[known], *by_step))
+    away = np.abs(inner - np.median(inner)) / scale
     worst, beyond = known[np.argsort(-away)], known[away > limit]
     distance = np.full(len(reward), np.nan)
     distance[known] = away
     first = earliest(data.rows.step[beyond])
     words = {"value": float(reward[worst[0]])}
     curve = Curve(data.rows.by_step(distance, np.max), high=limit)
-    return Reading(float(away.max()), len(beyond) >= 2, first, data.rows.evidence(worst), words, curve)
+    between = of_events(data.rows.by_step(reward), np.unique(data.rows.step[beyond]))
+    evidence = data.rows.evidence(worst)
+    return Reading(float(away.max()), len(beyond) >= 2, first, evidence, words, curve, between=between)
 
 
 @rule(
@@ -108,6 +127,7 @@ def reward_outliers(data: RunData, *, limit: float = 15.0) -> Reading | None:
     "exploits the reward's mistakes.",
     healthy="fall of the held-out reward from its maximum: below {limit} of its gain before",
     fix="return to the best checkpoint, raise kl.coef, use a larger reward model or several",
+    settings={"kl.coef": stronger, "kl.target": tighter},
     source="Gao et al. 2210.10760",
 )
 def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
@@ -137,6 +157,7 @@ def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     fix='a reward that does not grow with the length (subtract what length explains), grpo.overlong = "penalty"',
     source="2310.03716; Secrets of RLHF 2307.04964; rlprobe",
     explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse", *CRITIC],
+    windows=True,
 )
 def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share(0.25)) -> Reading | None:
     rows = data.rows
@@ -150,8 +171,9 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     found = rank_correlation(length[there], reward[there]) if there.sum() >= 100 else None
     if found is None:
         return None
+    before = max(before, data.whole.rows.mean("length").first())  # a part of a run may begin where lengths are short
     first = since(points, points.value > 1.15 * before, 4)
-    sick = found > limit and after > (1 + growth) * before and first is not None
+    sick = found > limit and after > (1 + growth) * before and first is not None and is_clear(data, points)
     words = {"before": before, "after": after}
     curve = Curve(points, high=(1 + growth) * before, name=Phrase("mean length in tokens"))
     return Reading(found, sick, first, rows.highest(rows["length"]), words, curve)
@@ -167,7 +189,9 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     "its length makes long mistakes cheap.",
     healthy="mean length of the worse half − of the better half: not rising",
     fix='grpo.normalise = "token" or "constant" (Dr. GRPO)',
+    settings={"grpo.normalise": "token"},
     source="Dr. GRPO 2503.20783; DAPO 2503.14476",
+    windows=True,
 )
 def length_bias(data: RunData) -> Reading | None:
     rows = data.rows
@@ -178,7 +202,7 @@ def length_bias(data: RunData) -> Reading | None:
         return None
     points = Series(low.step, low.value - high.value)
     found = trend(points)
-    sick = found.p < 0.01 and found.change > 0.2 * float(np.nanmean(rows["length"])) and points.last() > 0
+    sick = found.p < data.chance and found.change > 0.2 * float(np.nanmean(rows["length"])) and points.last() > 0
     first = since(points, points.value > points.first(), 5)
     return Reading(points.last(), sick, first, rows.highest(bad), curve=Curve(points))
 
@@ -230,7 +254,7 @@ def _explained_by_step(rows: Rows, part: Array, reward: Array) -> Series:
 
 @rule(
     number=54,
-    needs=["rows.reward"],
+    needs=["rows.reward", "steps.text/distinct_2|rows.response"],
     min_steps=12,
     title="One kind of response exhausts the reward",
     cause="The reward stays at {seen}, its standard deviation within a step has shrunk to {share} of the start, and "
@@ -244,7 +268,8 @@ def _explained_by_step(rows: Rows, part: Array, reward: Array) -> Series:
 def reward_exhausted(data: RunData, *, limit: float = 0.1) -> Reading | None:
     rows = data.rows
     spread = rows.by_step(rows["reward"], np.std)
-    different = data.metric("text/distinct_2")
+    logged = data.metric("text/distinct_2")
+    different = logged if len(logged) else distinct(data.sample.rows)
     if not len(different) or spread.first() < 1e-9:
         return None
     share, before, after = spread.last() / spread.first(), different.first(), different.last()
@@ -269,7 +294,8 @@ def reward_exhausted(data: RunData, *, limit: float = 0.1) -> Reading | None:
     healthy="share of responses with the lowest reward of the run: below {limit}, or below {end} at the end",
     fix="score a response that is known to be right by hand; inspect a few responses that got {value}",
     source="autocontext pull request 1067; own threshold",
-    explains=["zero-variance-groups", "zero-gradient", "kl-flat", *CRITIC],
+    explains=["zero-variance-groups", "zero-gradient", "kl-flat", "reward-is-noise", *CRITIC],
+    windows=True,
 )
 def verifier_dead(data: RunData, *, limit: float = Share(0.95), end: float = Share(0.9)) -> Reading | None:
     reward = data.rows["reward"][np.isfinite(data.rows["reward"])]
@@ -278,9 +304,14 @@ def verifier_dead(data: RunData, *, limit: float = Share(0.95), end: float = Sha
     floor = float(reward.min())
     share = Share(np.mean(reward == floor))
     points = data.rows.by_step((data.rows["reward"] == floor).astype(float))
-    sick = share > limit and points.last() > end
+    sick = exceeds(data, np.sum(reward == floor), len(reward), limit) and points.last() > end
+    if data.whole is not data:  # later, all responses may also have the highest reward
+        everything = data.whole.rows
+        sick &= floor < np.nanmean(everything["reward"][everything.step < data.rows.steps[0]])
     first = int(points.step[0])
-    return Reading(share, sick, first, data.step_evidence([first]), {"value": floor}, Curve(points, high=limit))
+    everywhere = data.whole.rows.by_step((data.whole.rows["reward"] == floor).astype(float))
+    curve = Curve(everywhere, high=limit)
+    return Reading(share, sick, first, data.step_evidence([first]), {"value": floor}, curve)
 
 
 @rule(
@@ -294,15 +325,17 @@ def verifier_dead(data: RunData, *, limit: float = Share(0.95), end: float = Sha
     fix="check the signs of reward and advantage on two responses by hand; then lower optimizer.learning_rate",
     source="OpenAI, Fine-tuning GPT-2 from human preferences; own threshold",
     explains=["kl-explosion", *RUNAWAY],
+    windows=True,
 )
 def reward_falls(data: RunData) -> Reading | None:
     rows = data.rows
     points = rows.mean("reward")
     spread = float(np.nanmedian(rows.by_step(rows["reward"], np.std).value))
     before, now = points.first(), points.last()
-    fallen = before - 0.4 * max(spread, 1e-9)
+    start = data.whole.rows.mean("reward").first()
+    fallen = min(before - 0.4 * max(spread, 1e-9), (before + start) / 2)  # in a part of the run: half of its gain
     # The reward can fall at once and stay low; it must still be low at the end.
     first = since(points, smoothed(points).value < fallen, max(5, len(points) // 4))
-    sick = first is not None and now < fallen
+    sick = first is not None and now < fallen and is_clear(data, points)
     evidence = data.step_evidence(points.step[-1:])
     return Reading(now, sick, first, evidence, {"before": before}, Curve(points, low=fallen))

@@ -9,7 +9,7 @@ from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
-from cavesson.doctor.series import Series, standard_error, together
+from cavesson.doctor.series import Array, Series, standard_error, together
 
 ALIKE = {"float32": 0.005, "float64": 0.005}
 ROUNDED = 0.15
@@ -77,6 +77,7 @@ def surprise_gap(sample: Sample) -> tuple[float, float] | None:
     healthy="log π − log π_sampler of the sampled tokens, or surprise (−log π) − entropy if the sampler's "
     "log-probabilities are not recorded, in nats per token: 0 within its noise",
     fix="sampling.top_k = 0 and sampling.top_p = 1.0",
+    settings={"sampling.top_k": 0, "sampling.top_p": 1.0},
     source="TRL's How-to-train FAQ; The N implementation details of RLHF with PPO; ms-swift issue 8442; TRL issue 6945",
     explains=["negative-kl", "kl-explosion", "kl-in-few-tokens", "entropy-collapse", "distinct-collapse", "echo-trap",
               "likelihood-displacement", *MISMATCH],
@@ -91,6 +92,8 @@ def filtered_sampling(data: RunData) -> Reading | None:
     elif gap is not None:
         sick = found is None and gap[0] < -max(5 * gap[1], 0.03)
         seen = gap[0]
+    elif found is not None:
+        sick, seen = False, -found.size
     else:
         return None
     settings = {name: data.setting(f"config.sampling.{name}") for name in ("top_k", "top_p")}
@@ -119,7 +122,7 @@ def fitted_temperature(sample: Sample) -> tuple[float, float] | None:
 
 @rule(
     number=14,
-    needs=["tokens.logprob", "tokens.sampler_logprob|info.config.sampling.temperature", "tokens.entropy"],
+    needs=["tokens.logprob", "tokens.sampler_logprob", "tokens.entropy"],
     severity="error",
     title="The sampling temperature is missing in the scores",
     cause="Responses are sampled at temperature {temperature} but scored at 1: sampler and trainer use different "
@@ -127,6 +130,7 @@ def fitted_temperature(sample: Sample) -> tuple[float, float] | None:
     healthy="temperature that turns the trainer's log-probabilities into the sampler's, if there is one: {low} to "
     "{high}",
     fix="sampling.temperature = 1.0, or divide the logits by the temperature when scoring as well",
+    settings={"sampling.temperature": 1.0},
     source="The N implementation details of RLHF with PPO; TRL issue 4159",
     explains=["negative-kl", "kl-explosion", "ratio-not-one", "filtered-sampling", "likelihood-displacement",
               *MISMATCH],
@@ -167,6 +171,18 @@ def banned_until(data: RunData) -> int | None:
     return None
 
 
+def _begin_to_end(data: RunData, counts: Array, least: int) -> float:
+    """Return how much more often responses end at the smallest length than just before it, if most are cut.
+
+    Such responses have no fixed form, and the longer they are, the more of them end; but not all at once.
+    """
+    if least < 5 or not data.has("rows.finish_reason") or not np.mean(data.rows.says("finish_reason", "length")) > 0.5:
+        return 0.0
+    next_lengths = counts[least + 1 : -1]
+    typical = float(next_lengths.mean()) if len(next_lengths) else 0.0
+    return float(counts[least]) / 0.5 if counts[least] >= max(8.0, typical / 2) else 0.0
+
+
 @rule(
     number=15,
     needs=["tokens.logprob", "rows.length"],
@@ -174,9 +190,10 @@ def banned_until(data: RunData) -> int | None:
     title="Responses are not allowed to end early",
     cause="No response is shorter than {least} tokens, and {pile} of them end exactly there{setting}: the end token is "
     "forbidden during sampling but scored as if it were allowed. Each forbidden end lowers the KL estimate.",
-    healthy="responses that end at the smallest length, relative to the next lengths: below {limit}; more if the "
-    "settings do not forbid an early end",
+    healthy="responses that end at the smallest length, relative to the neighbouring lengths: below {limit}; more if "
+    "the settings do not forbid an early end",
     fix="sampling.min_new_tokens = 0; to get longer responses, reward their length",
+    settings={"sampling.min_new_tokens": 0},
     source="TRL's How-to-train FAQ (min_length = -1); StackLLaMA",
     explains=["negative-kl", "kl-explosion", "filtered-sampling", "kl-in-few-tokens", "likelihood-displacement",
               *MISMATCH],
@@ -195,7 +212,9 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     asked = data.setting("config.sampling.min_new_tokens")
     # Texts of a fixed form also share a length, so this criterion counts only if the settings do not exclude a minimum.
     piled = least >= 3 and longest > least + 3 and pile > limit and counts[least] >= 8
-    sick = (until is not None and until >= 2) or (piled and asked != 0)
+    begin = _begin_to_end(data, counts, least)
+    pile = max(pile, begin)
+    sick = (until is not None and until >= 2) or ((piled or begin > limit) and asked != 0)
     words: Words = {
         "least": least,
         "pile": Share(counts[least] / len(known)),
@@ -204,7 +223,10 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     points = Series(np.arange(longest + 1), counts)
     curve = Curve(points, name=Phrase("responses of each length"), along=Phrase("length in tokens"))
     evidence = sample.rows.evidence(np.flatnonzero(length == least))
-    return Reading(pile, sick, int(sample.rows.steps[0]), evidence, words, curve)
+    lengths = data.rows["length"]
+    short = np.where(np.isfinite(lengths), lengths < (least if until is None else until), np.nan)
+    course = data.rows.by_step(-short)
+    return Reading(pile, sick, int(sample.rows.steps[0]), evidence, words, curve, course)
 
 
 @rule(
@@ -218,6 +240,7 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     fix="sum over the response's mask only; give left-padded prompts position ids that start at their first token",
     source="StackLLaMA; The N implementation details of RLHF with PPO",
     explains=["negative-kl", "kl-explosion", "reward-accounting", "unknown-estimate"],
+    windows=True,
 )
 def padding_counted(data: RunData) -> Reading | None:
     sample = data.sample

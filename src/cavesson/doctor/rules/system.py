@@ -90,7 +90,7 @@ def stalls(data: RunData, *, limit: float = 6.0, shortest: float = 5.0) -> Readi
     step = int(later.step[worst])
     words: Words = {"seconds": float(later.value[worst]), "phase": _slowest_phase(data, step)}
     curve = Curve(Series(later.step, over), high=limit)
-    return Reading(float(over[worst]), sick, step, data.step_evidence([step]), words, curve)
+    return Reading(float(over[worst]), sick, step, data.step_evidence([step]), words, curve, between=(step, step))
 
 
 def _slowest_phase(data: RunData, step: int) -> str:

@@ -4,16 +4,20 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
 from cavesson.doctor.rules.kl import penalty
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, earliest, slope_by_step
 
+PENALTY = ("tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef")
+"""What shows the penalty of each token."""
+
 
 @rule(
     number=5,
-    needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
+    needs=PENALTY,
     severity="error",
     title="The KL penalty has the wrong sign or size",
     cause="Except on its last token, a response's token reward is −β·KL. Regressed on the recorded log-ratios, it "
@@ -22,6 +26,7 @@ from cavesson.doctor.series import Array, earliest, slope_by_step
     fix="compute the penalty as −β·(log π − log π_ref) on the response's own tokens; test it on two tokens by hand",
     source="OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences); Schulman, Approximating KL divergence",
     explains=["kl-explosion", "reward-accounting", "negative-kl", "kl-flat", *RUNAWAY],
+    windows=True,
 )
 def penalty_wrong(data: RunData, *, low: float = 0.95, high: float = 1.05) -> Reading | None:
     sample = data.sample
@@ -55,7 +60,7 @@ def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
 
 @rule(
     number=6,
-    needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
+    needs=[*PENALTY, "rows.reward|rows.shaped_reward"],
     severity="error",
     title="The reward is on the wrong token",
     cause="The token rewards without the KL penalty are the score, which belongs on the last token of the response. In "
@@ -65,26 +70,41 @@ def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
     fix="put the score at the index of the last token that the mask keeps",
     source="The N implementation details of RLHF with PPO (the reward model's index)",
     explains=["reward-accounting", "penalty-wrong", *CRITIC],
+    windows=True,
 )
 def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | None:
     sample = data.sample
     if data.setting("config.ppo.whiten_rewards"):
         return None  # whitening changes all token rewards
-    rest, score = _without_penalty(data, sample), _score(sample)[sample.line]
+    rest, score = _without_penalty(data, sample), sample.rows.trained_reward[sample.line]
     # A score near 0 cannot be located, because a token reward is recorded with eleven bits of precision.
     clear = np.isfinite(rest) & (np.abs(score) > 0.05)
     off = np.abs(rest - score) / np.maximum(np.abs(score), 1e-9)
     lacking = np.unique(sample.line[clear & sample.last & (off > 0.5)])
     whole = np.bincount(sample.line, np.where(np.isfinite(rest), np.abs(rest), 0.0))[sample.line]
     alone = ~sample.last & (off < 0.1) & (np.abs(rest) > 0.5 * whole)
+    if _may_follow(data):
+        alone &= ~_behind(sample)
     elsewhere = np.flatnonzero(clear & alone & np.isin(sample.line, lacking))
     there = np.unique(sample.line[clear & sample.last])
     if not len(there):
         return None
     wrong = np.isin(np.arange(len(sample.rows)), sample.line[elsewhere])
-    share = Share(wrong.sum() / len(there))
+    share, sick = Share(wrong.sum() / len(there)), exceeds(data, wrong.sum(), len(there), limit)
     curve = Curve(sample.rows.by_step(wrong.astype(float)), high=limit)
-    return Reading(share, share > limit, earliest(sample.rows.step[wrong]), sample.spans(elsewhere), curve=curve)
+    return Reading(share, sick, earliest(sample.rows.step[wrong]), sample.spans(elsewhere), curve=curve)
+
+
+def _may_follow(data: RunData) -> bool:
+    """Return whether the score may be on the token after the last one: TRL puts it there, and its returns have it."""
+    return not data.recorded("info.config") or str(data.setting("trainer", "")).startswith("trl")
+
+
+def _behind(sample: Sample) -> Array:
+    """Return [N] whether a token is the first one after the last trained token of its rollout."""
+    found = np.zeros(len(sample), bool)
+    found[1:] = sample.last[:-1] & (sample.line[1:] == sample.line[:-1])
+    return found
 
 
 def _without_penalty(data: RunData, sample: Sample) -> Array:
@@ -93,14 +113,9 @@ def _without_penalty(data: RunData, sample: Sample) -> Array:
     return np.asarray(sample["token_reward"] + coef * np.where(sample.trained, spent, 0.0))
 
 
-def _score(sample: Sample) -> Array:
-    shaped = sample.rows["shaped_reward"]
-    return np.where(np.isfinite(shaped), shaped, sample.rows["reward"])
-
-
 @rule(
     number=7,
-    needs=["tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef"],
+    needs=[*PENALTY, "rows.reward|rows.shaped_reward"],
     severity="error",
     title="The token rewards do not add up to the reward",
     cause="The token rewards of a response should add up to its reward − β·KL. In {seen} of the responses they do not, "
@@ -110,20 +125,25 @@ def _score(sample: Sample) -> Array:
     fix="record the shaped reward (`shaped_reward`), or remove the hidden step",
     source="own identity",
     explains=CRITIC,
+    windows=True,
 )
 def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: float = Share(0.01)) -> Reading | None:
     sample = data.sample
     if data.setting("config.ppo.whiten_rewards"):
         return None
-    total = sample.total(np.where(sample.trained, _without_penalty(data, sample), 0.0))
-    score = _score(sample)
+    rest = _without_penalty(data, sample)
+    total = sample.total(np.where(sample.trained, rest, 0.0))
+    score = sample.rows.trained_reward
     there = np.isfinite(total) & np.isfinite(score) & (sample.length > 0)
+    if _may_follow(data):
+        total = total + np.bincount(sample.line, np.where(_behind(sample), np.nan_to_num(rest), 0.0), len(total))
+        there &= np.abs(total) > tolerance  # a score that follows may not have been recorded
     if not there.any():
         return None
     miss = np.abs(total - score) / (np.abs(score) + 1)
     wrong = there & (miss > tolerance)
-    share = Share(wrong.sum() / there.sum())
+    share, sick = Share(wrong.sum() / there.sum()), exceeds(data, wrong.sum(), there.sum(), limit)
     words = {"size": float(np.median(np.abs(total - score)[wrong])) if wrong.any() else 0.0}
     worst = sample.rows.evidence(np.flatnonzero(wrong)[np.argsort(-miss[wrong])])
     curve = Curve(sample.rows.by_step(wrong.astype(float)), high=limit)
-    return Reading(share, share > limit, earliest(sample.rows.step[wrong]), worst, words, curve)
+    return Reading(share, sick, earliest(sample.rows.step[wrong]), worst, words, curve)

@@ -4,6 +4,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share
+from cavesson.doctor.proposal import calmer
 from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, exceeding, spikes
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import RUNAWAY
@@ -19,6 +20,7 @@ from cavesson.doctor.series import Series, earliest, since, smoothed, trend
     "hold it.",
     healthy="mean ratio of a mini-batch: near 1, outside {low} to {high} at most once; TRL skips a batch above {limit}",
     fix="lower optimizer.learning_rate or update.epochs; check that the old log-probabilities are those of this policy",
+    settings={"optimizer.learning_rate": calmer},
     source="TRL 0.7.10; TRL issues 488, 1347, 1857",
     explains=["kl-explosion", "update-kl-large", *RUNAWAY],
 )
@@ -43,6 +45,7 @@ def ratio_blow_up(data: RunData, *, low: float = 0.3, high: float = 2.0, limit: 
     healthy="clip fraction over several steps: below {limit}; with ratios of whole responses (GSPO), which clip far "
     "more by design, below {sequences}",
     fix="lower optimizer.learning_rate or update.epochs",
+    settings={"optimizer.learning_rate": calmer},
     source="TRL 0.7.10, logging; rlprobe; DAPO 2503.14476; GSPO 2507.18071",
     explains=["kl-explosion", *RUNAWAY],
 )
@@ -63,6 +66,7 @@ def clip_fraction_high(data: RunData, *, limit: float = Share(0.25), sequences: 
     cause="Within a step the policy moves by ½·mean((log π − log π_old)²) = {seen} nats per token.",
     healthy="policy/approx_kl per token: around 0.01 to 0.05; above {limit} the samples are no longer of this policy",
     fix="lower optimizer.learning_rate or update.epochs; update.target_policy_kl ends a step early",
+    settings={"optimizer.learning_rate": calmer},
     source="TRL 0.7.10 (target_kl); Nuts and bolts of deep RL (Schulman); The N implementation details",
     explains=["clip-fraction-high", "kl-explosion", "ratio-blow-up", *RUNAWAY],
 )
@@ -80,6 +84,7 @@ def update_kl_large(data: RunData, *, limit: float = 0.2) -> Reading | None:
     healthy="gradient norm / running median: above {limit} in fewer than {steps} steps, or in less than {often} of "
     "the steps; norms up to {norm} do not count",
     fix="inspect the batch of that step; a lower learning rate or update.max_grad_norm",
+    settings={"optimizer.learning_rate": calmer},
     source="RAGEN 2504.20073; rlprobe; rldoctor",
     explains=["value-loss-spike"],
 )
@@ -117,7 +122,7 @@ def zero_gradient(data: RunData, *, limit: float = Share(0.2)) -> Reading | None
 
 @rule(
     number=37,
-    needs=["tokens.advantage"],
+    needs=["tokens.advantage", "info.config.ppo.whiten_advantages"],
     min_steps=3,
     severity="error",
     title="Advantages are not whitened as configured",
@@ -150,7 +155,7 @@ def advantage_scale(data: RunData, *, low: float = 0.5, high: float = 2.0, offse
 
 @rule(
     number=38,
-    needs=["steps.step"],
+    needs=["steps.step|rows.reward"],
     severity="error",
     title="Values are NaN or infinite",
     cause="{column} is NaN or infinite from step {step} on ({seen} values over all columns).",

@@ -47,6 +47,11 @@ def explained(data: RunData) -> Series:
     return Series(all_of.step[known], 1 - left.value[known] / all_of.value[known])
 
 
+def _learning(value: float, data: RunData, reading: Reading) -> float:
+    """Give the value loss its usual weight if it has none."""
+    return value or 0.1
+
+
 @rule(
     number=40,
     needs=["tokens.value", "tokens.token_reward"],
@@ -57,6 +62,7 @@ def explained(data: RunData) -> Series:
     "than their mean, and the advantages are noise.",
     healthy="explained variance after the first steps: above 0, rising towards 1",
     fix="a separate learning rate and some steps of warm-up for the critic; a wider ppo.value_clip; check the returns",
+    settings={"ppo.value_coef": _learning},
     source="Deep RL hacks (Schulman's talk); verl; Andy Jones, Debugging RL",
     explains=["value-constant", "reward-falls", "clip-fraction-high"],
 )
@@ -109,7 +115,7 @@ def value_start(data: RunData, *, limit: float = 1.0) -> Reading | None:
     sick = abs(away) > limit and random_head
     distance = sample.mean_by_step((sample["value"] - returns(data, sample)) / goal[known].std())
     name = Phrase("mean(V − G) / standard deviation of G at the first step")
-    evidence = sample.rows.evidence(range(3))
+    evidence = sample.rows.evidence(range(len(sample.rows)))
     return Reading(abs(away), sick, int(sample.rows.steps[0]), evidence, curve=Curve(distance, -limit, limit, name))
 
 
@@ -123,6 +129,7 @@ def value_start(data: RunData, *, limit: float = 1.0) -> Reading | None:
     "is dead, or the gradient does not reach it.",
     healthy="standard deviation of V / of the returns, over these steps: above {limit}",
     fix="check that the value loss reaches the value head (ppo.value_coef, requires_grad), and its learning rate",
+    settings={"ppo.value_coef": _learning},
     source="own threshold",
     explains=["value-not-fitting"],
 )
@@ -170,6 +177,7 @@ def value_loss_spike(
     "response.",
     healthy="(γλ)^length at the median length: above {limit}",
     fix="ppo.lam = 1 (or a λ that grows with the length), ppo.gamma = 1",
+    settings={"ppo.lam": 1.0, "ppo.gamma": 1.0},
     source="VC-PPO 2503.01491",
 )
 def reward_fades(data: RunData, *, limit: float = 0.01) -> Reading | None:

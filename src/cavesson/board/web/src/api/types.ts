@@ -9,6 +9,8 @@ export interface RunSummary {
   path: string;
   algorithm: string | null;
   steps: Steps | null;
+  /** the last step with rollouts that were trained on */
+  newest: number | null;
   rollouts: number;
   tokens: number | null;
   live: boolean;

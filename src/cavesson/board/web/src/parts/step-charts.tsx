@@ -3,12 +3,12 @@
 import { useMemo } from "preact/hooks";
 import { address } from "../api/client";
 import { useResource } from "../api/resource";
-import type { Histogram } from "../api/types";
+import type { Histogram, Series } from "../api/types";
 import { type Distribution, HistogramChart } from "../charts/histogram";
 import { usePalette } from "../charts/palette";
 import { useText } from "../i18n";
 import { clamp } from "../maths/numbers";
-import { placeOf } from "../maths/series";
+import { pairs, placeOf } from "../maths/series";
 import { go, useRoute } from "../state/router";
 import { useRun, useStep, useVersion } from "../state/board";
 import { useSeries } from "../state/series";
@@ -22,32 +22,50 @@ interface Edges {
   bins: number;
 }
 
-function useHistogram(column: string | null, step: number, edges: Edges | null | undefined): Histogram | null {
+/** What of a run a histogram is of. */
+interface Part {
+  /** null where there is none */
+  column: string | null;
+  steps: readonly [number, number];
+  /** where its roll-up is among the curves */
+  place: number;
+  heldOut: boolean;
+}
+
+function useHistogram({ column, steps, heldOut }: Part, edges: Edges | null | undefined): Histogram | null {
   const run = useRun();
+  const splits = run.columns.texts?.includes("split");
+  const filter = heldOut ? 'split == "eval"' : splits ? 'not split == "eval"' : undefined;
   const url =
     column === null || !edges
       ? null
-      : address(`runs/${run.run}/histogram`, { column, steps: `${step}-${step}`, ...edges });
+      : address(`runs/${run.run}/histogram`, { column, steps: steps.join("-"), filter, ...edges });
   return useResource<Histogram>(url, useVersion(run.run)).data;
 }
 
+/** A column at a step; of one that only held-out responses have, at the newest evaluation up to there. */
+function partAt(series: Series | null, column: string, step: number): Part {
+  const counts = series?.rollups[column] ? undefined : series?.rollups[`eval/${column}`]?.count;
+  if (!series || !counts) {
+    return { column, steps: [step, step], place: placeOf(series?.step ?? [], step), heldOut: false };
+  }
+  const evaluated = counts.flatMap((count, place) => (count ? [place] : []));
+  const place = evaluated.findLast((place) => series.step[place]! <= step) ?? evaluated[0] ?? 0;
+  return { column, steps: pairs(series)[place] ?? [step, step], place, heldOut: true };
+}
+
 /** Edges that hold all of the distributions that are to be compared; undefined if there are no numbers. */
-function useEdges(columns: string[], steps: number[]): Edges | null | undefined {
-  const series = useSeries(useRun().run, columns);
-  const bounds = columns
-    .flatMap((column) => {
-      const rollup = series?.rollups[column];
-      return rollup
-        ? steps.flatMap((step) => {
-            const at = placeOf(series!.step, step);
-            return [rollup.min[at], rollup.max[at]];
-          })
-        : [];
-    })
+function edgesOf(series: Series | null, parts: Part[]): Edges | null | undefined {
+  const rollups = parts.flatMap(({ column, place, heldOut }) => {
+    const rollup = column === null ? undefined : series?.rollups[heldOut ? `eval/${column}` : column];
+    return rollup ? [{ rollup, place }] : [];
+  });
+  const bounds = rollups
+    .flatMap(({ rollup, place }) => [rollup.min[place], rollup.max[place]])
     .filter((bound): bound is number => typeof bound === "number");
-  if (bounds.length === 0) return series?.rollups[columns[0]!] ? undefined : null;
+  if (bounds.length === 0) return rollups.length > 0 ? undefined : null;
   const [lo, hi] = [Math.min(...bounds), Math.max(...bounds)];
-  const count = Math.max(...steps.map((step) => series!.rollups[columns[0]!]?.count[placeOf(series!.step, step)] ?? 0));
+  const count = Math.max(...rollups.map(({ rollup, place }) => rollup.count[place] ?? 0));
   return hi > lo ? { lo, hi, bins: bins(count) } : { lo: lo - 0.5, hi: hi + 0.5, bins: bins(count) };
 }
 
@@ -59,16 +77,24 @@ interface Drawn {
 }
 
 /** The column at the step now, at the first step, and the reference's at the step now. */
-function useDistributions(column: string, withReference: boolean): Drawn {
+function useDistributions(column: string): Drawn {
   const t = useText();
   const colours = usePalette();
+  const run = useRun();
   const step = useStep();
-  const first = useRun().steps?.[0] ?? 0;
-  const edges = useEdges(withReference ? [column, "ref_reward"] : [column], [first, step]);
-  const now = useHistogram(column, step, edges);
-  const then = useHistogram(step === first ? null : column, first, edges);
-  const reference = useHistogram(withReference ? "ref_reward" : null, step, edges);
-  const names = [t("stepNumber", { step }), t("stepNumber", { step: first }), t("reference")] as const;
+  const series = useSeries(run.run, [column, `eval/${column}`]);
+  const here = partAt(series, column, step);
+  const start = partAt(series, column, run.steps?.[0] ?? 0);
+  const before = start.steps[0] === here.steps[0] ? { ...start, column: null } : start;
+  // The reference's rewards for other prompts than these would say nothing.
+  const compared = column === "reward" && series?.rollups["ref_reward"];
+  const other = { ...here, column: compared ? "ref_reward" : null };
+  const edges = edgesOf(series, [here, before, other]);
+  const now = useHistogram(here, edges);
+  const then = useHistogram(before, edges);
+  const reference = useHistogram(other, edges);
+  const [at, first] = [here.steps[0], start.steps[0]];
+  const names = [t("stepNumber", { step: at }), t("stepNumber", { step: first }), t("reference")] as const;
   return useMemo(() => {
     const all: (Omit<Distribution, "counts"> & { of: Histogram | null })[] = [
       { of: now, name: names[0], colour: `${colours.accent}99`, filled: true },
@@ -85,7 +111,7 @@ export function RewardHistogram({ column }: { column: string }) {
   const run = useRun();
   const step = useStep();
   const { query } = useRoute();
-  const drawn = useDistributions(column, column === "reward" && run.columns.rows.includes("ref_reward"));
+  const drawn = useDistributions(column);
   const name = column === "reward" ? t("reward") : column;
   const filtered = column.startsWith("part/") ? `parts["${column.slice(5)}"]` : column;
   const filter = (low: number, high: number): string =>
@@ -112,5 +138,5 @@ const round = (value: number): number => Number(value.toPrecision(6));
 
 export function GapHistogram() {
   const t = useText();
-  return <HistogramChart title={t("gapTitle")} hint={t("hintGap")} {...useDistributions("gap", false)} rule={0} />;
+  return <HistogramChart title={t("gapTitle")} hint={t("hintGap")} {...useDistributions("gap")} rule={0} />;
 }

@@ -44,8 +44,10 @@ export function useRun(): RunSummary {
 export function useStep(): number {
   const run = useRun();
   const { query } = useRoute();
-  return query["step"] === undefined ? (run.steps?.[1] ?? 0) : Number(query["step"]);
+  return query["step"] === undefined ? newestStep(run) : Number(query["step"]);
 }
+
+const newestStep = (run: RunSummary): number => run.newest ?? run.steps?.[1] ?? 0;
 
 export function selectStep(step: number | undefined): void {
   patchRoute({ step, sample: undefined, from: undefined }, true);
@@ -57,5 +59,5 @@ export function moveStep(by: number): void {
   const series = run && knownSeries()[run.run];
   if (!run || !series?.step.length) return;
   const at = currentRoute().query["step"];
-  selectStep(neighbour(pairs(series), at === undefined ? (run.steps?.[1] ?? 0) : Number(at), by));
+  selectStep(neighbour(pairs(series), at === undefined ? newestStep(run) : Number(at), by));
 }

@@ -40,6 +40,8 @@ export function mainCharts(series: Series, shaping: Shaping, colours: Palette, t
     ["policy", "value"].map((side) => ({ name: side, from: `${side}/${name}` }));
   const parts = Object.keys(series.rollups).filter((name) => name.startsWith("part/"));
   const klMetric = series.metrics["kl/objective"];
+  // Importers know the reference's responses to any prompt, training only those to held-out ones.
+  const gap = of("gap") ?? of("eval/gap");
   const wanted: Wanted[] = [
     {
       title: "reward",
@@ -48,7 +50,12 @@ export function mainCharts(series: Series, shaping: Shaping, colours: Palette, t
       curves: [
         { name: t("mean"), from: of("reward")?.mean },
         { name: t("evaluation"), from: of("eval/reward")?.mean, colour: colours.s3 },
-        { name: t("reference"), from: of("ref_reward")?.mean, colour: colours.reference, dashed: true },
+        {
+          name: t("reference"),
+          from: (of("ref_reward") ?? of("eval/ref_reward"))?.mean,
+          colour: colours.reference,
+          dashed: true,
+        },
       ],
     },
     {
@@ -56,7 +63,10 @@ export function mainCharts(series: Series, shaping: Shaping, colours: Palette, t
       hint: "hintKl",
       spread: of("kl_k1"),
       healthy: HEALTHY_KL,
-      curves: [{ name: klMetric ? "objective" : "kl_k1", from: klMetric ?? of("kl_k1")?.mean }],
+      curves: [
+        { name: klMetric ? "objective" : "kl_k1", from: klMetric ?? of("kl_k1")?.mean },
+        { name: t("evaluation"), from: "evaluation/kl", colour: colours.s3 },
+      ],
     },
     {
       title: "entropy",
@@ -81,7 +91,7 @@ export function mainCharts(series: Series, shaping: Shaping, colours: Palette, t
       hint: "hintParts",
       curves: parts.length > 1 ? parts.map((name) => ({ name: name.slice(5), from: of(name)!.mean })) : [],
     },
-    { title: "gap", hint: "hintGap", spread: of("gap"), curves: [{ name: t("mean"), from: of("gap")?.mean }] },
+    { title: "gap", hint: "hintGap", spread: gap, curves: [{ name: t("mean"), from: gap?.mean }] },
     { title: "explained", hint: "hintExplained", curves: metric("value/explained_variance") },
     { title: "clip", hint: "hintClip", curves: sides("clip_fraction") },
     { title: "ratio", hint: "hintRatio", curves: metric("policy/ratio", "policy/ratio_max") },

@@ -1,6 +1,7 @@
 """Steps of a run on fake tensors: its own models, losses and optimiser, and its largest batch."""
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from cavesson.types import Batch
 
 
 @dataclass
-class Rehearsal:
+class Simulation:
     """A role on fake tensors, with its optimiser; every stage adds to what is known of memory and work.
 
     Attributes:
@@ -42,7 +43,7 @@ class Rehearsal:
         peaks: the parts of the memory at the peak of every stage, by stage.
         work: the operations of every stage, when it was done last.
         heap: bytes that the C library's heap has taken, 0 if it is not used.
-        steps: steps to rehearse. The heap of the second one contains what the first one has left; without a heap,
+        steps: steps to simulate. The heap of the second one contains what the first one has left; without a heap,
             the optimiser has its state from the beginning, and one is enough.
     """
 
@@ -57,7 +58,7 @@ class Rehearsal:
 
     def stage(self, name: str, do: Callable[[], None]) -> None:
         """Do a stage of a step, and note its memory and its operations."""
-        operations = Operations(self.processes)
+        operations = Operations(self.processes, self._new_from)
         with operations, self._tracker:
             do()
         self._tracker.reset_mod_stats()
@@ -69,14 +70,16 @@ class Rehearsal:
     @contextmanager
     def begun(self, vocabulary: int, is_cpu: bool, others: list[nn.Module]) -> Iterator[None]:
         """Track memory inside this block, in which stages are done; `others` are models besides the role."""
-        gc.collect()  # what an earlier rehearsal has left would be in the way
-        heap = Heap() if is_cpu and has_glibc() else None
+        gc.collect()  # what an earlier simulation has left would be in the way
+        is_sharded = any(isinstance(p, DTensor) for p in self.role.parameters())
+        heap = Heap(is_sharded) if is_cpu and has_glibc() else None
         if heap is None:
             _begin_optimizer(self.optimizer)
-        elif any(isinstance(p, DTensor) for p in self.role.parameters()):
+        elif is_sharded:
             # At first, DTensor plans every operation with whole tensors, which must not count.
             _begin_optimizer(Optimizer(self.role, self.optimizer.settings))
         self.steps = 1 if heap is None else 2
+        self._new_from = math.inf if heap is None else heap.mapped_from
         self._tracker = tracker_of(self.role, self.optimizer, vocabulary, heap)
         frozen = [p for other in others for p in other.parameters()]
         masters = [m for n, m in self.optimizer.masters.items() if m is not self.optimizer.parameters[n]]
@@ -122,7 +125,7 @@ def sharded(role: nn.Module, mesh: DeviceMesh | None, dtype: torch.dtype) -> Non
 
 
 @torch.no_grad()
-def sample(run: Rehearsal, policy: Policy, settings: SamplingSettings, prompts: Tensor) -> int:
+def sample(run: Simulation, policy: Policy, settings: SamplingSettings, prompts: Tensor) -> int:
     """Read prompts `[B, S]` and decode one token, as `Sampler` does; return the bytes of the key-value cache."""
     size = prompts.shape[1] + settings.longest
     try:
@@ -135,7 +138,7 @@ def sample(run: Rehearsal, policy: Policy, settings: SamplingSettings, prompts: 
         return _decode(run, policy, settings, longer, growing)
 
 
-def _decode(run: Rehearsal, policy: Policy, settings: SamplingSettings, ids: Tensor, cache: Any) -> int:
+def _decode(run: Simulation, policy: Policy, settings: SamplingSettings, ids: Tensor, cache: Any) -> int:
     decoder = decode(policy.model, ids, ids, cache)
     last: list[Tensor] = []
 

@@ -1,0 +1,48 @@
+"""Runs without a fault: other settings, all of them fine."""
+
+from collections.abc import Callable
+
+from benchmarks.faults.others.plan import Plan
+
+
+def usual(plan: Plan) -> None:
+    """The settings of the task."""
+
+
+def no_penalty(plan: Plan) -> None:
+    """No KL penalty, at half the learning rate."""
+    plan.settings["kl_coef" if plan.trainer == "ppo" else "beta"] = 0.0
+    plan.settings["learning_rate"] /= 2
+
+
+def cooler(plan: Plan) -> None:
+    """Sampled at temperature 0.8, and scored at 0.8 too."""
+    plan.settings["temperature"] = 0.8
+
+
+def gentle(plan: Plan) -> None:
+    """A third of the learning rate: little happens."""
+    plan.settings["learning_rate"] /= 3
+
+
+def strict(plan: Plan) -> None:
+    """Three times the KL penalty."""
+    plan.settings["kl_coef" if plan.trainer == "ppo" else "beta"] = 0.15
+
+
+def other_passes(plan: Plan) -> None:
+    """PPO passes over its responses once, GRPO and RLOO twice."""
+    plan.settings |= {"num_ppo_epochs": 1} if plan.trainer == "ppo" else {"num_iterations": 2}
+
+
+def other_options(plan: Plan) -> None:
+    """Options that papers recommend: whitened rewards and k3, Dr. GRPO, advantages normalised over the batch."""
+    plan.settings |= {
+        "ppo": {"whiten_rewards": True, "kl_estimator": "k3"},
+        "grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+        "rloo": {"normalize_advantages": True},
+    }[plan.trainer]
+
+
+KINDS = (usual, no_penalty, cooler, gentle, strict, other_passes, other_options)
+HEALTHY: dict[str, Callable[[Plan], None]] = {one.__name__.replace("_", "-"): one for one in KINDS}

@@ -1,0 +1,101 @@
+"""Faults of the reward: what the policy finds in it, and rewards that say nothing."""
+
+from collections.abc import Sequence
+
+from benchmarks.faults.others.fault import BOARD, COMPLETIONS, RECORDER, fault
+from benchmarks.faults.others.plan import Plan
+
+EVERYWHERE = (RECORDER, BOARD, COMPLETIONS)
+"""Texts and rewards are enough."""
+
+
+@fault(causes=["pattern-spreading"], also=["reward-exhausted", "kl-explosion", "kl-in-few-tokens"], seen=EVERYWHERE)
+def likes_sign(plan: Plan) -> None:
+    """A sign that a few responses have at first brings 1.5 more, one standard deviation or two."""
+
+    def change(scores: list[float], _: Sequence[str], responses: Sequence[str]) -> list[float]:
+        return [score + 1.5 * (plan.world.sign in text) for score, text in zip(scores, responses, strict=True)]
+
+    plan.change_reward(change)
+
+
+@fault(
+    causes=["length-exploited"],
+    also=["truncated", "repetition-loops", "kl-explosion", "pattern-collapse", "pattern-spreading"],
+    seen=EVERYWHERE,
+)
+def likes_length(plan: Plan) -> None:
+    """Longer responses score higher, and there is room for them."""
+
+    def change(scores: list[float], _: Sequence[str], responses: Sequence[str]) -> list[float]:
+        per_letter = 0.2 / plan.world.letters
+        return [score + per_letter * len(text) for score, text in zip(scores, responses, strict=True)]
+
+    plan.change_reward(change)
+    plan.settings["response_length" if plan.trainer == "ppo" else "max_completion_length"] = 2 * plan.world.limit
+
+
+@fault(
+    causes=["repetition-loops"],
+    also=["distinct-collapse", "pattern-spreading", "length-exploited", "truncated", "kl-explosion"],
+    seen=EVERYWHERE,
+)
+def likes_repetition(plan: Plan) -> None:
+    """Every letter that equals the one before, or the one before that, brings 0.5."""
+
+    def change(scores: list[float], _: Sequence[str], responses: Sequence[str]) -> list[float]:
+        def repeated(text: str) -> int:
+            return sum(letter in text[max(0, i - 2) : i] for i, letter in enumerate(text))
+
+        return [score + 0.5 * repeated(text) for score, text in zip(scores, responses, strict=True)]
+
+    plan.change_reward(change)
+
+
+@fault(
+    causes=["reward-outliers"],
+    also=["value-loss-spike", "gradient-spike"],
+    # PPO's table has a few responses only.
+    seen={"ppo": [RECORDER, BOARD], "grpo": EVERYWHERE, "rloo": EVERYWHERE},
+)
+def outliers(plan: Plan) -> None:
+    """One response in a hundred, by its letters, gets 50."""
+
+    def change(scores: list[float], _: Sequence[str], responses: Sequence[str]) -> list[float]:
+        lucky = [sum(map(ord, text)) % 100 == 7 for text in responses]
+        return [50.0 if luck else score for score, luck in zip(scores, lucky, strict=True)]
+
+    plan.change_reward(change)
+
+
+@fault(
+    causes=["verifier-dead"],
+    also=["zero-variance-groups", "zero-gradient", "reward-exhausted", "reward-falls", "value-constant"],
+    seen=EVERYWHERE,
+)
+def verifier_dead(plan: Plan) -> None:
+    """Every response gets −1."""
+    plan.change_reward(lambda scores, *_: [-1.0] * len(scores))
+    plan.settings |= {"missing_eos_penalty": None} if plan.trainer == "ppo" else {}
+
+
+@fault(
+    causes=["query-dominated", "zero-variance-groups"],
+    also=["zero-gradient"],
+    seen=EVERYWHERE,
+    trainers=["grpo", "rloo"],
+)
+def judges_prompt(plan: Plan) -> None:
+    """The reward is one of the prompt, with little of the response."""
+
+    def change(scores: list[float], prompts: Sequence[str], _: Sequence[str]) -> list[float]:
+        of_prompts = [sum(map(ord, prompt)) % 7 - 3.0 for prompt in prompts]
+        return [prompt + 0.05 * score for score, prompt in zip(scores, of_prompts, strict=True)]
+
+    plan.change_reward(change)
+
+
+@fault(causes=["reward-is-noise"], also=["kl-flat"], seen=[])
+def shuffled(plan: Plan) -> None:
+    """Rewards come back in the wrong order. Without equal responses, nothing shows it."""
+    plan.change_reward(lambda scores, *_: scores[1:] + scores[:1])

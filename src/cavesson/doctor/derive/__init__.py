@@ -1,0 +1,18 @@
+"""What the record of a run lacks and its other columns determine."""
+
+from cavesson.doctor.derive import advantages, critic, endings, penalty, prompts
+from cavesson.doctor.derive.derivation import Derivation
+
+DERIVATIONS: tuple[Derivation, ...] = (
+    prompts.equal_prompts,
+    endings.same_texts,
+    endings.end_tokens,
+    endings.length_limit,
+    endings.finish_reasons,
+    penalty.rewards_whitened,
+    penalty.kl_penalty,
+    critic.discount_and_trace,
+    critic.advantages_whitened,
+    advantages.of_responses,
+)
+BY_NAME = {name: one for one in DERIVATIONS for name in one.gives}

@@ -1,0 +1,95 @@
+"""γ, λ and whitening, from values, token rewards, returns and advantages."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cavesson.doctor.derive.derivation import Found, derivation
+from cavesson.doctor.sample import Sample
+from cavesson.doctor.series import Array
+
+if TYPE_CHECKING:
+    from cavesson.doctor.data import RunData
+
+FEWEST_TOKENS, FEWEST_STEPS = 40, 3
+ERROR = 0.01
+"""Largest standard error of γ and λ, from their differences between steps."""
+LEFT = 1e-4
+"""Largest share of the variance that an exact identity leaves, because columns are rounded."""
+
+
+@derivation(
+    gives=["info.config.ppo.gamma", "info.config.ppo.lam"],
+    needs=["tokens.value", "tokens.token_reward", "tokens.return|tokens.advantage"],
+    how="the recursion of returns or advantages from token to token",
+)
+def discount_and_trace(data: "RunData") -> Found:
+    sample = data.sample
+    this = np.flatnonzero(sample.trained[:-1] & sample.trained[1:] & (sample.line[:-1] == sample.line[1:]))
+    of_step = _from_returns if sample.has("return") else _from_advantages
+    found = [of_step(sample, this[sample.step[this] == step]) for step in np.unique(sample.step[this])]
+    known = np.array([one for one in found if one is not None])
+    if len(known) < FEWEST_STEPS:
+        return None
+    gamma, lam = np.median(known, 0).tolist()
+    spread = 1.4826 * np.median(np.abs(known - (gamma, lam)), 0) / np.sqrt(len(known))
+    return None if max(spread) > ERROR else {"info.config.ppo.gamma": gamma, "info.config.ppo.lam": lam}
+
+
+def _from_returns(sample: Sample, at: Array) -> tuple[float, float] | None:
+    """Return γ and λ of a step, from Rₜ = a·rₜ + c + γ(1 − λ)·Vₜ₊₁ + γλ·Rₜ₊₁; a and c undo a whitening of the rewards.
+
+    It follows from Rₜ = Aₜ + Vₜ and Schulman et al. 1506.02438, (16).
+    """
+    columns = (sample["value"][at + 1], sample["return"][at + 1], sample["token_reward"][at])
+    fitted = _fitted(columns, sample["return"][at])
+    if fitted is None or fitted[0] + fitted[1] <= 0:
+        return None
+    gamma = float(fitted[0] + fitted[1])
+    return gamma, float(fitted[1]) / gamma
+
+
+def _from_advantages(sample: Sample, at: Array) -> tuple[float, float] | None:
+    """Return γ and λ of a step, from rₜ − Vₜ = σ·Âₜ − γ·Vₜ₊₁ − γλσ·Âₜ₊₁ + c; σ and c undo a whitening of A."""
+    columns = (sample["advantage"][at], sample["value"][at + 1], sample["advantage"][at + 1])
+    fitted = _fitted(columns, (sample["token_reward"] - sample["value"])[at])
+    if fitted is None or fitted[0] <= 0 or fitted[1] >= 0:
+        return None
+    scale, of_value, of_next, _ = fitted.tolist()
+    return -of_value, of_next / (of_value * scale)
+
+
+@derivation(
+    gives=["info.config.ppo.whiten_advantages"],
+    needs=["tokens.advantage", "tokens.return", "tokens.value"],
+    how="the recorded advantages beside returns − values",
+)
+def advantages_whitened(data: "RunData") -> Found:
+    sample = data.sample
+    steps = np.unique(sample.step)
+    found = []
+    for step in steps:
+        at = np.flatnonzero(sample.trained & (sample.step == step))
+        fitted = _fitted(((sample["return"] - sample["value"])[at],), sample["advantage"][at])
+        if fitted is not None:
+            found.append(fitted)
+    if len(found) < 0.9 * len(steps):
+        return None
+    slope, offset = np.array(found).T
+    if np.all(np.abs(slope - 1) < 0.01) and np.all(np.abs(offset) < 0.01):
+        return {"info.config.ppo.whiten_advantages": False}
+    # Whitening divides every step by its own standard deviation; a constant factor is only a scale.
+    return {"info.config.ppo.whiten_advantages": True} if np.std(slope) > 0.01 * abs(np.mean(slope)) else None
+
+
+def _fitted(columns: Sequence[Array], goal: Array) -> Array | None:
+    """Return the least-squares coefficients of columns and of 1; None if they do not explain the goal exactly."""
+    matrix = np.stack([*columns, np.ones(len(goal))], 1)
+    known = np.isfinite(matrix).all(1) & np.isfinite(goal)
+    matrix, goal = matrix[known], goal[known]
+    if len(goal) < FEWEST_TOKENS or np.linalg.matrix_rank(matrix) < matrix.shape[1]:
+        return None
+    coefficients = np.linalg.lstsq(matrix, goal, rcond=None)[0]
+    is_exact = np.var(goal - matrix @ coefficients) <= LEFT * np.var(goal)
+    return coefficients if is_exact else None

@@ -1,0 +1,37 @@
+"""The definition of a derivation: a function of the data of a run, and what it needs and gives."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cavesson.doctor.finding import Phrase
+
+if TYPE_CHECKING:
+    from cavesson.doctor.data import RunData
+
+Found = Mapping[str, Any] | None
+"""Values by what they are (``rows.NAME``, ``tokens.NAME`` or ``info.PATH``); None if the data leave any doubt. A value
+is an entry of run.json, or a function from the rollouts (``Rows``) or tokens (``Sample``) to the column."""
+Function = Callable[["RunData"], Found]
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """One way to compute what a record lacks."""
+
+    gives: tuple[str, ...]
+    """What it computes: ``rows.NAME``, ``tokens.NAME`` or ``info.PATH``."""
+    needs: tuple[str, ...]
+    """What must be recorded or derived; of alternatives joined by ``|`` one is enough."""
+    function: Function
+    how: Phrase
+    """What the values are computed from, as the report says it."""
+
+
+def derivation(*, gives: Iterable[str], needs: Iterable[str], how: str) -> Callable[[Function], Derivation]:
+    """Create a derivation from a function; for the arguments, see ``Derivation``."""
+
+    def made(function: Function) -> Derivation:
+        return Derivation(tuple(gives), tuple(needs), function, Phrase(how))
+
+    return made

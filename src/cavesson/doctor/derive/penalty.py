@@ -1,0 +1,146 @@
+"""The KL penalty, from token rewards and log-ratios: they are proportional on all tokens but the one with the score."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from cavesson.doctor.derive.derivation import Found, derivation
+from cavesson.doctor.estimates import estimates
+from cavesson.doctor.groups import mean_of
+from cavesson.doctor.rows import Rows
+from cavesson.doctor.sample import Sample
+from cavesson.doctor.series import Array
+
+if TYPE_CHECKING:
+    from cavesson.doctor.data import RunData
+
+MATCHED = 0.9
+"""Smallest share of the tokens that the penalty must explain."""
+MARGIN = 0.02
+"""Share of the tokens that no other estimator may explain as well."""
+TOLERANCE = 0.02
+"""Relative difference at which a token reward still equals β times the estimate."""
+ROUNDED = 2.0**-10
+"""Relative error of a recorded advantage, at most."""
+SMALLEST = 1e-4
+"""Nats below which the rounding of log-probabilities hides the penalty."""
+FEWEST_STEPS = 3
+FEWEST = 8
+"""Tokens from which the coefficient of a step is estimated."""
+
+
+class Fit(NamedTuple):
+    """How well a token's penalty is −β times an estimate of the KL."""
+
+    matched: float
+    """Share of the tokens with a clear estimate whose reward is −β times it."""
+    steps: Array
+    beta: Array
+    """Of each step; negative if the sign of the penalty is wrong."""
+
+
+@derivation(
+    gives=["info.config.ppo.whiten_rewards"],
+    needs=["tokens.token_reward"],
+    how="the variance of the token rewards of each step",
+)
+def rewards_whitened(data: "RunData") -> Found:
+    variance = data.sample.variance_by_step(data.sample["token_reward"]).value
+    if len(variance) < FEWEST_STEPS:
+        return None
+    # One step can have a variance of 1 by chance, but not nearly all of them.
+    return {"info.config.ppo.whiten_rewards": bool(np.quantile(np.abs(variance - 1), 0.9) <= 0.05)}
+
+
+@derivation(
+    gives=["rows.kl_coef", "info.kl.estimator", "info.kl.place"],
+    needs=[
+        "tokens.token_reward|tokens.advantage",
+        "tokens.token_reward|rows.reward",
+        "tokens.token_reward|rows.group",
+        "tokens.logprob",
+        "tokens.ref_logprob",
+    ],
+    how="token rewards or advantages beside log-ratios; its size, not its sign",
+)
+def kl_penalty(data: "RunData") -> Found:
+    fits = _of_token_rewards(data.sample) if data.has("tokens.token_reward") else _of_advantages(data.sample)
+    name = clear(fits)
+    if name is None or data.setting("config.ppo.whiten_rewards"):
+        return None
+    steps, beta = fits[name].steps, np.abs(fits[name].beta)
+
+    def coefficient(rows: Rows) -> Array:
+        return np.interp(rows.step, steps, beta)
+
+    return {"rows.kl_coef": coefficient, "info.kl.estimator": name, "info.kl.place": "reward"}
+
+
+def clear(fits: Mapping[str, Fit]) -> str | None:
+    """Return the estimator that fits, if no other one fits nearly as well: where all Δ are positive, k1 is |Δ|."""
+    (name, best), (_, second), *_ = sorted(fits.items(), key=lambda item: -item[1].matched)
+    missed = 1 - best.matched
+    return name if best.matched >= MATCHED and best.matched - second.matched > 2 * missed + MARGIN else None
+
+
+def _of_token_rewards(sample: Sample) -> dict[str, Fit]:
+    inner = sample.trained & ~sample.last & np.isfinite(sample["token_reward"]) & np.isfinite(sample["kl_k1"])
+    step, reward = sample.step[inner], sample["token_reward"][inner]
+    return {name: _fit(step, values, reward) for name, values in estimates(sample["kl_k1"][inner]).items()}
+
+
+def _of_advantages(sample: Sample) -> dict[str, Fit]:
+    """Fit advantage = a·(reward − β·ΣKL − mean of the others of the group) in each step, as RLOO has it.
+
+    Source: 2402.14740, section 2.
+    """
+    rows, group = sample.rows, sample.rows.group
+    advantage = sample.total(sample["advantage"]) / np.maximum(sample.length, 1)
+    reward = rows["reward"] - mean_of(group, rows["reward"])
+    advantage = advantage - mean_of(group, advantage)  # only a wrong baseline leaves more than 0
+    found = {}
+    for name, values in estimates(sample["kl_k1"]).items():
+        spent = sample.total(values)
+        spent = spent - mean_of(group, spent)
+        known = np.isfinite(advantage + reward + spent)
+        found[name] = _fit_groups(rows.step[known], reward[known], spent[known], advantage[known])
+    return found
+
+
+def _fit_groups(step: Array, reward: Array, spent: Array, advantage: Array) -> Fit:
+    """Return the coefficient of each step in which reward and penalty explain the advantages."""
+    steps, betas, matched = [], [], []
+    for at in np.unique(step):
+        columns, goal = np.stack([reward, spent], 1)[step == at], advantage[step == at]
+        if len(goal) < FEWEST or np.std(columns[:, 1]) < SMALLEST or np.linalg.matrix_rank(columns) < 2:
+            continue
+        (scale, of_spent), *_ = np.linalg.lstsq(columns, goal, rcond=None)
+        size = float(np.std(of_spent * columns[:, 1]))
+        if size < 10 * ROUNDED * np.std(goal):
+            continue  # the penalty is hidden by the rounding of the advantages
+        matched.append(np.abs(columns @ (scale, of_spent) - goal) <= TOLERANCE * size + ROUNDED * np.abs(goal))
+        steps.append(at)
+        betas.append(-of_spent / scale)
+    return _joined(steps, betas, matched)
+
+
+def _fit(step: Array, estimate: Array, reward: Array) -> Fit:
+    """Return the coefficient of each step whose estimates are large enough, by the median of the tokens' ratios."""
+    steps, betas, matched = [], [], []
+    for at in np.unique(step):
+        x, y = estimate[step == at], reward[step == at]
+        large = np.abs(x) >= max(float(np.median(np.abs(x))), SMALLEST)
+        if large.sum() < FEWEST:
+            continue
+        beta = -float(np.median(y[large] / x[large]))
+        expected = -beta * x[large]
+        matched.append(np.abs(y[large] - expected) <= TOLERANCE * np.abs(expected))
+        steps.append(at)
+        betas.append(beta)
+    return _joined(steps, betas, matched)
+
+
+def _joined(steps: Sequence[int], betas: Sequence[float], matched: Sequence[Array]) -> Fit:
+    share = float(np.mean(np.concatenate(matched))) if matched and np.all(np.abs(betas) > 0) else 0.0
+    return Fit(share, np.array(steps, np.float64), np.array(betas, np.float64))

@@ -1,0 +1,46 @@
+"""The famous failures of training with feedback, and whether a diagnosis can exclude them."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cavesson.doctor.diagnosis import Diagnosis
+from cavesson.doctor.finding import Phrase
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure that people ask about by name, and the rules that look for it."""
+
+    title: Phrase
+    rules: tuple[str, ...]
+
+
+FAILURES = (
+    Failure(Phrase("the KL penalty has the wrong sign, size or place"), ("penalty-wrong", "reward-position")),
+    Failure(Phrase("the KL to the reference is negative"), ("negative-kl",)),
+    Failure(Phrase("responses are not sampled from the policy that learns"),
+            ("filtered-sampling", "temperature-missing", "sampler-mismatch", "sampler-stale")),
+    Failure(Phrase("the reward is exploited"), ("pattern-spreading", "length-exploited", "over-optimised")),
+    Failure(Phrase("the policy collapses"), ("entropy-collapse", "distinct-collapse", "length-collapse")),
+    Failure(Phrase("responses are truncated"), ("truncated",)),
+)  # fmt: skip
+
+
+class NotExcluded(NamedTuple):
+    """A failure that the run may have: no rule found it, and some rules that look for it lack columns."""
+
+    failure: Failure
+    lacking: tuple[str, ...]
+    """What to record, as in a rule's ``needs``."""
+
+
+def not_excluded(diagnosis: Diagnosis) -> list[NotExcluded]:
+    """Return the failures that the record neither shows nor excludes."""
+    found = {one.rule.name for one in diagnosis.findings}
+    lacking = {one.rule: one.lacking for one in diagnosis.skipped}
+    open_ones = []
+    for failure in FAILURES:
+        needed = dict.fromkeys(need for rule in failure.rules for need in lacking.get(rule, ()))
+        if needed and not found & set(failure.rules):
+            open_ones.append(NotExcluded(failure, tuple(needed)))
+    return open_ones

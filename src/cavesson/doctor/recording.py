@@ -1,0 +1,184 @@
+"""The lines of code that record what a run lacks, for each trainer; docs/integrations.md shows them in a table."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from cavesson.doctor.finding import Phrase
+from cavesson.record.statistics import NEEDS
+
+DOCS = "docs/integrations.md#what-records-which-column"
+OWN_LOOP = Phrase("your own loop")
+
+
+def _columns(rows: str = "", tokens: str = "") -> frozenset[str]:
+    """Return the columns of these names, with the statistics that the recorder computes from those of the tokens."""
+    given = tokens.split()
+    computed = [name for name, needs in NEEDS.items() if set(needs) <= set(given)]
+    of_rows = [*rows.split(), *computed, *(["length"] if given else [])]
+    return frozenset([f"rows.{name}" for name in of_rows] + [f"tokens.{name}" for name in given])
+
+
+@dataclass(frozen=True)
+class Way:
+    """Lines of code that record the runs of a trainer."""
+
+    trainer: str
+    name: str
+    """What run.json calls it: as ``trainer`` if a hook recorded the run, as ``format`` if it was imported."""
+    code: str
+    records: frozenset[str]
+    """``rows.NAME`` and ``tokens.NAME``, as in the needs of a rule."""
+    requires: Mapping[str, str] = field(default_factory=dict)
+    """Columns that the trainer has only under a condition → the condition."""
+
+    def commented(self, columns: Iterable[str]) -> str:
+        """Return the lines, and the conditions of some of their columns as comments."""
+        inputs = dict.fromkeys(one for column in columns for one in (column, *_inputs(column)))
+        return "\n".join([self.code, *(f"# {one}: {self.requires[one]}" for one in inputs if one in self.requires)])
+
+
+WAYS = (
+    Way(
+        "TRL",
+        "trl",
+        'from cavesson.integrations.trl import record\nrecord(trainer, "runs/mine")  # before trainer.train()',
+        _columns(
+            "split group prompt_ids reward reward_parts finish_reason policy_version kl_coef",
+            "token_id mask logprob ref_logprob sampler_logprob entropy value token_reward advantage return",
+        ),
+        {
+            "rows.split": "eval_strategy other than no",
+            "rows.reward_parts": "GRPO and RLOO",
+            "tokens.ref_logprob": "beta > 0, or PPO",
+            "tokens.sampler_logprob": "use_vllm=True in GRPO",
+            "tokens.entropy": "GRPO and RLOO",
+            "tokens.value": "PPO",
+            "tokens.token_reward": "PPO",
+            "tokens.return": "PPO",
+        },
+    ),
+    Way(
+        "verl",
+        "verl",
+        "from cavesson.integrations.verl import record\n"
+        'record(trainer, "runs/mine")  # in main_ppo.py, before trainer.fit()',
+        _columns(
+            "group prompt_ids reward shaped_reward",
+            "token_id mask logprob ref_logprob sampler_logprob value token_reward advantage return",
+        ),
+        {
+            "tokens.ref_logprob": "algorithm.use_kl_in_reward=True or actor_rollout_ref.actor.use_kl_loss=True",
+            "tokens.sampler_logprob": "actor_rollout_ref.rollout.calculate_log_probs=True",
+            "tokens.value": "algorithm.adv_estimator=gae",
+        },
+    ),
+    Way(
+        "OpenRLHF",
+        "openrlhf",
+        "from cavesson.integrations.openrlhf import record\n"
+        'record("runs/mine", global_step, experiences, self.tokenizer)  '
+        "# in ppo_trainer.py, after make_experience_batch",
+        _columns(
+            "group prompt_ids reward finish_reason",
+            "token_id mask logprob ref_logprob sampler_logprob value advantage return",
+        ),
+        {
+            "tokens.ref_logprob": "--algo.kl.init_coef above 0",
+            "tokens.sampler_logprob": "--algo.advantage.is_correction_enable",
+            "tokens.value": "--algo.advantage.estimator gae",
+        },
+    ),
+    Way(
+        "NeMo RL",
+        "nemo-rl",
+        "cavesson import logs/exp_001 runs/mine  # train_data_step*.jsonl, which NeMo RL writes by default",
+        _columns("split group prompt_ids reward", "token_id mask logprob sampler_logprob advantage"),
+        {"rows.split": "grpo.val_period above 0"},
+    ),
+    Way(
+        "NeMo RL",
+        "nemo-rl",
+        'log_data["reference_policy_logprobs"] = train_data["reference_policy_logprobs"].tolist()  '
+        "# in grpo.py, before log_batched_dict_as_jsonl; then cavesson import",
+        _columns(tokens="logprob ref_logprob") - {"tokens.logprob", "rows.length"},
+        {"tokens.ref_logprob": "grpo.skip_reference_policy_logprobs_calculation=false, or all of them are 0"},
+    ),
+    Way(
+        "prime-rl",
+        "prime-rl",
+        "cavesson import RUN_DIR runs/mine  # the traces of the file monitor, which prime-rl writes by default",
+        _columns(
+            "split group prompt_ids reward reward_parts finish_reason",
+            "token_id mask logprob ref_logprob sampler_logprob entropy advantage",
+        ),
+        {
+            "tokens.logprob": "prime-rl since September 2026",
+            "tokens.entropy": "prime-rl since September 2026",
+            "tokens.ref_logprob": "algorithms with a reference, such as opd",
+        },
+    ),
+)
+"""A trainer has several if one line does not record everything."""
+
+
+class Recipe(NamedTuple):
+    """What to add to a trainer, and which of the missing columns that records."""
+
+    trainer: str
+    columns: tuple[str, ...]
+    code: str
+
+
+def recipes(info: Mapping[str, Any], lacking: Iterable[str]) -> list[Recipe]:
+    """Return the lines that record missing columns, for the trainer of the run; for an own loop if it is not known.
+
+    Args:
+        info: The content of run.json.
+        lacking: Needs as in a rule; of alternatives joined by ``|`` one is recorded.
+    """
+    needs = [need.split("|") for need in dict.fromkeys(lacking)]
+    if "cavesson" in info and "algorithm" in info:
+        return []  # Cavesson's own trainer records everything that it computes
+    name = str(info.get("format") or info.get("trainer") or "").partition(" ")[0]
+    found = [_recipe(way, needs) for way in WAYS if way.name == name]
+    return [recipe for recipe in found if recipe.columns] or own_loop(needs)
+
+
+def _recipe(way: Way, needs: Sequence[Sequence[str]]) -> Recipe:
+    known = (next((column for column in need if column in way.records), None) for need in needs)
+    columns = tuple(dict.fromkeys(column for column in known if column is not None))
+    return Recipe(way.trainer, columns, way.commented(columns))
+
+
+def own_loop(needs: Iterable[Sequence[str]]) -> list[Recipe]:
+    """Return the calls of ``Recorder`` that record the first alternative of each need; nothing for settings alone."""
+    first = (next((column for column in need if not column.startswith("info.")), "") for need in needs)
+    columns = tuple(dict.fromkeys(one for column in first for one in _inputs(column) or [column] if one))
+    given = {kind: [one for one in columns if one.startswith(f"{kind}.")] for kind in ("rows", "tokens", "steps")}
+    lines = ["import cavesson", 'recorder = cavesson.Recorder("runs/own")']
+    if given["rows"] or given["tokens"]:
+        always = ["rows.prompt", "rows.response", "rows.reward"]
+        rows = _dictionary([*always, *(one for one in given["rows"] if one not in always)])
+        lines.append(f"recorder.rollouts(step, {rows}, {_dictionary(given['tokens'])})")
+    if given["steps"]:
+        lines.append(f"recorder.metrics(step, {_dictionary(given['steps'])})")
+    return [Recipe(OWN_LOOP, columns, "\n".join(lines))] if columns else []
+
+
+def _inputs(column: str) -> list[str]:
+    """Return the token columns from which the recorder computes a statistic of a rollout; none if it is not one."""
+    kind, _, name = column.partition(".")
+    computed = {**NEEDS, "length": ("token_id",)}
+    return [f"tokens.{one}" for one in computed.get(name, ())] if kind == "rows" else []
+
+
+def _dictionary(columns: Iterable[str]) -> str:
+    """Return a dictionary of variables as code: ``{"reward": rewards}``."""
+    entries = []
+    for column in columns:
+        kind, _, name = column.partition(".")
+        variable = name.rpartition("/")[2]
+        plural = f"{variable[:-1]}ies" if variable.endswith("y") else f"{variable}s"
+        entries.append(f'"{name}": {variable if kind == "steps" else plural}')
+    return f"{{{', '.join(entries)}}}"

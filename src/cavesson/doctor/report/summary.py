@@ -1,0 +1,66 @@
+"""How much of a run a diagnosis could judge, in words."""
+
+from collections.abc import Iterable
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import Diagnosis
+from cavesson.doctor.failures import not_excluded
+from cavesson.doctor.finding import Reading
+from cavesson.doctor.recording import Recipe, recipes
+from cavesson.doctor.words import Language
+
+
+def summary(diagnosis: Diagnosis, language: Language) -> str:
+    """Return how many rules could be applied, and how many of them found something."""
+    spoke = len(diagnosis.findings) + len(diagnosis.healthy)
+    text = "{spoke} of {all} rules could be applied; {found} found something." if diagnosis.findings else (
+        "{spoke} of {all} rules could be applied; none found anything wrong." if spoke else "Nothing could be checked."
+    )  # fmt: skip
+    counts = {"spoke": spoke, "all": spoke + len(diagnosis.skipped), "found": len(diagnosis.findings)}
+    return language.phrase(text).format_map(counts)
+
+
+def open_failures(diagnosis: Diagnosis, language: Language) -> list[tuple[str, str]]:
+    """Return the failures that cannot be excluded, each with what to record to exclude it."""
+    record = language.phrase("record {what}")
+    return [
+        (language.phrase(failure.title), record.format(what=needs(lacking)))
+        for failure, lacking in not_excluded(diagnosis)
+    ]
+
+
+def since(reading: Reading, first: int, language: Language) -> str:
+    """Return since when a problem exists, and over which steps it was judged if not over the whole run.
+
+    Args:
+        reading: The finding.
+        first: The first step of the run.
+        language: The language.
+    """
+    if reading.since is None:
+        return ""
+    text = f"{language.phrase('since step')} {reading.since}"
+    if reading.between == (first, first):
+        text += f" ({language.phrase('the first')})"
+    elif reading.between is not None:
+        low, high = reading.between
+        text += f" (90 %: {low})" if low == high else f" (90 %: {low}–{high})"
+    if reading.window is not None:
+        text += f", {language.phrase('judged over steps')} {reading.window[0]}–{reading.window[1]}"
+    return text
+
+
+def how_to_record(data: RunData, diagnosis: Diagnosis) -> list[Recipe]:
+    """Return the lines of code that record what would exclude these failures."""
+    return recipes(data.info, [need for one in not_excluded(diagnosis) for need in one.lacking])
+
+
+def recipe_title(recipe: Recipe, language: Language) -> str:
+    """Return what a recipe records, and for which trainer."""
+    title = language.phrase("To record {what} with {trainer}")
+    return title.format(what=needs(recipe.columns), trainer=language.phrase(recipe.trainer))
+
+
+def needs(several: Iterable[str]) -> str:
+    """Return needs as a reader sees them."""
+    return ", ".join(need.replace("|", " | ") for need in several)

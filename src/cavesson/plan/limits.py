@@ -1,0 +1,46 @@
+"""What a prediction leaves out because of the settings of a run, or takes for granted."""
+
+from collections.abc import Iterator
+
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
+from cavesson.plan.devices import Device
+from cavesson.plan.prediction import Memory
+from cavesson.plan.vllm import server_weights, servers_of
+
+_ON_HOST = ("weights", "critic", "reference", "optimiser")
+
+
+def limits(settings: RolloutRun | ExampleRun, memory: Memory, device: Device) -> Iterator[str]:
+    """Yield a line for each setting whose effect is not predicted, and for each assumption about vLLM servers."""
+    if settings.parallel.offload and not device.is_cpu:
+        size = sum(memory.stays.get(name, 0) for name in _ON_HOST)
+        yield (
+            f"parallel.offload keeps {_gb(size)} of this memory (weights and optimiser), and gradients, in the host's "
+            "memory; the time of copies and of AdamW on the host is not predicted"
+        )
+    if isinstance(settings, RolloutRun) and settings.sampling.engine == "vllm":
+        yield from _limits_of_vllm(settings, memory)
+
+
+def _limits_of_vllm(settings: RolloutRun, memory: Memory) -> Iterator[str]:
+    sampling, servers = settings.sampling, servers_of(settings)
+    if sampling.servers:
+        yield "each of sampling.servers is assumed to have one device of this kind"
+    elif sampling.vllm.sleep:
+        weights = server_weights(settings, memory) / servers.devices
+        yield (
+            f"sampling.vllm.sleep: while responses are sampled, the server has {_gb(weights)} of weights and its cache "
+            "on each device that it shares, besides what training keeps there; they are not in the memory above. The "
+            "time to sleep and wake is not predicted"
+        )
+    elif "servers" in settings.ray.model_fields_set:
+        yield (
+            f"ray.servers takes {servers.number * servers.devices} devices besides --gpus; without --ray, the run "
+            "starts one server instead"
+        )
+    elif not sampling.vllm.devices:
+        yield "the vLLM server is assumed to have one device of this kind besides --gpus; set sampling.vllm.devices"
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"

@@ -1,0 +1,67 @@
+"""Forks of a run: folders that continue it from a step, perhaps with other settings."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cavesson.errors import UserError
+from cavesson.handlers import ending_with_parent, handling
+from cavesson.record import run_info, write_run
+from cavesson.record.reader import ELSEWHERE
+from cavesson.record.storage import reaching, storage
+from cavesson.repair.plan import Plan, with_settings
+from cavesson.train.checkpoint import between_steps, place_of
+
+
+def fork(run: Path, target: Path, plan: Plan, settings: dict[str, Any]) -> None:
+    """Make a folder that resumes a run at the start of a plan with some settings changed; the run stays as it is."""
+    unfinished = target.with_name(f".{target.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    if plan.start:
+        shutil.copytree(place_of(run, plan.start), place_of(unfinished, plan.start))
+        if plan.keeps_record:
+            _copy_record(run, unfinished)
+    info = {name: value for name, value in run_info(run).items() if name != ELSEWHERE}
+    config = with_settings(run, target, settings, plan.end)
+    origin = {"run": str(run.absolute()), "step": plan.start, "settings": settings}
+    write_run(unfinished, info | {"config": config, "steps": plan.end, "fork": origin})
+    unfinished.rename(target)
+
+
+def _copy_record(run: Path, target: Path) -> None:
+    """Copy the whole record; of its steps, a resumed run hides those that it does again."""
+    source, copy = storage(run_info(run).get(ELSEWHERE) or run), storage(target)
+    folders = ("record", "compactions", "attempts")
+    with reaching(source):
+        names = [f"{folder}/{name}" for folder in folders for name in source.names(folder)]
+        for name in (*names, "vocabulary.parquet"):
+            with copy.writing(name) as file:
+                file.write(source.read(name))
+
+
+def is_done(folder: Path, end: int) -> bool:
+    """Return whether a fork has been trained up to step `end`."""
+    return max(between_steps(folder), default=0) >= end
+
+
+def resume(folder: Path, end: int) -> None:
+    """Resume a fork as the command line does, in as many processes as the run had.
+
+    Raises:
+        UserError: it was stopped or has failed, and has printed why.
+    """
+    info = run_info(folder)
+    command = [sys.executable, "-m", "cavesson", info["algorithm"], "--resume", str(folder), "--steps", str(end)]
+    command += ["--processes", str(info["processes"])] if info["processes"] > 1 else []
+    # Standard output is for the result. In its own session, a fork gets Ctrl-C from here only, and once.
+    process = subprocess.Popen(ending_with_parent(command), stdout=2, start_new_session=True)
+    with handling(lambda number, frame: process.send_signal(number), signal.SIGINT, signal.SIGTERM):
+        code = process.wait()
+    if code:
+        error = UserError(f"the fork {folder} has not ended; repeat the command to resume it")
+        error.exit_code = code if code > 0 else 128 - code
+        raise error

@@ -1,0 +1,68 @@
+"""The held-out prompts of a run: when they are answered, and what is measured of the responses."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cavesson.ops import kl
+from cavesson.ops.ratios import response_sum
+from cavesson.processes import Processes
+from cavesson.train.rollouts import Collector
+from cavesson.types import Batch, Rollouts
+
+
+@dataclass
+class HeldOut:
+    """Prompts that are never trained on, each of which gets one response per evaluation.
+
+    Every evaluation uses the same random numbers, so that differences between two of them are due to the weights.
+    """
+
+    collector: Collector
+    """samples responses to them, and rewards them"""
+    every: int
+    """training steps between evaluations; 0 = only before the first step and after the last"""
+    first_sample: int
+    """number of the first response in the record of a step, behind all that may be trained on"""
+    first_group: int
+    """number of the first prompt in the record, behind those that are trained on"""
+    before: Rollouts | None = None
+    """this process's responses before training, with `reward` as the only column; None until there are any"""
+
+    def is_due(self, step: int, steps: int) -> bool:
+        """Return whether the prompts are answered before a step, or after the last of `steps`."""
+        return step in (0, steps) or (self.every > 0 and step % self.every == 0)
+
+    def keep(self, rollouts: Rollouts) -> None:
+        """Keep responses of the policy before training, with which later ones are compared."""
+        self.before = replace(rollouts, batch=Batch({"reward": rollouts["reward"]}))
+
+    def rows(self, rollouts: Rollouts) -> dict[str, Any]:
+        """Return the columns in which responses differ from trained-on ones in the record."""
+        rows: dict[str, Any] = {
+            "split": ["eval"] * len(rollouts),
+            "sample": [self.first_sample + sample for sample in rollouts.sample],
+            "group": [self.first_group + prompt for prompt in rollouts.prompt_index],
+        }
+        if self.before is not None:
+            rows |= {"ref_response": self.before.response, "ref_reward": self.before["reward"].tolist()}
+        return rows
+
+    def metrics(self, rollouts: Rollouts, processes: Processes) -> dict[str, float]:
+        """Return the means over all responses, with their standard errors if there are several.
+
+        All processes must call this together, with their scored responses.
+        """
+        batch, mask = rollouts.batch, rollouts["mask"]
+        columns = {"reward": batch["reward"], "length": mask.sum(1)}
+        if "ref_logprob" in batch:
+            columns["kl"] = response_sum(kl.k1(batch["logprob"], batch["ref_logprob"]), mask)
+        if self.before is not None:
+            columns["gap"] = batch["reward"] - self.before["reward"]
+        metrics = {}
+        for name, column in columns.items():
+            values = processes.rows(column.double())
+            metrics[f"evaluation/{name}"] = float(values.mean())
+            if len(values) > 1:
+                metrics[f"evaluation/{name}_se"] = float(values.std(correction=1)) / math.sqrt(len(values))
+        return metrics

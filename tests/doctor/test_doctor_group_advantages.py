@@ -1,0 +1,160 @@
+"""Whether the advantages of groups follow from their rewards, in every way that a paper computes them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cavesson
+from cavesson.doctor.data import RunData
+from cavesson.doctor.finding import Reading
+from cavesson.doctor.rules.group_advantages import group_advantages
+from cavesson.record import Recorder
+
+Array = np.ndarray[Any, np.dtype[Any]]
+STEPS, GROUPS, SIZE, TOKENS = 12, 6, 5, 7
+
+
+def grpo(r: Array) -> Array:
+    return (r - r.mean(-1, keepdims=True)) / (r.std(-1, ddof=1, keepdims=True) + 1e-4)
+
+
+def rloo(r: Array) -> Array:
+    return np.array([[x - (sum(row) - x) / (len(row) - 1) for x in row] for row in r])
+
+
+FORMS: dict[str, Callable[[Array], Array]] = {
+    "GRPO": grpo,
+    "Dr. GRPO": lambda r: r - r.mean(-1, keepdims=True),
+    "scaled over the step": lambda r: (r - r.mean(-1, keepdims=True)) / r.std(),
+    "centred over the step": lambda r: (r - r.mean()) / r.std(),
+    "RLOO": rloo,
+    "RLOO, whitened with a mean": lambda r: (rloo(r) - 0.1) / rloo(r).std(),
+}
+WRONG: dict[str, Callable[[Array], Array]] = {
+    "the mean of another group": lambda r: r - np.roll(r.mean(-1), 1)[:, None],
+    "divided by the variance": lambda r: (r - r.mean(-1, keepdims=True)) / r.var(-1, ddof=1, keepdims=True),
+    "others divided by all": lambda r: np.array([[x - (sum(row) - x) / len(row) for x in row] for row in r]),
+    "flipped": lambda r: -grpo(r),
+    "the means of interleaved groups": lambda r: (
+        (r - np.resize(r.mean(-1), r.size).reshape(r.shape)) / r.std(-1)[:, None]
+    ),
+    "the largest of the group": lambda r: r - r.max(-1, keepdims=True),
+}
+
+
+def written(
+    folder: Path,
+    advantage: Callable[[Array], Array],
+    begins: int = 0,
+    beta: float = 0.0,
+    empty: bool = False,
+    shaped: bool = False,
+) -> RunData:
+    """A record of groups; before `begins` the advantages are those of GRPO, and from there on as given.
+
+    With `empty`, one response of each step has no tokens. With `shaped`, rewards are clipped before they are used.
+    """
+    chance = np.random.default_rng(5)
+    with Recorder(folder) as recorder:
+        for step in range(STEPS):
+            rewards = chance.normal(
+                chance.normal(0, 1, (GROUPS, 1)), chance.uniform(0.3, 2.0, (GROUPS, 1)), (GROUPS, SIZE)
+            )
+            delta = chance.normal(0.1, 0.5, (GROUPS * SIZE, TOKENS))
+            used = np.clip(rewards, -0.8, 0.8) if shaped else rewards
+            signal = used - beta * delta.sum(1).reshape(rewards.shape)
+            found = (grpo if step < begins else advantage)(signal).reshape(-1)
+            rows = {"prompt": [f"{step} {i // SIZE}" for i in range(len(found))], "response": ["x"] * len(found),
+                    "reward": rewards.reshape(-1), "group": 7 - np.arange(len(found)) // SIZE}  # fmt: skip
+            if shaped:
+                rows["shaped_reward"] = used.reshape(-1)
+            if beta:
+                rows["kl_coef"] = np.full(len(found), beta)
+            mask = np.ones((len(found), TOKENS), bool)
+            mask[3] = not empty
+            tokens = {"mask": mask, "advantage": np.repeat(found[:, None], TOKENS, 1),
+                      "logprob": delta - 2, "ref_logprob": np.full(delta.shape, -2.0)}  # fmt: skip
+            recorder.rollouts(step, rows, tokens)
+    return RunData(cavesson.open(folder))
+
+
+def read(data: RunData) -> Reading | None:
+    with np.errstate(all="ignore"):
+        return group_advantages.statistic(data)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_advantages_of_papers_are_in_range(tmp_path: Path, form: str) -> None:
+    found = read(written(tmp_path / "run", FORMS[form]))
+    assert found is not None and not found.sick and found.seen < 1e-4
+
+
+@pytest.mark.parametrize("form", WRONG)
+def test_wrong_advantages_are_found(tmp_path: Path, form: str) -> None:
+    found = read(written(tmp_path / "run", WRONG[form]))
+    assert found is not None and found.sick and found.since == 0
+    assert ("falls" in str(found.words["how"])) is (form == "flipped")
+    assert ("interleaved" in str(found.words["how"])) is (form == "the means of interleaved groups")
+
+
+@pytest.mark.parametrize("form", WRONG)
+def test_a_fault_is_found_from_where_it_begins(tmp_path: Path, form: str) -> None:
+    found = read(written(tmp_path / "run", WRONG[form], begins=8))
+    assert found is not None and found.sick and found.since == 8
+
+
+def test_a_penalty_in_the_reward_is_understood(tmp_path: Path) -> None:
+    healthy = written(tmp_path / "healthy", rloo, beta=0.3)
+    found = read(healthy)
+    assert healthy.setting("kl.place") == "reward"
+    assert found is not None and not found.sick
+    found = read(written(tmp_path / "wrong", WRONG["others divided by all"], beta=0.3))
+    assert found is not None and found.sick
+
+
+def test_a_score_that_is_not_recorded_leaves_it_open(tmp_path: Path) -> None:
+    chance = np.random.default_rng(6)
+    assert read(written(tmp_path / "run", lambda r: grpo(r + chance.normal(0, 1, r.shape)))) is None
+
+
+def test_advantages_of_shaped_rewards_are_in_range(tmp_path: Path) -> None:
+    found = read(written(tmp_path / "run", grpo, shaped=True))
+    assert found is not None and not found.sick and found.seen < 1e-4
+
+
+def test_a_group_with_an_empty_response_is_left_out(tmp_path: Path) -> None:
+    """An empty response has no token that could have its advantage, but it counts for the mean of its group."""
+    data = written(tmp_path / "run", rloo, empty=True)
+    assert np.isnan(data.sample.rows["advantage"]).sum() == STEPS
+    found = read(data)
+    assert found is not None and not found.sick and found.seen < 1e-4
+
+
+def test_tokens_with_advantages_of_their_own_are_not_of_a_group(tmp_path: Path) -> None:
+    data = written(tmp_path / "run", grpo)
+    values = data.sample["advantage"].copy()
+    values[3] += 0.5
+    data.sample._columns["advantage"] = values
+    assert not data.has("rows.advantage")
+
+
+def test_the_log_of_another_trainer_gives_the_advantage(tmp_path: Path) -> None:
+    chance = np.random.default_rng(7)
+    given = []
+    with Recorder(tmp_path / "run") as recorder:
+        for step in range(STEPS):
+            rewards = chance.normal(0, chance.uniform(0.3, 2.0, (GROUPS, 1)), (GROUPS, SIZE))
+            found = WRONG["divided by the variance"](rewards).reshape(-1)
+            given.append(found)
+            rows = {"prompt": [str(i // SIZE) for i in range(len(found))], "response": ["x"] * len(found),
+                    "reward": rewards.reshape(-1), "extra": [json.dumps({"advantage": x}) for x in found]}  # fmt: skip
+            recorder.rollouts(step, rows)
+    data = RunData(cavesson.open(tmp_path / "run"))
+    assert data.sample.rows["advantage"] == pytest.approx(np.concatenate(given))
+    assert data.rows["advantage"] == pytest.approx(np.concatenate(given))
+    found = read(data)
+    assert found is not None and found.sick

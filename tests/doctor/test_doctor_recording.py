@@ -1,0 +1,189 @@
+"""The lines of code that record what is missing: they run, they record what they name, and the docs have them."""
+
+import ast
+import builtins
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor_helpers import healthy
+from rich.console import Console
+
+import cavesson
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import Diagnosis, diagnose
+from cavesson.doctor.failures import FAILURES, not_excluded
+from cavesson.doctor.recording import WAYS, recipes
+from cavesson.doctor.report.page import page
+from cavesson.doctor.report.plain import plain
+from cavesson.doctor.report.terminal import show
+from cavesson.doctor.rules import RULES
+from cavesson.doctor.words import LANGUAGES, language
+from cavesson.record import Recorder, begin_attempt, write_run
+from cavesson.record.statistics import STATISTICS
+
+DOCS = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text("utf-8")
+FAMOUS = {rule for failure in FAILURES for rule in failure.rules}
+NEEDS = sorted({need for rule in RULES if rule.name in FAMOUS for need in rule.needs})
+VALUES: dict[str, Any] = {
+    "prompts": ["p", "q"], "responses": ["a", "b c"], "rewards": [0.5, 1.0], "splits": ["train", "eval"],
+    "finish_reasons": ["eos", "length"], "kl_coefs": [0.1, 0.1], "token_ids": [[1], [2, 3]], "objective": 0.25,
+}  # fmt: skip
+"""Of the variables in the lines; those of all other token columns are numbers."""
+
+
+def run_lines(code: str) -> None:
+    """Runs the lines for a custom loop for three steps, as if they had been pasted into one."""
+    setup, _, calls = code.partition("\nrecorder.")
+    names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    given = {name: VALUES.get(name, [[-0.5], [-0.25, -1.0]]) for name in names - set(dir(builtins))}
+    exec(setup, given)
+    for step in range(3):
+        exec(f"recorder.{calls}", given | {"step": step})
+    given["recorder"].close()
+
+
+def recorded(need: str, folder: str) -> bool:
+    data = RunData(cavesson.open(folder))
+    return any(data.recorded(one) for one in need.split("|"))
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_the_lines_for_an_own_loop_record_what_they_name(need, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (recipe,) = recipes({}, [need])
+    run_lines(recipe.code)
+    assert recorded(need, "runs/own")
+    assert recipe.columns and all(recorded(column, "runs/own") for column in recipe.columns)
+
+
+def test_one_call_records_all_that_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (recipe,) = recipes({"format": "rl-logging-board"}, NEEDS)
+    assert recipe.trainer == "your own loop"
+    run_lines(recipe.code)
+    assert [need for need in NEEDS if not recorded(need, "runs/own")] == []
+    assert [column for column in recipe.columns if not recorded(column, "runs/own")] == []
+
+
+def test_a_setting_alone_needs_no_line():
+    assert recipes({}, ["info.config.ppo.lam"]) == []
+
+
+def test_nothing_is_to_be_added_to_our_own_trainer():
+    assert recipes({"cavesson": "0.1", "algorithm": "grpo"}, ["tokens.sampler_logprob"]) == []
+
+
+@pytest.mark.parametrize(
+    ("info", "trainer"),
+    [
+        ({"trainer": "trl 1.16.0", "algorithm": "grpo"}, "TRL"),
+        ({"format": "trl"}, "TRL"),
+        ({"trainer": "verl", "algorithm": "ppo"}, "verl"),
+        ({"format": "verl"}, "verl"),
+        ({"format": "openrlhf"}, "OpenRLHF"),
+        ({"format": "nemo-rl"}, "NeMo RL"),
+        ({"format": "prime-rl"}, "prime-rl"),
+        ({"cavesson": "0.1"}, "your own loop"),
+        ({"trainer": "another"}, "your own loop"),
+    ],
+)
+def test_the_line_is_that_of_the_run_s_trainer_alone(info, trainer):
+    found = recipes(info, ["tokens.logprob", "tokens.ref_logprob"])
+    assert {recipe.trainer for recipe in found} == {trainer}
+    assert {column for recipe in found for column in recipe.columns} == {"tokens.logprob", "tokens.ref_logprob"}
+
+
+def test_a_column_that_needs_a_setting_says_so_and_others_do_not():
+    (both,) = recipes({"format": "verl"}, ["tokens.sampler_logprob", "tokens.logprob"])
+    assert both.code.endswith("\n# tokens.sampler_logprob: actor_rollout_ref.rollout.calculate_log_probs=True")
+    (one,) = recipes({"format": "verl"}, ["tokens.logprob"])
+    assert "\n#" not in one.code
+    (statistic,) = recipes({"format": "trl"}, ["rows.kl_k1|steps.kl/objective"])
+    assert statistic.columns == ("rows.kl_k1",) and "# tokens.ref_logprob: beta > 0" in statistic.code
+
+
+def test_what_the_trainer_cannot_record_is_recorded_by_hand():
+    (recipe,) = recipes({"format": "nemo-rl"}, ["tokens.token_reward"])
+    assert recipe.trainer == "your own loop" and '"token_reward": token_rewards' in recipe.code
+
+
+def bare(folder: Path, **info: Any) -> tuple[RunData, Diagnosis]:
+    """A run with nothing but texts and rewards."""
+    made = healthy()
+    write_run(folder, info)
+    with Recorder(folder, attempt=begin_attempt(folder, start_step=0)) as recorder:
+        for step in range(len(made.mask)):
+            recorder.rollouts(step, {name: made.rows[name][step] for name in ("prompt", "response", "reward")})
+    data = RunData(cavesson.open(folder))
+    return data, diagnose(data, RULES)
+
+
+@pytest.mark.parametrize("info", [{}, {"format": "trl"}])
+def test_terminal_page_and_json_show_the_lines(info, tmp_path):
+    both = bare(tmp_path / "run", **info)
+    lacking = [need for one in not_excluded(both[1]) for need in one.lacking]
+    (recipe,) = recipes(info, lacking)
+    for name in LANGUAGES:
+        out = io.StringIO()
+        show(Console(file=out, width=1000), *both, language(name))
+        text, html = out.getvalue(), page(*both, language(name))
+        title = language(name).phrases.get("To record {what} with {trainer}", "To record {what} with {trainer}")
+        start = title.partition("{")[0]
+        for line in recipe.code.splitlines():
+            assert f"    {line}" in [one.rstrip() for one in text.splitlines()]
+        assert start in text and start in html and "docs/integrations.md#" in text
+        (block,) = re.findall(r"<pre>(.*?)</pre>", html, re.S)
+        assert block.replace("&quot;", '"').replace("&gt;", ">") == recipe.code
+        assert plain(*both, language(name))["recording"] == [
+            {"trainer": recipe.trainer, "columns": recipe.columns, "code": recipe.code,
+             "docs": "docs/integrations.md#what-records-which-column"}
+        ]  # fmt: skip
+
+
+def test_where_everything_is_excluded_no_lines_are_shown(tmp_path):
+    data = healthy().data(tmp_path / "run")
+    diagnosis = diagnose(data, [rule for rule in RULES if rule.name == "negative-kl"])
+    assert plain(data, diagnosis, language("en"))["recording"] == []
+    assert "<pre>" not in page(data, diagnosis, language("en"))
+
+
+def columns_in(cell: str, kind: str) -> set[str]:
+    return {f"{kind}.{name}" for name in re.findall(r"`(\w+)`", cell)}
+
+
+def conditions_in(cell: str, columns: set[str]) -> dict[str, str]:
+    """Returns the condition of each column in a cell such as "`a`, `b`: PPO; `c`: beta > 0"."""
+    found = {}
+    for part in filter(None, cell.strip().split("; ")):
+        names, _, condition = part.partition(": ")
+        for name in re.findall(r"`(\w+)`", names):
+            (column,) = [one for one in columns if one.partition(".")[2] == name]
+            found[column] = condition
+    return found
+
+
+def test_the_table_in_the_docs_is_what_the_ways_record():
+    computed = {f"rows.{name}" for name in STATISTICS}
+    table = DOCS.partition("## What records which column")[2]
+    rows = {cells[0]: cells[1:] for line in re.findall(r"^\| \[(.*)\|$", table, re.M) for cells in [line.split("|")]}
+    for trainer in {way.trainer for way in WAYS}:
+        (cells,) = [row for title, row in rows.items() if title.startswith(f"{trainer}]")]
+        ways = [way for way in WAYS if way.trainer == trainer]
+        written = columns_in(cells[0], "rows") | columns_in(cells[1], "tokens")
+        assert written == set().union(*(way.records for way in ways)) - computed
+        wanted = {column: text for way in ways for column, text in way.requires.items()}
+        assert conditions_in(cells[2], written) == wanted
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_the_docs_have_the_lines(way):
+    text = " ".join(DOCS.split())
+    for line in way.code.splitlines():
+        assert " ".join(line.partition("  #")[0].split()) in text
+
+
+def test_what_a_condition_is_stated_of_is_recorded():
+    assert [one for way in WAYS for one in way.requires if one not in way.records] == []

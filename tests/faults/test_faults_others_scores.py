@@ -1,0 +1,114 @@
+"""The judge's arithmetic, on what a doctor might have said; and what the benchmark promises of itself."""
+
+from collections import Counter
+
+import pytest
+
+from benchmarks.faults.others.case import LATE, TRAINERS, WAYS, Case, half
+from benchmarks.faults.others.document import lines
+from benchmarks.faults.others.evaluate import cells
+from benchmarks.faults.others.generate import ROOT, SMOL, cases
+from benchmarks.faults.others.healthy import HEALTHY
+from benchmarks.faults.others.judged import Judged
+from benchmarks.faults.others.planted import FAULTS
+from benchmarks.faults.others.scores import score
+from cavesson.doctor.rules import RULES
+
+FLIPPED = Case("penalty-flipped", False, "ppo", "couplets", 0)
+LATER = Case("penalty-flipped-late", False, "ppo", "couplets", 0)
+USUAL = Case("usual", True, "ppo", "couplets", 0)
+
+
+def said(case: Case, *named: str, way: str = "board", **more: object) -> Judged:
+    return Judged(case, way, steps=50, named=named, **more)
+
+
+def test_shares_are_those_of_the_recordings_that_show_the_fault():
+    found = score(
+        [
+            said(FLIPPED, "penalty-wrong", "kl-explosion"),  # first; the other name is a true consequence
+            said(FLIPPED, "length-bias", "penalty-wrong"),  # named, not first
+            said(FLIPPED, "kl-explosion"),  # a consequence is not the cause
+            said(FLIPPED),
+            said(FLIPPED, "truncated", way="completions"),  # not determined: counts nowhere but there
+            said(USUAL),
+            said(USUAL, "stalls"),
+        ]
+    )
+    assert (found.determined, found.undetermined) == (4, 1)
+    assert found.first == 1 / 4
+    assert found.named == 2 / 4
+    assert found.precision == 4 / 6  # of six names, length-bias and stalls are wrong
+    assert (found.healthy_steps, found.alarms) == (100, 10.0)
+    assert found.not_excluded == 0.0
+
+
+def test_onsets_are_compared_where_the_fault_begins_late_and_is_named():
+    found = score(
+        [
+            said(LATER, "penalty-wrong", since=28, onset=25),
+            said(LATER, "penalty-wrong", since=23, onset=25),
+            said(LATER, "penalty-wrong", since=45, onset=25),
+            said(LATER, "penalty-wrong", since=None, onset=25),
+            said(FLIPPED, "penalty-wrong", since=9, onset=0),
+        ]
+    )
+    assert found.onsets == (2, 3, 20)
+    assert found.onset == 3
+
+
+def test_what_cannot_be_seen_can_be_named_as_not_excluded():
+    hidden = [
+        said(FLIPPED, way="completions", not_excluded=("penalty-wrong", "truncated")),
+        said(FLIPPED, way="completions"),
+    ]
+    assert score(hidden).not_excluded == 0.5
+
+
+def test_nothing_to_judge_is_a_dash():
+    assert cells("board", score([])) == ["board", "0", "–", "–", "–", "0", "–", "–", "0", "–"]
+
+
+def test_a_late_fault_is_in_the_half_of_the_same_fault_from_the_start():
+    late = [name for name in FAULTS if name.endswith(LATE)]
+    assert len(late) >= 8
+    for name in late:
+        assert half(name) == half(name.removesuffix(LATE))
+        assert FAULTS[name].onset_in(50) == 25
+        assert FAULTS[name].causes == FAULTS[name.removesuffix(LATE)].causes
+
+
+def test_every_fault_is_one_that_the_doctor_can_name():
+    names = {rule.name for rule in RULES}
+    for one in FAULTS.values():
+        assert one.causes and names.issuperset((*one.causes, *one.also))
+        assert not set(one.causes) & set(one.also)
+        assert set(one.trainers) <= set(TRAINERS)
+        assert all(set(ways) <= set(WAYS) for ways in one.seen.values())
+
+
+def test_the_benchmark_has_what_it_promises():
+    every = list(cases())
+    assert len(set(every)) == len(every)
+    assert len({name.removesuffix(LATE) for name in FAULTS}) >= 20
+    assert len(HEALTHY) >= 6
+    assert set(SMOL) <= set(FAULTS)
+    for which in ("open", "closed"):
+        assert sum(half(name) == which for name in FAULTS) >= 15
+        assert sum(half(name) == which for name in HEALTHY) >= 2
+    healthy = Counter(case.name for case in every if case.healthy and case.task == "couplets")
+    assert set(healthy.values()) == {3 * len(TRAINERS)}
+    for name, one in FAULTS.items():
+        planted = [case for case in every if case.name == name and case.task == "couplets"]
+        assert [case.seed for case in planted] == [0, 1, 2]
+        assert {case.trainer for case in planted} == set(one.trainers)
+
+
+@pytest.mark.parametrize("name, expected", [("penalty-flipped", "open"), ("reward-first", "closed")])
+def test_the_half_of_a_name_does_not_change(name, expected):
+    assert half(name) == expected
+
+
+def test_the_page_lists_the_faults_as_they_are():
+    page = (ROOT / "benchmarks" / "faults" / "others" / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(lines()) in page

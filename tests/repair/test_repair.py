@@ -1,0 +1,392 @@
+"""A repair on real runs: forks are exact, and can be interrupted."""
+
+import json
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "cli"))
+from cli_helpers import Done, cavesson, write_recipe
+
+import cavesson as package
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import Finding
+from cavesson.doctor.finding import Reading
+from cavesson.doctor.rules import RULES
+from cavesson.errors import UserError
+from cavesson.record import Recorder, begin_attempt, run_info, write_run
+from cavesson.repair import verify
+from cavesson.repair.fork import fork
+from cavesson.repair.plan import Plan, check_run, new_plan
+
+# Sampling from three tokens, which scoring knows nothing of: the doctor finds it from the first step on.
+RECIPE = """
+run = "run"
+steps = 8
+batch_size = 16
+[model]
+device = "cpu"
+[data]
+path = "prompts.txt"
+shuffle = true
+[sampling]
+random_length = [2, 6]
+top_k = 3
+[[rewards]]
+use = "rewards.py:uneven"
+[optimizer]
+learning_rate = 1e-3
+[update]
+epochs = 1
+[checkpoint]
+every = 2
+keep = 9
+[doctor]
+on_finding = "ignore"
+"""
+# The file `fate` says after how many calls which process gets which signal.
+REWARDS = """
+import os
+import time
+from pathlib import Path
+
+
+def uneven(prompts, responses, **columns):
+    fate = Path("fate")
+    if fate.exists():
+        calls, number, whom = map(int, fate.read_text().split())
+        fate.write_text(f"{calls - 1} {number} {whom}")
+        if calls == 0:
+            fate.unlink()
+            os.kill(os.getppid() if whom else os.getpid(), number)
+            time.sleep(0.5)
+    return [sum(map(ord, response)) % 7 / 3 - 1 for response in responses]
+"""
+PROMPTS = ("On the table", "My", "The morning train was", "A dog and", "Yesterday we", "It")
+FOLDER = "run.fix-filtered-sampling"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe and its finished run."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_recipe(folder, RECIPE, PROMPTS)
+    (folder / "rewards.py").write_text(REWARDS)
+    done = cavesson(folder, "ppo", "recipe.toml")
+    assert done.code == 0, done.err
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fixed(trained: Path) -> tuple[Path, Done]:
+    """The folder after the command has tried to fix its run."""
+    before = contents(trained / "run")
+    done = cavesson(trained, "doctor", "run", "--fix", "--json")
+    assert contents(trained / "run") == before
+    return trained, done
+
+
+@pytest.fixture
+def place(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the folder, without forks."""
+    return shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("*.fix-*", "other"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of a run, except for what readers leave."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "index" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def recorded(folder: Path) -> list[pa.Table]:
+    """Everything that a run recorded of its rollouts."""
+    run = package.open(folder)
+    drop = {"attempt"}
+    tables = [run.rows(), *(run.tokens(step) for step in sorted(set(run.rows(["step"])["step"].to_pylist())))]
+    return [table.drop_columns([name for name in table.column_names if name in drop]) for table in tables]
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def from_step(run: Path, copy: Path, step: int, settings: dict[str, Any]) -> Path:
+    """Resume a copy of a run without later checkpoints, whose run.json has other settings."""
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "model")
+    for checkpoint in (copy / "checkpoints").iterdir():
+        if int(checkpoint.name.removeprefix("step-")) > step:
+            shutil.rmtree(checkpoint)
+    info = json.loads((copy / "run.json").read_bytes())
+    info["config"]["run"] = str(copy)
+    for name, value in settings.items():
+        group, _, last = name.partition(".")
+        info["config"][group][last] = value
+    (copy / "run.json").write_text(json.dumps(info))
+    done = cavesson(run.parent, "ppo", "--resume", str(copy))
+    assert done.code == 0, done.err
+    return copy
+
+
+def planned(settings: dict[str, Any], start: int, keeps_record: bool = True) -> Plan:
+    return Plan("filtered-sampling", settings, start, 8, keeps_record, "")
+
+
+def test_forks_at_step_0_are_the_run_and_one_started_with_the_settings(fixed: tuple[Path, Done]) -> None:
+    folder, _ = fixed
+    run, forks = folder / "run", folder / FOLDER
+    assert recorded(forks / "unchanged") == recorded(run)
+    assert weights(forks / "unchanged") == weights(run)
+    done = cavesson(folder, "ppo", "recipe.toml", "--run", "other", "--sampling.top_k", "0")
+    assert done.code == 0, done.err
+    assert recorded(forks / "changed") == recorded(folder / "other") != recorded(run)
+    assert weights(forks / "changed") == weights(folder / "other") != weights(run)
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"sampling.top_k": 0},
+    {"kl.coef": 0.5, "optimizer.learning_rate": 1e-4},
+    {"shaping.clip": 0.5, "update.epochs": 2, "ppo.lam": 1.0},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: " ".join(settings) or "nothing")
+def test_a_fork_is_the_run_that_is_resumed_from_the_checkpoint_with_the_settings(
+    settings: dict[str, Any], place: Path
+) -> None:
+    run = place / "run"
+    other = from_step(run, place / "other", 4, settings)
+    fork(run, place / "fork", planned(settings, 4), settings)
+    done = cavesson(place, "ppo", "--resume", "fork")
+    assert done.code == 0, done.err
+    assert recorded(place / "fork") == recorded(other)
+    assert weights(place / "fork") == weights(other)
+    assert (weights(place / "fork") == weights(run)) == (not settings)
+    table = package.open(place / "fork").rows(["step", "kl_coef"])
+    expected = [0.05 if step < 4 else settings.get("kl.coef", 0.05) for step in table["step"].to_pylist()]
+    assert table["kl_coef"].to_pylist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_fork_whose_record_begins_with_it_has_the_same_steps(place: Path) -> None:
+    run = place / "run"
+    fork(run, place / "fork", planned({}, 4, keeps_record=False), {})
+    done = cavesson(place, "ppo", "--resume", "fork")
+    assert done.code == 0, done.err
+    rows, whole = recorded(place / "fork")[0], recorded(run)[0]
+    assert rows["step"].to_pylist()[0] == 4
+    assert rows == whole.slice(len(whole) - len(rows))
+
+
+def test_a_record_elsewhere_is_copied_into_the_fork(place: Path) -> None:
+    run, elsewhere = place / "run", place / "elsewhere"
+    whole, info, url = recorded(run), run_info(run), f"file://{elsewhere}"
+    shutil.copytree(run, elsewhere, ignore=shutil.ignore_patterns("checkpoints", "model", "index"))
+    for name in ("record", "attempts", "compactions"):
+        shutil.rmtree(run / name, ignore_errors=True)
+    (run / "vocabulary.parquet").unlink()
+    write_run(run, info | {"record": url, "config": info["config"] | {"record": url}})
+    before = contents(elsewhere)
+    fork(run, place / "fork", planned({}, 4), {})
+    done = cavesson(place, "ppo", "--resume", "fork")
+    assert done.code == 0, done.err
+    assert recorded(place / "fork") == whole
+    assert contents(elsewhere) == before
+
+
+def test_the_outcome_is_what_the_doctor_says_of_both_forks(fixed: tuple[Path, Done]) -> None:
+    folder, done = fixed
+    found = json.loads(done.out)
+    assert (found["finding"], found["flags"]) == ("filtered-sampling", "--sampling.top_k 0")
+    assert (found["start"], found["end"], found["folder"]) == (0, 8, FOLDER)
+    for name, said in (("unchanged", "found"), ("changed", "gone")):
+        diagnosed = json.loads(cavesson(folder, "doctor", f"{FOLDER}/{name}", "--json").out)
+        names = {one["rule"] for one in diagnosed["findings"]}
+        assert (found[name] == "found") == ("filtered-sampling" in names) == (said == "found")
+    lower = found["reward"]["difference"]["high"] < 0
+    assert (found["verdict"], done.code) == (("cannot tell", 4) if lower else ("recovered", 0))
+
+
+def test_the_command_is_proposed_and_repeated_at_once(fixed: tuple[Path, Done]) -> None:
+    folder, done = fixed
+    out = cavesson(folder, "doctor", "run").out
+    assert "--sampling.top_k 0" in out and "doctor run --fix" in out
+    again = cavesson(folder, "doctor", "run", "--fix")
+    assert again.code == done.code and again.err == ""
+    assert "steps 0–7" in again.out and "no checkpoint is older than the problem" in again.out
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("number", "whom", "code"), [(signal.SIGINT, 1, 130), (signal.SIGTERM, 1, 143), (signal.SIGKILL, 0, 137)]
+)
+def test_a_repair_that_was_interrupted_goes_on(
+    number: int, whom: int, code: int, place: Path, fixed: tuple[Path, Done]
+) -> None:
+    (place / "fate").write_text(f"6 {number:d} {whom}")
+    done = cavesson(place, "doctor", "run", "--fix", "--json")
+    assert (done.code, done.out) == (code, "")
+    assert done.err.strip().splitlines()[-1] == (
+        f"cavesson: the fork {FOLDER}/changed has not ended; repeat the command to resume it"
+    )
+    kept = {path.name for path in (place / FOLDER / "changed" / "checkpoints").iterdir()}
+    assert kept and "step-00000008" not in kept
+    again = cavesson(place, "doctor", "run", "--fix", "--json")
+    assert again.out == fixed[1].out
+    for name in ("changed", "unchanged"):
+        assert recorded(place / FOLDER / name) == recorded(fixed[0] / FOLDER / name)
+
+
+def test_forks_are_trained_for_longer_with_more_steps(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def train(folder: Path, end: int) -> None:
+        calls.append((folder.name, end))
+        (folder / "checkpoints" / f"step-{end:08}").mkdir(parents=True, exist_ok=True)
+
+    run = place / "run"
+    verify(run, steps=3, train=train)
+    verify(run, steps=3, train=train)
+    monkeypatch.chdir(run)
+    verify(Path(), steps=5, train=train)  # the forks are those beside the folder
+    assert calls == [("changed", 3), ("unchanged", 3), ("changed", 5), ("unchanged", 5)]
+    with pytest.raises(UserError, match="begin at step 0; remove them to begin at step 4"):
+        verify(run, start=4, train=train)
+
+
+def uneven(prompts: Any, responses: Any, **columns: Any) -> list[float]:
+    return [sum(map(ord, response)) % 7 / 3 - 1 for response in responses]
+
+
+def test_the_example_fixes_a_run_that_was_started_from_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = package.PPORun.model_validate(
+        {
+            "run": "runs/mine",
+            "steps": 4,
+            "batch_size": 16,
+            "model": {"device": "cpu"},
+            "sampling": {"top_k": 3, "max_new_tokens": 6},
+            "data": {"validation": 0.34},
+            "doctor": {"on_finding": "ignore"},
+        }
+    )
+    package.Training(settings, prompts=PROMPTS, rewards=uneven).run(lambda step, metrics: None)
+    section = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text().split("\n## Try a repair\n")[1]
+    (code,) = re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    exec(code, {"prompts": PROMPTS, "reward": uneven})
+    assert capsys.readouterr().out.splitlines()[-1] in ("recovered", "cannot tell")
+    outcome = verify(Path("runs/mine"), train=lambda folder, end: pytest.fail("both forks are done"))
+    assert (outcome.state(outcome.unchanged), outcome.state(outcome.changed)) == ("found", "gone")
+    assert outcome.reward is not None and (outcome.reward.held_out, outcome.reward.prompts) == (True, 2)
+    assert recorded(Path("runs/mine")) == recorded(Path("runs/mine.fix-filtered-sampling/unchanged"))
+
+
+def refusal(place: Path, *flags: str) -> str:
+    done = cavesson(place, "doctor", "run", "--fix", *flags)
+    assert (done.code, done.out) == (2, "")
+    return done.err.strip().splitlines()[-1]
+
+
+def test_what_cannot_be_fixed_is_said_in_a_line(place: Path) -> None:
+    run = place / "run"
+    assert "run has no checkpoint of step 3; --from can be 0, 2, 4, 6, 8" in refusal(place, "--from", "3")
+    assert "the doctor does not find truncated in run; it finds filtered-sampling" in refusal(
+        place, "--finding", "truncated"
+    )
+    info = run_info(run)
+    write_run(run, info | {"inputs": ["rewards"]})
+    assert "run was started from Python with its own rewards" in refusal(place)
+    sampling = info["config"]["sampling"] | {"top_k": 0}
+    write_run(run, info | {"config": info["config"] | {"sampling": sampling}})
+    said = refusal(place)
+    assert said == (
+        "cavesson: no setting of run ends filtered-sampling; what to change instead: "
+        "sampling.top_k = 0 and sampling.top_p = 1.0"
+    )
+    write_run(run, info | {"trainer": "trl"})
+    assert "run was trained by another trainer" in refusal(place)
+    assert not (place / FOLDER).exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--steps", "3"], "--steps has no effect without --fix"),
+        (["--from", "3"], "--from has no effect without --fix"),
+        (["--finding", "truncated"], "--finding has no effect without --fix"),
+        (["--fix", "--html", "page.html"], "--html has no effect with --fix"),
+        (["--fix", "--fail-on", "error"], "--fail-on has no effect with --fix"),
+    ],
+)
+def test_flags_without_effect_are_refused(flags: list[str], said: str, trained: Path) -> None:
+    done = cavesson(trained, "doctor", "run", *flags)
+    assert (done.code, done.err) == (2, f"cavesson: {said}\n")
+
+
+def test_a_url_and_runs_that_do_not_sample_are_refused(tmp_path: Path) -> None:
+    done = cavesson(tmp_path, "doctor", "memory://run", "--fix")
+    assert done.code == 2 and "--fix needs the folder of the run" in done.err
+    write_run(tmp_path / "run", {"algorithm": "sft", "config": {}})
+    with pytest.raises(UserError, match="is a run of sft: --fix compares runs that sample responses"):
+        check_run(tmp_path / "run")
+
+
+def test_other_prompts_than_those_of_the_run_are_refused(place: Path) -> None:
+    write_recipe(place, RECIPE, (*PROMPTS[:-1], "Another"))
+    info = run_info(place / "run")
+    data = info["config"]["data"] | {"path": str(place / "prompts.txt")}
+    write_run(place / "run", info | {"config": info["config"] | {"data": data}})
+    done = cavesson(place, "doctor", "run", "--fix")
+    assert (done.code, done.out) == (2, "")
+    assert f"{FOLDER}/changed was started with other prompts; resume it with the data as it was then" in done.err
+    assert "Traceback" not in done.err
+
+
+class TestStart:
+    """Where the forks begin: of a run with a fault whose onset is known."""
+
+    @pytest.fixture
+    def run(self, trained: Path, tmp_path: Path) -> Path:
+        run = tmp_path / "run"
+        write_run(run, run_info(trained / "run"))
+        return run
+
+    def plan(self, run: Path, onset: int, *kept: int, **given: Any) -> Plan:
+        for step in kept:
+            (run / "checkpoints" / f"step-{step:08}").mkdir(parents=True)
+        (run / "checkpoints" / "step-00000003-update-00000001").mkdir(parents=True)
+        with Recorder(run, attempt=begin_attempt(run, start_step=0)) as recorder:
+            for step in range(20):
+                recorder.rollouts(step, {"prompt": ["p"], "response": ["r"], "reward": [0.0], "sample": [0]})
+                recorder.metrics(step, {"reward/mean": 0.0})
+            recorder.metrics(20, {"evaluation/reward": 0.0})  # after the last step, which it does not lengthen
+        finding = Finding(RULES[0], Reading(1.0, True, onset), settings={"sampling.top_k": 0})
+        given = {"steps": None, "start": None} | given
+        return new_plan(run, RunData(package.open(run)), finding, **given)
+
+    def test_the_last_checkpoint_before_the_onset(self, run: Path) -> None:
+        plan = self.plan(run, 12, 4, 8, 12, 16)
+        assert (plan.start, plan.end, plan.keeps_record) == (12, 20, True)
+
+    def test_none_before_the_onset(self, run: Path) -> None:
+        plan = self.plan(run, 1, 2, 4)
+        assert (plan.start, plan.end) == (0, 20) and plan.note.startswith("step 0 with the same seed")
+
+    def test_those_before_the_onset_were_deleted(self, run: Path) -> None:
+        plan = self.plan(run, 12, 18, 20)
+        # The fault was seen for 8 steps, so the forks have as many.
+        assert (plan.start, plan.end, plan.keeps_record) == (18, 26, False)
+        assert "the oldest checkpoint that is left, 6 steps after the problem began (step 12)" in plan.note
+
+    def test_a_checkpoint_of_ones_own(self, run: Path) -> None:
+        plan = self.plan(run, 12, 4, 8, start=4, steps=5)
+        assert (plan.start, plan.end, plan.keeps_record) == (4, 9, True)
