@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, get_peft_model
+from quiet import machine, spread
 
 from cavesson.algorithms.grpo import GRPORun
 from cavesson.data.prompts import padded_prompts
@@ -47,10 +48,6 @@ def times(engines: dict[str, Callable[[int], Any]], rounds: int) -> dict[str, li
             work(number)
             seconds[name] += [time.perf_counter() - start] if number else []
     return seconds
-
-
-def figures(values: list[float], unit: str) -> str:
-    return f"{median(values):.3g} ({min(values):.3g}–{max(values):.3g}) {unit}"
 
 
 def compare_engines(python: str, dtype: str, rows: int, length: int, rounds: int) -> None:
@@ -85,7 +82,7 @@ def compare_engines(python: str, dtype: str, rows: int, length: int, rounds: int
     speeds = {name: [rows * length / each for each in values] for name, values in seconds.items()}
     print(f"SmolLM2-135M, {dtype}, {rows} responses of {length} tokens, {rounds} rounds in turns")
     for name, values in speeds.items():
-        print(f"  {name:13} {figures(values, 'tokens/s')}")
+        print(f"  {name:13} {spread(values)} tokens/s")
     print(f"  vLLM / transformers {median(speeds['vLLM']) / median(speeds['transformers']):.2f}")
     for name, policy in (("all weights", whole), ("adapters", adapted)):
         print(f"  new weights, {name}: {renewal(vllm(policy, name), rounds)}")
@@ -141,7 +138,7 @@ def compare_staleness(url: str, dtype: str, rounds: int) -> None:
                 times.append(trained(staleness, Path(folder) / f"{number}-{staleness}"))
     print(f"GRPO, adapters, 16 responses of 32 tokens, a reward of {seconds:g} s; a step takes")
     for staleness, times in found.items():
-        print(f"  max_staleness {staleness}   {figures(times, 's')}")
+        print(f"  max_staleness {staleness}   {spread(times)} s")
     print(f"  in turns / ahead {median(found[0]) / median(found[1]):.2f}")
 
 
@@ -155,7 +152,7 @@ def renewal(engine: VllmSampler, rounds: int) -> str:
         engine.synchronise(number)
 
     size = sum(weight.numel() * weight.element_size() for weight in trained)
-    return f"{size / 1e6:.1f} MB in {figures(times({'': renew}, rounds)[''], 's')}"
+    return f"{size / 1e6:.1f} MB in {spread(times({'': renew}, rounds)[''])} s"
 
 
 if __name__ == "__main__":
@@ -168,6 +165,7 @@ if __name__ == "__main__":
     parser.add_argument("--gpus", type=int, nargs=2, help="compare only ways of new weights between these GPUs")
     given = parser.parse_args()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    print(machine())
     if given.gpus:
         compare_transfers(given.vllm, given.dtype, tuple(given.gpus), given.rounds)
     else:

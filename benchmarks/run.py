@@ -1,6 +1,7 @@
 """Run every benchmark, ours and the others' in turn, each in a process of its own, and print how they compare.
 
-Only ratios within one run mean anything: machines differ, and the same one differs from hour to hour.
+Only ratios within one round mean anything: machines differ, and the same one differs from hour to hour. A measurement
+is repeated if other programs were busy meanwhile.
 """
 
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from quiet import BUSY, machine, quietly, spread
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +26,7 @@ TRL_REQUIREMENTS = ("torch==2.13.0", "transformers", "peft", "datasets", "gguf",
 STEPS = 3
 
 Numbers = dict[str, float]
+"""What a script has measured, and how many cores other programs used meanwhile ("others")."""
 Results = dict[str, list[Numbers]]
 """Every run, by its side, mode and model."""
 
@@ -77,7 +80,13 @@ RECORDED = {"smol": ("smol", "32", "2"), "tiny": ("tiny", "64", "20")}
 
 
 def measure(python: Path | str, script: str, *arguments: str) -> Numbers:
-    """Run a script and read the JSON line it ends with; what it says on the way goes to build/bench.log."""
+    """Run a script, again if other programs were busy meanwhile."""
+    numbers, others = quietly(lambda: _measure(python, script, *arguments))
+    return {**numbers, "others": others}
+
+
+def _measure(python: Path | str, script: str, *arguments: str) -> Numbers:
+    """Read the JSON line that a script ends with; what it says on the way goes to build/bench.log."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     with (BUILD / "bench.log").open("a", encoding="utf-8") as log:
         log.write(f"\n{script} {' '.join(arguments)}\n")
@@ -119,8 +128,17 @@ def compare(lines: Iterable[Compared], rounds: int, trl: Path | None, console: C
             numbers = measure(python, script, *flags, str(MODELS / line.model), str(line.batch), str(line.steps))
             seen.append(numbers)
             speed, peak, unit = numbers[line.unit], numbers["peak_rss_gib"], line.unit.replace("_per_second", "/s")
-            console.print(f"{line.model} {mode:9} {side:5} {speed:8.2f} {unit} {peak:6.2f} GiB", highlight=False)
+            console.print(
+                f"{number + 1} {line.model} {mode:9} {side:5} {speed:8.2f} {unit} {peak:6.2f} GiB{_busy(numbers)}",
+                highlight=False,
+            )
     return results
+
+
+def _busy(numbers: Numbers) -> str:
+    """Say it where other programs were busy in every attempt."""
+    others = numbers["others"]
+    return "" if others <= BUSY else f"; other programs used {others:.1f} cores"
 
 
 def _sides(line: Compared, trl: Path | None) -> dict[str, tuple[Path | str | None, str, str]]:
@@ -134,37 +152,35 @@ def _key(side: str, line: Compared) -> str:
     return f"{side} {line.peer if side == 'TRL' else line.mode} {line.model}"
 
 
-def ratios(line: Compared, results: Results) -> dict[str, float | None]:
-    """The figures of one line of the table: medians and how they compare; None where one side was not run."""
+def ratios(line: Compared, results: Results) -> dict[str, list[float]]:
+    """Return the figures of one line of the table by round; none where one side was not run."""
     runs = {side: results.get(_key(side, line), []) for side in ("ours", "TRL", "bound")}
     if not line.bound:
         runs["bound"] = []
     speed, peak = (
-        {side: median(run[name] for run in seen) if seen else None for side, seen in runs.items()}
-        for name in (line.unit, "peak_rss_gib")
+        {side: [run[name] for run in seen] for side, seen in runs.items()} for name in (line.unit, "peak_rss_gib")
     )
     return {
         **speed,
-        "ours / TRL": _ratio(speed["ours"], speed["TRL"]),
-        "ours / bound": _ratio(speed["ours"], speed["bound"]),
-        "memory / TRL": _ratio(peak["ours"], peak["TRL"]),
+        "ours / TRL": _ratios(speed["ours"], speed["TRL"]),
+        "ours / bound": _ratios(speed["ours"], speed["bound"]),
+        "memory / TRL": _ratios(peak["ours"], peak["TRL"]),
     }
 
 
-def table(lines: Iterable[Compared], figures: Iterable[dict[str, float | None]]) -> Table:
+def table(lines: Iterable[Compared], figures: Iterable[dict[str, list[float]]], rounds: int) -> Table:
     """The table that people read."""
     columns = ("model", "mode", "ours", "TRL", "bound", "ours / TRL", "ours / bound", "memory / TRL")
     shown = Table(
         *columns,
-        title="Response tokens (sft, reward: examples) per second, and peak memory: medians",
-        caption="in brackets: targets",
+        title="Response tokens (sft, reward: examples) per second, and peak memory",
+        caption=f"medians of {rounds} rounds (range); ratios are those of a round; in brackets at the end: targets",
     )
     for line, seen in zip(lines, figures, strict=True):
-        speeds = ("–" if seen[side] is None else f"{seen[side]:.1f}" for side in ("ours", "TRL", "bound"))
         shown.add_row(
             f"{line.model} × {line.batch}",
             line.mode,
-            *speeds,
+            *(_cell(seen[side]) for side in ("ours", "TRL", "bound")),
             _cell(seen["ours / TRL"], line.faster, "≥"),
             _cell(seen["ours / bound"], line.of_bound, "≥"),
             _cell(seen["memory / TRL"], line.memory, "≤"),
@@ -172,17 +188,18 @@ def table(lines: Iterable[Compared], figures: Iterable[dict[str, float | None]])
     return shown
 
 
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a / b
+def _ratios(ours: list[float], theirs: list[float]) -> list[float]:
+    return [a / b for a, b in zip(ours, theirs, strict=True)] if theirs else []
 
 
-def _cell(ratio: float | None, target: float | None, sign: str) -> str:
-    if ratio is None:
+def _cell(values: list[float], target: float | None = None, sign: str = "≥") -> str:
+    """Write the median, its range, and the target that the median should reach."""
+    if not values:
         return "–"
     if target is None:
-        return f"{ratio:.2f}"
-    reached = ratio >= target if sign == "≥" else ratio <= target
-    return f"[{'green' if reached else 'red'}]{ratio:.2f}[/] ({sign} {target})"
+        return spread(values)
+    reached = median(values) >= target if sign == "≥" else median(values) <= target
+    return f"[{'green' if reached else 'red'}]{spread(values)}[/] ({sign} {target})"
 
 
 def recording(names: Iterable[str], rounds: int, console: Console) -> dict[str, Results]:
@@ -196,11 +213,12 @@ def recording(names: Iterable[str], rounds: int, console: Console) -> dict[str, 
             for mode, numbers in seen.items():
                 numbers.append(measure(sys.executable, "recording.py", "--mode", mode, path, batch, steps))
         share, on, off = (
-            median(numbers[column] for numbers in seen[mode])
+            [numbers[column] for numbers in seen[mode]]
             for mode, column in (("on", "share"), ("on", "seconds"), ("off", "seconds"))
         )
         console.print(
-            f"recording, {name}: {share:.2%} of the time measured in its two threads; with / without: {on / off:.3f}",
+            f"recording, {name}: {spread(share, '.2%')} of the time measured in its two threads; "
+            f"with / without: {spread(_ratios(on, off), '.3f')}",
             highlight=False,
         )
     return results
@@ -209,7 +227,7 @@ def recording(names: Iterable[str], rounds: int, console: Console) -> dict[str, 
 def arguments() -> Namespace:
     """Read the command line."""
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2, help="times that everything is measured (default 2)")
+    parser.add_argument("--rounds", type=int, default=5, help="times that everything is measured (default 5)")
     parser.add_argument("--only", choices=("smol", "tiny"), help="SmolLM2-135M or the 17 million parameters alone")
     parser.add_argument("--modes", help="only these, such as sft,reward,grpo; without recording and products")
     parser.add_argument("--trl-python", type=Path, help="Python of an environment with TRL 1.10 (default: build/trl's)")
@@ -224,23 +242,22 @@ def main() -> None:
     if not (MODELS / "smol-classifier" / "model.safetensors").exists():
         console.print("Making the models …")
         subprocess.run([sys.executable, str(HERE / "models.py"), str(MODELS)], check=True)
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        console.print(f"[bold]Other programs are busy (load {load:.1f}): the figures will be noisy.[/bold]")
+    where = machine()
+    console.print(where, highlight=False)
     modes = given.modes.split(",") if given.modes else [line.mode for line in COMPARED]
     lines = [line for line in COMPARED if given.only in (None, line.model) and line.mode in modes]
     needed = any(line.theirs == "trl_ppo.py" for line in lines)
     trl = trl_python(given.trl_python, console) if needed else None
     results = compare(lines, given.rounds, trl, console)
     figures = [ratios(line, results) for line in lines]
-    console.print(table(lines, figures))
+    console.print(table(lines, figures, given.rounds))
     if given.modes:
         return
     recorded = recording([given.only] if given.only else ["tiny", "smol"], given.rounds, console)
     products = measure(sys.executable, "linear.py")
     for name, ratio in products.items():
         console.print(f"float32 product, {name}: PyTorch's takes {ratio:.2f} × as long", highlight=False)
-    everything: dict[str, object] = {"load": load, "cores": os.cpu_count(), "runs": results}
+    everything: dict[str, object] = {"machine": where, "runs": results}
     everything["compared"] = [{**line._asdict(), **seen} for line, seen in zip(lines, figures, strict=True)]
     everything |= {"recording": recorded, "linear": products}
     (BUILD / "bench.json").write_text(json.dumps(everything, indent=1), encoding="utf-8")

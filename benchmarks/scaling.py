@@ -6,6 +6,7 @@ Two processes have one thread each; one process has one thread, and then both, s
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -13,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+
+from quiet import machine, quietly, spread
 
 import cavesson
 
@@ -30,7 +33,12 @@ def speed(folder: Path, algorithm: str, flags: Mapping[str, object], processes: 
     words = [text for name, value in given.items() for text in (f"--{name}", str(value))]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "cavesson", algorithm, *words]
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+    def train() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+    quietly(train)
     run = cavesson.open(folder)
     lengths = run.rows(["step", "length"]).group_by("step").aggregate([("length", "sum")])
     tokens = dict(zip(lengths["step"].to_pylist(), lengths["length_sum"].to_pylist(), strict=True))
@@ -55,7 +63,7 @@ def compare(algorithm: str, model: str, rows: int, length: int, rounds: int) -> 
                 found[name].append(speed(place, algorithm, flags, processes, threads))
     print(f"{algorithm}, {model}, {rows} responses of {length} tokens, {rounds} rounds in turns")
     for name, values in found.items():
-        print(f"  {name:28} {median(values):.4g} ({min(values):.4g}–{max(values):.4g}) tokens/s")
+        print(f"  {name:28} {spread(values)} tokens/s")
     one, both, two = (median(values) for values in found.values())
     print(f"  2 processes / 1 of one thread {two / one:.2f}, / 1 of two threads {two / both:.2f}")
 
@@ -67,5 +75,6 @@ if __name__ == "__main__":
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
+    print(machine())
     for algorithm in ("ppo", "grpo"):
         compare(algorithm, given.model, given.rows, given.length, given.rounds)
