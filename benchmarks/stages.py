@@ -121,6 +121,7 @@ def compare(training: Training, steps: int) -> dict[str, float]:
                 whole[name.removeprefix("time/")].append(value)
         for stage, calls in products.calls.items():
             alone[stage].append(seconds_of(calls))
+        alone["total"].append(sum(alone[stage][-1] for stage in products.calls))
     print(f"{'stage':10} {'seconds':>8} {'products':>9} {'ratio':>6}")
     for stage in whole:
         print(_line(stage, median(whole[stage]), median(alone[stage]) if stage in alone else 0.0))
