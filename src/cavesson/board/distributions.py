@@ -153,10 +153,13 @@ def heat(board: Board, query: HeatQuery) -> dict[str, Any]:
     """Return the mean of a token metric by step and position in the response, from the roll-ups."""
     run = board.run(query.run)
     snapshot = run.snapshot()
-    lines = lines_of(snapshot, rollups_of(run, snapshot, query.column, level="token"), query.split)
+    known = rollups_of(run, snapshot, query.column, level="token")
+    lines = lines_of(snapshot, known, query.split)
+    if not known.lines["bins"].any():
+        raise UserError(f"no token of the run has the column {query.column[:100]!r}")
     if not lines.lines["bins"].any():
-        kind = "held-out" if query.split == HELD_OUT else "training"
-        raise UserError(f"no token of a {kind} response has the column {query.column[:100]!r}")
+        kind = "training" if query.split == HELD_OUT else "held-out"
+        raise UserError(f"only tokens of {kind} responses have the column {query.column[:100]!r}")
     steps = buckets(lines.step, query.buckets)
     position = slices(np.zeros(len(lines.lines), np.int64), lines.lines["bins"])
     places = _positions(position, lines.bins["bin_counts"], query.positions)
