@@ -128,7 +128,7 @@ def test_lists_are_of_training_or_of_held_out_responses(both):
     assert [row["response"] for row in table(shown(both, step=0, split="eval"), "best by reward")] == ["answer 30"]
 
 
-def test_the_header_counts_training_and_held_out_responses_apart(both, run):
+def test_the_header_counts_training_and_held_out_responses_apart(both):
     header = shown(both).split("\nsteps: means")[0]
     facts = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in header.split("\n") if "  " in line.strip())
     assert facts["rollouts"] == "4" and facts["held-out rollouts"] == "2"
