@@ -101,7 +101,7 @@ def test_held_out_responses_are_shown_alone_and_in_every_view(browser, board_tol
         hover_step(page, 9, f"{len(at(marked, 9))} of {len(at(held_out, 9))} match")
         page.get_by_role("link", name="Step", exact=True).click()
         expect(switch(page)).to_have_attribute("aria-pressed", "true")
-        page.wait_for_function("document.querySelector('.bar .facts dd')?.textContent === '4'")
+        expect(page.locator(".bar .facts dd").first).to_have_text("4")
         shown = facts(page, ".bar .facts")
         values = np.array([row["reward"] for row in at(held_out, STEPS - 1)])
         near(shown["rollouts"], len(values))

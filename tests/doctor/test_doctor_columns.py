@@ -195,12 +195,11 @@ def test_one_prompt_for_all_is_none(tmp_path):
 def test_prompts_of_held_out_rollouts_make_no_groups(tmp_path, trained, known):
     write_run(tmp_path, {})
     with Recorder(tmp_path) as recorder:
-        for split, prompts, first in (("train", trained, 0), ("eval", ["q", "r", "p"], 5)):
-            size = len(prompts)
-            rows = {"sample": first + np.arange(size), "split": [split] * size, "prompt": prompts}
-            rows |= {"response": ["a"] * size, "reward": np.zeros(size)}
-            for step in range(3):
-                recorder.rollouts(step, rows)
+        for step in range(3):
+            for split, prompts, first in (("train", trained, 0), ("eval", ["q", "r", "p"], 5)):
+                size = len(prompts)
+                rows = {"sample": first + np.arange(size), "split": [split] * size, "prompt": prompts}
+                recorder.rollouts(step, rows | {"response": ["a"] * size, "reward": np.zeros(size)})
     data = RunData(cavesson.open(tmp_path))
     assert data.has("rows.group") == known
     if known:

@@ -128,6 +128,15 @@ def test_lists_are_of_training_or_of_held_out_responses(both):
     assert [row["response"] for row in table(shown(both, step=0, split="eval"), "best by reward")] == ["answer 30"]
 
 
+def test_every_evaluation_of_a_long_run_is_shown(folder):
+    with Recorder(folder) as recorder:
+        for step in range(60):
+            recorder.rollouts(step, *rollouts(1, 1))
+            if step % 15 == 7:
+                recorder.rollouts(step, *rollouts(1, 1, split=["eval"], sample=[5]))
+    assert [row["step"] for row in table(shown(folder, split="eval"), "steps")] == ["7", "22", "37", "52"]
+
+
 def test_the_header_counts_training_and_held_out_responses_apart(both):
     header = shown(both).split("\nsteps: means")[0]
     facts = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in header.split("\n") if "  " in line.strip())
