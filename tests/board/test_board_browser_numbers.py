@@ -11,16 +11,28 @@ from browser_helpers import STEPS, go, opened, parsed, wait_for
 from playwright.sync_api import Page, expect
 
 import cavesson
+from cavesson.record.splits import of_split
 
 
 @pytest.fixture(scope="module")
-def rows(runs_told):
+def every(runs_told):
     """Every rollout of the first run, by step and sample."""
     return cavesson.open(runs_told[0]).rows().to_pylist(maps_as_pydicts="strict")
 
 
-def trained(rows, step):
-    return [row for row in rows if row["step"] == step and row["split"] == "train"]
+@pytest.fixture(scope="module")
+def rows(every):
+    """Those that were trained on."""
+    return [row for row in every if row["split"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def held_out(every):
+    return [row for row in every if row["split"] == "eval"]
+
+
+def at(rows, step):
+    return [row for row in rows if row["step"] == step]
 
 
 def near(text: str, value: float, rel: float = 5e-4, at_most: float = 1e-9) -> None:
@@ -38,21 +50,20 @@ def legend(page: Page, title: str) -> dict[str, str]:
     return {key.locator(".name").inner_text(): key.locator("b").inner_text() for key in keys.all()}
 
 
-def test_the_overview_shows_the_selected_steps_means(browser, board_told, rows):
+def test_the_overview_shows_the_selected_steps_means(browser, board_told, rows, held_out):
     with opened(browser, board_told.address) as page:
         page.locator(".plot canvas").first.wait_for()
 
         def agrees(step: int) -> None:
             shown = legend(page, "Reward")
-            near(shown["mean"], np.mean([row["reward"] for row in trained(rows, step)]))
-            near(shown["reference"], np.mean([row["ref_reward"] for row in trained(rows, step)]))
-            scored = [row["reward"] for row in rows if row["step"] == step and row["split"] == "eval"]
-            near(shown["evaluation"], np.mean(scored))
-            near(legend(page, "Response length")["mean"], np.mean([row["length"] for row in trained(rows, step)]))
+            near(shown["mean"], np.mean([row["reward"] for row in at(rows, step)]))
+            near(shown["reference"], np.mean([row["ref_reward"] for row in at(rows, step)]))
+            near(shown["evaluation"], np.mean([row["reward"] for row in at(held_out, step)]))
+            near(legend(page, "Response length")["mean"], np.mean([row["length"] for row in at(rows, step)]))
             near(legend(page, "KL to the reference")["objective"], 0.5 * step)
             parts = legend(page, "Reward parts")
             for name in ("helpful", "signs"):
-                near(parts[name], np.mean([row["reward_parts"][name] for row in trained(rows, step)]))
+                near(parts[name], np.mean([row["reward_parts"][name] for row in at(rows, step)]))
 
         agrees(STEPS - 1)
         plot = page.locator(".u-over").first.bounding_box()
@@ -60,7 +71,7 @@ def test_the_overview_shows_the_selected_steps_means(browser, board_told, rows):
         expect(page.locator(".timeline output b")).to_have_text("4")
         page.mouse.move(5, 5)
         agrees(4)
-        best = sorted(trained(rows, 4) + [r for r in rows if r["step"] == 4 and r["split"] == "eval"], key=reward)
+        best = sorted(at(rows, 4), key=reward)
         lines = page.locator(".extremes").first.locator(".rollout b").all_inner_texts()
         expect(page.locator(".extremes").first.locator(".rollout")).to_have_count(4)
         for text, row in zip(lines, best[::-1], strict=False):
@@ -71,11 +82,54 @@ def reward(row) -> float:
     return row["reward"]
 
 
+def switch(page: Page):
+    return page.get_by_role("button", name="held out", exact=True)
+
+
+def test_held_out_responses_are_shown_alone_and_in_every_view(browser, board_told, every, rows, held_out):
+    """The switch stays on from one view to the next, and the numbers are those of the held-out responses only."""
+    assert len(every) == len(rows) + len(held_out)
+    with opened(browser, f"{board_told.address}/responses") as page:
+        count = page.locator(".bar output")
+        expect(page.locator(".status")).to_contain_text(f"{len(rows)} rollouts{len(held_out)} held out")
+        expect(count).to_have_text(f"{len(rows)} rollouts")
+        switch(page).click()
+        expect(count).to_have_text(f"{len(held_out)} rollouts")
+        page.get_by_placeholder("Search text").fill("#")
+        marked = [row for row in held_out if "#" in row["response"]]
+        expect(count).to_have_text(f"{len(marked)} rollouts")
+        hover_step(page, 9, f"{len(at(marked, 9))} of {len(at(held_out, 9))} match")
+        page.get_by_role("link", name="Step", exact=True).click()
+        expect(switch(page)).to_have_attribute("aria-pressed", "true")
+        expect(page.locator(".bar .facts dd").first).to_have_text("4")
+        shown = facts(page, ".bar .facts")
+        values = np.array([row["reward"] for row in at(held_out, STEPS - 1)])
+        near(shown["rollouts"], len(values))
+        near(shown["mean"], values.mean())
+        expect(page.locator("article.group")).to_have_count(1)
+        assert len(page.locator("article.group .siblings b").all_inner_texts()) == 4
+        expect(page.get_by_role("heading", name="Reward over the run · held out")).to_be_visible()
+
+
+def test_patterns_and_extremes_of_held_out_responses_are_shown_alone(browser, board_told, rows, held_out):
+    with opened(browser, f"{board_told.address}/patterns?held_out=1") as page:
+        line = page.locator(".patterns tbody tr", has=page.get_by_text("#", exact=True)).first
+        expect(line.locator("td").last).to_have_text(str(sum("#" in row["response"] for row in held_out)))
+        switch(page).click()
+        expect(line.locator("td").last).to_have_text(str(sum("#" in row["response"] for row in rows)))
+        page.get_by_role("link", name="Overview", exact=True).click()
+        extremes = page.locator(".extremes").first.locator(".rollout b").first
+        near(extremes.inner_text(), max(row["reward"] for row in at(rows, STEPS - 1)), rel=5e-3)
+        switch(page).click()
+        best = max(row["reward"] for row in at(held_out, STEPS - 1))
+        wait_for(lambda: abs(parsed(extremes.inner_text()) - best) < 5e-3 * best, 30)
+
+
 def test_a_step_says_how_its_rewards_lie(browser, board_told, rows):
     with opened(browser, f"{board_told.address}/step?step=6") as page:
         page.locator(".facts dd").first.wait_for()
         shown = facts(page, ".bar .facts")
-        values = np.array([row["reward"] for row in trained(rows, 6)])
+        values = np.array([row["reward"] for row in at(rows, 6)])
         near(shown["rollouts"], len(values))
         near(shown["mean"], values.mean())
         near(shown["spread"], values.std(), rel=5e-3)
@@ -89,7 +143,7 @@ def test_a_step_says_how_its_rewards_lie(browser, board_told, rows):
 def test_the_responses_to_a_prompt_stand_side_by_side(browser, board_told, rows):
     with opened(browser, f"{board_told.address}/step?step=6") as page:
         page.locator(".group .siblings button").first.wait_for()
-        here = [row for row in rows if row["step"] == 6]
+        here = at(rows, 6)
         groups = defaultdict(list)
         for row in here:
             groups[row["group"]].append(row["reward"])
@@ -229,7 +283,7 @@ def test_a_search_goes_on_while_hits_are_verified(browser, board_told, rows, fir
         expect(count).to_have_text("at most 99 rollouts")
         expect(page.get_by_text("Searching the responses")).to_have_count(1 - first)
         expect(count).to_have_text(f"{len(matching)} rollouts")
-        hover_step(page, 9, f"{sum(row['step'] == 9 for row in matching)} of 20 match")
+        hover_step(page, 9, f"{sum(row['step'] == 9 for row in matching)} of 16 match")
 
 
 def card(page: Page) -> dict[str, list[str]]:
@@ -298,17 +352,22 @@ def means(rows) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("split", ["train", "eval"])
 @pytest.mark.parametrize("sides", ["0,1", "0@0-3,0@6-9"])
-def test_who_wins_where(browser, board_told, runs_told, sides):
+def test_who_wins_where(browser, board_told, runs_told, sides, split):
     found = []
     for side in sides.split(","):
         run, _, steps = side.partition("@")
         low, high = map(int, steps.split("-")) if steps else (0, STEPS)
-        every = cavesson.open(runs_told[int(run)]).rows().to_pylist()
-        found.append(means(row for row in every if low <= row["step"] <= high))
+        side_rows = of_split(cavesson.open(runs_told[int(run)]).rows(), split).to_pylist()
+        side_rows = [row for row in side_rows if low <= row["step"] <= high]
+        found.append(means(side_rows))
     common = set(found[0]) & set(found[1])
     wins = [sum(found[i][p] > found[1 - i][p] for p in common) for i in (0, 1)]
     with opened(browser, f"{board_told.address}/compare?sides={sides}") as page:
+        if split == "eval":
+            switch(page).click()
+            expect(page.locator(".wins tbody tr").last.locator("td.number").first).to_have_text(str(len(side_rows)))
         page.locator("article.group").first.wait_for()
         cells = page.locator(".wins tbody tr td.number").all_inner_texts()
         shares = [text for text in cells if "%" in text]
@@ -325,7 +384,7 @@ def test_who_wins_where(browser, board_told, runs_told, sides):
 
 
 def test_the_difference_to_the_reference_is_marked(browser, board_told, rows):
-    row = trained(rows, 2)[5]
+    row = at(rows, 2)[5]
     with opened(browser, f"{board_told.address}/responses?at=2.{row['sample']}") as page:
         page.get_by_role("button", name="difference to the reference").click()
         text = page.locator(".detail pre.text", has=page.locator("ins, del")).first
@@ -340,7 +399,7 @@ def grams(text: str) -> set[tuple[str, ...]]:
 
 
 def test_more_like_this_shares_phrases(browser, board_told, rows):
-    row = trained(rows, 3)[9]
+    row = at(rows, 3)[9]
     with opened(browser, f"{board_told.address}/responses?at=3.{row['sample']}") as page:
         page.get_by_role("button", name="More like this").click()
         lines = page.locator(".shared")

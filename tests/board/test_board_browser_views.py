@@ -102,12 +102,14 @@ FINDINGS = [
         severity="error",
         text="It rose to <b>9</b>.",
         steps=[4, 6],
+        between=[3, 5],
         rollouts=[{"step": 5, "sample": 3, "token": 2}],
         fix="kl.coef = 0.1",
         explains=["The reward falls", "Loops"],
         source="A paper",
     ),
-    finding("A note"),
+    finding("A note", between=[2, 2]),
+    finding("Another"),
 ]
 
 
@@ -121,8 +123,11 @@ def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
         page.route("**/api/runs/0/findings", lambda route: route.fulfill(json=found))
         page.reload()
         panel = page.locator(".findings")
-        expect(panel.locator("li")).to_have_count(2)
+        expect(panel.locator("li")).to_have_count(3)
         first = panel.locator("li").first
+        expect(first).to_contain_text("began between steps 3 and 5")
+        expect(panel.locator("li").nth(1)).to_contain_text("began at step 2")
+        expect(panel.locator("li").nth(2)).not_to_contain_text("began")
         expect(first).to_contain_text("It rose to <b>9</b>.")
         first.get_by_text("seen 9 (below 8)").click()
         assert first.locator("dl div").all_inner_texts() == [

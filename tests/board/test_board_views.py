@@ -346,13 +346,21 @@ def test_held_out_rollouts_are_shown_apart_from_those_of_training(tmp_path):
     client = client_of(board)
     (run,) = get(client, "runs")
     assert run["steps"] == [0, 4] and run["newest"] == 3
-    ridges = {name: get(client, "runs/0/ridge", column=name, bins=4, buckets=9) for name in ("reward", "gap")}
-    assert [sum(counts) for counts in ridges["reward"]["counts"]] == [6] * 4 and ridges["reward"]["edges"][-1] < 50
-    assert ridges["gap"]["steps"] == [[0, 0], [2, 2], [4, 4]]
+    ridges = {
+        (name, split): get(client, "runs/0/ridge", column=name, bins=4, buckets=9, split=split)
+        for name in ("reward", "gap")
+        for split in ("train", "eval")
+    }
+    reward = ridges["reward", "train"]
+    assert [sum(counts) for counts in reward["counts"]] == [6] * 4 and reward["edges"][-1] < 50
+    assert ridges["gap", "train"]["steps"] == []
+    assert ridges["gap", "eval"]["steps"] == ridges["reward", "eval"]["steps"] == [[0, 0], [2, 2], [4, 4]]
     assert get(client, "runs/0/heat", column="logprob")["steps"][-1] == [3, 3]
+    assert get(client, "runs/0/heat", column="logprob", split="eval")["steps"] == [[0, 0], [2, 2], [4, 4]]
     series = get(client, "runs/0/series", names="reward,eval/reward,gap,eval/gap")["rollups"]
     assert set(series) == {"reward", "eval/reward", "eval/gap"}
     assert series["reward"]["count"] == [6, 6, 6, 6, 0] and series["eval/gap"]["count"] == [3, 0, 3, 0, 3]
-    never = get(client, "runs/0/never-beats")["prompts"]
+    assert get(client, "runs/0/never-beats")["prompts"] == []
+    never = get(client, "runs/0/never-beats", split="eval")["prompts"]
     assert [(one["prompt"], one["tries"], one["best_gap"], one["last_step"]) for one in never] == [("a", 3, 0.0, 4)]
     board.scanner.stop()

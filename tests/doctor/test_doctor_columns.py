@@ -21,6 +21,7 @@ from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules import RULES
+from cavesson.record import Recorder, write_run
 from cavesson.record.schema import PLACE_COLUMNS, STEP_COLUMNS
 
 Columns = frozenset[str]
@@ -188,6 +189,22 @@ def test_one_prompt_for_all_is_none(tmp_path):
     data = kept(made.write(tmp_path / "run"), tmp_path / "bare", all_but("rows.group"))
     assert not data.has("rows.group")
     assert len(np.unique(data.rows.group)) == len(data.rows)
+
+
+@pytest.mark.parametrize(("trained", "known"), [(["p", "p"], False), (["p", "q"], True)])
+def test_prompts_of_held_out_rollouts_make_no_groups(tmp_path, trained, known):
+    write_run(tmp_path, {})
+    with Recorder(tmp_path) as recorder:
+        for step in range(3):
+            for split, prompts, first in (("train", trained, 0), ("eval", ["q", "r", "p"], 5)):
+                size = len(prompts)
+                rows = {"sample": first + np.arange(size), "split": [split] * size, "prompt": prompts}
+                recorder.rollouts(step, rows | {"response": ["a"] * size, "reward": np.zeros(size)})
+    data = RunData(cavesson.open(tmp_path))
+    assert data.has("rows.group") == known
+    if known:
+        assert data.rows["group"].tolist() == [0, 1] * 3
+        assert np.isnan(data.evaluation["group"]).all()
 
 
 def test_end_tokens_without_the_ids_of_the_tokens_say_nothing_about_the_limit(tmp_path):

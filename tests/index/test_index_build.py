@@ -86,7 +86,7 @@ def test_a_run_that_starts_again_shows_its_newest_attempt(folder):
         recorder.rollouts(3, rows_of(33, 4), tokens_of(33, 4))
     shot = indexed(folder)
     assert alive_rows(shot) == recorded_rows(folder)
-    assert shot.count == 3 * 6 + 4 and shot.rows == 5 * 6 + 4
+    assert shot.count("train") == 3 * 6 + 4 and shot.rows == 5 * 6 + 4
 
 
 def test_rollouts_added_to_a_step_and_other_ranks_are_found(folder):
@@ -254,7 +254,7 @@ def test_rollouts_that_are_superseded_before_their_words_are_in_have_none(folder
     while builder.advance():
         pass
     shot = snapshot(folder / "index")
-    assert shot.rows == 24 + 6 * (4 - start) and shot.state.text_rows == shot.rows and shot.count == 24
+    assert shot.rows == 24 + 6 * (4 - start) and shot.state.text_rows == shot.rows and shot.count("train") == 24
     for word, count in (("old", 6 * start), ("new", 6 * (4 - start))):
         assert np.count_nonzero(candidates(shot, {word})) == count, word
 

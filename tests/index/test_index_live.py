@@ -50,7 +50,7 @@ def whole(shot: Snapshot) -> None:
     keys = (
         list(zip(shot.raw("step")[rows].tolist(), shot.raw("sample")[rows].tolist(), strict=True)) if shot.rows else []
     )
-    assert len(keys) == len(set(keys)) == shot.count
+    assert len(keys) == len(set(keys)) == shot.count("train")
     assert all(len(shot.raw(name)) == shot.rows for name in shot.names)
     assert shot.state.text_rows <= shot.rows and shot.state.texts <= shot.rows
 

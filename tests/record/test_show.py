@@ -1,4 +1,5 @@
 import io
+import re
 import statistics
 import time
 
@@ -8,6 +9,7 @@ from record_helpers import rollouts
 from rich.cells import cell_len
 from rich.console import Console
 
+import cavesson.record
 from cavesson.errors import UserError
 from cavesson.record import Recorder, write_run, write_vocabulary
 from cavesson.record.show import headline, show
@@ -90,6 +92,74 @@ def test_splits_are_not_mixed(folder):
         recorder.rollouts(0, *rollouts(2, reward=[3.0, 3.0], split=["eval"] * 2, sample=[2, 3]))
     found = [(row["step"], row["split"], row["reward"]) for row in table(shown(folder), "steps")]
     assert found == [("0", "train", "1 ± 0"), ("0", "eval", "3 ± 0")]
+
+
+@pytest.fixture
+def both(folder):
+    """Steps 0 and 1 are trained on, 0 and 2 evaluated; held-out responses have higher rewards and lower KLs."""
+    with Recorder(folder) as recorder:
+        for step, split, reward in (
+            (0, "train", [1.0, 2.0]),
+            (0, "eval", [30.0]),
+            (1, None, [5.0, 3.0]),
+            (2, "eval", [40.0]),
+        ):
+            size = len(reward)
+            rows, tokens = rollouts(size, 2, reward=reward, split=[split] * size)
+            rows |= {"response": [f"answer {one:.0f}" for one in reward]}
+            rows |= {"sample": np.arange(size) + 8 * (split == "eval")}
+            tokens["logprob"] = np.full((size, 2), -1.0, np.float32)
+            tokens["ref_logprob"] = np.repeat(np.array(reward, np.float32)[:, None], 2, 1) - 1
+            recorder.rollouts(step, rows, tokens)
+    return folder
+
+
+def test_lists_are_of_training_or_of_held_out_responses(both):
+    trained, held_out = shown(both), shown(both, split="eval")
+    for text, responses in ((trained, [5, 3, 2, 1]), (held_out, [40, 30])):
+        wanted = [f"answer {one}" for one in responses]
+        assert [row["response"] for row in table(text, "best by reward")] == wanted
+        assert [row["response"] for row in table(text, "worst by reward")] == wanted[::-1]
+        assert [row["response"] for row in table(text, "lowest KL")] == wanted
+        assert [row["response"] for row in table(text, "highest KL")] == wanted[::-1]
+    assert [row["step"] for row in table(held_out, "steps")] == ["0", "2"]
+    assert [row["reward"] for row in table(held_out, "steps")] == ["30 ± 0", "40 ± 0"]
+    assert [row["response"] for row in table(shown(both, step=0), "best by reward")] == ["answer 2", "answer 1"]
+    assert [row["response"] for row in table(shown(both, step=0, split="eval"), "best by reward")] == ["answer 30"]
+
+
+def test_every_evaluation_of_a_long_run_is_shown(folder):
+    with Recorder(folder) as recorder:
+        for step in range(60):
+            recorder.rollouts(step, *rollouts(1, 1))
+            if step % 15 == 7:
+                recorder.rollouts(step, *rollouts(1, 1, split=["eval"], sample=[5]))
+    assert [row["step"] for row in table(shown(folder, split="eval"), "steps")] == ["7", "22", "37", "52"]
+
+
+def test_the_header_counts_training_and_held_out_responses_apart(both):
+    header = shown(both).split("\nsteps: means")[0]
+    facts = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in header.split("\n") if "  " in line.strip())
+    assert facts["rollouts"] == "4" and facts["held-out rollouts"] == "2"
+    page = re.sub(r"(<[^>]*>\s*)+", " ", cavesson.record.open(both)._repr_html_())
+    assert " rollouts 4 held-out rollouts 2 " in page
+
+
+def test_what_a_step_or_a_run_does_not_have_is_said(both, tmp_path):
+    with pytest.raises(UserError, match=r"step 2 of .* has held-out responses only; add --held-out"):
+        shown(both, step=2)
+    with pytest.raises(UserError, match=r"step 1 of .* has training responses only; remove --held-out"):
+        shown(both, step=1, split="eval")
+    with pytest.raises(UserError, match="has no rollout of step 7; it has rollouts of 3 steps, 0 to 2"):
+        shown(both, step=7, split="eval")
+    with pytest.raises(UserError, match="by step and sample alone: remove --held-out"):
+        shown(both, step=0, sample=8, split="eval")
+    assert "answer 30" in shown(both, step=0, sample=8)
+    write_run(tmp_path / "other", {"algorithm": "grpo"})
+    with Recorder(tmp_path / "other") as recorder:
+        recorder.rollouts(0, *rollouts(1, 1))
+    with pytest.raises(UserError, match="has no held-out responses; remove --held-out"):
+        shown(tmp_path / "other", split="eval")
 
 
 def test_many_steps_are_thinned_evenly_with_the_first_and_the_last(folder):

@@ -239,6 +239,67 @@ def test_a_resumed_run_evaluates_like_one_that_was_not_interrupted(run: Run, tmp
     assert everything(tmp_path / "run") == everything(Path(run.folder))
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "steps"), [(2, 1, [0, 2, 3, 4, 5]), (1, 4, [0, 1, 2, 4, 5]), (2, 0, [0, 2, 5])]
+)
+def test_how_often_to_evaluate_may_change_when_a_run_is_resumed(
+    run: Run, tmp_path: Path, then: int, now: int, steps: list[int]
+) -> None:
+    """It resumes at step 3; evaluations at steps that both runs have, and the training, are those of `run`."""
+    inputs, changes = {"prompts": [*TRAINED, *HELD_OUT]}, {**EVERY, "checkpoint__every": 1, "checkpoint__keep": 9}
+    with pytest.raises(Killed):
+        build(tmp_path / "run", inputs, **{**changes, "evaluation__every": then}).run(die)
+    again = settings(tmp_path / "run", **{**changes, "evaluation__every": now})
+    resumed = Training(again, prompts=inputs["prompts"], rewards=uneven, resume=True)
+    assert resumed.trainer.next_step == 3
+    resumed.run(quiet)
+    other = cavesson.open(tmp_path / "run")
+    assert [row["step"] for row in held_out(other)] == [step for step in steps for _ in HELD_OUT]
+
+    def answers(run: Run) -> dict[tuple[int, int], Any]:
+        names = ("response", "reward", "ref_response", "ref_reward")
+        return {(row["step"], row["sample"]): [row[name] for name in names] for row in held_out(run)}
+
+    ours, theirs = answers(other), answers(run)
+    common = ours.keys() & theirs.keys()
+    assert len(common) == 3 * len(set(steps) & set(EVALUATED)) and all(ours[key] == theirs[key] for key in common)
+    assert trained_part(everything(tmp_path / "run")) == trained_part(everything(Path(run.folder)))
+    assert other.info["changes"][0]["settings"] == {"evaluation.every": [then, now]}
+
+
+def test_other_held_out_prompts_are_refused_when_a_run_is_resumed(tmp_path: Path) -> None:
+    inputs, changes = {"prompts": [*TRAINED, *HELD_OUT]}, {**EVERY, "checkpoint__every": 1}
+    with pytest.raises(Killed):
+        build(tmp_path / "run", inputs, **changes).run(die)
+    again = settings(tmp_path / "run", **changes)
+    for others in (["Who", *HELD_OUT[1:]], [*HELD_OUT[1:], HELD_OUT[0]]):
+        with pytest.raises(UserError, match=r"run was started with other held-out prompts .* in prompts=, .*; restore"):
+            Training(again, prompts=[*TRAINED, *others], rewards=uneven, resume=True)
+    with pytest.raises(UserError, match=r"run was started with other prompts; resume it with the data as it was"):
+        Training(again, prompts=["Who", *TRAINED[1:], *HELD_OUT], rewards=uneven, resume=True)
+    Training(again, prompts=inputs["prompts"], rewards=uneven, resume=True).run(quiet)
+    info = cavesson.open(tmp_path / "run").info["prompts"]
+    assert info["held_out_fingerprint"] not in (None, info["fingerprint"])
+
+
+def test_a_changed_file_of_held_out_prompts_is_named(tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("prompts.txt", "held-out.txt")}
+    files["prompts.txt"].write_text("".join(f"{prompt}\n" for prompt in TRAINED))
+    files["held-out.txt"].write_text("".join(f"{prompt}\n" for prompt in HELD_OUT))
+    places = {"data__path": str(files["prompts.txt"]), "data__validation_path": str(files["held-out.txt"])}
+    asked = settings(tmp_path / "run", **places, steps=5, checkpoint__every=1)
+    with pytest.raises(Killed):
+        Training(asked, rewards=uneven).run(die)
+    files["held-out.txt"].write_text("My\n")
+    with pytest.raises(UserError) as raised:
+        Training(asked, rewards=uneven, resume=True)
+    assert str(raised.value) == (
+        f"{tmp_path}/run was started with other held-out prompts than those in {files['held-out.txt']}, and "
+        "evaluations on different prompts cannot be compared; restore the prompts, or start a new run with another "
+        "--run"
+    )
+
+
 def test_two_interrupted_processes_evaluate_like_one(run: Run, tmp_path: Path) -> None:
     ended = together(tmp_path, 2, interrupted, tmp_path)
     assert [done.code for done in ended] == [0, 0], [done.err[-2000:] for done in ended]

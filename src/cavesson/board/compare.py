@@ -15,6 +15,7 @@ from cavesson.board.selection import Query, both
 from cavesson.index.columns import Array
 from cavesson.index.sets import contains
 from cavesson.index.snapshot import Snapshot
+from cavesson.record.splits import Split
 
 
 class Side(NamedTuple):
@@ -50,6 +51,8 @@ BINS = 40
 class CompareQuery(Query):
     runs: Sides
     """What to compare, such as 0,1 or 0@0-9,0@90-99."""
+    split: Split = "train"
+    """Rollouts that were trained on, or eval for held-out ones."""
     sort: Literal["spread", "difference", "-difference"] = "spread"
     """By the largest mean reward minus the smallest, largest first, or by the last side's minus the first's."""
     offset: int = Field(0, ge=0, le=2**31)
@@ -78,7 +81,9 @@ def compare(board: Board, query: CompareQuery) -> dict[str, Any]:
     """
     sides = [(board.run(side.run), side.steps) for side in query.runs]
     snapshots = [run.snapshot() for run, _ in sides]
-    found = [_prompts(run, snapshot, steps) for (run, steps), snapshot in zip(sides, snapshots, strict=True)]
+    found = [
+        _prompts(run, snapshot, query.split, steps) for (run, steps), snapshot in zip(sides, snapshots, strict=True)
+    ]
     common = found[0].name
     for side in found[1:]:
         common = common[contains(side.name, common)]
@@ -134,18 +139,18 @@ def _total(side: PromptResults) -> dict[str, Any]:
     return {"n": count, "mean": float(side.mean @ side.counts) / count if count else None}
 
 
-def _prompts(run: OpenRun, snapshot: Snapshot, steps: tuple[int, int] | None) -> PromptResults:
-    key = (snapshot.rows, snapshot.state.dead, steps)
-    return run.cache.get("prompts", key, lambda: prompts_of(snapshot, steps), most=4)
+def _prompts(run: OpenRun, snapshot: Snapshot, split: Split, steps: tuple[int, int] | None) -> PromptResults:
+    key = (snapshot.rows, snapshot.state.dead, split, steps)
+    return run.cache.get("prompts", key, lambda: prompts_of(snapshot, split, steps), most=4)
 
 
-def prompts_of(snapshot: Snapshot, steps: tuple[int, int] | None) -> PromptResults:
-    """Return the prompts of some steps, in ascending order of their hashes."""
+def prompts_of(snapshot: Snapshot, split: Split, steps: tuple[int, int] | None) -> PromptResults:
+    """Return the prompts of a split in some steps, in ascending order of their hashes."""
     nothing = np.empty(0, np.int64)
     if not snapshot.rows:
         return PromptResults(nothing, nothing.astype(float), nothing, nothing)
     prompt, step, reward = snapshot.raw("prompt"), snapshot.raw("step"), snapshot.column("reward")
-    mask = both(snapshot.alive, np.isfinite(reward) & (prompt >= 0))
+    mask = both(snapshot.of(split), np.isfinite(reward) & (prompt >= 0))
     if steps is not None:
         mask = mask & (step >= steps[0]) & (step <= steps[1])
     rows = np.flatnonzero(mask)

@@ -8,8 +8,8 @@ from pydantic import Field
 from cavesson.board.buckets import Buckets, buckets
 from cavesson.board.runs import Board
 from cavesson.board.search import matching
-from cavesson.board.selection import Order, RunQuery, Selection, column_of, order_of
-from cavesson.board.series import rollups_of, trained
+from cavesson.board.selection import Order, Selection, SplitQuery, column_of, order_of
+from cavesson.board.series import lines_of, rollups_of
 from cavesson.errors import UserError
 from cavesson.index.columns import Array
 from cavesson.index.features import slices
@@ -17,6 +17,7 @@ from cavesson.index.orders import places
 from cavesson.index.sets import distinct
 from cavesson.record.rollups import BIN
 from cavesson.record.rollups import edges as bin_edges
+from cavesson.record.splits import HELD_OUT
 
 CENTRAL = 0.0005
 """Share of the values that may lie beyond either end of the edges: one outlier must not flatten the rest."""
@@ -39,7 +40,7 @@ class HistogramQuery(Selection):
     """Upper end of the last bin."""
 
 
-class RidgeQuery(RunQuery):
+class RidgeQuery(SplitQuery):
     column: str = Field("reward", max_length=200)
     """Column."""
     bins: int = Field(60, ge=1, le=500)
@@ -48,7 +49,7 @@ class RidgeQuery(RunQuery):
     """Maximum number of groups of steps."""
 
 
-class HeatQuery(RunQuery):
+class HeatQuery(SplitQuery):
     column: str = Field("kl_k1", max_length=200)
     """Token column."""
     buckets: int = Field(100, ge=1, le=500)
@@ -121,11 +122,11 @@ def count_bins(values: Array, edges: Array) -> dict[str, Any]:
 
 
 def ridge(board: Board, query: RidgeQuery) -> dict[str, Any]:
-    """Return the distribution of a column over the rollouts that were trained on in each group of steps."""
+    """Return the distribution of a column over the rollouts of a split in each group of steps."""
     run = board.run(query.run)
     snapshot = run.snapshot()
     column_of(snapshot, query.column)
-    lines = trained(snapshot, rollups_of(run, snapshot, query.column))
+    lines = lines_of(snapshot, rollups_of(run, snapshot, query.column), query.split)
     grouping = buckets(lines.step, query.buckets)
     key, of, count = lines.bins["sketch_keys"], lines.of_bins(grouping.of(lines.step)), lines.bins["sketch_counts"]
     keys = distinct(key)
@@ -152,9 +153,13 @@ def heat(board: Board, query: HeatQuery) -> dict[str, Any]:
     """Return the mean of a token metric by step and position in the response, from the roll-ups."""
     run = board.run(query.run)
     snapshot = run.snapshot()
-    lines = trained(snapshot, rollups_of(run, snapshot, query.column, level="token"))
-    if not lines.lines["bins"].any():
+    known = rollups_of(run, snapshot, query.column, level="token")
+    lines = lines_of(snapshot, known, query.split)
+    if not known.lines["bins"].any():
         raise UserError(f"no token of the run has the column {query.column[:100]!r}")
+    if not lines.lines["bins"].any():
+        kind = "training" if query.split == HELD_OUT else "held-out"
+        raise UserError(f"only tokens of {kind} responses have the column {query.column[:100]!r}")
     steps = buckets(lines.step, query.buckets)
     position = slices(np.zeros(len(lines.lines), np.int64), lines.lines["bins"])
     places = _positions(position, lines.bins["bin_counts"], query.positions)

@@ -20,6 +20,7 @@ from cavesson.board.search import matching
 from cavesson.board.selection import Selection, order_of
 from cavesson.errors import UserError
 from cavesson.record.schema import ROW_COLUMNS, arrow_schema
+from cavesson.record.splits import Split
 from cavesson.text.spreadsheet import cell
 
 BATCH = 2_000
@@ -32,6 +33,12 @@ class ExportQuery(Selection):
     """What to write."""
     sort: str = Field("step", max_length=200)
     """Column to sort by; with - in front the largest first."""
+    both: bool = False
+    """Rollouts of both splits, whatever split is."""
+
+    @property
+    def splits(self) -> Split | None:
+        return None if self.both else self.split
 
 
 def export(board: Board, query: ExportQuery) -> Response:

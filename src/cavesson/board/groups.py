@@ -10,9 +10,10 @@ from pydantic import Field
 from cavesson.board.rows import LENGTH as SHOWN
 from cavesson.board.rows import plain
 from cavesson.board.runs import Board, OpenRun
-from cavesson.board.selection import CHUNK, Page, RunQuery, step_of
+from cavesson.board.selection import CHUNK, Page, SplitQuery, step_of
 from cavesson.index.columns import MISSING, Array
 from cavesson.index.snapshot import Snapshot
+from cavesson.record.splits import Split
 
 NAMELESS = np.int64(-(2**63) + 2**31)
 """Numbers from here on stand for prompts that have no group."""
@@ -21,14 +22,14 @@ MAX_SHOWN = 64
 """Responses of a group."""
 
 
-class GroupsQuery(RunQuery, Page):
+class GroupsQuery(SplitQuery, Page):
     step: int = Field(ge=0, lt=2**31)
     """Training step."""
     sort: Literal["group", "-group", "mean", "-mean", "sd", "-sd", "min", "-min", "max", "-max", "n", "-n"] = "-sd"
     """Sort order; a leading - means descending."""
 
 
-class NeverBeatsQuery(RunQuery, Page):
+class NeverBeatsQuery(SplitQuery, Page):
     pass
 
 
@@ -36,7 +37,7 @@ def groups(board: Board, query: GroupsQuery) -> dict[str, Any]:
     """Return the groups of one step: the responses to each prompt, and the spread of their rewards."""
     run = board.run(query.run)
     snapshot = run.snapshot()
-    rows = step_of(run, snapshot, query.step).rows
+    rows = step_of(run, snapshot, query.step, query.split).rows
     if not len(rows):
         return {"total": 0, "groups": []}
     names, of = np.unique(group_of(snapshot, rows), return_inverse=True)
@@ -92,8 +93,8 @@ def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:
     snapshot = run.snapshot()
     if "gap" not in snapshot.state.columns:
         return {"total": 0, "prompts": []}
-    key = (snapshot.rows, snapshot.state.dead)
-    tries, best, last = run.cache.get("best", key, lambda: _best(snapshot), most=1)
+    key = (snapshot.rows, snapshot.state.dead, query.split)
+    tries, best, last = run.cache.get("best", key, lambda: _best(snapshot, query.split), most=2)
     never = np.flatnonzero((tries > 0) & (best <= 0))
     order = never[np.lexsort((best[never], -tries[never]))]
     page = order[query.offset : query.offset + query.limit]
@@ -108,17 +109,17 @@ def never_beats(board: Board, query: NeverBeatsQuery) -> dict[str, Any]:
     return {"total": len(never), "prompts": prompts}
 
 
-def _best(snapshot: Snapshot) -> tuple[Array, Array, Array]:
+def _best(snapshot: Snapshot, split: Split) -> tuple[Array, Array, Array]:
     """Return for each prompt the number of comparisons with a reference, the best gap, and the newest row."""
-    count = snapshot.state.prompts
+    count, mask = snapshot.state.prompts, snapshot.of(split)
     gap, step, prompt = snapshot.column("gap"), snapshot.raw("step"), snapshot.raw("prompt")
     # The same dtype as the compared column, which makes np.maximum.at twenty times as fast.
     tries, best, newest = np.zeros(count, np.int64), np.full(count, -np.inf, gap.dtype), np.zeros(count, np.int64)
     for start in range(0, snapshot.rows, CHUNK):
         rows = slice(start, start + CHUNK)
         measured = ~np.isnan(gap[rows]) & (prompt[rows] >= 0)
-        if snapshot.alive is not None:
-            measured &= snapshot.alive[rows]
+        if mask is not None:
+            measured &= mask[rows]
         of = prompt[rows][measured]
         tries += np.bincount(of, minlength=count)
         np.maximum.at(best, of, gap[rows][measured])

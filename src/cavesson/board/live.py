@@ -13,6 +13,7 @@ from cavesson.board.findings import looked_at
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import Query
 from cavesson.index.columns import Array
+from cavesson.record.splits import HELD_OUT
 
 PAUSE = 0.25
 """Seconds between two looks at the indexes."""
@@ -77,7 +78,8 @@ def _event(run: OpenRun, seen: Position) -> dict[str, Any]:
     return {
         "run": run.number,
         "steps": [int(new.min()), int(new.max())] if len(new) else None,
-        "rollouts": snapshot.count,
+        "rollouts": snapshot.count("train"),
+        "held_out": snapshot.count(HELD_OUT),
         "indexed": run.indexed(),
     }
 

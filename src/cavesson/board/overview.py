@@ -6,9 +6,10 @@ import numpy as np
 
 from cavesson.board.runs import Board, OpenRun
 from cavesson.board.selection import Query, RunQuery
-from cavesson.board.series import rollups_of, trained
+from cavesson.board.series import lines_of, rollups_of
 from cavesson.index.columns import CODED
 from cavesson.index.snapshot import Snapshot
+from cavesson.record.splits import HELD_OUT
 
 
 class NoQuery(Query):
@@ -21,7 +22,10 @@ def runs(board: Board, query: NoQuery) -> list[dict[str, Any]]:
 
 
 def summary(run: OpenRun) -> dict[str, Any]:
-    """Return the size of a run, its columns, and how much of it is indexed."""
+    """Return the size of a run, its columns, and how much of it is indexed.
+
+    ``rollouts`` and ``tokens`` are those that were trained on, and ``held_out`` the number of held-out rollouts.
+    """
     snapshot = run.snapshot()
     return {
         "run": run.number,
@@ -30,7 +34,8 @@ def summary(run: OpenRun) -> dict[str, Any]:
         "algorithm": run.record.info.get("algorithm"),
         "steps": _steps(snapshot),
         "newest": _newest(run, snapshot),
-        "rollouts": snapshot.count,
+        "rollouts": snapshot.count("train"),
+        "held_out": snapshot.count(HELD_OUT),
         "tokens": _tokens(run),
         "live": run.live,
         "columns": {
@@ -53,11 +58,13 @@ def _steps(snapshot: Snapshot) -> list[int] | None:
 
 
 def _newest(run: OpenRun, snapshot: Snapshot) -> int | None:
-    """Return the last step with rollouts that were trained on; without rollouts, the last one with metrics.
+    """Return the last step with rollouts that were trained on, or with any; without rollouts, one with metrics.
 
     A run ends with an evaluation, to whose step nothing else belongs.
     """
-    rewards = trained(snapshot, rollups_of(run, snapshot, "reward")).step
+    lines = rollups_of(run, snapshot, "reward")
+    rewards = lines_of(snapshot, lines, "train").step
+    rewards = rewards if len(rewards) else lines.step
     logged = snapshot.metrics["step"]
     return int(rewards.max()) if len(rewards) else logged[-1].as_py() if len(logged) else None
 
@@ -71,8 +78,8 @@ def _tokens(run: OpenRun) -> int | None:
 
 
 def _sum(snapshot: Snapshot) -> int:
-    length = snapshot.column("length")
-    return int(np.nansum(length if snapshot.alive is None else length[snapshot.alive]))
+    length, mask = snapshot.column("length"), snapshot.of("train")
+    return int(np.nansum(length if mask is None else length[mask]))
 
 
 def run_info(board: Board, query: RunQuery) -> dict[str, Any]:

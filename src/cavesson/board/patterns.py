@@ -9,7 +9,7 @@ from pydantic import Field
 
 from cavesson.board.buckets import Buckets, buckets
 from cavesson.board.runs import Board
-from cavesson.board.selection import Page, RunQuery
+from cavesson.board.selection import Page, SplitQuery
 from cavesson.index.columns import Array
 from cavesson.index.features import KINDS
 from cavesson.index.patterns import Counts, read_counts
@@ -17,13 +17,14 @@ from cavesson.index.search import Dictionary, dictionary
 from cavesson.index.sets import distinct
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.words import fold
+from cavesson.record.splits import Split
 
 ENDS = 0.1
 """Growth is from this share of the responses, the first, to the same share of the last."""
 NORMAL_95 = 1.959964
 
 
-class PatternsQuery(RunQuery, Page):
+class PatternsQuery(SplitQuery, Page):
     kind: Literal["all", "word", "ngram", "character"] = "word"
     """Kind of pattern."""
     sort: Literal["growth", "decline", "lift", "frequency"] = "growth"
@@ -37,7 +38,7 @@ class PatternsQuery(RunQuery, Page):
 
 
 class Table(NamedTuple):
-    """Counts of the whole run by groups of steps."""
+    """Counts of a split of the whole run by groups of steps."""
 
     grouping: Buckets
     responses: Array
@@ -61,9 +62,10 @@ def patterns(board: Board, query: PatternsQuery) -> dict[str, Any]:
     run = board.run(query.run)
     snapshot = run.snapshot()
     pieces = snapshot.state.pieces
-    if not pieces:
-        return {"steps": [], "patterns": [], "indexed": run.indexed()}
-    table = run.cache.get("patterns", (pieces, query.buckets), lambda: tabled(snapshot, query.buckets), most=2)
+    key = (pieces, query.split, query.buckets)
+    table = run.cache.get("patterns", key, lambda: tabled(snapshot, query.split, query.buckets), most=2)
+    if table is None:
+        return {"steps": [], "total": 0, "patterns": [], "indexed": run.indexed()}
     known = dictionary(snapshot.folder, pieces)
     found = _sorted(table, query.sort)
     found = found[_wanted(known, table.feature[found], query)]
@@ -110,9 +112,12 @@ def _line(table: Table, known: Dictionary, i: int) -> dict[str, Any]:
     }
 
 
-def tabled(snapshot: Snapshot, most: int) -> Table:
-    """Sum the counts of all pieces of the index."""
-    counts = [read_counts(snapshot.folder, piece) for piece in snapshot.state.pieces]
+def tabled(snapshot: Snapshot, split: Split, most: int) -> Table | None:
+    """Sum the counts of a split in all pieces of the index; None if it has no responses there."""
+    counts = [read_counts(snapshot.folder, piece).of(split) for piece in snapshot.state.pieces]
+    counts = [part for part in counts if len(part.responses)]
+    if not counts:
+        return None
     grouping = buckets(np.concatenate([part.steps[:, 0] for part in counts]), most)
     ends = np.concatenate([part.steps[:, 1] for part in counts])
     grouping = Buckets(grouping.first, np.append(grouping.first[1:] - 1, ends.max()))

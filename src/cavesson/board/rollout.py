@@ -1,5 +1,6 @@
 """One rollout: its texts, its row, its tokens and the other responses to its prompt."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from cavesson.errors import UserError
 from cavesson.index.columns import Array
 from cavesson.index.snapshot import Snapshot
 from cavesson.record.reader import Rollout
+from cavesson.record.splits import HELD_OUT, Split
 
 TOKEN_TYPES = {pa.bool_(): "uint8", pa.int32(): "int32", pa.float32(): "float32", pa.float64(): "float32"}
 NOT_SENT = {"step", "sample", "token"}
@@ -49,7 +51,7 @@ def rollout(board: Board, query: RolloutQuery) -> dict[str, Any]:
         "gap": None if row["ref_reward"] is None else row["reward"] - row["ref_reward"],
         "starred": key in stars,
         "note": stars.get(key),
-        **_neighbours(run, query.step, query.sample),
+        **_neighbours(run, query.step, query.sample, split_of(row)),
         "tokens": {"count": tokens.num_rows, "columns": columns, "url": f"{base}/tokens", "texts": f"{base}/texts"},
     }
 
@@ -62,6 +64,11 @@ def _cut(row: dict[str, Any]) -> dict[str, Any]:
         longer = text is not None and len(text) > MAX_TEXT
         cut |= {name: text[:MAX_TEXT] if longer else text, f"{name}_truncated": len(text) if longer else None}
     return cut
+
+
+def split_of(row: Mapping[str, Any]) -> Split:
+    """Return the split of a row of the record."""
+    return "eval" if row["split"] == HELD_OUT else "train"
 
 
 def read(run: OpenRun, step: int, sample: int) -> Rollout:
@@ -115,13 +122,14 @@ def texts(board: Board, query: RolloutQuery) -> dict[str, Any]:
     return {"texts": pieces, "bytes": [None if part is None else list(part) for part in parts]}
 
 
-def _neighbours(run: OpenRun, step: int, sample: int) -> dict[str, Any]:
+def _neighbours(run: OpenRun, step: int, sample: int, split: Split) -> dict[str, Any]:
     """Return the columns of all responses to the same prompt in the same step, and the neighbouring rollouts.
 
-    The rollout itself is included. ``previous`` and ``next`` are in the order of step and sample.
+    All are of the split of the rollout, which is included. ``previous`` and ``next`` are in the order of step and
+    sample.
     """
     snapshot = run.snapshot()
-    here = step_of(run, snapshot, step)
+    here = step_of(run, snapshot, step, split)
     if not len(here.rows):
         return {"siblings": [], "previous": None, "next": None}
     samples = snapshot.raw("sample")[here.rows]

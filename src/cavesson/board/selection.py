@@ -11,6 +11,7 @@ from cavesson.index.columns import Array
 from cavesson.index.filters import matches
 from cavesson.index.orders import order, places
 from cavesson.index.snapshot import Snapshot
+from cavesson.record.splits import Split
 
 CHUNK = 65_536
 """Rows that are looked at together."""
@@ -43,7 +44,12 @@ class RunQuery(Query):
     """Number of the run on the command line, from 0."""
 
 
-class Selection(RunQuery):
+class SplitQuery(RunQuery):
+    split: Split = "train"
+    """Rollouts that were trained on, or eval for held-out ones."""
+
+
+class Selection(SplitQuery):
     steps: Steps = None
     """First and last step, such as 10-20; all of them if empty."""
     filter: str = Field("", max_length=2_000)
@@ -54,6 +60,11 @@ class Selection(RunQuery):
     """Whether q is a regular expression (RE2)."""
     starred: bool = False
     """Only rollouts with a star."""
+
+    @property
+    def splits(self) -> Split | None:
+        """The split that is selected; None for both."""
+        return self.split
 
     @property
     def text(self) -> str:
@@ -70,15 +81,15 @@ class Page(Query):
 
 def selected(run: OpenRun, snapshot: Snapshot, query: Selection) -> Array | None:
     """Return [rows] which rows are selected; None means all."""
-    key = (snapshot.state.rows, snapshot.state.dead, query.steps, query.filter)
-    mask = run.cache.get("selected", key, lambda: _mask(snapshot, query.steps, query.filter), most=4)
+    key = (snapshot.state.rows, snapshot.state.dead, query.splits, query.steps, query.filter)
+    mask = run.cache.get("selected", key, lambda: _mask(snapshot, *key[2:]), most=4)
     if query.starred:
         mask = both(mask, _starred(run, snapshot))
     return mask
 
 
-def _mask(snapshot: Snapshot, steps: tuple[int, int] | None, text: str) -> Array | None:
-    mask = snapshot.alive
+def _mask(snapshot: Snapshot, split: Split | None, steps: tuple[int, int] | None, text: str) -> Array | None:
+    mask = snapshot.of(split)
     if steps is not None:
         step = snapshot.raw("step") if snapshot.rows else np.empty(0)
         mask = both(mask, (step >= steps[0]) & (step <= steps[1]))
@@ -146,24 +157,28 @@ class Step(NamedTuple):
     behind: int | None
 
 
-def step_of(run: OpenRun, snapshot: Snapshot, step: int) -> Step:
-    """Return the rows of a step and their neighbours in the order of step and sample, without superseded rows."""
+def step_of(run: OpenRun, snapshot: Snapshot, step: int, split: Split) -> Step:
+    """Return the rows of a step and split and their neighbours in the order of step and sample.
+
+    Neighbours are of the same split; superseded rows are left out.
+    """
     if not snapshot.rows:
         return Step(np.empty(0, np.int64), None, None)
     rows = order_of(run, snapshot, "step").rows
     first, stop = places(snapshot.raw("step"), rows, np.array([step, step + 1]), "left").tolist()
-    within = rows[first:stop]
-    if snapshot.alive is not None:
-        within = within[snapshot.alive[within]]
-    return Step(within, _first_alive(snapshot, rows[:first][::-1]), _first_alive(snapshot, rows[stop:]))
+    within, mask = rows[first:stop], snapshot.of(split)
+    if mask is not None:
+        within = within[mask[within]]
+    return Step(within, _first(rows[:first][::-1], mask), _first(rows[stop:], mask))
 
 
-def _first_alive(snapshot: Snapshot, rows: Array) -> int | None:
+def _first(rows: Array, mask: Array | None) -> int | None:
+    """Return the first of some rows that a mask keeps."""
     for start in range(0, len(rows), CHUNK):
         chunk = rows[start : start + CHUNK]
-        alive = chunk if snapshot.alive is None else chunk[snapshot.alive[chunk]]
-        if len(alive):
-            return int(alive[0])
+        kept = chunk if mask is None else chunk[mask[chunk]]
+        if len(kept):
+            return int(kept[0])
     return None
 
 

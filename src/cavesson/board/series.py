@@ -13,6 +13,7 @@ from cavesson.board.selection import RunQuery, Steps
 from cavesson.index.columns import Array
 from cavesson.index.rollups import Level, Rollups, rollups
 from cavesson.index.snapshot import Snapshot
+from cavesson.record.splits import HELD_OUT, Split
 
 MAX_ROLLUPS = 40
 MAX_SUMMARIES = 100
@@ -69,9 +70,7 @@ def _summaries(
 
 def _summarised(snapshot: Snapshot, column: str, lines: Rollups, grouping: Buckets) -> dict[str, dict[str, Array]]:
     size, where = len(grouping.first), grouping.of(lines.step)
-    known = snapshot.state.codes.get("split", [])
-    if "eval" in known:
-        where = where + size * (lines.lines["split"] == known.index("eval"))
+    where = where + size * _held_out(snapshot, lines)
     values, there = summary(lines, where, 2 * size), np.bincount(where, minlength=2 * size)
     halves = {"": slice(size), "eval/": slice(size, None)}
     return {
@@ -90,13 +89,17 @@ def rollups_of(
     return lines if steps is None else lines.only((lines.step >= steps[0]) & (lines.step <= steps[1]))
 
 
-def trained(snapshot: Snapshot, lines: Rollups) -> Rollups:
-    """Return the lines without those of held-out rollouts; all of them if a column was measured on these only."""
+def lines_of(snapshot: Snapshot, lines: Rollups, split: Split) -> Rollups:
+    """Return the lines of a split."""
+    return lines.only(_held_out(snapshot, lines) == (split == HELD_OUT))
+
+
+def _held_out(snapshot: Snapshot, lines: Rollups) -> Array:
+    """Return [L] whether each line is of held-out rollouts."""
     known = snapshot.state.codes.get("split", [])
-    if "eval" not in known:
-        return lines
-    kept = lines.lines["split"] != known.index("eval")
-    return lines.only(kept) if kept.any() else lines
+    if HELD_OUT not in known:
+        return np.zeros(len(lines.lines), np.bool_)
+    return np.asarray(lines.lines["split"] == known.index(HELD_OUT))
 
 
 def _within(table: pa.Table, steps: tuple[int, int] | None) -> pa.Table:

@@ -5,14 +5,16 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from cavesson.board.rollout import RolloutQuery, read
+from cavesson.board.rollout import RolloutQuery, read, split_of
 from cavesson.board.rows import lines
 from cavesson.board.runs import Board, OpenRun
+from cavesson.board.selection import SplitQuery
 from cavesson.index.columns import Array
 from cavesson.index.search import dictionary
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.texts import LENGTH
 from cavesson.index.words import words
+from cavesson.record.splits import Split
 
 MAX_WORDS = 48
 MIN_WORDS = 4
@@ -23,7 +25,7 @@ SIZE = 3
 """Words of an n-gram."""
 
 
-class SimilarQuery(RolloutQuery):
+class SimilarQuery(RolloutQuery, SplitQuery):
     limit: int = Field(20, ge=1, le=100)
     """Maximum number of rollouts."""
 
@@ -31,12 +33,14 @@ class SimilarQuery(RolloutQuery):
 def similar(board: Board, query: SimilarQuery) -> dict[str, Any]:
     """Return rollouts by the share of n-grams that the beginnings of their responses share with that of the given one.
 
-    The candidates are the responses that share the most of its rare words; rarer words have a higher weight.
+    The candidates are the responses of the split that share the most of its rare words; rarer words have a higher
+    weight.
     """
     run = board.run(query.run)
     snapshot = run.snapshot()
-    response = (read(run, query.step, query.sample).row["response"] or "")[:LENGTH]
-    rows = _candidates(snapshot, response)
+    row = read(run, query.step, query.sample).row
+    response = (row["response"] or "")[:LENGTH]
+    rows = _candidates(snapshot, query.split, response, own=split_of(row) == query.split)
     if not len(rows):
         return {"rows": []}
     here = (snapshot.raw("step")[rows] == query.step) & (snapshot.raw("sample")[rows] == query.sample)
@@ -48,23 +52,23 @@ def similar(board: Board, query: SimilarQuery) -> dict[str, Any]:
     return {"rows": [line | {"shared": float(share)} for line, share in zip(found, shared[best], strict=True)]}
 
 
-def _candidates(snapshot: Snapshot, response: str) -> Array:
-    """Return the rows that share the most rare words with a text."""
+def _candidates(snapshot: Snapshot, split: Split, response: str, own: bool) -> Array:
+    """Return the rows of a split that share the most rare words with a response, which may be ``own`` to the split."""
     if not snapshot.state.pieces:
         return np.empty(0, np.int64)
     known = dictionary(snapshot.folder, snapshot.state.pieces)
     features = known.numbers(words([response]).hash)
-    count = known.totals[features]
-    shared = np.flatnonzero(count > 1)
+    count, rows = known.totals(split)[features], snapshot.count(split)
+    shared = np.flatnonzero(count > own)
     rarest = shared[np.argsort(count[shared], kind="stable")[:MAX_WORDS]]
     # Words that occur in many responses are not very informative and take long to look up.
-    rarest = rarest[(count[rarest] < COMMON * snapshot.rows) | (np.arange(len(rarest)) < MIN_WORDS)]
-    score = known.scores(features[rarest], np.log1p(snapshot.rows / count[rarest]), snapshot.rows)
-    if snapshot.alive is not None:
-        score[~snapshot.alive] = 0
+    rarest = rarest[(count[rarest] < COMMON * rows) | (np.arange(len(rarest)) < MIN_WORDS)]
+    score = known.scores(features[rarest], np.log1p(rows / count[rarest]), snapshot.rows)
+    if (mask := snapshot.of(split)) is not None:
+        score[~mask] = 0
     most = min(CANDIDATES + 1, len(score))
-    rows = np.argpartition(-score, most - 1)[:most]
-    return rows[score[rows] > 0]
+    best = np.argpartition(-score, most - 1)[:most]
+    return best[score[best] > 0]
 
 
 def _shared(run: OpenRun, snapshot: Snapshot, rows: Array, response: str) -> Array:

@@ -266,11 +266,12 @@ def show(
     step: Annotated[int | None, typer.Option(help="Show this step, or with --sample one rollout of it.")] = None,
     sample: Annotated[int | None, typer.Option(help="Show this rollout token by token.")] = None,
     limit: Annotated[int, typer.Option(help="Responses per list.", min=1)] = 5,
+    held_out: Annotated[bool, typer.Option("--held-out", help="Show held-out responses instead.")] = False,
 ) -> None:
     """Show a run: its steps, its best and worst responses, or one rollout token by token."""
     from cavesson.record.show import show as show_run
 
-    show_run(run, console(), step=step, sample=sample, limit=limit)
+    show_run(run, console(), step=step, sample=sample, limit=limit, split="eval" if held_out else "train")
 
 
 @app.command()

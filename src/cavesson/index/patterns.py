@@ -13,24 +13,29 @@ from cavesson.index.folder import BLOCK, Piece, State
 from cavesson.index.maps import mapped_table, write_table
 from cavesson.index.postings import PART, Postings
 from cavesson.index.snapshot import Snapshot
+from cavesson.record.splits import HELD_OUT, Split
 
 GROUPS = 16
-"""Most groups of steps that a piece is counted in."""
+"""Most groups of steps that the rollouts of a split in a piece are counted in."""
 SHARE = 0.01
 """A feature is kept that so many of the responses of any group have."""
 FEWEST = 2
 """But at least so many responses."""
+HELD_OUT_BIT = 32
+"""Of a number that tells apart the steps of both splits; steps have 31 bits."""
 
 
 class Counts(NamedTuple):
-    """Counts over the responses of one piece of the run, in groups of consecutive steps.
+    """Counts over the responses of one piece of the run, in groups of consecutive steps of one split.
 
-    The mean of the step is subtracted from each reward. Otherwise, a feature that is frequent when all rewards are high
-    would seem to raise them.
+    The mean of the step and split is subtracted from each reward. Otherwise, a feature that is frequent when all
+    rewards are high would seem to raise them.
     """
 
     steps: Array
     """[G, 2] first and last step of each group."""
+    held_out: Array
+    """[G] whether its responses are held out."""
     responses: Array
     """[G] how many there are."""
     squares: Array
@@ -42,6 +47,21 @@ class Counts(NamedTuple):
     reward: Array
     """[K, G] sum of their rewards."""
 
+    def of(self, split: Split) -> "Counts":
+        """Return the groups of a split that have responses, and the features that are frequent in one of them."""
+        there = (self.held_out == (split == HELD_OUT)) & (self.responses > 0)
+        counts, responses = self.counts[:, there], self.responses[there]
+        kept = _is_frequent(counts, responses)
+        return Counts(
+            self.steps[there],
+            self.held_out[there],
+            responses,
+            self.squares[there],
+            self.feature[kept],
+            counts[kept],
+            self.reward[kept][:, there],
+        )
+
 
 def counted(snapshot: Snapshot, piece: Piece, postings: Postings) -> Counts:
     """Count the features of a piece, without superseded rollouts and those without a reward."""
@@ -51,17 +71,40 @@ def counted(snapshot: Snapshot, piece: Piece, postings: Postings) -> Counts:
     if snapshot.alive is not None:
         counts &= snapshot.alive[rows]
     reward = np.where(counts, reward, 0)
-    names, of_step = np.unique(step, return_inverse=True)
+    held_out = np.zeros(len(step), np.bool_) if snapshot.held_out is None else snapshot.held_out[rows]
+    # Held-out rollouts come last, so that every group is of one split.
+    names, of_step = np.unique(step + (held_out.astype(np.int64) << HELD_OUT_BIT), return_inverse=True)
     per_step = np.bincount(of_step, counts, minlength=len(names))
     mean = np.bincount(of_step, reward, minlength=len(names)) / np.maximum(per_step, 1)
     centred = np.where(counts, reward - mean[of_step], 0)
-    size = -(-len(names) // GROUPS)
-    group, groups = of_step // size, -(-len(names) // size)
+    group_of_step, first, last = _groups(names >> HELD_OUT_BIT)
+    group, groups = group_of_step[of_step], len(first)
     responses = np.bincount(group, counts, minlength=groups)
-    ends = np.stack([names[::size], np.append(names[size - 1 :: size], names[-1:])[:groups]], axis=1)
+    ends = np.stack([names[first], names[last]], axis=1) & ((1 << HELD_OUT_BIT) - 1)
     squares = np.bincount(group, centred**2, minlength=groups)
     found = _frequent(postings, piece, responses, group, counts, centred)
-    return Counts(ends, responses, squares, *found)
+    return Counts(ends, names[first] >> HELD_OUT_BIT == 1, responses, squares, *found)
+
+
+def _groups(held_out: Array) -> tuple[Array, Array, Array]:
+    """Return the group of each step, and the first and last step of each group, as indices.
+
+    Args:
+        held_out: [S] 0 or 1 for each step of a split, ascending.
+    """
+    group, groups = np.empty(len(held_out), np.int64), 0
+    for split in np.flatnonzero(np.bincount(held_out)):
+        mine = np.flatnonzero(held_out == split)
+        size = -(-len(mine) // GROUPS)
+        group[mine] = groups + np.arange(len(mine)) // size
+        groups = int(group[mine[-1]]) + 1
+    first = np.searchsorted(group, np.arange(groups))
+    return group, first, np.append(first[1:], len(group)) - 1
+
+
+def _is_frequent(counts: Array, responses: Array) -> Array:
+    """Return [K] whether a feature is in enough responses of any group, given its [K, G] counts."""
+    return np.asarray(np.any(counts >= np.maximum(SHARE * responses, FEWEST), axis=1))
 
 
 def _frequent(
@@ -80,7 +123,7 @@ def _frequent(
         count, sums = (
             np.bincount(cell, values[row], minlength=shape[0] * shape[1]).reshape(shape) for values in (counts, centred)
         )
-        kept = np.any(count >= np.maximum(SHARE * responses, FEWEST), axis=1)
+        kept = _is_frequent(count, responses)
         found.append((postings.feature[first:stop][kept], count[kept], sums[kept]))
     features, count, sums = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return features, count, sums
@@ -90,7 +133,7 @@ def write_counts(folder: Path, state: State, piece: Piece, postings: Postings) -
     """Write the counts of a piece next to its words."""
     counts = counted(Snapshot(folder, state), piece, postings)
     groups = len(counts.responses)
-    head = [counts.steps[:, 0], counts.steps[:, 1], counts.responses, counts.squares]
+    head = [counts.steps[:, 0], counts.steps[:, 1], counts.held_out, counts.responses, counts.squares]
     numbers = np.concatenate([np.asarray(values, np.float64) for values in head])
     table = pa.table(
         {
@@ -106,15 +149,14 @@ def write_counts(folder: Path, state: State, piece: Piece, postings: Postings) -
 def read_counts(folder: Path, piece: Piece) -> Counts:
     """Read the counts of a piece."""
     table, _ = mapped_table(folder / piece.name("patterns"))
-    head = np.frombuffer(table.schema.metadata[b"groups"]).reshape(4, -1)
+    head = np.frombuffer(table.schema.metadata[b"groups"]).reshape(5, -1)
     groups = head.shape[1]
     feature, count, reward = (
         np.concatenate([np.empty(0), *(_flat(chunk) for chunk in table[name].chunks)]) for name in table.column_names
     )
     steps = head[:2].T.astype(np.int64)
-    return Counts(
-        steps, head[2], head[3], feature.astype(np.int64), count.reshape(-1, groups), reward.reshape(-1, groups)
-    )
+    columns = feature.astype(np.int64), count.reshape(-1, groups), reward.reshape(-1, groups)
+    return Counts(steps, head[2] == 1, head[3], head[4], *columns)
 
 
 def _flat(chunk: pa.Array) -> Array:

@@ -44,12 +44,22 @@ class Postings(NamedTuple):
     """[sum of count] uint16, counted from the start of the block."""
 
 
-def write_piece(folder: Path, piece: Piece, new: New, postings: Postings) -> None:
-    """Write the two files of a piece."""
+def write_piece(folder: Path, piece: Piece, new: New, postings: Postings, held_out: Array | None = None) -> None:
+    """Write the two files of a piece.
+
+    Args:
+        folder: Folder of the index.
+        piece: The piece.
+        new: Its new features.
+        postings: The rows of all its features.
+        held_out: [rows of the block] whether each is held out; None if none is.
+    """
     words = pa.table({"hash": new.hash, "kind": new.kind, "text": pa.array(new.text, pa.large_string())})
     write_table(folder / piece.name("words"), words)
     feature, count = postings.feature.astype(np.uint32), postings.counts.astype(np.uint32)
-    rows = pa.table({"feature": feature, "count": count, "rows": _packed(postings)})
+    rows = pa.table(
+        {"feature": feature, "count": count, "held_out": _held_out(postings, held_out), "rows": _packed(postings)}
+    )
     write_table(folder / piece.name("rows"), rows)
 
 
@@ -61,10 +71,11 @@ class PieceReader:
         self._path = folder / piece.name("rows")
         self._rows, self._map = mapped_table(self._path)
         self.words, _ = mapped_table(folder / piece.name("words"))
-        self.feature: Array = (
-            self._rows["feature"].chunk(0).to_numpy() if self._rows.num_rows else np.empty(0, np.uint32)
+        names = ("feature", "count", "held_out")
+        self.feature, self.counts, self.held_out = (
+            self._rows[name].chunk(0).to_numpy() if self._rows.num_rows else np.empty(0, np.uint32) for name in names
         )
-        self.counts: Array = self._rows["count"].chunk(0).to_numpy() if self._rows.num_rows else np.empty(0, np.uint32)
+        """[K] features, how many rows have each, and how many of these are held out."""
 
     @cached_property
     def _packed(self) -> tuple[Array, Array]:
@@ -141,6 +152,14 @@ def merged(parts: list[Postings]) -> Postings:
         count -= np.add.reduceat(again.astype(np.int64), first)
         rows = rows[~again]
     return Postings(features, count, rows)
+
+
+def _held_out(postings: Postings, held_out: Array | None) -> Array:
+    """Return [K] how many of the rows of each feature are held out."""
+    if held_out is None or not len(postings.rows):
+        return np.zeros(len(postings.feature), np.uint32)
+    start = np.cumsum(postings.counts) - postings.counts
+    return np.add.reduceat(held_out[postings.rows], start, dtype=np.uint32)
 
 
 def _parts(places: Array, counts: Array) -> Iterator[Array]:

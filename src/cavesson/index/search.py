@@ -16,6 +16,7 @@ from cavesson.index.postings import PieceReader
 from cavesson.index.sets import contains
 from cavesson.index.snapshot import Snapshot
 from cavesson.index.words import ALONE, OVERLAP, SIGN, SPACE, code_points, fold, kinds_of, runs
+from cavesson.record.splits import Split
 
 
 class Dictionary:
@@ -38,13 +39,17 @@ class Dictionary:
         parts = [contains(np.sort(hashes), reader.words["hash"].to_numpy()) for reader in self.readers]
         return np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
 
+    def totals(self, split: Split) -> Array:
+        """Return [F] how many rows of a split have each feature."""
+        return self._totals[split]
+
     @cached_property
-    def totals(self) -> Array:
-        """[F] how many rows have each feature."""
-        total = np.zeros(len(self.kinds), np.int64)
+    def _totals(self) -> dict[Split, Array]:
+        both, held_out = np.zeros((2, len(self.kinds)), np.int64)
         for reader in self.readers:
-            total[reader.feature] += reader.counts
-        return total
+            both[reader.feature] += reader.counts
+            held_out[reader.feature] += reader.held_out
+        return {"train": both - held_out, "eval": held_out}
 
     def rows(self, wanted: Array, count: int) -> Array:
         """Return [count] bool: the rows that have any of the features."""

@@ -11,6 +11,7 @@ from cavesson.index.columns import CODED, MISSING, Array
 from cavesson.index.folder import State, metrics_name, read_state
 from cavesson.index.maps import mapped, mapped_table
 from cavesson.index.prompts import read_prompts
+from cavesson.record.splits import HELD_OUT, Split
 
 
 class Snapshot:
@@ -26,6 +27,7 @@ class Snapshot:
         self.state = state
         self.rows = state.rows
         self._column: Callable[[str], Array] = lru_cache(None)(self._map)
+        self._mask: Callable[[Split], Array | None] = lru_cache(None)(self._mask_of)
 
     def only(self, rows: Array) -> "Snapshot":
         """Return a snapshot of some of the rows, of which only the columns can be read."""
@@ -81,9 +83,28 @@ class Snapshot:
         return alive
 
     @cached_property
-    def count(self) -> int:
-        """Number of rollouts in the run."""
-        return self.rows - self.state.dead
+    def held_out(self) -> Array | None:
+        """[rows] whether each row is a response to a held-out prompt; None if none is."""
+        known = self.state.codes.get("split", [])
+        if HELD_OUT not in known or "split" not in self.state.columns:
+            return None
+        return np.asarray(self.raw("split") == known.index(HELD_OUT))
+
+    def of(self, split: Split | None) -> Array | None:
+        """Return [rows] which rows are part of the run and of a split, None for both; None if all are."""
+        return self.alive if split is None else self._mask(split)
+
+    def _mask_of(self, split: Split) -> Array | None:
+        wanted = self.held_out
+        if wanted is None:
+            return self.alive if split != HELD_OUT else np.zeros(self.rows, np.bool_)
+        wanted = wanted if split == HELD_OUT else ~wanted
+        return wanted if self.alive is None else wanted & self.alive
+
+    def count(self, split: Split) -> int:
+        """Return the number of rollouts of a split in the run."""
+        mask = self.of(split)
+        return self.rows if mask is None else int(np.count_nonzero(mask))
 
     @cached_property
     def metrics(self) -> pa.Table:

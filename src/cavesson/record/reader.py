@@ -29,6 +29,7 @@ from cavesson.record.segments import (
     union,
     with_steps,
 )
+from cavesson.record.splits import rollout_counts
 from cavesson.record.storage import Location, Storage, reaching, storage
 
 if TYPE_CHECKING:
@@ -111,8 +112,7 @@ class Run:
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows: facts about the run and curves of the main metrics."""
         steps = self.steps()
-        rollouts = self.rows(["step"]).num_rows
-        facts = {**self.facts, "steps": steps.num_rows or None, "rollouts": rollouts or None}
+        facts = {**self.facts, "steps": steps.num_rows or None, **rollout_counts(self.rows(["split"]))}
         numbers = steps["step"].to_pylist()
         curves = {name: (numbers, steps[name].to_pylist()) for name in steps.column_names if name in SHOWN}
         return page(f"Run {self.folder}", facts, curves)

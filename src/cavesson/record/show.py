@@ -15,6 +15,7 @@ from cavesson.record.derived import DERIVED
 from cavesson.record.reader import Run
 from cavesson.record.reader import open as open_run
 from cavesson.record.schema import ROW_COLUMNS
+from cavesson.record.splits import HELD_OUT, Split, of_split, rollout_counts
 from cavesson.record.storage import Location
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible_line
@@ -52,7 +53,13 @@ TOKEN_NUMBERS = ("logprob", "ref_logprob", "kl_k1", "value", "token_reward", "ad
 
 
 def show(
-    place: Location, console: Console, *, step: int | None = None, sample: int | None = None, limit: int = 5
+    place: Location,
+    console: Console,
+    *,
+    step: int | None = None,
+    sample: int | None = None,
+    limit: int = 5,
+    split: Split = "train",
 ) -> None:
     """Print a run, or one of its rollouts; values that were not measured are omitted.
 
@@ -62,22 +69,42 @@ def show(
         step: Show only responses of this step.
         sample: Show this rollout of ``step`` token by token.
         limit: Maximum number of responses in each list.
+        split: Show the responses that were trained on, or held-out ones.
 
     Raises:
-        UserError: ``place`` is not a run, or the rollout is not in it.
+        UserError: ``place`` is not a run, the rollout is not in it, or it has no held-out responses to show.
     """
     run = open_run(place)
-    if step is not None:
-        _check_step(run, step)
-    if sample is None:
-        _show_header(run, console)
-        _show_steps(run, console)
-        for title, (column, order) in EXTREMES.items():
-            _show_extremes(run, console, title, f"{column} {order}", step, limit)
-    elif step is None:
+    if sample is not None:
+        _show_one(run, console, step, sample, split)
+        return
+    _check_split(run, step, split)
+    _show_header(run, console)
+    _show_steps(run, console, split)
+    for title, (column, order) in EXTREMES.items():
+        _show_extremes(run, console, title, f"{column} {order}", step, limit, split)
+
+
+def _show_one(run: Run, console: Console, step: int | None, sample: int, split: Split) -> None:
+    if step is None:
         raise UserError("a rollout is identified by step and sample: give the step too")
-    else:
-        _show_rollout(run, console, step, sample)
+    if split == HELD_OUT:
+        raise UserError("a rollout is identified by step and sample alone: remove --held-out")
+    _check_step(run, step)
+    _show_rollout(run, console, step, sample)
+
+
+def _check_split(run: Run, step: int | None, split: Split) -> None:
+    """Check that there are responses of the split to show."""
+    rows = run.rows(["step", "split"])
+    mine = of_split(rows, split)["step"].to_pylist()
+    if split == HELD_OUT and not mine:
+        raise UserError(f"{run.folder} has no held-out responses; remove --held-out")
+    if step is None or step in mine:
+        return
+    _check_step(run, step)
+    kind, way = ("training", "remove") if split == HELD_OUT else ("held-out", "add")
+    raise UserError(f"step {step} of {run.folder} has {kind} responses only; {way} --held-out")
 
 
 def _check_step(run: Run, step: int) -> None:
@@ -106,11 +133,11 @@ def headline(place: Location) -> str | None:
 
 
 def _show_header(run: Run, console: Console) -> None:
-    rows = run.rows(["step"])
+    rows = run.rows(["step", "split"])
     steps = rows["step"].unique().to_pylist() or run.steps()["step"].to_pylist()
     facts = {"model": run.facts["model"], **run.facts, "source": run.info.get("source")}
     facts["steps"] = f"{steps[0]} to {steps[-1]}, {len(steps)} recorded" if steps else "none recorded yet"
-    facts["rollouts"] = rows.num_rows or None
+    facts |= rollout_counts(rows)
     facts["changed"] = "; ".join(map(_changed, run.info.get("changes", []))) or None
     console.print(_facts(facts))
 
@@ -121,13 +148,16 @@ def _changed(change: Mapping[str, Any]) -> str:
     return f"from step {change['start_step']} on: {settings}"
 
 
-def _show_steps(run: Run, console: Console) -> None:
-    steps = run.rows(["step"])["step"].unique().to_numpy()
+def _show_steps(run: Run, console: Console, split: Split) -> None:
+    """Print the means of steps, of training and held-out rollouts apart; of held-out ones only, if asked for."""
+    rows = run.rows(["step", "split"])
+    steps = (of_split(rows, split) if split == HELD_OUT else rows)["step"].unique().to_numpy()
     if not len(steps):
         _show_metrics(run, console)
         return
     shown = _some(steps)
     rows = run.rows(["step", "split", *MEANS], shown)
+    rows = of_split(rows, split) if split == HELD_OUT else rows
     rows = rows.set_column(1, "split", pc.fill_null(rows["split"], ""))
     splits = sorted(set(rows["split"].to_pylist()), key=lambda split: (split == "eval", split))
     coefficients = _coefficients(run)
@@ -171,8 +201,11 @@ def _mean(column: pa.ChunkedArray, *, spread: bool) -> str | None:
         return f"{_number(values.mean())} ± {_number(values.std())}" if spread else _number(values.mean())
 
 
-def _show_extremes(run: Run, console: Console, title: str, order: str, step: int | None, limit: int) -> None:
-    where = "" if step is None else f"AND step = {step:d}"
+def _show_extremes(
+    run: Run, console: Console, title: str, order: str, step: int | None, limit: int, split: Split
+) -> None:
+    where = f"AND split {'=' if split == HELD_OUT else 'IS DISTINCT FROM'} '{HELD_OUT}'"
+    where += "" if step is None else f" AND step = {step:d}"
     column = order.split()[0]
     query = f"SELECT step, sample FROM rows WHERE {column} IS NOT NULL {where}"
     keys = run.sql(f"{query} ORDER BY {order}, step, sample LIMIT {limit:d}").fetchall()

@@ -272,7 +272,9 @@ class RolloutTrainer(Trainer):
 
     def describe(self) -> dict[str, Any]:
         prompts, sampler = self.batches.collector.prompts, self.batches.collector.sampler
-        held_out = {} if prompts.held_out is None else {"held_out": len(prompts.held_out)}
+        held_out: dict[str, Any] = {}
+        if prompts.held_out is not None:
+            held_out = {"held_out": len(prompts.held_out), "held_out_fingerprint": digest(prompts.held_out.ids)}
         return {
             "eos_token_ids": sampler.eos.tolist(),
             "prompts": {

@@ -25,7 +25,7 @@ Changes = dict[str, list[Any]]
 
 LENGTH = ("steps", "epochs")
 PLACES = ("parallel", "ray", "sampling.servers", "sampling.vllm")
-MAY_CHANGE = (*LENGTH, *PLACES, "checkpoint", "doctor", "trackers", "project")
+MAY_CHANGE = (*LENGTH, *PLACES, "evaluation", "checkpoint", "doctor", "trackers", "project")
 """Settings, and groups of them, that change no number of a step, except for rounding, and the length of the run."""
 
 

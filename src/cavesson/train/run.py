@@ -144,7 +144,7 @@ class Training:
         folder, trainer = self.settings.run, self.trainer
         self.processes.enter("read the checkpoint")
         _check_same_model(folder, trainer)
-        _check_same_prompts(folder, trainer)
+        _check_same_prompts(self.settings, trainer)
         checkpoint = latest_of_all(folder, self._remarks.append, self.processes)
         if checkpoint is not None:
             trainer.restore(checkpoint)
@@ -385,7 +385,15 @@ def _check_same_model(folder: Path, trainer: Trainer) -> None:
         raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
 
 
-def _check_same_prompts(folder: Path, trainer: Trainer) -> None:
-    then, now = (info.get("prompts", {}).get("fingerprint") for info in (run_info(folder), trainer.describe()))
-    if then is not None and now != then:
+def _check_same_prompts(settings: RunSettings, trainer: Trainer) -> None:
+    folder = settings.run
+    then, now = (info.get("prompts", {}) for info in (run_info(folder), trainer.describe()))
+    if "fingerprint" in then and now.get("fingerprint") != then["fingerprint"]:
         raise UserError(f"{folder} was started with other prompts; resume it with the data as it was then")
+    held_out = then.get("held_out_fingerprint")
+    if held_out is not None and now.get("held_out_fingerprint") != held_out:
+        place = settings.data.validation_path or settings.data.path or "prompts="
+        raise UserError(
+            f"{folder} was started with other held-out prompts than those in {place}, and evaluations on different "
+            "prompts cannot be compared; restore the prompts, or start a new run with another --run"
+        )

@@ -1,4 +1,4 @@
-"""Groups of rollouts, from the texts of the prompts."""
+"""Groups of the rollouts that were trained on, from the texts of the prompts; held-out ones have none (NaN)."""
 
 from typing import TYPE_CHECKING
 
@@ -8,6 +8,7 @@ from cavesson.doctor.derive.derivation import Found, derivation
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
 from cavesson.record.keys import rollout_keys
+from cavesson.record.splits import of_split
 
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @derivation(gives=["rows.group"], needs=["rows.prompt"], how="equal prompts")
 def equal_prompts(data: "RunData") -> Found:
-    table = data.run.rows(["step", "sample", "prompt"])
+    table = of_split(data.run.rows(["step", "sample", "split", "prompt"]), "train")
     prompts = table["prompt"].combine_chunks().dictionary_encode()
     if len(prompts.dictionary) < 2:
         return None  # no prompts are known, as in a log of texts that begin with them
@@ -23,6 +24,8 @@ def equal_prompts(data: "RunData") -> Found:
     keys = rollout_keys(table)
 
     def group(rows: Rows) -> Array:
-        return np.asarray(numbers[np.searchsorted(keys, (rows.step << 32) + rows.sample)])
+        wanted = (rows.step << 32) + rows.sample
+        place = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+        return np.where(keys[place] == wanted, numbers[place], np.nan)
 
     return {"rows.group": group}

@@ -11,7 +11,9 @@ export interface RunSummary {
   steps: Steps | null;
   /** the last step with rollouts that were trained on */
   newest: number | null;
+  /** without held-out ones */
   rollouts: number;
+  held_out: number;
   tokens: number | null;
   live: boolean;
   indexed: number;
@@ -223,6 +225,8 @@ export interface Finding {
   title: string;
   text: string;
   steps: Steps | null;
+  /** it began between these, with a probability of 90 %; null if that was not estimated */
+  between: Steps | null;
   /** where to look, and from which token on */
   rollouts: (RolloutKey & { token: number | null })[];
   seen: string;

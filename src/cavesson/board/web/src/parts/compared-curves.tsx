@@ -12,6 +12,7 @@ import { Smoothing } from "./smoothing";
 import { runs } from "../state/board";
 import { metricNames, useSeries, useZoomed } from "../state/series";
 import { patchRoute, useRoute } from "../state/router";
+import { splitOf } from "../state/selection";
 import { useStore } from "../state/store";
 import { shaped } from "../views/overview-charts";
 import { parseZoom } from "../views/overview";
@@ -31,16 +32,18 @@ function Loaded({ wanted, sides }: { wanted: number[]; sides: Side[] }) {
   const extra = query["curve"] ?? null;
   const smoothing = Number(query["smooth"] ?? 0);
   const zoom = parseZoom(query["x"]);
-  const more = extra ? [extra] : [];
+  const split = splitOf(query);
+  const usual = USUAL.map((key) => (split ? `eval/${key}` : key));
+  const more = [...(split ? usual : []), ...(extra ? [extra] : [])];
   const series = wanted.map((run) => useZoomed(run, useSeries(run, more), zoom, more));
   const names = wanted.map((run) => all.find((one) => one.run === run)?.name ?? String(run));
   const specs = useMemo(
     () =>
-      [...USUAL, ...(extra ? [extra] : [])].flatMap((key) => {
+      [...usual, ...(extra ? [extra] : [])].flatMap((key) => {
         const spec = overlaid(key, series, names, colours);
         return spec ? [shaped(spec, { smooth: smoothing, zero: false, log: false })] : [];
       }),
-    [...series, smoothing, extra, colours],
+    [...series, smoothing, split, extra, colours],
   );
   const stretches = useMemo(
     () => sides.flatMap(({ steps }, i) => (steps ? [{ steps, colour: curveColour(colours, i) }] : [])),

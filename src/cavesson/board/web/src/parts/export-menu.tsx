@@ -26,7 +26,8 @@ export function ExportMenu() {
     setBusy(true);
     void saveView(run.run, run.name, whole ? selection(query, step) : null).finally(() => setBusy(false));
   };
-  const table = (format: string): string => address(`runs/${run.run}/export`, { format, ...selection(query, step) });
+  const rows = view === "responses" ? selection(query, step) : { both: 1 };
+  const table = (format: string): string => address(`runs/${run.run}/export`, { format, ...rows });
   return (
     <Menu label={busy ? "…" : "⤓"} title={t("export")} class="quiet icon">
       <button type="button" onClick={() => save(false)}>
@@ -42,7 +43,7 @@ export function ExportMenu() {
           {t(view === "responses" ? "exportTable" : "exportRun", { format: format.toUpperCase() })}
         </a>
       ))}
-      <a href={address(`runs/${run.run}/export`, { format: "jsonl", starred: 1 })} download>
+      <a href={address(`runs/${run.run}/export`, { format: "jsonl", starred: 1, both: 1 })} download>
         {t("exportStars")}
       </a>
     </Menu>

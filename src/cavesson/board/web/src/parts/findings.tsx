@@ -29,7 +29,7 @@ export function Findings({ run, findings }: { run: number; findings: Finding[] }
 
 function One({ run, finding }: { run: number; finding: Finding }) {
   const t = useText();
-  const { severity, title, text, steps, rollouts } = finding;
+  const { severity, title, text, steps, between, rollouts } = finding;
   const kind = t(`severity_${severity}`);
   return (
     <li>
@@ -39,6 +39,11 @@ function One({ run, finding }: { run: number; finding: Finding }) {
         <button type="button" class="quiet" onClick={() => selectStep(steps[0])}>
           {stepsNamed(t, steps)}
         </button>
+      )}
+      {between && (
+        <span class="muted" title={t("onsetHint")}>
+          {t(between[0] === between[1] ? "onsetAt" : "onsetBetween", { first: between[0], last: between[1] })}
+        </span>
       )}
       <p class="muted">{visible(text)}</p>
       <Details finding={finding} />

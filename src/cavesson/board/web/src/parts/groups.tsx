@@ -10,6 +10,7 @@ import { gist } from "../maths/prompt";
 import { oneLine, visible } from "../maths/text";
 import { useRun, useVersion } from "../state/board";
 import { patchRoute, useRoute } from "../state/router";
+import { splitOf } from "../state/selection";
 import { Problem } from "./failure";
 import { Pages } from "./pages";
 import { openTokens } from "./rollout-line";
@@ -29,7 +30,7 @@ export function Groups({ step }: { step: number }) {
   const { query } = useRoute();
   const order = ORDERS.find((one) => one === query["groups"]) ?? "-sd";
   const offset = Number(query["from"] ?? 0);
-  const url = address(`runs/${run.run}/groups`, { step, sort: order, offset, limit: PAGE });
+  const url = address(`runs/${run.run}/groups`, { split: splitOf(query), step, sort: order, offset, limit: PAGE });
   const { data, error } = useResource<Answer>(url, useVersion(run.run));
   const siblings = data?.groups.some((group) => group.n > 1);
   // Drawn anew only with another answer. Groups have no keys: their elements take the next step's texts.

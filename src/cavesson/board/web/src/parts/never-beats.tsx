@@ -9,8 +9,11 @@ import { signed, whole } from "../maths/format";
 import { gist } from "../maths/prompt";
 import { oneLine } from "../maths/text";
 import { useRun, useVersion } from "../state/board";
-import { go } from "../state/router";
+import { go, useRoute } from "../state/router";
+import { showing, splitOf } from "../state/selection";
+import { useSeries } from "../state/series";
 import { Problem } from "./failure";
+import { shownSplit, titled } from "./held-out";
 
 const PAGE = 30;
 
@@ -18,16 +21,18 @@ export function NeverBeats() {
   const t = useText();
   const run = useRun();
   const [limit, setLimit] = useState(PAGE);
-  const url = address(`runs/${run.run}/never-beats`, { offset: 0, limit });
+  const series = useSeries(run.run);
+  const split = shownSplit(series, "gap", splitOf(useRoute().query));
+  const url = series && address(`runs/${run.run}/never-beats`, { split, offset: 0, limit });
   const { data, error } = useResource<{ total: number; prompts: Prompt[] }>(url, useVersion(run.run));
   if (error) return <Problem text={error} />;
   if (!data) return null;
   const open = (group: number): void =>
-    go("responses", { run: String(run.run), filter: `group == ${group}`, sort: "-reward" });
+    go("responses", { run: String(run.run), filter: `group == ${group}`, sort: "-reward", ...showing(split) });
   return (
     <section>
       <div class="section">
-        <h2>{t("neverBeats")}</h2>
+        <h2>{titled(t("neverBeats"), split, t)}</h2>
         <span class="muted">{t("neverBeatsHint", { total: whole(data.total) })}</span>
       </div>
       {data.prompts.length > 0 && (

@@ -107,10 +107,11 @@ function Body({ run, rollout, search }: { run: number; rollout: Rollout; search:
   );
 }
 
-function Similar({ run, place }: { run: number; place: RolloutKey }) {
+function Similar({ run, place }: { run: number; place: Rollout }) {
   const t = useText();
   const [open, setOpen] = useState(false);
-  const url = open ? address(`runs/${run}/similar/${place.step}/${place.sample}`, { limit: 12 }) : null;
+  const asked = { split: place.split === "eval" ? place.split : undefined, limit: 12 };
+  const url = open ? address(`runs/${run}/similar/${place.step}/${place.sample}`, asked) : null;
   const { data, error } = useResource<{ rows: (Row & { shared: number })[] }>(url);
   return (
     <>

@@ -11,6 +11,7 @@ import { useSeries } from "../state/series";
 import { useStore } from "../state/store";
 import { useRoute } from "../state/router";
 import { VERIFYING_MS } from "../state/rows";
+import { splitOf } from "../state/selection";
 
 const NONE: Finding[] = [];
 
@@ -44,7 +45,8 @@ export function Scrubber({ onPoint }: { onPoint: (step: number) => void }) {
   const findings = useFindings(run.run);
   const { view, query } = useRoute();
   const { q, regex, filter } = query;
-  const searching = view === "responses" && q ? address(`runs/${run.run}/hits`, { q, regex, filter }) : null;
+  const asked = { split: splitOf(query), q, regex, filter };
+  const searching = view === "responses" && q ? address(`runs/${run.run}/hits`, asked) : null;
   const hits = useHits(searching, useVersion(run.run));
   if (view === "compare" || series?.step.length === 0) return null;
   if (!series) return <div class="scrubber waiting" />;

@@ -10,6 +10,7 @@ import type { RowPages } from "../state/rows";
 import { parseSteps } from "../state/selection";
 import { allColumns } from "../views/response-columns";
 import { Field } from "./field";
+import { HeldOutSwitch } from "./held-out";
 import { Menu } from "./menu";
 import { Switch } from "./segments";
 
@@ -42,6 +43,7 @@ export function SelectionBar({ run, step, pages, names, fresh, onRefresh }: Prop
       />
       <Scope step={step} />
       <Switch name="starred" label="★" title={t("onlyStars")} />
+      <HeldOutSwitch count={run.held_out} />
       <ColumnMenu run={run} names={names} />
       <span class="space" />
       {fresh > 0 && (

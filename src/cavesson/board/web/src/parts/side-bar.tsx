@@ -1,5 +1,6 @@
 /** Chooses what is compared. */
 
+import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { curveColour, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
@@ -19,11 +20,13 @@ export function useSideName(): (side: Side) => string {
 interface Props {
   sides: Side[];
   onChange: (sides: Side[]) => void;
+  /** what stands beside them */
+  children: ComponentChildren;
 }
 
 const MAX_SIDES = 6;
 
-export function SideBar({ sides, onChange }: Props) {
+export function SideBar({ sides, onChange, children }: Props) {
   const t = useText();
   const replace = (at: number, side: Side): void => onChange(sides.map((one, i) => (i === at ? side : one)));
   return (
@@ -42,6 +45,7 @@ export function SideBar({ sides, onChange }: Props) {
           + {t("addSide")}
         </button>
       )}
+      {children}
     </div>
   );
 }

@@ -5,7 +5,10 @@ import { useResource } from "../api/resource";
 import type { Rows } from "../api/types";
 import { useText } from "../i18n";
 import { useRun, useVersion } from "../state/board";
+import { useRoute } from "../state/router";
+import { showing, splitOf } from "../state/selection";
 import { Card } from "./card";
+import { HeldOutSwitch } from "./held-out";
 import { Link } from "./link";
 import { RewardHistogram } from "./step-charts";
 import { RolloutLine } from "./rollout-line";
@@ -14,7 +17,8 @@ import { Problem } from "./failure";
 export function StepBrief({ step }: { step: number }) {
   const t = useText();
   const run = useRun();
-  const link = { run: String(run.run), step: String(step) };
+  const split = splitOf(useRoute().query);
+  const link = { run: String(run.run), step: String(step), ...showing(split) };
   return (
     <section>
       <div class="section">
@@ -25,6 +29,7 @@ export function StepBrief({ step }: { step: number }) {
         <Link to={{ view: "responses", query: { ...link, scope: "step", sort: "-reward" } }}>
           {t("responsesOfStep")}
         </Link>
+        <HeldOutSwitch count={run.held_out} />
       </div>
       <div class="two">
         <RewardHistogram column="reward" />
@@ -47,7 +52,8 @@ export function BestWorst({ step }: { step: number }) {
 
 function Extremes({ step, sort }: { step: number; sort: string }) {
   const run = useRun();
-  const url = address(`runs/${run.run}/rows`, { sort, steps: `${step}-${step}`, offset: 0, limit: 4 });
+  const split = splitOf(useRoute().query);
+  const url = address(`runs/${run.run}/rows`, { split, sort, steps: `${step}-${step}`, offset: 0, limit: 4 });
   const { data, error } = useResource<Rows>(url, useVersion(run.run));
   if (error) return <Problem text={error} />;
   const rows = data?.rows ?? [];

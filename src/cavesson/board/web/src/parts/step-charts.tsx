@@ -11,7 +11,9 @@ import { clamp } from "../maths/numbers";
 import { pairs, placeOf } from "../maths/series";
 import { go, useRoute } from "../state/router";
 import { useRun, useStep, useVersion } from "../state/board";
+import { showing, type Split, splitOf } from "../state/selection";
 import { useSeries } from "../state/series";
+import { shownSplit, titled } from "./held-out";
 
 /** About two bins per square root of the rollouts, so that bars are neither combs nor blocks. */
 const bins = (rollouts: number): number => Math.round(clamp(2 * Math.sqrt(rollouts), 10, 50));
@@ -29,35 +31,33 @@ interface Part {
   steps: readonly [number, number];
   /** where its roll-up is among the curves */
   place: number;
-  heldOut: boolean;
+  split: Split;
 }
 
-function useHistogram({ column, steps, heldOut }: Part, edges: Edges | null | undefined): Histogram | null {
+function useHistogram({ column, steps, split }: Part, edges: Edges | null | undefined): Histogram | null {
   const run = useRun();
-  const splits = run.columns.texts?.includes("split");
-  const filter = heldOut ? 'split == "eval"' : splits ? 'not split == "eval"' : undefined;
   const url =
     column === null || !edges
       ? null
-      : address(`runs/${run.run}/histogram`, { column, steps: steps.join("-"), filter, ...edges });
+      : address(`runs/${run.run}/histogram`, { split, column, steps: steps.join("-"), ...edges });
   return useResource<Histogram>(url, useVersion(run.run)).data;
 }
 
-/** A column at a step; of one that only held-out responses have, at the newest evaluation up to there. */
-function partAt(series: Series | null, column: string, step: number): Part {
-  const counts = series?.rollups[column] ? undefined : series?.rollups[`eval/${column}`]?.count;
+/** A column at a step; of held-out responses at the newest evaluation up to there. */
+function partAt(series: Series | null, column: string, step: number, split: Split): Part {
+  const counts = split && series?.rollups[`eval/${column}`]?.count;
   if (!series || !counts) {
-    return { column, steps: [step, step], place: placeOf(series?.step ?? [], step), heldOut: false };
+    return { column, steps: [step, step], place: placeOf(series?.step ?? [], step), split };
   }
   const evaluated = counts.flatMap((count, place) => (count ? [place] : []));
   const place = evaluated.findLast((place) => series.step[place]! <= step) ?? evaluated[0] ?? 0;
-  return { column, steps: pairs(series)[place] ?? [step, step], place, heldOut: true };
+  return { column, steps: pairs(series)[place] ?? [step, step], place, split };
 }
 
 /** Edges that hold all of the distributions that are to be compared; undefined if there are no numbers. */
 function edgesOf(series: Series | null, parts: Part[]): Edges | null | undefined {
-  const rollups = parts.flatMap(({ column, place, heldOut }) => {
-    const rollup = column === null ? undefined : series?.rollups[heldOut ? `eval/${column}` : column];
+  const rollups = parts.flatMap(({ column, place, split }) => {
+    const rollup = column === null ? undefined : series?.rollups[split ? `eval/${column}` : column];
     return rollup ? [{ rollup, place }] : [];
   });
   const bounds = rollups
@@ -70,6 +70,9 @@ function edgesOf(series: Series | null, parts: Part[]): Edges | null | undefined
 }
 
 interface Drawn {
+  /** the first is of the step that was asked for */
+  split: Split;
+  steps: readonly [number, number];
   edges: number[];
   distributions: Distribution[];
   /** whether no numbers are recorded */
@@ -83,11 +86,12 @@ function useDistributions(column: string): Drawn {
   const run = useRun();
   const step = useStep();
   const series = useSeries(run.run, [column, `eval/${column}`]);
-  const here = partAt(series, column, step);
-  const start = partAt(series, column, run.steps?.[0] ?? 0);
+  const split = shownSplit(series, column, splitOf(useRoute().query));
+  const here = partAt(series, column, step, split);
+  const start = partAt(series, column, run.steps?.[0] ?? 0, split);
   const before = start.steps[0] === here.steps[0] ? { ...start, column: null } : start;
   // The reference's rewards for other prompts than these would say nothing.
-  const compared = column === "reward" && series?.rollups["ref_reward"];
+  const compared = column === "reward" && series?.rollups[split ? "eval/ref_reward" : "ref_reward"];
   const other = { ...here, column: compared ? "ref_reward" : null };
   const edges = edgesOf(series, [here, before, other]);
   const now = useHistogram(here, edges);
@@ -102,8 +106,8 @@ function useDistributions(column: string): Drawn {
       { of: reference, name: names[2], colour: colours.reference },
     ];
     const distributions = all.flatMap(({ of, ...look }) => (of ? [{ ...look, counts: of.counts }] : []));
-    return { edges: now?.edges ?? [], distributions, empty: edges === undefined };
-  }, [now, then, reference, edges === undefined, colours, names.join()]);
+    return { split, steps: here.steps, edges: now?.edges ?? [], distributions, empty: edges === undefined };
+  }, [now, then, reference, edges === undefined, colours, split, names.join()]);
 }
 
 export function RewardHistogram({ column }: { column: string }) {
@@ -111,21 +115,22 @@ export function RewardHistogram({ column }: { column: string }) {
   const run = useRun();
   const step = useStep();
   const { query } = useRoute();
-  const drawn = useDistributions(column);
+  const { split, steps, ...drawn } = useDistributions(column);
   const name = column === "reward" ? t("reward") : column;
   const filtered = column.startsWith("part/") ? `parts["${column.slice(5)}"]` : column;
   const filter = (low: number, high: number): string =>
     `${filtered} >= ${round(low)} and ${filtered} <= ${round(high)}`;
   return (
     <HistogramChart
-      title={t("distributionOf", { name })}
+      title={titled(t("distributionOf", { name }), split, t)}
       hint={t("hintDistribution")}
       {...drawn}
       onRange={(low, high) =>
         go("responses", {
           run: String(run.run),
-          step: String(step),
+          step: String(split ? steps[0] : step),
           scope: "step",
+          ...showing(split),
           filter: filter(low, high),
           sort: query["sort"] ?? "-reward",
         })
@@ -138,5 +143,6 @@ const round = (value: number): number => Number(value.toPrecision(6));
 
 export function GapHistogram() {
   const t = useText();
-  return <HistogramChart title={t("gapTitle")} hint={t("hintGap")} {...useDistributions("gap")} rule={0} />;
+  const { split, steps: _, ...drawn } = useDistributions("gap");
+  return <HistogramChart title={titled(t("gapTitle"), split, t)} hint={t("hintGap")} {...drawn} rule={0} />;
 }

@@ -112,6 +112,7 @@ function Status() {
       {!inSnapshot && <i class={`dot ${state === "lost" ? "lost" : following ? "open live" : ""}`} />}
       <span class="long">{run.algorithm?.toUpperCase()}</span>
       <span>{t("rolloutCount", { count: whole(run.rollouts) })}</span>
+      {run.held_out > 0 && <span class="long">{t("heldOutCount", { count: whole(run.held_out) })}</span>}
       {run.indexed < 1 && <span class="warning">{t("indexing", { share: Math.floor(run.indexed * 100) })}</span>}
     </span>
   );

@@ -14,9 +14,9 @@ const current = (): string => (inSnapshot ? location.hash.slice(1) : location.pa
 
 const route = createStore<Route>(parseRoute(current()));
 
-/** Each view comes back as it was left; the run and the step are shared by all. */
+/** Each view comes back as it was left; the run, the step and the split are shared by all. */
 const left: Partial<Record<View, Query>> = {};
-const SHARED = ["run", "step", "sample"];
+const SHARED = ["run", "step", "sample", "held_out"];
 
 /** Where somebody may go next, for a view that is drawn in advance. */
 export const Ahead = createContext<Route | null>(null);

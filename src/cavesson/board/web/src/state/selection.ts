@@ -3,7 +3,16 @@
 import { address } from "../api/client";
 import type { Query } from "./router";
 
+/** Responses that were trained on, as the server shows them without being told, or held-out ones. */
+export type Split = "eval" | undefined;
+
+export const splitOf = (query: Query): Split => (query["held_out"] === "1" ? "eval" : undefined);
+
+/** What an address has to say so that it shows a split. */
+export const showing = (split: Split): Query => (split ? { held_out: "1" } : {});
+
 export interface Selection extends Record<string, string | undefined> {
+  split?: Split;
   sort?: string | undefined;
   steps?: string | undefined;
   filter?: string | undefined;
@@ -16,7 +25,7 @@ export interface Selection extends Record<string, string | undefined> {
 export function selection(query: Query, step: number): Selection {
   const { sort, filter, q, regex, starred } = query;
   const steps = query["scope"] === "step" ? `${step}-${step}` : query["steps"];
-  return { sort, steps, filter, q, regex: q ? regex : undefined, starred };
+  return { split: splitOf(query), sort, steps, filter, q, regex: q ? regex : undefined, starred };
 }
 
 /** "12" and "3-40" as the server wants them; anything else is null. */

@@ -9,8 +9,10 @@ import { useText } from "../i18n";
 import { type Scale, scaleOf } from "../maths/colour";
 import { available, TOKEN_METRICS } from "../maths/metrics";
 import { Problem } from "../parts/failure";
+import { titled } from "../parts/held-out";
 import { selectStep, useRun, useStep, useVersion } from "../state/board";
 import { patchRoute, useRoute } from "../state/router";
+import type { Split } from "../state/selection";
 
 const BUCKETS = 100;
 /** Follow from whole responses and γ; the roll-ups are of single tokens. */
@@ -18,12 +20,14 @@ const WHOLE = ["return_to_go", "monte_carlo_error"];
 
 interface Props {
   run: number;
+  /** of the response that is shown */
+  split: Split;
   metric: string;
   /** asked for at once, it is drawn after the text */
   shown: boolean;
 }
 
-export function HeatPanel({ run, metric, shown }: Props) {
+export function HeatPanel({ run, split, metric, shown }: Props) {
   const t = useText();
   const step = useStep();
   const { query } = useRoute();
@@ -33,7 +37,7 @@ export function HeatPanel({ run, metric, shown }: Props) {
     .filter((name) => !WHOLE.includes(name));
   const wanted = query["heat"] ?? metric;
   const column = columns.includes(wanted) ? wanted : columns[0];
-  const url = column === undefined ? null : address(`runs/${run}/heat`, { column, buckets: BUCKETS });
+  const url = column === undefined ? null : address(`runs/${run}/heat`, { split, column, buckets: BUCKETS });
   const { data, error } = useResource<Heat>(url, useVersion(run));
   const kind = TOKEN_METRICS.find(({ key }) => key === column)?.kind;
   // Of a chart that nobody has scrolled to, nothing is computed.
@@ -49,7 +53,7 @@ export function HeatPanel({ run, metric, shown }: Props) {
   if (!shown || !data || column === undefined) return null;
   return (
     <HeatChart
-      title={t("heatTitle", { name: column })}
+      title={titled(t("heatTitle", { name: column }), split, t)}
       hint={t("heatHint")}
       heat={data}
       scale={scale}

@@ -3,7 +3,7 @@
 import { useMemo } from "preact/hooks";
 import { address } from "../api/client";
 import { useResource } from "../api/resource";
-import type { Comparison } from "../api/types";
+import type { Comparison, RunSummary } from "../api/types";
 import { HistogramChart } from "../charts/histogram";
 import { curveColour, usePalette } from "../charts/palette";
 import { useText } from "../i18n";
@@ -12,10 +12,12 @@ import { ComparedCurves } from "../parts/compared-curves";
 import { ComparedPrompts, ORDERS } from "../parts/compared-prompts";
 import { ComparedSettings } from "../parts/compared-settings";
 import { Problem } from "../parts/failure";
+import { HeldOutSwitch } from "../parts/held-out";
 import { SideBar, useSideName } from "../parts/side-bar";
 import { WinsTable } from "../parts/wins-table";
 import { runs } from "../state/board";
 import { patchRoute, useRoute } from "../state/router";
+import { splitOf } from "../state/selection";
 import { useStore } from "../state/store";
 
 export const PROMPTS = 25;
@@ -26,7 +28,8 @@ export function Compare() {
   const all = useStore(runs)!;
   const { query } = useRoute();
   const name = useSideName();
-  const known = (side: Side): boolean => all.some(({ run }) => run === side.run);
+  const of = (number: number): RunSummary | undefined => all.find(({ run }) => run === number);
+  const known = (side: Side): boolean => of(side.run) !== undefined;
   const text = query["sides"] ?? "";
   const sides = useMemo(() => {
     const given = parseSides(text).filter(known);
@@ -34,14 +37,18 @@ export function Compare() {
   }, [text, all.length]);
   const offset = Number(query["offset"] ?? 0);
   const order = ORDERS.find((one) => one === query["sort"]) ?? "spread";
-  const url = address("compare", { runs: formatSides(sides), sort: order, offset, limit: PROMPTS });
+  const asked = { split: splitOf(query), runs: formatSides(sides), sort: order, offset, limit: PROMPTS };
+  const url = address("compare", asked);
   const { data, error, loading } = useResource<Comparison>(sides.length > 1 ? url : null);
+  const heldOut = [...new Set(sides.map(({ run }) => run))].reduce((sum, run) => sum + (of(run)?.held_out ?? 0), 0);
   const set = (next: Side[]): void => patchRoute({ sides: formatSides(next), offset: undefined }, true);
   const usable = data && data.sides.length === sides.length ? data : null;
   const different = usable && usable.rewards_differ.length > 0 ? usable.rewards_differ.join(", ") : null;
   return (
     <main class="view">
-      <SideBar sides={sides} onChange={set} />
+      <SideBar sides={sides} onChange={set}>
+        <HeldOutSwitch count={heldOut} />
+      </SideBar>
       {different !== null && (
         <p class="warning" role="alert">
           {t("rewardsDiffer", { what: different })}

@@ -12,11 +12,13 @@ import { visible } from "../maths/text";
 import { Card } from "../parts/card";
 import { Problem } from "../parts/failure";
 import { Field } from "../parts/field";
+import { HeldOutSwitch } from "../parts/held-out";
 import { Pages } from "../parts/pages";
 import { SaveTable } from "../parts/save-table";
 import { Segments } from "../parts/segments";
 import { selectStep, useRun, useStep, useVersion } from "../state/board";
 import { go, patchRoute, useRoute } from "../state/router";
+import { showing, splitOf } from "../state/selection";
 
 const KINDS = ["all", "word", "ngram", "character"] as const;
 const ORDERS = ["growth", "decline", "lift", "frequency"] as const;
@@ -32,15 +34,17 @@ export function Patterns() {
   const kind = KINDS.find((one) => one === query["kind"]) ?? "all";
   const order = ORDERS.find((one) => one === query["sort"]) ?? "growth";
   const offset = Number(query["offset"] ?? 0);
-  const url = address(`runs/${run.run}/patterns`, { kind, sort: order, q: query["find"], offset, limit: PAGE });
+  const split = splitOf(query);
+  const asked = { split, kind, sort: order, q: query["find"], offset, limit: PAGE };
+  const url = address(`runs/${run.run}/patterns`, asked);
   const { data, error } = useResource<Answer>(url, useVersion(run.run));
   const found = telling(data?.patterns ?? [], kind);
   const search = (pattern: Pattern): void =>
-    go("responses", { run: String(run.run), q: pattern.text, sort: "-reward" });
+    go("responses", { run: String(run.run), q: pattern.text, sort: "-reward", ...showing(split) });
   const drawn = { lines: lines(found, DRAWN), step, onStep: selectStep, onPattern: search };
   return (
     <main class="view">
-      <Choice kind={kind} order={order} />
+      <Choice kind={kind} order={order} heldOut={run.held_out} />
       <Problem text={error} />
       {data && (data.indexed ?? 1) < 1 && (
         <p class="warning">{t("indexing", { share: Math.floor((data.indexed ?? 0) * 100) })}</p>
@@ -57,7 +61,14 @@ export function Patterns() {
   );
 }
 
-function Choice({ kind, order }: { kind: (typeof KINDS)[number]; order: (typeof ORDERS)[number] }) {
+interface ChoiceProps {
+  kind: (typeof KINDS)[number];
+  order: (typeof ORDERS)[number];
+  /** how many held-out responses there are */
+  heldOut: number;
+}
+
+function Choice({ kind, order, heldOut }: ChoiceProps) {
   const t = useText();
   const kinds = { all: t("all"), word: t("words"), ngram: t("ngrams"), character: t("characters") };
   const orders = { growth: t("growth"), decline: t("decline"), lift: t("lift"), frequency: t("frequency") };
@@ -71,6 +82,7 @@ function Choice({ kind, order }: { kind: (typeof KINDS)[number]; order: (typeof 
         onChoose={(key) => patchRoute({ sort: key, offset: undefined }, true)}
       />
       <Field name="find" hint={t("findPattern")} class="search" />
+      <HeldOutSwitch count={heldOut} />
       <span class="space" />
       <span class="muted">{t("patternsHint")}</span>
     </div>

@@ -113,13 +113,14 @@ interface TableProps {
 
 function ResponseTable({ run, pages, names, sort, shown, place, onChoose, list }: TableProps) {
   const t = useText();
-  const series = useSeries(run.run, [sort.replace(/^-/, "")]);
+  const of = shown.split ? `eval/${sort.replace(/^-/, "")}` : sort.replace(/^-/, "");
+  const series = useSeries(run.run, [of]);
   const stars = useStars();
   const label = t("star");
   const columns = names.map(column);
   const width = columns.reduce((sum, one) => sum + one.width, 46);
   const sorted = sort.replace(/^-/, "");
-  const bar = barFor(series, sorted);
+  const bar = barFor(series, of);
   const rows = useRef(new WeakMap<Row, VNode>());
   const looks = JSON.stringify([names, sort, place]);
   useMemo(() => (rows.current = new WeakMap()), [looks, stars, bar === null]);

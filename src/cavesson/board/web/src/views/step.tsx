@@ -8,12 +8,15 @@ import { useText } from "../i18n";
 import { number, whole } from "../maths/format";
 import { FactList } from "../parts/facts";
 import { Groups } from "../parts/groups";
+import { HeldOutSwitch, shownSplit, titled } from "../parts/held-out";
 import { NeverBeats } from "../parts/never-beats";
 import { Problem } from "../parts/failure";
 import { BestWorst } from "../parts/step-brief";
 import { GapHistogram, RewardHistogram } from "../parts/step-charts";
 import { selectStep, useRun, useStep, useVersion } from "../state/board";
 import { patchRoute, useRoute } from "../state/router";
+import { splitOf } from "../state/selection";
+import { useSeries } from "../state/series";
 
 /** As tall as what stands beside it. */
 const TALL = 452;
@@ -27,11 +30,13 @@ export function StepView() {
   const column = columns.find((name) => name === query["column"]) ?? "reward";
   // The curves of a long run have several steps to a point; this is of the one step.
   const series = useResource<Series>(
-    address(`runs/${run.run}/series`, { names: column, steps: `${step}-${step}` }),
+    address(`runs/${run.run}/series`, { names: `${column},eval/${column}`, steps: `${step}-${step}` }),
     useVersion(run.run),
   ).data;
+  const whole = useSeries(run.run, [column, `eval/${column}`]);
+  const split = shownSplit(whole, column, splitOf(query));
   const ridge = useResource<Ridge>(
-    address(`runs/${run.run}/ridge`, { column, bins: 60, buckets: 24 }),
+    whole && address(`runs/${run.run}/ridge`, { split, column, bins: 60, buckets: 24 }),
     useVersion(run.run),
   );
   const hasReference = run.columns.rows.includes("ref_reward");
@@ -41,8 +46,9 @@ export function StepView() {
         <h2>
           {t("step")} {step}
         </h2>
-        {series && <StepFacts series={series} column={column} step={step} />}
+        {series && <StepFacts series={series} column={split ? `eval/${column}` : column} step={step} />}
         <span class="space" />
+        <HeldOutSwitch count={run.held_out} />
         <label>
           {t("column")}
           <select value={column} onChange={(event) => patchRoute({ column: event.currentTarget.value }, true)}>
@@ -54,6 +60,9 @@ export function StepView() {
           </select>
         </label>
       </div>
+      {splitOf(query) && series && !series.rollups[`eval/${column}`] && (
+        <p class="muted">{t("notEvaluated", { step })}</p>
+      )}
       <div class="two step">
         <div class="stack">
           <RewardHistogram column={column} />
@@ -61,7 +70,7 @@ export function StepView() {
         </div>
         {ridge.data && (
           <RidgeChart
-            title={t("overRun", { name: column === "reward" ? t("reward") : column })}
+            title={titled(t("overRun", { name: column === "reward" ? t("reward") : column }), split, t)}
             hint={t("hintRidge")}
             ridge={ridge.data}
             height={TALL}

@@ -65,7 +65,12 @@ export function Tokens() {
         />
       )}
       {data?.count === 0 && <p class="empty">{t("noTokens")}</p>}
-      <HeatPanel run={run.run} metric={metric} shown={seen} />
+      <HeatPanel
+        run={run.run}
+        split={data?.rollout.split === "eval" ? "eval" : undefined}
+        metric={metric}
+        shown={seen}
+      />
     </main>
   );
 }
