@@ -10,12 +10,10 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from browser_helpers import BATCH, EVALUATED, STEPS, BoardProcess, go, opened, parsed, record_run, saved, settle
+from browser_helpers import BATCH, STEPS, BoardProcess, go, opened, parsed, record_run, saved, settle
 from playwright.sync_api import Page, expect
 
 import cavesson
-
-SIZE = BATCH + EVALUATED
 
 # Writes the steps 2 to 4 of the run in argv[2], each when it is told to by a line on its standard input.
 WRITER = """
@@ -40,10 +38,10 @@ def test_a_run_in_training_grows_on_the_page(browser, tmp_path):
             page.locator(".plot canvas").first.wait_for()
             page.evaluate("window.stayed = true")
             status = page.locator(".status")
-            expect(status).to_contain_text(f"{2 * SIZE} rollouts")
+            expect(status).to_contain_text(f"{2 * BATCH} rollouts")
             for step in (2, 3):
                 print(file=writer.stdin, flush=True)
-                expect(status).to_contain_text(f"{(step + 1) * SIZE} rollouts", timeout=30_000)
+                expect(status).to_contain_text(f"{(step + 1) * BATCH} rollouts", timeout=30_000)
                 # Without a step in the address, the newest is followed.
                 expect(page.locator(".timeline output b")).to_have_text(str(step))
             trained = [r["reward"] for r in cavesson.open(folder).rows(steps=[3]).to_pylist() if r["split"] == "train"]
@@ -61,7 +59,7 @@ def test_a_run_in_training_grows_on_the_page(browser, tmp_path):
 def follow_in_the_table(page: Page, writer: subprocess.Popen) -> None:
     """Rows do not move under the reader's eyes: new ones come when asked for."""
     go(page, "/responses?sort=-step")
-    expect(page.locator(".bar output")).to_have_text(f"{4 * SIZE} rollouts")
+    expect(page.locator(".bar output")).to_have_text(f"{4 * BATCH} rollouts")
     first = page.locator('.tr[aria-rowindex="1"] .td').first
     expect(first).to_have_text("3")
     print(file=writer.stdin, flush=True)
@@ -70,7 +68,7 @@ def follow_in_the_table(page: Page, writer: subprocess.Popen) -> None:
     expect(first).to_have_text("3")
     pill.click()
     expect(first).to_have_text("4")
-    expect(page.locator(".bar output")).to_have_text(f"{5 * SIZE} rollouts")
+    expect(page.locator(".bar output")).to_have_text(f"{5 * BATCH} rollouts")
 
 
 DEEP = {
@@ -217,7 +215,8 @@ def test_a_table_is_saved_with_its_rollouts(browser, board_told, tmp_path):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["CSV", "PARQUET", "JSONL"])
 def test_rows_are_saved_as_tables(browser, board_told, runs_told, tmp_path, form):
-    wanted = [row for row in cavesson.open(runs_told[0]).rows().to_pylist() if row["reward"] > 2]
+    every = cavesson.open(runs_told[0]).rows().to_pylist()
+    wanted = [row for row in every if row["reward"] > 2 and row["split"] == "train"]
     with opened(browser, f"{board_told.address}/responses?sort=-reward&filter=reward+%3E+2") as page:
         expect(page.locator(".bar output")).to_have_text(f"{len(wanted)} rollouts")
         export(page)
