@@ -13,7 +13,7 @@ from scipy import stats
 from cavesson.doctor.groups import groups, within
 from cavesson.doctor.mann_kendall import mann_kendall
 from cavesson.doctor.rows import Rows
-from cavesson.doctor.rules.value import returns
+from cavesson.doctor.rules.returns import returns
 from cavesson.doctor.sample import by_tenth, chosen_steps
 from cavesson.doctor.series import averaged, over_median, series, since, slope_by_step, smoothed, trend
 
