@@ -63,18 +63,25 @@ def spreading(rows: Rows, late: Array, chance: float = CHANCE) -> list[Pattern]:
     old, new = (Counter(text for i in np.flatnonzero(part) for text in found[i]) for part in (early, late))
     n, m = int(early.sum()), int(late.sum())
     often = [text for text, count in new.items() if count / m > max(FREQUENT, GROWTH * old[text] / n)]
-    clear = NormalDist().inv_cdf(1 - chance / max(len(new), 1))  # every pattern of the late responses is a test
     reward, prompt = within(rows, rows["reward"]), _prompts(rows)
-    patterns = []
+    grown: dict[str, Array] = {}
     for text in often:
         has = np.array([text in some for some in found])
-        grown = share_of(has[late], prompt[late]), share_of(has[early], prompt[early])
-        if grown[0].value - grown[1].value > clear * np.hypot(grown[0].error, grown[1].error):
-            worth = _Worth(within(rows, has.astype(float)), reward, prompt, clear)
-            lift = float(np.nanmean(reward[has]) - np.nanmean(reward[~has])) if not has.all() else 0.0
-            lift /= float(np.nanstd(reward)) or 1.0
-            patterns.append(Pattern(text, old[text] / n, new[text] / m, lift, worth.explained(late)))
+        now, before = share_of(has[late], prompt[late]), share_of(has[early], prompt[early])
+        if now.value - before.value > _clear(chance, len(new)) * np.hypot(now.error, before.error):
+            grown[text] = has
+    patterns = []
+    for text, has in grown.items():
+        worth = _Worth(within(rows, has.astype(float)), reward, prompt, _clear(chance, len(grown)))
+        lift = float(np.nanmean(reward[has]) - np.nanmean(reward[~has])) if not has.all() else 0.0
+        lift /= float(np.nanstd(reward)) or 1.0
+        patterns.append(Pattern(text, old[text] / n, new[text] / m, lift, worth.explained(late)))
     return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
+
+
+def _clear(chance: float, patterns: int) -> float:
+    """Return the standard errors that none of so many patterns exceeds by chance."""
+    return NormalDist().inv_cdf(1 - chance / max(patterns, 1))
 
 
 class Estimate(NamedTuple):
@@ -145,7 +152,9 @@ class _Worth:
 
         Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.8.
         """
-        free = max(len(np.unique(self._prompt[part])) - 1, 1)
+        of_prompts = np.bincount(self._prompt[part], self._has[part] ** 2)
+        # Prompts count by what they contribute: if a single one lacks the pattern, they say no more than one would.
+        free = max(float(of_prompts.sum() ** 2 / max(np.sum(of_prompts**2), 1e-12)) - 1, 1e-9)
         t = worth.value / max(worth.error, 1e-12)
         return bool(t * (1 - 1 / (4 * free)) / np.sqrt(1 + t**2 / (2 * free)) > self._clear)
 
