@@ -202,11 +202,14 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     # The relation shows only while lengths grow: at the limit, all responses have the same length.
     grown = smoothed(points).value > before + 0.9 * (after - before)
     there &= rows.step <= (points.step[int(np.argmax(grown))] if grown.any() else rows.steps[-1])
+    before = max(before, data.whole.rows.mean("length").first())  # a part of a run may begin where lengths are short
+    first = since(points, points.value > 1.15 * before, 4)
+    # Before that, the reward may have been another one.
+    growing = there & (rows.step >= (rows.steps[0] if first is None else first))
+    there = growing if growing.sum() >= 100 else there
     found = rank_correlation(length[there], reward[there]) if there.sum() >= 100 else None
     if found is None:
         return None
-    before = max(before, data.whole.rows.mean("length").first())  # a part of a run may begin where lengths are short
-    first = since(points, points.value > 1.15 * before, 4)
     sick = found > limit and after > (1 + growth) * before and first is not None and is_clear(data, points)
     words = {"before": before, "after": after}
     curve = Curve(points, high=(1 + growth) * before, name=Phrase("mean length in tokens"))
