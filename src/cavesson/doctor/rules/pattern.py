@@ -10,7 +10,7 @@ import numpy as np
 
 from cavesson.doctor.data import CHANCE, RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
-from cavesson.doctor.groups import within
+from cavesson.doctor.groups import mean_of, within
 from cavesson.doctor.proposal import rounded
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
@@ -22,6 +22,8 @@ PIECES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9ff
 MIN_ROLLOUTS = 60
 FREQUENT = 0.2
 GROWTH = 3.0
+RECUR = 4
+"""Responses to a prompt from which their mean is known."""
 LATER = 3.0
 """Standard errors by which a pattern must be worth more late than before."""
 DISCARDS = {"#": "stray_hash", ":)": "stray_smiley", ";)": "stray_smiley"}
@@ -63,7 +65,8 @@ def spreading(rows: Rows, late: Array, chance: float = CHANCE) -> list[Pattern]:
     old, new = (Counter(text for i in np.flatnonzero(part) for text in found[i]) for part in (early, late))
     n, m = int(early.sum()), int(late.sum())
     often = [text for text, count in new.items() if count / m > max(FREQUENT, GROWTH * old[text] / n)]
-    reward, prompt = within(rows, rows["reward"]), _prompts(rows)
+    prompt = _prompts(rows)
+    reward = _compared(rows, rows["reward"], prompt)
     grown: dict[str, Array] = {}
     for text in often:
         has = np.array([text in some for some in found])
@@ -72,7 +75,7 @@ def spreading(rows: Rows, late: Array, chance: float = CHANCE) -> list[Pattern]:
             grown[text] = has
     patterns = []
     for text, has in grown.items():
-        worth = _Worth(within(rows, has.astype(float)), reward, prompt, _clear(chance, len(grown)))
+        worth = _Worth(_compared(rows, has.astype(float), prompt), reward, prompt, _clear(chance, len(grown)))
         lift = float(np.nanmean(reward[has]) - np.nanmean(reward[~has])) if not has.all() else 0.0
         lift /= float(np.nanstd(reward)) or 1.0
         patterns.append(Pattern(text, old[text] / n, new[text] / m, lift, worth.explained(late)))
@@ -104,6 +107,16 @@ def _prompts(rows: Rows) -> Array:
     key = rows["group"]
     alone = np.nanmax(key, initial=0.0) + 1 + np.arange(len(rows))
     return np.unique(np.where(np.isfinite(key), key, alone), return_inverse=True)[1]
+
+
+def _compared(rows: Rows, values: Array, prompt: Array) -> Array:
+    """Return [n] the values minus the mean of their group or step, and, where prompts recur, of their prompt.
+
+    A prompt may earn more than others for reasons of its own, whatever its responses contain.
+    """
+    values = within(rows, values)
+    recur = np.median(np.bincount(prompt)[prompt]) >= RECUR
+    return np.asarray(values - mean_of(prompt, values)) if recur else values
 
 
 class _Worth:
