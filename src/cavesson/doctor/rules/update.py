@@ -164,7 +164,7 @@ def _whole_steps(some: Rows, rows: Rows) -> Array:
     """Return the steps of which ``some`` has all rollouts."""
     steps, count = np.unique(some.step, return_counts=True)
     everything, all_of = np.unique(rows.step, return_counts=True)
-    return steps[count == all_of[np.searchsorted(everything, steps)]]
+    return np.asarray(steps[count == all_of[np.searchsorted(everything, steps)]])
 
 
 @rule(
