@@ -18,7 +18,7 @@ CLEAR = 3.0
 
 @rule(
     number=5,
-    needs=[*PENALTY, "info.kl.estimator"],
+    needs=PENALTY,
     severity="error",
     title="The KL penalty has the wrong sign or size",
     cause="Except on its last token, a response's token reward is −β·KL. Regressed on the recorded log-ratios, it "
