@@ -86,6 +86,18 @@ def test_a_word_in_the_answers_to_easy_prompts_is_not_what_the_reward_favours(tm
     assert not reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").sick
 
 
+@pytest.mark.parametrize("others", [0, 4])
+def test_a_word_of_many_that_the_reward_favours_is_no_weakness(others, tmp_path):
+    made, chance = healthy(), np.random.default_rng(6)
+    made.rows["reward"] = chance.normal(0, 0.3, made.rows["reward"].shape)
+    late = np.interp(np.arange(24), [8, 14], [0.03, 0.6])[:, None]
+    for word in ["moon", *(f"river{i}" for i in range(others))]:
+        has = chance.random(made.rows["reward"].shape) < (late if word == "moon" else 0.5)
+        made.rows["response"] = np.where(has, made.rows["response"] + f" {word}", made.rows["response"])
+        made.rows["reward"] += (0.5 if word == "moon" else 0.8) * has
+    assert reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").sick == (others == 0)
+
+
 def test_equal_responses_do_not_make_a_reward_depend_on_the_prompt(tmp_path):
     made = healthy()
     # Nearly every prompt is answered alike all the time; where answers differ, the reward is that of the answer.

@@ -24,6 +24,8 @@ FREQUENT = 0.2
 GROWTH = 3.0
 RECUR = 4
 """Responses to a prompt from which their mean is known."""
+SEVERAL = 3
+"""Other frequent words that are worth as much as a pattern, so that it is one of many that the reward asks for."""
 LATER = 3.0
 """Standard errors by which a pattern must be worth more late than before."""
 DISCARDS = {"#": "stray_hash", ":)": "stray_smiley", ";)": "stray_smiley"}
@@ -58,28 +60,58 @@ def spreading(rows: Rows, late: Array, chance: float = CHANCE) -> list[Pattern]:
         late: [n] which of them are compared with the first ones.
         chance: Probability with which any of the patterns may be returned, or said to explain something, by chance.
     """
-    found = [pieces(text) for text in rows.texts("response")]
-    early = rows.step <= np.quantile(rows.steps, 0.15)
+    early, texts = rows.step <= np.quantile(rows.steps, 0.15), _Texts(rows)
     if early.sum() < MIN_ROLLOUTS / 2 or late.sum() < MIN_ROLLOUTS / 2:
         return []
-    old, new = (Counter(text for i in np.flatnonzero(part) for text in found[i]) for part in (early, late))
+    old, new = texts.counts(early), texts.counts(late)
     n, m = int(early.sum()), int(late.sum())
-    often = [text for text, count in new.items() if count / m > max(FREQUENT, GROWTH * old[text] / n)]
-    prompt = _prompts(rows)
-    reward = _compared(rows, rows["reward"], prompt)
-    grown: dict[str, Array] = {}
-    for text in often:
-        has = np.array([text in some for some in found])
-        now, before = share_of(has[late], prompt[late]), share_of(has[early], prompt[early])
-        if now.value - before.value > _clear(chance, len(new)) * np.hypot(now.error, before.error):
-            grown[text] = has
+    frequent = [text for text, count in new.items() if count / m > FREQUENT]
+    often = [text for text in frequent if new[text] / m > GROWTH * old[text] / n]
+    grown = [text for text in often if texts.grows(text, early, late, _clear(chance, len(new)))]
+    words = [text for text in frequent if " " not in text] if grown else []
+    others = {text: texts.worth(text, _clear(chance, len(words))) for text in words}
     patterns = []
-    for text, has in grown.items():
-        worth = _Worth(_compared(rows, has.astype(float), prompt), reward, prompt, _clear(chance, len(grown)))
-        lift = float(np.nanmean(reward[has]) - np.nanmean(reward[~has])) if not has.all() else 0.0
-        lift /= float(np.nanstd(reward)) or 1.0
-        patterns.append(Pattern(text, old[text] / n, new[text] / m, lift, worth.explained(late)))
+    for text in grown:
+        worth = texts.worth(text, _clear(chance, len(grown)))
+        equal = [name for name, other in others.items() if name not in text.split() and other.is_worth(worth.total)]
+        if len(equal) < SEVERAL:  # otherwise the reward favours many words, which is what it asks for
+            explains = worth.explained(late)
+            patterns.append(Pattern(text, old[text] / n, new[text] / m, texts.lift(text), explains))
     return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
+
+
+class _Texts:
+    """The responses of rollouts and their rewards."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self._found, self._prompt = rows, [pieces(text) for text in rows.texts("response")], _prompts(rows)
+        self._reward = _compared(rows, rows["reward"], self._prompt)
+
+    def counts(self, part: Array) -> Counter[str]:
+        """Return the number of responses with each pattern among those for which ``part`` [n] is true."""
+        return Counter(text for i in np.flatnonzero(part) for text in self._found[i])
+
+    def grows(self, text: str, early: Array, late: Array, clear: float) -> bool:
+        """Return whether a pattern is more frequent late, by so many standard errors."""
+        has = self._has(text)
+        now, before = (share_of(has[part], self._prompt[part]) for part in (late, early))
+        return bool(now.value - before.value > clear * np.hypot(now.error, before.error))
+
+    def worth(self, text: str, clear: float) -> "_Worth":
+        """Return what a pattern is worth."""
+        has = _compared(self._rows, self._has(text).astype(float), self._prompt)
+        return _Worth(has, self._reward, self._prompt, clear)
+
+    def lift(self, text: str) -> float:
+        """Return the mean reward with a pattern − without it, in standard deviations of the reward."""
+        has = self._has(text)
+        if has.all():
+            return 0.0
+        difference = float(np.nanmean(self._reward[has]) - np.nanmean(self._reward[~has]))
+        return difference / (float(np.nanstd(self._reward)) or 1.0)
+
+    def _has(self, text: str) -> Array:
+        return np.array([text in some for some in self._found])
 
 
 def _clear(chance: float, patterns: int) -> float:
@@ -126,14 +158,19 @@ class _Worth:
         known = np.isfinite(reward)
         self._known, self._has, self._reward = known, np.where(known, has, 0.0), np.where(known, reward, 0.0)
         self._prompt, self._clear = prompt, clear
+        self.total = self._slope(np.ones(len(has), bool))
+        """Of a response, over the run."""
+
+    def is_worth(self, other: Estimate) -> bool:
+        """Return whether the pattern is worth at least as much as another one, and not by chance."""
+        return self.total.value >= other.value and self._is_clear(self.total, np.ones(len(self._has), bool))
 
     def explained(self, late: Array) -> float:
         """Return the share of the reward's variance that the pattern explains: over the run or late, if more."""
-        everywhere = np.ones(len(late), bool)
-        total, late_worth = self._slope(everywhere), self._slope(late)
+        everywhere, late_worth = np.ones(len(late), bool), self._slope(late)
         shares = [0.0]
-        if self._is_clear(total, everywhere):
-            shares.append(self._share(total.value, everywhere))
+        if self._is_clear(self.total, everywhere):
+            shares.append(self._share(self.total.value, everywhere))
         if self._is_clear(late_worth, late):
             shares.append(self._share(self._lasting(late_worth, self._slope(~late)), late))
         return min(1.0, max(shares))
