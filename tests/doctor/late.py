@@ -3,7 +3,8 @@
 from pathlib import Path
 from shutil import copytree
 
-from doctor_helpers import healthy
+import numpy as np
+from doctor_helpers import LENGTH, Array, Made, healthy
 from sick import Change
 
 import cavesson
@@ -14,10 +15,40 @@ BEFORE = 176
 """Healthy steps at the beginning."""
 
 
-def begun(folder: Path, algorithm: str) -> Path:
-    """Returns the folder of a healthy run of ``BEFORE`` steps, which is written if it is not there."""
-    place = folder / algorithm
-    return place if place.exists() else healthy(algorithm, steps=BEFORE).write(place)
+def begun(folder: Path, algorithm: str, change: Change | None = None) -> Path:
+    """Returns the folder of a run of ``BEFORE`` steps, healthy or changed, which is written if it is not there."""
+    place = folder / (change.__name__ if change else "healthy") / algorithm
+    if not place.exists():
+        made = healthy(algorithm, steps=BEFORE)
+        (change or (lambda made: None))(made)
+        made.write(place)
+    return place
+
+
+def short(made: Made) -> None:
+    """Responses have up to 8 tokens, and end by themselves."""
+    cut_to(made, np.full(len(made.mask), 8))
+
+
+def cut(made: Made) -> None:
+    """Four of five responses are cut, which costs them one point."""
+    short(made)
+    is_cut = np.random.default_rng(6).random(made.rows["reward"].shape) < 0.8
+    made.rows["finish_reason"] = np.where(is_cut, "length", "eos").astype(object)
+    made.rows["reward"] = made.rows["reward"] - is_cut
+
+
+def longer(made: Made) -> None:
+    """The reward is the length, and within four steps the responses have up to 20 tokens."""
+    cut_to(made, 8 + 12 * np.minimum(np.arange(len(made.mask)) + 1, 4) // 4)
+    made.rows["reward"] = 0.3 * made.mask.sum(-1)
+
+
+def cut_to(made: Made, most: Array) -> None:
+    """Gives each response a random length of at most so many tokens, [S]."""
+    keep = np.random.default_rng(5).integers(1, most[:, None] + 1, made.rows["reward"].shape)
+    made.tokens["mask"] = np.arange(LENGTH) < keep[..., None]
+    made.rows["finish_reason"][:] = "eos"
 
 
 def late(change: Change, begun: Path, folder: Path) -> RunData:

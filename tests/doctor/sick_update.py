@@ -33,7 +33,7 @@ def blown_up(made):
 
 @case("zero-gradient")
 def no_gradient(made):
-    made.metrics["optim/grad_norm"][::2] = 0.0
+    made.metrics["optim/grad_norm"][np.arange(24) % 3 > 0] = 0.0
 
 
 @case("advantage-scale")

@@ -71,6 +71,19 @@ def test_the_penalty_of_short_responses(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.rows["kl_coef"][data.rows.step > 0], 0.05, rtol=0.02)
 
 
+def test_whitening_counts_the_score_behind_the_end(tmp_path: Path) -> None:
+    made = healthy()
+    ended = (made.tokens["token_id"] == END).any(-1)
+    for step, reward in enumerate(made.rows["reward"]):
+        last = np.arange(LENGTH) == made.mask[step].sum(-1, keepdims=True) - 1
+        inside = made.tokens["token_reward"][step] - np.where(last & ended[step][:, None], reward[:, None], 0.0)
+        scale = np.concatenate([inside[made.mask[step]], reward[ended[step]]]).std()
+        made.tokens["token_reward"][step] /= scale
+        made.rows["reward"][step] = reward / scale
+    import_run(lines(made, tmp_path / "lines", padded=True), tmp_path / "run")
+    assert RunData(cavesson.open(tmp_path / "run")).setting("config.ppo.whiten_rewards") is True
+
+
 def test_a_word_that_also_occurs_inside_is_no_end_token(tmp_path: Path) -> None:
     folder = lines(healthy(), tmp_path / "lines")
     (file,) = folder.iterdir()

@@ -10,7 +10,7 @@ import sick_response
 import sick_reward
 import sick_update
 from doctor_helpers import healthy
-from late import BEFORE, begun, late
+from late import BEFORE, begun, cut, late, longer, short
 
 import cavesson
 from cavesson.doctor.data import CHANCE, RunData
@@ -44,6 +44,14 @@ def test_what_begins_late_is_found_when_it_began(name, before, tmp_path):
     # Some of the changes grow over 12 of the 24 steps.
     assert BEFORE - (10 if name != "reward-is-noise" else 30) <= reading.since <= BEFORE + 13  # few responses are equal
     assert reading.between[0] <= BEFORE + 13 and reading.between[1] >= BEFORE - 3
+
+
+@pytest.mark.parametrize(("name", "change"), [("truncated", cut), ("length-exploited", longer)])
+def test_late_truncation_and_a_late_exploit_of_length_are_dated_to_five_steps(name, change, before, tmp_path):
+    data = late(change, begun(before, "ppo", short), tmp_path / "run")
+    (found,) = diagnose(data, [BY_NAME[name]]).findings
+    assert abs(found.reading.since - BEFORE) <= 5
+    assert diagnose(RunData(cavesson.open(begun(before, "ppo", short))), [BY_NAME[name]]).findings == ()
 
 
 @pytest.mark.sampled(1)

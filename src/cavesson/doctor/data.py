@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from cavesson.doctor.derive import BY_NAME
 from cavesson.doctor.derive.derivation import Derivation
 from cavesson.doctor.finding import Evidence
-from cavesson.doctor.names import ALIASES
+from cavesson.doctor.names import ALIASES, SETTINGS
 from cavesson.doctor.rows import Lookup, Rows, numbers
 from cavesson.doctor.rule import KINDS
 from cavesson.doctor.sample import Sample, take_sample
@@ -81,6 +81,10 @@ class RunData:
         return default if found is None else found
 
     def _setting(self, path: str) -> Any:
+        found = self._entry(path)
+        return self._entry(SETTINGS[path]) if found is None and path in SETTINGS else found
+
+    def _entry(self, path: str) -> Any:
         found: Any = self._info
         for key in path.split("."):
             if not isinstance(found, dict) or key not in found:

@@ -1,4 +1,4 @@
-"""The names that other trainers use for the metrics that the rules read."""
+"""The names that other trainers use for the metrics and settings that the rules read."""
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "kl/objective": ("objective/kl", "kl", "critic/kl", "actor/reward_kl_penalty", "policy/kl_mean"),
@@ -14,3 +14,5 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "time/step": ("timing_s/step", "time/ppo/total", "step_time", "total_step_time"),
 }
 """Cavesson's name → those of TRL (PPO 1.x, then 0.x), OpenRLHF, verl and NeMo-RL."""
+SETTINGS = {"kl.estimator": "config.kl_estimator", "config.ppo.whiten_rewards": "config.whiten_rewards"}
+"""Entry of Cavesson's run.json → that of a run of TRL's PPO."""

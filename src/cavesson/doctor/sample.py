@@ -121,6 +121,13 @@ class Sample:
             found[counted[np.append(line[1:] != line[:-1], True)]] = True
         return read_only(found)
 
+    @cached_property
+    def behind(self) -> Array:
+        """[N] whether a token is the first one after the last trained token of its rollout."""
+        found = np.zeros(len(self), bool)
+        found[1:] = self.last[:-1] & (self.line[1:] == self.line[:-1])
+        return read_only(found)
+
     def total(self, values: Array) -> Array:
         """Return [n] the sum over the trained tokens of each rollout; NaN if one of them was not measured."""
         return np.bincount(self.line[self.trained], values[self.trained], minlength=len(self.rows))
@@ -129,12 +136,12 @@ class Sample:
         """Return the mean over the finite values [N] of the trained tokens of each step."""
         return self._by_step(values)[0]
 
-    def variance_by_step(self, values: Array) -> Series:
-        """Return the variance over the finite values [N] of the trained tokens of each step."""
-        return self._by_step(values)[1]
+    def variance_by_step(self, values: Array, of: Array | None = None) -> Series:
+        """Return the variance over the finite values [N] of each step, of the tokens ``of`` [N] or the trained ones."""
+        return self._by_step(values, of)[1]
 
-    def _by_step(self, values: Array) -> tuple[Series, Series]:
-        there = np.isfinite(values) & self.trained
+    def _by_step(self, values: Array, of: Array | None = None) -> tuple[Series, Series]:
+        there = np.isfinite(values) & (self.trained if of is None else of)
         steps, where = np.unique(self.step[there], return_inverse=True)
         count = np.bincount(where)
         mean = np.bincount(where, values[there]) / count

@@ -76,6 +76,8 @@ class RecorderCallback(TrainerCallback):
         self._samples: Counter[int] = Counter()
         self._metrics: dict[int, set[str]] = {}
         self._rank, self._world = 0, 1
+        self.settings: dict[str, Any] = {}
+        """Entries of run.json that the trainer's config lacks."""
         self.step_ended: Callable[[], None] = lambda: None
         """Called at the end of every step, before its metrics are written."""
 
@@ -149,7 +151,7 @@ class RecorderCallback(TrainerCallback):
             lock = Lock(self._folder)
             scaled = str(getattr(args, "scale_rewards", False)) not in ("False", "none")
             settings = {"algorithm": type(args).__name__.removesuffix("Config").lower(), "config": args.to_dict()}
-            settings |= {"rewards_are_scaled": scaled}
+            settings |= {"rewards_are_scaled": scaled} | self.settings
             write_run(self._folder, settings | {"trainer": f"trl {version('trl')}", "processes": self._world})
             _write_vocabulary(self._folder, given.get("processing_class"))
             attempt = begin_attempt(self._folder, state.global_step)

@@ -35,6 +35,8 @@ def watch(trainer: Any, callback: RecorderCallback) -> None:
             callback.rollouts(step, _rows(trainer, variables, step), _tokens(variables))
 
     callback.step_ended = read
+    if trainer.stop_token_id is not None:  # after it, the mask has to end
+        callback.settings["eos_token_ids"] = [int(trainer.stop_token_id)]
 
 
 def _variables(trainer: Any) -> dict[str, Any] | None:

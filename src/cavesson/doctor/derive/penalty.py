@@ -46,7 +46,9 @@ class Fit(NamedTuple):
     how="the variance of the token rewards of each step",
 )
 def rewards_whitened(data: "RunData") -> Found:
-    variance = data.sample.variance_by_step(data.sample["token_reward"]).value
+    sample = data.sample
+    # TRL whitens the token behind the last one, too, which has the score.
+    variance = sample.variance_by_step(sample["token_reward"], sample.trained | sample.behind).value
     if len(variance) < FEWEST_STEPS:
         return None
     # One step can have a variance of 1 by chance, but not nearly all of them.

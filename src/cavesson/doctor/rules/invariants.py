@@ -194,7 +194,7 @@ def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None
     fix="end the mask at the first end token, and use a separate padding token",
     source="TRL issue 2708, miles issue 2476",
     explains=["negative-kl", "padding-counted", "reward-position", "reward-accounting", "value-not-fitting",
-              "filtered-sampling", "temperature-missing", "likelihood-displacement", *MISMATCH],
+              "filtered-sampling", "temperature-missing", "likelihood-displacement", "sampler-stale", *MISMATCH],
 )  # fmt: skip
 def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading | None:
     sample = data.sample
@@ -220,6 +220,7 @@ def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading 
     fix="derive the seed from the rank and the sample's index as well",
     source="The N implementation details of RLHF with PPO",
     explains=["zero-variance-groups", "zero-gradient"],
+    windows=True,
 )
 def same_seed(data: RunData, *, limit: float = Share(0.05)) -> Reading | None:
     sample = data.sample
@@ -238,4 +239,5 @@ def same_seed(data: RunData, *, limit: float = Share(0.05)) -> Reading | None:
     curve = Curve(mean_by_step(sample.rows.step[[i for i, _ in pairs]], equal), high=limit)
     words = {"samples": f"{np.exp(IMPROBABLE):,.0f}"}
     first = earliest(sample.rows.step[rows])
-    return Reading(share, share > limit, first, sample.rows.evidence(rows), words, curve)
+    sick = exceeds(data, int(equal.sum()), len(pairs), limit)
+    return Reading(share, sick, first, sample.rows.evidence(rows), words, curve)

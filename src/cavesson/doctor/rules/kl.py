@@ -8,7 +8,6 @@ from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.proposal import calmer, fitting, stronger, tighter
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
-from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "last")
@@ -16,11 +15,6 @@ PERSISTENT = 5
 """Steps that a problem must last."""
 USUAL_RATE = 1e-5
 """The default learning rate."""
-
-
-def penalty(data: RunData, sample: Sample) -> Array:
-    """Return [N] the KL estimates that β multiplies, by the run's estimator (default: k1); NaN for the exact KL."""
-    return estimates(sample["kl_k1"]).get(str(data.setting("kl.estimator", "k1")), np.full(len(sample), np.nan))
 
 
 def objective(data: RunData) -> Series:

@@ -3,13 +3,14 @@
 import re
 from collections import Counter
 from itertools import pairwise
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
-from cavesson.doctor.data import RunData
+from cavesson.doctor.data import CHANCE, RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
-from cavesson.doctor.groups import within
+from cavesson.doctor.groups import mean_of, within
 from cavesson.doctor.proposal import rounded
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
@@ -21,7 +22,12 @@ PIECES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9ff
 MIN_ROLLOUTS = 60
 FREQUENT = 0.2
 GROWTH = 3.0
-CLEAR = 4.0
+RECUR = 4
+"""Responses to a prompt from which their mean is known."""
+SEVERAL = 3
+"""Other frequent words that are worth as much as a pattern, so that it is one of many that the reward asks for."""
+LATER = 3.0
+"""Standard errors by which a pattern must be worth more late than before."""
 DISCARDS = {"#": "stray_hash", ":)": "stray_smiley", ";)": "stray_smiley"}
 """What discards responses with a pattern: values of cleaning.discard."""
 
@@ -33,8 +39,6 @@ class Pattern(NamedTuple):
     before: float
     """Share of the early responses (or of the reference's) that have it."""
     after: float
-    z: float
-    """Standard errors by which the log-odds grew."""
     lift: float
     """Mean reward with it − without it, within a prompt or step, in standard deviations of the reward."""
     explains: float
@@ -48,58 +52,161 @@ def pieces(text: str | None) -> set[str]:
     return {*words, *(f"{one} {two}" for one, two in pairwise(words))}
 
 
-def spreading(rows: Rows, late: Array) -> list[Pattern]:
+def spreading(rows: Rows, late: Array, chance: float = CHANCE) -> list[Pattern]:
     """Return the patterns that became more frequent, sorted by how much of the reward they explain.
 
     Args:
         rows: The rollouts.
         late: [n] which of them are compared with the first ones.
+        chance: Probability with which any of the patterns may be returned, or said to explain something, by chance.
     """
-    found = [pieces(text) for text in rows.texts("response")]
-    early = rows.step <= np.quantile(rows.steps, 0.15)
+    early, texts = rows.step <= np.quantile(rows.steps, 0.15), _Texts(rows)
     if early.sum() < MIN_ROLLOUTS / 2 or late.sum() < MIN_ROLLOUTS / 2:
         return []
-    old, new = (Counter(text for i in np.flatnonzero(part) for text in found[i]) for part in (early, late))
+    old, new = texts.counts(early), texts.counts(late)
     n, m = int(early.sum()), int(late.sum())
-    reward = within(rows, rows["reward"])
-    scale = float(np.nanstd(reward)) or 1.0
+    frequent = [text for text, count in new.items() if count / m > FREQUENT]
+    often = [text for text in frequent if new[text] / m > GROWTH * old[text] / n]
+    grown = [text for text in often if texts.grows(text, early, late, _clear(chance, len(new)))]
+    words = [text for text in frequent if " " not in text] if grown else []
+    others = {text: texts.worth(text, _clear(chance, len(words))) for text in words}
     patterns = []
-    for text, count in new.items():
-        before, after = old[text] / n, count / m
-        odds = np.log((count + 0.5) / (m - count + 0.5)) - np.log((old[text] + 0.5) / (n - old[text] + 0.5))
-        error = np.sqrt(sum(1 / (c + 0.5) for c in (count, m - count, old[text], n - old[text])))
-        if after > FREQUENT and after > GROWTH * before and odds / error > 4:
-            has = np.array([text in some for some in found])
-            lift = float(np.nanmean(reward[has]) - np.nanmean(reward[~has])) / scale if not has.all() else 0.0
-            mine = within(rows, has.astype(float))
-            explained = max(_explained(mine, reward), _late_share(mine, reward, late))
-            patterns.append(Pattern(text, before, after, float(odds / error), lift, explained))
+    for text in grown:
+        worth = texts.worth(text, _clear(chance, len(grown)))
+        equal = [name for name, other in others.items() if name not in text.split() and other.is_worth(worth.total)]
+        if len(equal) < SEVERAL:  # otherwise the reward favours many words, which is what it asks for
+            explains = worth.explained(late)
+            patterns.append(Pattern(text, old[text] / n, new[text] / m, texts.lift(text), explains))
     return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
 
 
-def _explained(has: Array, reward: Array) -> float:
-    known = np.isfinite(reward)
-    if np.std(has[known]) < 1e-9 or np.std(reward[known]) < 1e-9:
-        return 0.0
-    return float(np.corrcoef(has[known], reward[known])[0, 1]) ** 2
+class _Texts:
+    """The responses of rollouts and their rewards."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self._found, self._prompt = rows, [pieces(text) for text in rows.texts("response")], _prompts(rows)
+        self._reward = _compared(rows, rows["reward"], self._prompt)
+
+    def counts(self, part: Array) -> Counter[str]:
+        """Return the number of responses with each pattern among those for which ``part`` [n] is true."""
+        return Counter(text for i in np.flatnonzero(part) for text in self._found[i])
+
+    def grows(self, text: str, early: Array, late: Array, clear: float) -> bool:
+        """Return whether a pattern is more frequent late, by so many standard errors."""
+        has = self._has(text)
+        now, before = (share_of(has[part], self._prompt[part]) for part in (late, early))
+        return bool(now.value - before.value > clear * np.hypot(now.error, before.error))
+
+    def worth(self, text: str, clear: float) -> "_Worth":
+        """Return what a pattern is worth."""
+        has = _compared(self._rows, self._has(text).astype(float), self._prompt)
+        return _Worth(has, self._reward, self._prompt, clear)
+
+    def lift(self, text: str) -> float:
+        """Return the mean reward with a pattern − without it, in standard deviations of the reward."""
+        has = self._has(text)
+        if has.all():
+            return 0.0
+        difference = float(np.nanmean(self._reward[has]) - np.nanmean(self._reward[~has]))
+        return difference / (float(np.nanstd(self._reward)) or 1.0)
+
+    def _has(self, text: str) -> Array:
+        return np.array([text in some for some in self._found])
 
 
-def _late_share(has: Array, reward: Array, late: Array) -> float:
-    """Return how much variance a pattern explains late, as a share of the variance over the run.
+def _clear(chance: float, patterns: int) -> float:
+    """Return the standard errors that none of so many patterns exceeds by chance."""
+    return NormalDist().inv_cdf(1 - chance / max(patterns, 1))
 
-    What the reward favours is worth as much early as late. A word of what the reward asks for is worth more late, when
-    other differences have gone; so the smaller worth counts. The share is 0 if the correlation is within four standard
-    errors of 0, as in a small window by chance.
+
+class Estimate(NamedTuple):
+    """A number and its standard error."""
+
+    value: float
+    error: float
+
+
+def share_of(has: Array, prompt: Array) -> Estimate:
+    """Return the share of responses that have a pattern; responses to the same prompt are one observation."""
+    share = float(has.mean())
+    error = float(np.sqrt(np.sum(np.bincount(prompt, has - share) ** 2))) / len(has)
+    smooth = (has.sum() + 0.5) / (len(has) + 1)  # a share of 0 or 1 is not certain either
+    return Estimate(share, max(error, float(np.sqrt(smooth * (1 - smooth) / len(has)))))
+
+
+def _prompts(rows: Rows) -> Array:
+    """Return [n] the number of each rollout's prompt; each its own if prompts are not known."""
+    key = rows["group"]
+    alone = np.nanmax(key, initial=0.0) + 1 + np.arange(len(rows))
+    return np.unique(np.where(np.isfinite(key), key, alone), return_inverse=True)[1]
+
+
+def _compared(rows: Rows, values: Array, prompt: Array) -> Array:
+    """Return [n] the values minus the mean of their group or step, and, where prompts recur, of their prompt.
+
+    A prompt may earn more than others for reasons of its own, whatever its responses contain.
     """
-    if _explained(has[late], reward[late]) * np.isfinite(reward[late]).sum() <= CLEAR**2:
-        return 0.0
-    worth = max(0.0, min(_slope(has, reward), _slope(has[late], reward[late])))
-    return min(1.0, worth**2 * float(np.var(has[late])) / max(float(np.nanvar(reward)), 1e-9))
+    values = within(rows, values)
+    recur = np.median(np.bincount(prompt)[prompt]) >= RECUR
+    return np.asarray(values - mean_of(prompt, values)) if recur else values
 
 
-def _slope(has: Array, reward: Array) -> float:
-    known = np.isfinite(reward)
-    return float(has[known] @ reward[known]) / max(float(has[known] @ has[known]), 1e-9)
+class _Worth:
+    """What a pattern is worth, from whether responses have it and their rewards, [n] each, without their means."""
+
+    def __init__(self, has: Array, reward: Array, prompt: Array, clear: float) -> None:
+        known = np.isfinite(reward)
+        self._known, self._has, self._reward = known, np.where(known, has, 0.0), np.where(known, reward, 0.0)
+        self._prompt, self._clear = prompt, clear
+        self.total = self._slope(np.ones(len(has), bool))
+        """Of a response, over the run."""
+
+    def is_worth(self, other: Estimate) -> bool:
+        """Return whether the pattern is worth at least as much as another one, and not by chance."""
+        return self.total.value >= other.value and self._is_clear(self.total, np.ones(len(self._has), bool))
+
+    def explained(self, late: Array) -> float:
+        """Return the share of the reward's variance that the pattern explains: over the run or late, if more."""
+        everywhere, late_worth = np.ones(len(late), bool), self._slope(late)
+        shares = [0.0]
+        if self._is_clear(self.total, everywhere):
+            shares.append(self._share(self.total.value, everywhere))
+        if self._is_clear(late_worth, late):
+            shares.append(self._share(self._lasting(late_worth, self._slope(~late)), late))
+        return min(1.0, max(shares))
+
+    def _lasting(self, late: Estimate, before: Estimate) -> float:
+        """Return what a pattern is worth late, or before, if it was clearly worth less then.
+
+        What the reward favours is worth as much early as late. A word of what the reward asks for is worth more late,
+        when other differences have gone.
+        """
+        grew = late.value - before.value > LATER * np.hypot(late.error, before.error)
+        return max(0.0, before.value) if grew else late.value
+
+    def _share(self, worth: float, part: Array) -> float:
+        """Return how much variance a worth makes in a part, as a share of the reward's variance over the run."""
+        variance = float(np.var(self._reward[self._known]))
+        return worth**2 * float(np.var(self._has[part & self._known])) / max(variance, 1e-9)
+
+    def _slope(self, part: Array) -> Estimate:
+        """Return the slope of the reward on the pattern; responses to the same prompt are one observation."""
+        has, reward, prompt = self._has[part], self._reward[part], self._prompt[part]
+        size = max(float(has @ has), 1e-9)
+        slope = float(has @ reward) / size
+        of_prompts = np.bincount(prompt, has * (reward - slope * has))
+        return Estimate(slope, float(np.sqrt(np.sum(of_prompts**2))) / size)
+
+    def _is_clear(self, worth: Estimate, part: Array) -> bool:
+        """Return whether a worth is above 0, and not by chance: Student's t as a normal deviate.
+
+        Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.8.
+        """
+        of_prompts = np.bincount(self._prompt[part], self._has[part] ** 2)
+        # Prompts count by what they contribute: if a single one lacks the pattern, they say no more than one would.
+        free = max(float(of_prompts.sum() ** 2 / max(np.sum(of_prompts**2), 1e-12)) - 1, 1e-9)
+        t = worth.value / max(worth.error, 1e-12)
+        return bool(t * (1 - 1 / (4 * free)) / np.sqrt(1 + t**2 / (2 * free)) > self._clear)
 
 
 def _late(rows: Rows) -> list[Array]:
@@ -146,8 +253,9 @@ def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading |
         return None
     most = 0.0
     # A desired property has many words, each of which explains only some hundredths of the variance.
-    for late in _late(rows):
-        found = [pattern for pattern in spreading(rows, late) if pattern.lift > 0]
+    parts = _late(rows)
+    for late in parts:
+        found = [pattern for pattern in spreading(rows, late, data.chance / len(parts)) if pattern.lift > 0]
         if found and found[0].explains >= limit:
             return _spread(rows, found[0], late)
         most = max(most, found[0].explains if found else 0.0)

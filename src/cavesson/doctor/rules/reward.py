@@ -1,6 +1,10 @@
 """Rules on the reward: what it measures, and how the policy exploits it."""
 
+from statistics import NormalDist
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 
 from cavesson.correlation import rank_correlation
 from cavesson.doctor.data import RunData
@@ -18,7 +22,7 @@ from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series
 
 @rule(
     number=45,
-    needs=["rows.reward", "rows.group"],
+    needs=["rows.reward", "rows.group", "rows.response"],
     min_steps=2,
     title="The reward depends on the prompt, not on the response",
     cause="{seen} of the variance of the reward is between prompts, not between the responses to the same prompt: what "
@@ -31,18 +35,17 @@ from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series
     windows=True,
 )
 def query_dominated(data: RunData, *, limit: float = Share(0.8)) -> Reading | None:
-    rows, reward = data.rows, data.rows.trained_reward
+    rows, reward = data.sample.rows, data.sample.rows.trained_reward
     prompt = rows["group"]
-    there = np.isfinite(reward) & np.isfinite(prompt)
+    there = np.isfinite(reward) & np.isfinite(prompt) & _first_of_equal(rows)
     # As the policy changes over time, rewards are measured relative to the mean of their step.
     value = reward - np.interp(rows.step, *rows.by_step(reward))
     _, key, count = np.unique(prompt[there], return_inverse=True, return_counts=True)
-    repeated = count[key] >= 2
-    if repeated.sum() < 40 or np.var(value[there]) < 1e-10:
+    if count[count >= 2].sum() < 40 or np.var(value[there]) < 1e-10:
         return None
+    share, error, inside = _between(key, value[there])
+    sick = share - NormalDist().inv_cdf(1 - data.chance) * error > limit
     mean = np.bincount(key, value[there]) / count
-    inside = float(np.sum((value[there] - mean[key])[repeated] ** 2) / np.sum((1 - 1 / count[key])[repeated]))
-    share = Share(max(0.0, 1 - inside / float(np.var(value[there][repeated]))))
     order = np.argsort(mean)
     chance = float(np.sqrt(inside / np.median(count)))
     # Show a response to the prompt with the lowest mean reward, and two to the one with the highest.
@@ -51,8 +54,39 @@ def query_dominated(data: RunData, *, limit: float = Share(0.8)) -> Reading | No
     along = Phrase("prompts, in ascending order of reward")
     curve = Curve(Series(np.arange(1, len(order) + 1), mean[order]), -2 * chance, 2 * chance, name, along)
     course = data.whole.rows.by_step(data.whole.rows["reward"], np.std)
-    evidence = rows.evidence(shown)
-    return Reading(share, share > limit, int(rows.steps[0]), evidence, curve=curve, course=course)
+    return Reading(Share(share), sick, int(rows.steps[0]), rows.evidence(shown), curve=curve, course=course)
+
+
+def _first_of_equal(rows: Rows) -> Array:
+    """Return [n] whether no earlier rollout has the same prompt and response: a repeated response says nothing new."""
+    pairs = pa.table({"prompt": pa.array(rows["group"]), "response": rows.column("response")})
+    first = (
+        pairs.append_column("at", pa.array(np.arange(len(rows))))
+        .group_by(["prompt", "response"])
+        .aggregate([("at", "min")])
+    )
+    found = np.zeros(len(rows), bool)
+    found[first["at_min"].to_numpy()] = True
+    return found
+
+
+def _between(key: Array, value: Array) -> tuple[float, float, float]:
+    """Return the share of the variance that is between prompts, its standard error, and the variance inside them.
+
+    Prompts with a single response do not count. The error is that of the jackknife over the prompts.
+    """
+    several = np.bincount(key)[key] >= 2
+    key, value = np.unique(key[several], return_inverse=True)[1], value[several]
+    count, total, squares = (np.bincount(key, weights) for weights in (np.ones(len(key)), value, value**2))
+
+    def of(count: Any, inside: Any, free: Any, total: Any, squares: Any) -> Any:
+        return np.maximum(0.0, 1 - inside / free / (squares / count - (total / count) ** 2))
+
+    columns = np.array([count, squares - total**2 / count, count - 1, total, squares])
+    everything = columns.sum(1)
+    without = of(*(everything[:, None] - columns))
+    error = np.sqrt((len(count) - 1) * np.var(without)) if len(count) > 1 else np.inf
+    return float(of(*everything)), float(error), float(everything[1] / everything[2])
 
 
 @rule(
@@ -168,11 +202,14 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     # The relation shows only while lengths grow: at the limit, all responses have the same length.
     grown = smoothed(points).value > before + 0.9 * (after - before)
     there &= rows.step <= (points.step[int(np.argmax(grown))] if grown.any() else rows.steps[-1])
+    before = max(before, data.whole.rows.mean("length").first())  # a part of a run may begin where lengths are short
+    first = since(points, points.value > 1.15 * before, 4)
+    # Before that, the reward may have been another one.
+    growing = there & (rows.step >= (rows.steps[0] if first is None else first))
+    there = growing if growing.sum() >= 100 else there
     found = rank_correlation(length[there], reward[there]) if there.sum() >= 100 else None
     if found is None:
         return None
-    before = max(before, data.whole.rows.mean("length").first())  # a part of a run may begin where lengths are short
-    first = since(points, points.value > 1.15 * before, 4)
     sick = found > limit and after > (1 + growth) * before and first is not None and is_clear(data, points)
     words = {"before": before, "after": after}
     curve = Curve(points, high=(1 + growth) * before, name=Phrase("mean length in tokens"))

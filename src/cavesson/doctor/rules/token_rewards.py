@@ -7,12 +7,13 @@ from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
-from cavesson.doctor.rules.kl import penalty
-from cavesson.doctor.sample import Sample
-from cavesson.doctor.series import Array, earliest, slope_by_step
+from cavesson.doctor.rules.returns import may_follow, penalty, without_penalty
+from cavesson.doctor.series import Array, earliest, slope_by_step, standard_error
 
 PENALTY = ("tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef")
 """What shows the penalty of each token."""
+CLEAR = 3.0
+"""Standard errors by which the coefficient of the penalty must be off."""
 
 
 @rule(
@@ -30,13 +31,18 @@ PENALTY = ("tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.
 )
 def penalty_wrong(data: RunData, *, low: float = 0.95, high: float = 1.05) -> Reading | None:
     sample = data.sample
+    if data.setting("config.ppo.whiten_rewards"):
+        return None  # whitening divides the penalty by a number that differs from step to step
     spent = penalty(data, sample)
     coef = sample.rows["kl_coef"][sample.line]
     inner = sample.trained & ~sample.last & np.isfinite(spent) & np.isfinite(sample["token_reward"]) & (coef > 0)
     if inner.sum() < 50 or np.std((coef * spent)[inner]) < 1e-6:
         return None
     expected, seen = (coef * spent)[inner], sample["token_reward"][inner]
-    found = -float(np.median(_slopes(expected, seen)))
+    slopes = -_slopes(expected, seen)
+    found = float(np.median(slopes))
+    # Other rewards on these tokens, such as those of single steps of a solution, make the slope uncertain.
+    error = CLEAR * standard_error(slopes) if len(slopes) > 1 else 0.0
     beta = float(np.median(coef[inner]))
     flipped = Phrase(
         ": the sign is flipped, so the policy is rewarded for moving away from the reference" if found < 0 else ""
@@ -44,7 +50,8 @@ def penalty_wrong(data: RunData, *, low: float = 0.95, high: float = 1.05) -> Re
     worst = sample.worst(np.where(inner, np.abs(sample["token_reward"] + coef * spent), np.nan))
     words: Words = {"found": found * beta, "beta": beta, "flipped": flipped}
     curve = Curve(slope_by_step(sample.step[inner], expected, -seen), low, high)
-    return Reading(found, not low <= found <= high, int(sample.rows.steps[0]), worst, words, curve)
+    sick = found + error < low or found - error > high
+    return Reading(found, sick, int(sample.rows.steps[0]), worst, words, curve)
 
 
 def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
@@ -76,15 +83,15 @@ def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | N
     sample = data.sample
     if data.setting("config.ppo.whiten_rewards"):
         return None  # whitening changes all token rewards
-    rest, score = _without_penalty(data, sample), sample.rows.trained_reward[sample.line]
+    rest, score = without_penalty(data, sample), sample.rows.trained_reward[sample.line]
     # A score near 0 cannot be located, because a token reward is recorded with eleven bits of precision.
     clear = np.isfinite(rest) & (np.abs(score) > 0.05)
     off = np.abs(rest - score) / np.maximum(np.abs(score), 1e-9)
     lacking = np.unique(sample.line[clear & sample.last & (off > 0.5)])
     whole = np.bincount(sample.line, np.where(np.isfinite(rest), np.abs(rest), 0.0))[sample.line]
     alone = ~sample.last & (off < 0.1) & (np.abs(rest) > 0.5 * whole)
-    if _may_follow(data):
-        alone &= ~_behind(sample)
+    if may_follow(data):
+        alone &= ~sample.behind
     elsewhere = np.flatnonzero(clear & alone & np.isin(sample.line, lacking))
     there = np.unique(sample.line[clear & sample.last])
     if not len(there):
@@ -93,24 +100,6 @@ def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | N
     share, sick = Share(wrong.sum() / len(there)), exceeds(data, wrong.sum(), len(there), limit)
     curve = Curve(sample.rows.by_step(wrong.astype(float)), high=limit)
     return Reading(share, sick, earliest(sample.rows.step[wrong]), sample.spans(elsewhere), curve=curve)
-
-
-def _may_follow(data: RunData) -> bool:
-    """Return whether the score may be on the token after the last one: TRL puts it there, and its returns have it."""
-    return not data.recorded("info.config") or str(data.setting("trainer", "")).startswith("trl")
-
-
-def _behind(sample: Sample) -> Array:
-    """Return [N] whether a token is the first one after the last trained token of its rollout."""
-    found = np.zeros(len(sample), bool)
-    found[1:] = sample.last[:-1] & (sample.line[1:] == sample.line[:-1])
-    return found
-
-
-def _without_penalty(data: RunData, sample: Sample) -> Array:
-    coef = sample.rows["kl_coef"][sample.line]
-    spent = np.where(coef == 0, 0.0, penalty(data, sample))
-    return np.asarray(sample["token_reward"] + coef * np.where(sample.trained, spent, 0.0))
 
 
 @rule(
@@ -131,12 +120,12 @@ def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: f
     sample = data.sample
     if data.setting("config.ppo.whiten_rewards"):
         return None
-    rest = _without_penalty(data, sample)
+    rest = without_penalty(data, sample)
     total = sample.total(np.where(sample.trained, rest, 0.0))
     score = sample.rows.trained_reward
     there = np.isfinite(total) & np.isfinite(score) & (sample.length > 0)
-    if _may_follow(data):
-        total = total + np.bincount(sample.line, np.where(_behind(sample), np.nan_to_num(rest), 0.0), len(total))
+    if may_follow(data):
+        total = total + np.bincount(sample.line, np.where(sample.behind, np.nan_to_num(rest), 0.0), len(total))
         there &= np.abs(total) > tolerance  # a score that follows may not have been recorded
     if not there.any():
         return None

@@ -5,10 +5,11 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.proposal import calmer
-from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, exceeding, spikes
+from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, exceeding, exceeds, spikes
+from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import RUNAWAY
-from cavesson.doctor.series import Series, earliest, since, smoothed, trend
+from cavesson.doctor.series import Array, Series, earliest, since, smoothed, trend
 
 
 @rule(
@@ -104,6 +105,7 @@ def gradient_spike(
     fix="rewards that differ between the responses to a prompt; check optim/learning_rate and the mask",
     source="mlx-lm-lora issue 55; MemGen pull request 33; rldoctor",
     explains=["kl-flat"],
+    windows=True,
 )
 def zero_gradient(data: RunData, *, limit: float = Share(0.2)) -> Reading | None:
     points = data.metric("optim/grad_norm")
@@ -117,7 +119,8 @@ def zero_gradient(data: RunData, *, limit: float = Share(0.2)) -> Reading | None
         return None
     share = Share(empty.value.mean())
     bad = empty.step[empty.value > 0]
-    return Reading(share, share > limit, earliest(bad), data.step_evidence(bad), curve=Curve(empty, high=limit))
+    sick = exceeds(data, len(bad), len(empty), limit)
+    return Reading(share, sick, earliest(bad), data.step_evidence(bad), curve=Curve(empty, high=limit))
 
 
 @rule(
@@ -133,24 +136,35 @@ def zero_gradient(data: RunData, *, limit: float = Share(0.2)) -> Reading | None
     source="The N implementation details of RLHF with PPO; rlprobe",
     explains=["update-kl-large", "clip-fraction-high"],
     algorithms=["ppo"],
+    windows=True,
 )
 def advantage_scale(data: RunData, *, low: float = 0.5, high: float = 2.0, offset: float = 0.1) -> Reading | None:
     if not data.setting("config.ppo.whiten_advantages", False):
         return None
     sample = data.sample
-    if len(sample.rows) < len(data.rows):
-        return None  # whitening uses whole steps, but the sample has only some of their rollouts
-    means, variances = sample.mean_by_step(sample["advantage"]), sample.variance_by_step(sample["advantage"])
+    # Whitening uses whole steps, and the sample may have only some of their rollouts.
+    steps = _whole_steps(sample.rows, data.rows)
+    advantage = np.where(np.isin(sample.step, steps), sample["advantage"], np.nan)
+    means, variances = sample.mean_by_step(advantage), sample.variance_by_step(advantage)
+    if not len(means):
+        return None
     mean, sd = means.value, np.sqrt(variances.value)
     flat = sd < 1e-3  # in a step without variation, the scale is undefined
     bad = ((np.abs(mean) > offset) | (sd > high) | (sd < low)) & ~flat
     # Missing whitening affects most steps; a problem in only a few steps has another cause.
-    first = since(means, bad, 3) if np.mean(bad) > 0.5 else None
+    first = since(means, bad, 3) if exceeds(data, int(bad.sum()), len(bad), 0.5) else None
     words = {"mean": float(np.median(mean))}
     curve = Curve(Series(means.step, sd), low, high)
     if np.median(np.abs(mean)) > offset:
         curve = Curve(means, -offset, offset, Phrase("mean of the advantages"))
     return Reading(float(np.median(sd)), first is not None, first, data.step_evidence([first]), words, curve)
+
+
+def _whole_steps(some: Rows, rows: Rows) -> Array:
+    """Return the steps of which ``some`` has all rollouts."""
+    steps, count = np.unique(some.step, return_counts=True)
+    everything, all_of = np.unique(rows.step, return_counts=True)
+    return np.asarray(steps[count == all_of[np.searchsorted(everything, steps)]])
 
 
 @rule(
@@ -184,6 +198,7 @@ def not_finite(data: RunData) -> Reading | None:
     healthy="fall of the mean log-probability of tokens with a positive advantage, in nats: below {limit}",
     fix="give negative advantages less weight, or keep a KL penalty",
     source="2505.18830; GTPO 2508.03772",
+    windows=True,
 )
 def likelihood_displacement(data: RunData, *, limit: float = 0.5) -> Reading | None:
     sample = data.sample
@@ -191,7 +206,7 @@ def likelihood_displacement(data: RunData, *, limit: float = 0.5) -> Reading | N
     if len(points) < 20:
         return None
     found = trend(points)
-    sick = found.change < -limit and found.p < 0.01
+    sick = found.change < -limit and found.p < data.chance
     first = since(points, points.value < points.first() - limit / 2, 5)
     evidence = data.step_evidence(points.step[-1:])
     curve = Curve(points, name=Phrase("mean log-probability of tokens with a positive advantage"))

@@ -7,30 +7,13 @@ from cavesson.doctor.finding import Curve, Phrase, Reading
 from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, spikes
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
-from cavesson.doctor.sample import Sample
-from cavesson.doctor.series import Array, Series, since, smoothed, together
+from cavesson.doctor.rules.returns import returns
+from cavesson.doctor.series import Series, since, smoothed, standard_error, together
 
 WARM_UP = 0.3
 """Share of the run, at most 20 steps, in which a critic may still be learning."""
-
-
-def returns(data: RunData, sample: Sample) -> Array:
-    """Return [N] the actual returns: the discounted sum of the token rewards from each token on.
-
-    The recorded return is the critic's target, which depends on the critic's own estimates if λ < 1.
-    """
-    gamma = float(data.setting("config.ppo.gamma", 1.0))
-    rewards = np.where(sample.trained, sample["token_reward"], 0.0)
-    found = np.zeros(len(sample))
-    following, line = 0.0, -1
-    for i in range(len(sample) - 1, -1, -1) if gamma != 1 else ():
-        following = rewards[i] + gamma * (following if sample.line[i] == line else 0.0)
-        found[i], line = following, sample.line[i]
-    if gamma == 1:
-        total = np.cumsum(rewards)
-        end = np.searchsorted(sample.line, sample.line, side="right") - 1
-        found = total[end] - total + rewards
-    return np.where(sample.trained, found, np.nan)
+CLEAR = 3.0
+"""Standard errors by which the explained variance of the steps since the beginning must be below 0."""
 
 
 def _warm(points: Series) -> Series:
@@ -70,10 +53,20 @@ def value_not_fitting(data: RunData) -> Reading | None:
     points = _warm(explained(data))
     if len(points) < 6:
         return None
-    smooth = smoothed(points)
-    first = int(points.step[0]) if _learns_something_else(data) else since(smooth, smooth.value < -0.02, 6)
+    first = int(points.step[0]) if _learns_something_else(data) else _worse_than_mean(points)
     evidence = data.step_evidence(points.step[np.argsort(points.value)])
     return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, 0.0, 1.0))
+
+
+def _worse_than_mean(points: Series) -> int | None:
+    """Return the step from which the explained variance is clearly below 0; None if it is not.
+
+    Where nothing can be predicted, as with a reward that is mostly noise, it varies around 0.
+    """
+    smooth = smoothed(points)
+    first = since(smooth, smooth.value < -0.02, 6)
+    later = np.maximum(points.after(first).value, -1.0)  # a single step can be far below
+    return first if later.mean() + CLEAR * standard_error(later) < 0 else None
 
 
 def _learns_something_else(data: RunData) -> bool:

@@ -1,0 +1,62 @@
+"""What the token rewards of a response hold: the penalty, the score, and the returns that a critic predicts."""
+
+import numpy as np
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.estimates import estimates
+from cavesson.doctor.sample import Sample
+from cavesson.doctor.series import Array
+
+
+def penalty(data: RunData, sample: Sample) -> Array:
+    """Return [N] the KL estimates that β multiplies, by the run's estimator; NaN if it is not known, or is exact."""
+    return estimates(sample["kl_k1"]).get(str(data.setting("kl.estimator")), np.full(len(sample), np.nan))
+
+
+def without_penalty(data: RunData, sample: Sample) -> Array:
+    """Return [N] the token rewards plus β·KL: the score, where it stands, and 0 elsewhere."""
+    coef = sample.rows["kl_coef"][sample.line]
+    spent = np.where(coef == 0, 0.0, penalty(data, sample))
+    return np.asarray(sample["token_reward"] + coef * np.where(sample.trained, spent, 0.0))
+
+
+def may_follow(data: RunData) -> bool:
+    """Return whether the score may be on the token after the last one: TRL puts it there, and its returns have it."""
+    return not data.recorded("info.config") or str(data.setting("trainer", "")).startswith("trl")
+
+
+def reward_behind(data: RunData, sample: Sample) -> Array:
+    """Return [n] the reward on the token after the last trained one, where a score may follow; NaN if not known.
+
+    A record without these tokens lacks the scores of the responses whose token rewards do not add up to them.
+    """
+    if not may_follow(data):
+        return np.zeros(len(sample.rows))
+    here = sample.behind & np.isfinite(sample["token_reward"])
+    if here.any():
+        return np.bincount(sample.line[here], sample["token_reward"][here], len(sample.rows))
+    if data.setting("config.ppo.whiten_rewards"):
+        return np.full(len(sample.rows), np.nan)  # the score has another scale there
+    rest, score = without_penalty(data, sample), sample.rows.trained_reward
+    total = sample.total(np.where(np.isfinite(rest), rest, sample["token_reward"]))
+    return np.where(np.abs(total - score) <= np.abs(total), 0.0, score)
+
+
+def returns(data: RunData, sample: Sample) -> Array:
+    """Return [N] the actual returns: the discounted sum of the rewards from each token on.
+
+    The recorded return is the critic's target, which depends on the critic's own estimates if λ < 1.
+    """
+    gamma = float(data.setting("config.ppo.gamma", 1.0))
+    rewards = np.where(sample.trained, sample["token_reward"], 0.0)
+    rewards[sample.last] += gamma * reward_behind(data, sample)[sample.line[sample.last]]
+    found = np.zeros(len(sample))
+    following, line = 0.0, -1
+    for i in range(len(sample) - 1, -1, -1) if gamma != 1 else ():
+        following = rewards[i] + gamma * (following if sample.line[i] == line else 0.0)
+        found[i], line = following, sample.line[i]
+    if gamma == 1:
+        total = np.cumsum(rewards)
+        end = np.searchsorted(sample.line, sample.line, side="right") - 1
+        found = total[end] - total + rewards
+    return np.where(sample.trained, found, np.nan)
