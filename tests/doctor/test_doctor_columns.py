@@ -72,9 +72,6 @@ def world(name: str, columns: Columns) -> Made:
     made = healthy("ppo" if not rule.algorithms or "ppo" in rule.algorithms else rule.algorithms[0])
     if name in PENALTIES and "rows.kl_coef" not in columns:
         penalise(made, *PENALTIES[name])
-    elif "rows.finish_reason|steps.finish/length" in rule.needs and "rows.response" in columns:
-        cut_more_and_more(made)
-        made.rows["response"] += np.where(made.rows["finish_reason"] == "eos", ".", "").astype(object)
     else:
         SICK[name][0](made)
     if name == "repetition-loops":
@@ -188,6 +185,15 @@ def test_one_prompt_for_all_is_none(tmp_path):
     data = kept(made.write(tmp_path / "run"), tmp_path / "bare", all_but("rows.group"))
     assert not data.has("rows.group")
     assert len(np.unique(data.rows.group)) == len(data.rows)
+
+
+def test_lengths_and_texts_say_why_responses_ended(tmp_path):
+    made = healthy()
+    cut_more_and_more(made)
+    made.rows["response"] += np.where(made.rows["finish_reason"] == "eos", ".", "").astype(object)
+    data = kept(made.write(tmp_path / "run"), tmp_path / "bare", frozenset(["rows.response", "tokens.entropy"]))
+    same = np.array(data.rows.texts("finish_reason")) == made.rows["finish_reason"].ravel()
+    assert same[made.mask.sum(-1).ravel() < LENGTH].all() and same.mean() > 0.97
 
 
 def test_end_tokens_without_the_ids_of_the_tokens_say_nothing_about_the_limit(tmp_path):

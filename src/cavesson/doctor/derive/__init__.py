@@ -1,6 +1,6 @@
 """What the record of a run lacks and its other columns determine."""
 
-from cavesson.doctor.derive import advantages, critic, endings, penalty, prompts, texts
+from cavesson.doctor.derive import advantages, critic, endings, penalty, prompts, texts, versions
 from cavesson.doctor.derive.derivation import Derivation
 
 DERIVATIONS: tuple[Derivation, ...] = (
@@ -11,6 +11,7 @@ DERIVATIONS: tuple[Derivation, ...] = (
     endings.finish_reasons,
     texts.characters,
     texts.cut_texts,
+    versions.policy_versions,
     penalty.rewards_whitened,
     penalty.kl_penalty,
     critic.discount_and_trace,

@@ -30,7 +30,7 @@ def characters(data: "RunData") -> Found:
     rows = data.sample.rows
     texts = rows.texts("response")
     padding = padding_marks(texts)
-    length = [np.nan if text is None else _end(text, padding) for text in texts]
+    length = [np.nan if text is None else text_length(text, padding) for text in texts]
     return {"rows.characters": of_sample(rows, np.array(length, np.float64))}
 
 
@@ -44,7 +44,7 @@ def _repeats(found: re.Match[str]) -> bool:
     return found.string[: found.start()].rstrip().endswith(found[1])
 
 
-def _end(text: str, padding: tuple[str, ...]) -> int:
+def text_length(text: str, padding: tuple[str, ...]) -> int:
     """Return the number of characters before the padding."""
     end = len(text)
     while padding:
