@@ -21,6 +21,7 @@ from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules import RULES
+from cavesson.doctor.rules.length import CUT
 from cavesson.record.schema import PLACE_COLUMNS, STEP_COLUMNS
 
 Columns = frozenset[str]
@@ -72,6 +73,8 @@ def world(name: str, columns: Columns) -> Made:
     made = healthy("ppo" if not rule.algorithms or "ppo" in rule.algorithms else rule.algorithms[0])
     if name in PENALTIES and "rows.kl_coef" not in columns:
         penalise(made, *PENALTIES[name])
+    elif CUT in rule.needs and "rows.response" in columns:
+        made.rows["response"] = np.vectorize(lambda text: (text + ".")[:60], otypes=[object])(made.rows["response"])
     else:
         SICK[name][0](made)
     if name == "repetition-loops":

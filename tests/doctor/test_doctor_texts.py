@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from doctor_helpers import healthy
 from hypothesis import given
@@ -18,7 +19,10 @@ import cavesson
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.texts import padding_marks, text_length
 from cavesson.doctor.diagnosis import Diagnosis, Finding, diagnose
+from cavesson.doctor.rows import Rows
 from cavesson.doctor.rules import RULES
+from cavesson.doctor.rules.invariants import equal_places
+from cavesson.doctor.rules.length import CUT
 from cavesson.doctor.words import language
 from cavesson.importers import import_run
 
@@ -60,13 +64,13 @@ def usual(chance: Chance, step: int, place: int) -> str:
     return sentence(chance, 25)
 
 
-def diagnosed(data: RunData) -> Diagnosis:
+def diagnosed(data: RunData, *names: str) -> Diagnosis:
     assert not data.recorded("rows.length") and not data.has("tokens.position")
-    return diagnose(data, RULES)
+    return diagnose(data, [BY_NAME[name] for name in names] or RULES)
 
 
 def found_by(data: RunData, name: str) -> Finding:
-    (finding,) = [one for one in diagnosed(data).findings if one.rule.name == name]
+    (finding,) = diagnosed(data, name).findings
     return finding
 
 
@@ -90,6 +94,11 @@ def test_nothing_is_wrong_with_usual_texts(tmp_path):
     assert found.findings == ()
     assert {"length-collapse", "length-exploited", "length-bias", "same-seed"} <= {one.name for one, _ in found.healthy}
     np.testing.assert_array_equal(data.rows["characters"], [len(line["response"]) for line in log])
+
+
+def test_texts_that_may_begin_with_their_prompts_are_not_measured(tmp_path):
+    data = imported([{**line, "prompt": ""} for line in lines(usual)], tmp_path)
+    assert not data.has("rows.characters") and not data.has("rows.cut_text")
 
 
 def test_padding_is_not_counted(tmp_path):
@@ -150,6 +159,16 @@ def tokens_of_several_characters(chance: Chance, step: int, place: int) -> str:
     return text
 
 
+def tokens_of_two_characters(chance: Chance, step: int, place: int) -> str:
+    """A few of the twelve tokens have one: most of the texts that are cut have the same length, but not all."""
+    text = ""
+    for _ in range(12):
+        text += "".join(chance.choice(LETTERS, 2 if chance.random() < 0.97 else 1))
+        if chance.random() < 0.22:
+            return text + "."
+    return text
+
+
 def fixed_form(chance: Chance, step: int, place: int) -> str:
     """Most answers have the longest form, which is finished; some are shorter."""
     return "".join(chance.choice(LETTERS, 20 if chance.random() < 0.6 else chance.integers(5, 20))) + "."
@@ -171,19 +190,19 @@ def no_signs(chance: Chance, step: int, place: int) -> str:
 
 def two_limits(chance: Chance, step: int, place: int) -> str:
     """The limit is raised in the middle; the earlier one would be taken for none."""
-    return sentence(chance, 40)[: LIMIT if step < 6 else 2 * LIMIT]
+    return sentence(chance, 40)[: LIMIT if step < 3 else 2 * LIMIT]
 
 
 @pytest.mark.parametrize(
     "draw",
-    [usual, tokens_of_several_characters, fixed_form, labels, codes, no_signs, two_limits],
+    [usual, tokens_of_several_characters, tokens_of_two_characters, fixed_form, labels, codes, no_signs, two_limits],
     ids=lambda f: f.__name__,
 )
 def test_where_it_is_not_clear_nothing_is_taken_for_cut(draw, tmp_path):
     data = imported(lines(draw), tmp_path)
     assert not data.has("rows.cut_text")
-    skipped = {one.rule: one.lacking for one in diagnosed(data).skipped}
-    assert skipped["truncated"] == skipped["never-ends"] == ("rows.finish_reason|steps.finish/length|rows.cut_text",)
+    skipped = {one.rule: one.lacking for one in diagnosed(data, "truncated", "never-ends").skipped}
+    assert skipped == dict.fromkeys(["truncated", "never-ends"], (CUT,))
 
 
 def test_where_tokens_were_counted_texts_do_not_matter(tmp_path):
@@ -209,7 +228,7 @@ def test_texts_that_never_end(tmp_path):
 
 def test_truncated_texts_that_earn_more_are_wanted(tmp_path):
     longest = lines(cut(longer_and_longer), lambda chance, step, text: len(text) == LIMIT)
-    assert "truncated" not in [one.rule.name for one in diagnosed(imported(longest, tmp_path)).findings]
+    assert diagnosed(imported(longest, tmp_path), "truncated").findings == ()
 
 
 def shrinking(chance: Chance, step: int, place: int) -> str:
@@ -270,7 +289,7 @@ def test_the_same_seed_in_texts(draw, change, tmp_path):
     log = lines(draw)
     change(log)
     finding = found_by(imported(log, tmp_path), "same-seed")
-    assert finding.cause and finding.reading.seen > 0.9 and finding.reading.since == 0
+    assert finding.reading.seen > 0.9 and finding.reading.since == 0
     places = {place.sample % SIBLINGS for place in finding.reading.evidence}
     assert places <= ({0, 1, 2, 3} if change is repeat else {0, 1})
 
@@ -290,13 +309,37 @@ def same_seed_sick(log: Iterable[dict[str, Any]], folder: Path) -> bool:
     return bool(found.findings)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_policy_of_few_words_repeats_itself_by_chance(seed, tmp_path):
-    chance = np.random.default_rng(seed)
-    log = lines(certain)
-    for line in log:
-        line["response"] = certain(chance, 0, 0)
-    assert not same_seed_sick(log, tmp_path)
+def groups_of_few_words(chance: Chance, size: int, words: int) -> np.ndarray:
+    """Returns [24, size] the responses of a policy that is more or less certain, at every prompt."""
+    several = [chance.dirichlet(np.ones(words)) for _ in range(24)]
+    return np.array([chance.choice(words, size, p=odds) for odds in several]).astype(str)
+
+
+def places_of(texts: np.ndarray) -> bool | None:
+    """Returns whether responses [groups, siblings] are equal at the same two places."""
+    number = np.arange(texts.size)
+    columns = {"step": number // texts.shape[1] // 4, "sample": number, "response": texts.ravel()}
+    columns["prompt"] = (number // texts.shape[1]).astype(str)
+    found = equal_places(Rows(pa.table(columns)), 0.5)
+    return None if found is None else found.sick
+
+
+@pytest.mark.parametrize("size", [3, 4, 8])
+@pytest.mark.parametrize("words", [2, 3, 20])
+def test_a_policy_of_few_words_repeats_itself_by_chance(size, words):
+    chance = np.random.default_rng(0)
+    several = [groups_of_few_words(chance, size, words) for _ in range(300)]
+    assert not any(places_of(texts) for texts in several)
+    for texts in several[: 20 if words == 20 and size > 3 else 0]:
+        texts[:, size - 1] = texts[:, 0]
+        assert places_of(texts)
+
+
+@given(st.integers(2, 8), st.integers(1, 3), st.integers(0, 999))
+def test_processes_that_repeat_each_other_are_found_whatever_their_number(processes, each, seed):
+    """With one response of each process in a group, all are equal, and nothing can be said."""
+    mine = np.random.default_rng(seed).integers(0, 10**6, (40, each)).astype(str)
+    assert places_of(np.tile(mine, processes)) == (None if each == 1 else True)
 
 
 def test_repeats_at_changing_places_are_those_of_the_policy(tmp_path):

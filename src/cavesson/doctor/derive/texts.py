@@ -23,11 +23,13 @@ LAST_MARK = re.compile(r"(<[^<>\s]{1,40}>|\[[A-Z]{2,10}\])\s*$")
 
 @derivation(
     gives=["rows.characters"],
-    needs=["rows.response"],
+    needs=["rows.prompt", "rows.response"],
     how="the length of the response's text, without padding",
 )
 def characters(data: "RunData") -> Found:
     rows = data.sample.rows
+    if not any(rows.texts("prompt")):
+        return None  # the texts may begin with their prompts
     texts = rows.texts("response")
     padding = padding_marks(texts)
     length = [np.nan if text is None else text_length(text, padding) for text in texts]

@@ -233,7 +233,7 @@ def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading 
 def same_seed(data: RunData, *, limit: float = Share(0.05), places: float = Share(0.5)) -> Reading | None:
     sample = data.sample
     if not data.has("tokens.logprob"):
-        return _equal_places(sample.rows, places)
+        return equal_places(sample.rows, places)
     # The sampler's probability counts, as a policy that generates garbage may consider that garbage certain.
     surprise = -sample.total(sample["sampler_logprob" if sample.has("sampler_logprob") else "logprob"])
     responses = sample.rows.texts("response")
@@ -262,7 +262,7 @@ def _siblings(rows: Rows, some: Array) -> list[list[int]]:
     return [members[:MAX_SIBLINGS] for members in groups.values()]
 
 
-def _equal_places(rows: Rows, limit: float) -> Reading | None:
+def equal_places(rows: Rows, limit: float) -> Reading | None:
     """Compare equal responses at two places of a group, such as the first and the fifth, with equal ones at others.
 
     Siblings that are drawn independently can be equal by chance, but at any two places alike: given how many pairs of
