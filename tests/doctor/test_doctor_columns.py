@@ -74,7 +74,8 @@ def world(name: str, columns: Columns) -> Made:
     if name in PENALTIES and "rows.kl_coef" not in columns:
         penalise(made, *PENALTIES[name])
     elif CUT in rule.needs and "rows.response" in columns:
-        made.rows["response"] = np.vectorize(lambda text: (text + ".")[:60], otypes=[object])(made.rows["response"])
+        cut_more_and_more(made)
+        made.rows["response"] += np.where(made.rows["finish_reason"] == "eos", ".", "").astype(object)
     else:
         SICK[name][0](made)
     if name == "repetition-loops":
@@ -83,6 +84,7 @@ def world(name: str, columns: Columns) -> Made:
         first = made.tokens["advantage"][..., 0]
         made.rows["extra"] = np.array([[json.dumps({"advantage": one}) for one in line] for line in first], object)
     made.tokens["token"] = np.array(["<end>", *WORDS[1:]], object)[made.tokens["token_id"]]
+    made.tokens["sampler_version"] = made.rows["policy_version"][..., None].repeat(LENGTH, -1)
     made.metrics["finish/length"] = (made.rows["finish_reason"] == "length").mean(1)
     made.metrics["time/step"] = made.metrics["time/total"]
     return made
