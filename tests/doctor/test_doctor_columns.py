@@ -21,6 +21,7 @@ from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules import RULES
+from cavesson.doctor.rules.length import CUT
 from cavesson.record import Recorder, write_run
 from cavesson.record.schema import PLACE_COLUMNS, STEP_COLUMNS
 
@@ -73,7 +74,7 @@ def world(name: str, columns: Columns) -> Made:
     made = healthy("ppo" if not rule.algorithms or "ppo" in rule.algorithms else rule.algorithms[0])
     if name in PENALTIES and "rows.kl_coef" not in columns:
         penalise(made, *PENALTIES[name])
-    elif "rows.finish_reason|steps.finish/length" in rule.needs and "rows.response" in columns:
+    elif CUT in rule.needs and "rows.response" in columns:
         cut_more_and_more(made)
         made.rows["response"] += np.where(made.rows["finish_reason"] == "eos", ".", "").astype(object)
     else:
@@ -84,6 +85,7 @@ def world(name: str, columns: Columns) -> Made:
         first = made.tokens["advantage"][..., 0]
         made.rows["extra"] = np.array([[json.dumps({"advantage": one}) for one in line] for line in first], object)
     made.tokens["token"] = np.array(["<end>", *WORDS[1:]], object)[made.tokens["token_id"]]
+    made.tokens["sampler_version"] = made.rows["policy_version"][..., None].repeat(LENGTH, -1)
     made.metrics["finish/length"] = (made.rows["finish_reason"] == "length").mean(1)
     made.metrics["time/step"] = made.metrics["time/total"]
     return made
@@ -205,6 +207,15 @@ def test_prompts_of_held_out_rollouts_make_no_groups(tmp_path, trained, known):
     if known:
         assert data.rows["group"].tolist() == [0, 1] * 3
         assert np.isnan(data.evaluation["group"]).all()
+
+
+def test_lengths_and_texts_say_why_responses_ended(tmp_path):
+    made = healthy()
+    cut_more_and_more(made)
+    made.rows["response"] += np.where(made.rows["finish_reason"] == "eos", ".", "").astype(object)
+    data = kept(made.write(tmp_path / "run"), tmp_path / "bare", frozenset(["rows.response", "tokens.entropy"]))
+    same = np.array(data.rows.texts("finish_reason")) == made.rows["finish_reason"].ravel()
+    assert same[made.mask.sum(-1).ravel() < LENGTH].all() and same.mean() > 0.97
 
 
 def test_end_tokens_without_the_ids_of_the_tokens_say_nothing_about_the_limit(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Reading, Share
+from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.series import Array, Series, earliest, over_median, since, trend
 
@@ -57,10 +57,10 @@ def exceeding(
 def exceeds(data: RunData, count: float, of: float, limit: float) -> bool:
     """Return whether a share is above its limit; in a part of a run, by more than chance explains."""
     above = bool(of) and count / of > limit
-    return above and (data.whole is data or _at_least(count, of, limit) < data.chance)
+    return above and (data.whole is data or at_least(count, of, limit) < data.chance)
 
 
-def _at_least(count: float, of: float, share: float) -> float:
+def at_least(count: float, of: float, share: float) -> float:
     """Return the probability of so many or more successes of a share's chance each (a binomial distribution)."""
     from scipy import special  # slow to import; only long runs need it
 
@@ -70,6 +70,11 @@ def _at_least(count: float, of: float, share: float) -> float:
 def is_clear(data: RunData, points: Series) -> bool:
     """Return whether chance does not explain the trend of a series; only asked of a part of a run."""
     return data.whole is data or trend(points).p < data.chance
+
+
+def length_column(data: RunData) -> tuple[str, Phrase]:
+    """Return the column with the length of responses, and its unit: characters if no tokens were counted."""
+    return ("length", Phrase("tokens")) if data.has("rows.length") else ("characters", Phrase("characters"))
 
 
 def collapse(data: RunData, points: Series, limit: float) -> Reading | None:

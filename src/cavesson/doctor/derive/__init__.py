@@ -1,6 +1,6 @@
 """What the record of a run lacks and its other columns determine."""
 
-from cavesson.doctor.derive import advantages, critic, endings, penalty, prompts
+from cavesson.doctor.derive import advantages, critic, endings, penalty, prompts, texts, versions
 from cavesson.doctor.derive.derivation import Derivation
 
 DERIVATIONS: tuple[Derivation, ...] = (
@@ -9,6 +9,9 @@ DERIVATIONS: tuple[Derivation, ...] = (
     endings.end_tokens,
     endings.length_limit,
     endings.finish_reasons,
+    texts.characters,
+    texts.cut_texts,
+    versions.policy_versions,
     penalty.rewards_whitened,
     penalty.kl_penalty,
     critic.discount_and_trace,

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cavesson.doctor.derive.derivation import Found, derivation
+from cavesson.doctor.derive.derivation import Found, derivation, of_sample
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array
-from cavesson.record.keys import rollout_keys
 
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
@@ -28,15 +27,7 @@ def of_responses(data: "RunData") -> Found:
     values = _of_tokens(sample) if data.recorded("tokens.advantage") else _of_log(sample.rows)
     if not np.isfinite(values).any():
         return None
-    keys = rollout_keys(sample.rows.table)
-
-    def advantage(rows: Rows) -> Array:
-        """Return [n] the advantages of the rollouts that are in the sample, NaN for the others."""
-        wanted = rollout_keys(rows.table)
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        return np.where(keys[at] == wanted, values[at], np.nan)
-
-    return {"rows.advantage": advantage}
+    return {"rows.advantage": of_sample(sample.rows, values)}
 
 
 def _of_tokens(sample: Sample) -> Array:

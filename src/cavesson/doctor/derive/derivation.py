@@ -4,7 +4,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cavesson.doctor.finding import Phrase
+from cavesson.doctor.rows import Rows
+from cavesson.doctor.series import Array
+from cavesson.record.keys import rollout_keys
 
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
@@ -35,3 +40,15 @@ def derivation(*, gives: Iterable[str], needs: Iterable[str], how: str) -> Calla
         return Derivation(tuple(gives), tuple(needs), function, Phrase(how))
 
     return made
+
+
+def of_sample(sample: Rows, values: Array) -> Callable[[Rows], Array]:
+    """Return a column that has the values [n] of the sampled rollouts, and NaN for all others."""
+    keys = rollout_keys(sample.table)
+
+    def column(rows: Rows) -> Array:
+        wanted = rollout_keys(rows.table)
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        return np.where(keys[at] == wanted, values[at], np.nan)
+
+    return column

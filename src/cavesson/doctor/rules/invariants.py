@@ -1,19 +1,26 @@
 """Rules on identities that must hold exactly in every run; they are the first to check."""
 
+from collections import Counter
 from itertools import combinations
 
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share
+from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.onset import of_events
-from cavesson.doctor.readings import exceeds
+from cavesson.doctor.readings import at_least, exceeds
+from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH, RUNAWAY
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step
 
 EXACT, ROUNDED = 1e-3, 0.05
 """Maximum difference between log-probabilities of the same weights, in nats: in float32, and in bfloat16 (8 bits)."""
+MAX_SIBLINGS = 16
+"""Responses to a prompt that are compared with each other."""
+MIN_GROUPS = 20
+UNLIKELY = 1e-6
+"""Probability below which equal responses at two places of the groups are not chance."""
 IMPROBABLE = 12.0
 """Nats of surprise from which two independent samples do not agree on a response by chance."""
 
@@ -211,33 +218,79 @@ def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading 
 
 @rule(
     number=11,
-    needs=["rows.prompt", "rows.response", "tokens.logprob"],
+    needs=["rows.prompt", "rows.response"],
     severity="error",
     title="Processes or responses of a group share random numbers",
-    cause="{seen} of the pairs of responses to the same prompt in the same step are equal, although such a response "
-    "occurs less than once in {samples} samples: every process, or every response of a group, uses the same seed.",
-    healthy="share of pairs of improbable responses to the same prompt that are equal word for word: below {limit}",
+    cause="{seen} of {what}: every process, or every response of a group, uses the same seed.",
+    healthy="share of pairs of improbable responses to the same prompt that are equal word for word: below {limit}; if "
+    "no log-probabilities were recorded, share of groups whose responses at the same two places are equal, beyond "
+    "chance: below {places}",
     fix="derive the seed from the rank and the sample's index as well",
-    source="The N implementation details of RLHF with PPO",
+    source="The N implementation details of RLHF with PPO; Hoeffding 1956",
     explains=["zero-variance-groups", "zero-gradient"],
     windows=True,
 )
-def same_seed(data: RunData, *, limit: float = Share(0.05)) -> Reading | None:
+def same_seed(data: RunData, *, limit: float = Share(0.05), places: float = Share(0.5)) -> Reading | None:
     sample = data.sample
+    if not data.has("tokens.logprob"):
+        return equal_places(sample.rows, places)
     # The sampler's probability counts, as a policy that generates garbage may consider that garbage certain.
     surprise = -sample.total(sample["sampler_logprob" if sample.has("sampler_logprob") else "logprob"])
-    prompts, responses = sample.rows.texts("prompt"), sample.rows.texts("response")
-    asked: dict[tuple[int, str | None], list[int]] = {}
-    for i in np.flatnonzero(surprise > IMPROBABLE).tolist():
-        asked.setdefault((int(sample.rows.step[i]), prompts[i]), []).append(i)
-    pairs = [(i, j) for members in asked.values() for i, j in combinations(members[:16], 2)]
+    responses = sample.rows.texts("response")
+    groups = _siblings(sample.rows, np.flatnonzero(surprise > IMPROBABLE))
+    pairs = [(i, j) for members in groups for i, j in combinations(members, 2)]
     if len(pairs) < 20:
         return None
     equal = np.array([responses[i] == responses[j] for i, j in pairs])
-    share = Share(equal.mean())
     rows = np.array(list(dict.fromkeys(np.array(pairs)[equal].ravel().tolist())), np.int64)
     curve = Curve(mean_by_step(sample.rows.step[[i for i, _ in pairs]], equal), high=limit)
-    words = {"samples": f"{np.exp(IMPROBABLE):,.0f}"}
+    what = Phrase(
+        "the pairs of responses to the same prompt in the same step are equal, although such a response occurs less "
+        "than once in 100,000 samples"
+    )
     first = earliest(sample.rows.step[rows])
-    sick = exceeds(data, int(equal.sum()), len(pairs), limit)
-    return Reading(share, sick, first, sample.rows.evidence(rows), words, curve)
+    sick = exceeds(data, equal.sum(), len(pairs), limit)
+    return Reading(Share(equal.mean()), sick, first, sample.rows.evidence(rows), {"what": what}, curve)
+
+
+def _siblings(rows: Rows, some: Array) -> list[list[int]]:
+    """Return some rollouts [n] in groups of the same prompt in the same step, ordered as in the step."""
+    prompts = rows.texts("prompt")
+    groups: dict[tuple[int, str | None], list[int]] = {}
+    for i in some.tolist():
+        groups.setdefault((int(rows.step[i]), prompts[i]), []).append(i)
+    return [members[:MAX_SIBLINGS] for members in groups.values()]
+
+
+def equal_places(rows: Rows, limit: float) -> Reading | None:
+    """Compare equal responses at two places of a group, such as the first and the fifth, with equal ones at others.
+
+    Siblings that are drawn independently can be equal by chance, but at any two places alike: given how many pairs of
+    a group are equal, this share is the probability of each. The number of groups that are equal at two places is then
+    a sum of independent events, whose tail is at most that of a binomial distribution (Hoeffding 1956).
+    """
+    groups = _siblings(rows, np.arange(len(rows)))
+    size = Counter(map(len, groups)).most_common(1)[0][0]
+    groups = [members for members in groups if len(members) == size]
+    if size < 3 or len(groups) < MIN_GROUPS:
+        return None
+    members = np.array(groups)
+    text = np.unique([text or "" for text in rows.texts("response")], return_inverse=True)[1][members]
+    one, other = np.triu_indices(size, 1)
+    equal = text[:, one] == text[:, other]
+    chance = equal.mean(1)
+    apart = chance < 1  # where all are equal, no two places differ from the others
+    if apart.sum() < MIN_GROUPS:
+        return None
+    count, expected = equal[apart].sum(0), chance[apart].sum()
+    most = int(np.argmax(count))
+    share = Share(max(0.0, (count[most] - expected) / (apart.sum() - expected)))
+    some = apart & (chance > 0)
+    probability = at_least(count[most], some.sum(), chance[some].mean()) * len(one) if some.any() else 1.0
+    alike = np.flatnonzero(apart & equal[:, most])
+    pairs = members[alike][:, [one[most], other[most]]]
+    curve = Curve(mean_by_step(rows.step[members[apart, 0]], equal[apart, most]))
+    first = earliest(rows.step[pairs[:, 0]])
+    words: Words = {"what": Phrase("the groups have equal responses at the same two places, but not at others")}
+    sick = share > limit and probability < UNLIKELY
+    return Reading(share, sick, first, rows.evidence(pairs.ravel()), words, curve)

@@ -1,22 +1,32 @@
 """Rules on how responses end, and on their length."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Reading, Share
 from cavesson.doctor.groups import within
-from cavesson.doctor.readings import collapse, exceeds
+from cavesson.doctor.readings import collapse, exceeds, length_column
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
-from cavesson.doctor.series import Series, earliest, since, smoothed
+from cavesson.doctor.series import Array, Series, earliest, since, smoothed
+
+CUT = "rows.finish_reason|steps.finish/length|rows.cut_text"
+"""What says whether responses were cut at the length limit; the first that there is counts."""
 
 
 def _cut(data: RunData) -> Series:
     """Return by step the share of responses that were cut at the length limit."""
-    rows = data.rows
+    each = _each_cut(data)
+    return data.metric("finish/length") if each is None else data.rows.by_step(each)
+
+
+def _each_cut(data: RunData) -> Array | None:
+    """Return [n] 1 for responses that were cut at the length limit, 0 for others; None if only the share is known."""
     if data.has("rows.finish_reason"):
-        return rows.by_step(rows.says("finish_reason", "length").astype(float))
-    return data.metric("finish/length")
+        return data.rows.says("finish_reason", "length").astype(float)
+    return None if data.has("steps.finish/length") else data.rows["cut_text"]
 
 
 def _longer(value: int, data: RunData, reading: Reading) -> int:
@@ -26,7 +36,7 @@ def _longer(value: int, data: RunData, reading: Reading) -> int:
 
 @rule(
     number=64,
-    needs=["rows.finish_reason|steps.finish/length"],
+    needs=[CUT],
     min_steps=5,
     title="Responses are truncated",
     cause="{share} of the responses reach the length limit without an end token ({before} at the start): the reward "
@@ -54,13 +64,14 @@ def truncated(data: RunData, *, limit: float = Share(0.5), growth: float = Share
 
 def _longer_pays(data: RunData) -> bool:
     """Return whether truncated responses earn more than others to the same prompt, so that the limit is not too low."""
-    if not (data.has("rows.finish_reason") and data.has("rows.reward")):
+    each = _each_cut(data)
+    if each is None or not data.has("rows.reward"):
         return False
-    cut, reward = data.rows.says("finish_reason", "length"), within(data.rows, data.rows["reward"])
-    known = np.isfinite(reward)
-    if not (cut & known).any() or not (~cut & known).any():
+    reward = within(data.rows, data.rows["reward"])
+    cut, others = (reward[np.isfinite(reward) & (each == value)] for value in (1, 0))
+    if not len(cut) or not len(others):
         return False
-    return bool(reward[cut & known].mean() - reward[~cut & known].mean() > 0.1 * np.std(reward[known]))
+    return bool(cut.mean() - others.mean() > 0.1 * np.std(np.append(cut, others)))
 
 
 @rule(
@@ -127,12 +138,12 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
 
 @rule(
     number=67,
-    needs=["rows.length"],
+    needs=["rows.length|rows.characters"],
     min_steps=8,
     title="The responses shrink to almost nothing",
-    cause="The typical response shrinks from {before} to {seen} tokens: a penalty, a biased critic or a negative KL "
+    cause="The typical response shrinks from {before} to {seen} {unit}: a penalty, a biased critic or a negative KL "
     "favours short responses.",
-    healthy="typical length, in tokens: above {limit} times its start",
+    healthy="typical length, in tokens or, if none were recorded, in characters: above {limit} times its start",
     fix='cleaning.discard = "too_short" with a low cleaning.discard_reward; a lower kl.coef if the penalty dominates',
     source="VC-PPO 2503.01491; MedicalGPT issue 374",
     explains=["distinct-collapse", "entropy-collapse", "template-collapse", "zero-variance-groups", "zero-gradient",
@@ -140,12 +151,14 @@ def end_not_trained(data: RunData, *, limit: float = Share(0.05)) -> Reading | N
     windows=True,
 )  # fmt: skip
 def length_collapse(data: RunData, *, limit: float = 0.4) -> Reading | None:
-    return collapse(data, data.rows.by_step(data.rows["length"], np.median), limit)
+    column, unit = length_column(data)
+    found = collapse(data, data.rows.by_step(data.rows[column], np.median), limit)
+    return found and replace(found, words={**found.words, "unit": unit})
 
 
 @rule(
     number=73,
-    needs=["rows.finish_reason|steps.finish/length"],
+    needs=[CUT],
     severity="note",
     min_steps=5,
     title="Almost no response ends by itself",

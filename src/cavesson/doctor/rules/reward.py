@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from cavesson.correlation import rank_correlation
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
+from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import groups, repeated, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import rounded, stronger, tighter
-from cavesson.doctor.readings import exceeding, exceeds, is_clear
+from cavesson.doctor.readings import exceeding, exceeds, is_clear, length_column
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
@@ -181,11 +181,11 @@ def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
 
 @rule(
     number=51,
-    needs=["rows.reward", "rows.length"],
+    needs=["rows.reward", "rows.length|rows.characters"],
     min_steps=8,
     title="The reward favours length",
     cause="Within a step, length and reward are correlated (Spearman {seen}), and the responses grew from {before} to "
-    "{after} tokens: the policy gains reward by length.",
+    "{after} {unit}: the policy gains reward by length.",
     healthy="rank correlation of length and reward within a step: below {limit}, or responses that grow by less than "
     "{growth}; more if responses need to be longer",
     fix='a reward that does not grow with the length (subtract what length explains), grpo.overlong = "penalty"',
@@ -194,15 +194,15 @@ def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     windows=True,
 )
 def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share(0.25)) -> Reading | None:
-    rows = data.rows
-    reward, length = within(rows, rows["reward"]), within(rows, rows["length"])
+    rows, (column, unit) = data.rows, length_column(data)
+    reward, length = within(rows, rows["reward"]), within(rows, rows[column])
     there = np.isfinite(reward) & np.isfinite(length)
-    points = rows.mean("length")
+    points = rows.mean(column)
     before, after = points.first(), points.last()
     # The relation shows only while lengths grow: at the limit, all responses have the same length.
     grown = smoothed(points).value > before + 0.9 * (after - before)
     there &= rows.step <= (points.step[int(np.argmax(grown))] if grown.any() else rows.steps[-1])
-    before = max(before, data.whole.rows.mean("length").first())  # a part of a run may begin where lengths are short
+    before = max(before, data.whole.rows.mean(column).first())  # a part of a run may begin where lengths are short
     first = since(points, points.value > 1.15 * before, 4)
     # Before that, the reward may have been another one.
     growing = there & (rows.step >= (rows.steps[0] if first is None else first))
@@ -211,18 +211,19 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     if found is None:
         return None
     sick = found > limit and after > (1 + growth) * before and first is not None and is_clear(data, points)
-    words = {"before": before, "after": after}
-    curve = Curve(points, high=(1 + growth) * before, name=Phrase("mean length in tokens"))
-    return Reading(found, sick, first, rows.highest(rows["length"]), words, curve)
+    words: Words = {"before": before, "after": after, "unit": unit}
+    name = Phrase("mean length in tokens" if column == "length" else "mean length in characters")
+    curve = Curve(points, high=(1 + growth) * before, name=name)
+    return Reading(found, sick, first, rows.highest(rows[column]), words, curve)
 
 
 @rule(
     number=52,
-    needs=["rows.reward", "rows.length"],
+    needs=["rows.reward", "rows.length|rows.characters"],
     min_steps=20,
     algorithms=["grpo"],
     title="Bad responses grow longer",
-    cause="Bad responses are {seen} tokens longer than good ones, and the gap widens: dividing each response's loss by "
+    cause="Bad responses are {seen} {unit} longer than good ones, and the gap widens: dividing each response's loss by "
     "its length makes long mistakes cheap.",
     healthy="mean length of the worse half − of the better half: not rising",
     fix='grpo.normalise = "token" or "constant" (Dr. GRPO)',
@@ -231,17 +232,19 @@ def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share
     windows=True,
 )
 def length_bias(data: RunData) -> Reading | None:
-    rows = data.rows
-    reward, length = within(rows, rows["reward"]), within(rows, rows["length"])
+    rows, (column, unit) = data.rows, length_column(data)
+    if data.algorithm is None and not repeated(rows):
+        return None  # without groups it is not GRPO
+    reward, length = within(rows, rows["reward"]), within(rows, rows[column])
     bad = np.where(reward < 0, length, np.nan)
     low, high = together(rows.by_step(bad), rows.by_step(np.where(reward > 0, length, np.nan)))
     if len(low) < 20:
         return None
     points = Series(low.step, low.value - high.value)
     found = trend(points)
-    sick = found.p < data.chance and found.change > 0.2 * float(np.nanmean(rows["length"])) and points.last() > 0
+    sick = found.p < data.chance and found.change > 0.2 * float(np.nanmean(rows[column])) and points.last() > 0
     first = since(points, points.value > points.first(), 5)
-    return Reading(points.last(), sick, first, rows.highest(bad), curve=Curve(points))
+    return Reading(points.last(), sick, first, rows.highest(bad), {"unit": unit}, Curve(points))
 
 
 @rule(
