@@ -162,9 +162,9 @@ def tokens_of_several_characters(chance: Chance, step: int, place: int) -> str:
 def tokens_of_two_characters(chance: Chance, step: int, place: int) -> str:
     """A few of the twelve tokens have one: most of the texts that are cut have the same length, but not all."""
     text = ""
-    for _ in range(12):
+    for token in range(12):
         text += "".join(chance.choice(LETTERS, 2 if chance.random() < 0.97 else 1))
-        if chance.random() < 0.22:
+        if token < 11 and chance.random() < 0.22:
             return text + "."
     return text
 
