@@ -37,7 +37,7 @@ def _learning(value: float, data: RunData, reading: Reading) -> float:
 
 @rule(
     number=40,
-    needs=["tokens.value", "tokens.token_reward"],
+    needs=["tokens.value", "tokens.token_reward", "rows.reward|rows.shaped_reward"],
     min_steps=12,
     algorithms=["ppo"],
     title="The critic does not fit the returns",
@@ -81,7 +81,7 @@ def _learns_something_else(data: RunData) -> bool:
 
 @rule(
     number=41,
-    needs=["tokens.value", "tokens.token_reward"],
+    needs=["tokens.value", "tokens.token_reward", "rows.reward|rows.shaped_reward"],
     severity="error",
     algorithms=["ppo"],
     title="The critic starts far from the returns",
@@ -114,7 +114,7 @@ def value_start(data: RunData, *, limit: float = 1.0) -> Reading | None:
 
 @rule(
     number=42,
-    needs=["tokens.value", "tokens.token_reward"],
+    needs=["tokens.value", "tokens.token_reward", "rows.reward|rows.shaped_reward"],
     min_steps=12,
     algorithms=["ppo"],
     title="The critic gives the same value everywhere",
