@@ -311,6 +311,19 @@ def servers() -> list[psutil.Process]:
     return found
 
 
+def started_by(servers: list[psutil.Process]) -> list[int]:
+    """The processes that servers have started: those of their sessions, even after the servers' own end."""
+    sessions = {one.pid for one in servers}
+    return [pid for pid in psutil.pids() if pid not in sessions and session_of(pid) in sessions]
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        return None if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else os.getsid(pid)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return None
+
+
 def begun(command: list[str], tmp_path: Path) -> subprocess.Popen[str]:
     """A run that has recorded a step."""
     process = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -328,6 +341,7 @@ def test_a_run_starts_its_own_server_and_survives_its_death(folder: Path, tmp_pa
     process = begun([*command, *arguments(tmp_path, folder, processes=2)], tmp_path)
     killed = servers()
     assert killed
+    assert started_by(killed)  # its engine
     for one in killed:
         one.kill()
     _, errors = process.communicate(timeout=120)
@@ -335,6 +349,7 @@ def test_a_run_starts_its_own_server_and_survives_its_death(folder: Path, tmp_pa
     assert process.returncode == 2 and "Traceback" not in errors, errors[-3000:]
     assert "continue with: " in errors and "vLLM server" in errors, errors[-3000:]
     assert not servers() and set(Path("/tmp").glob("cavesson-vllm-*")) <= left
+    assert not started_by(killed)
     done = latest(tmp_path / "here")
     assert done is not None
     way = line.split("continue with: ")[1]

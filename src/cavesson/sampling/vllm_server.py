@@ -181,9 +181,10 @@ def _environment(settings: VllmSettings, python: str) -> dict[str, str]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a server and what it has started: an engine can outlive a server that was killed, and holds its memory."""
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(_PATIENCE)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # and its engine
-        process.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
