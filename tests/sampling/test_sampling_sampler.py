@@ -5,6 +5,7 @@ from sampling_helpers import PAD, PROMPTS, absolute_policy, prompts, sampled, sh
 from scipy.stats import chisquare
 
 from cavesson.models.load import prepare
+from cavesson.models.parts import trunk
 from cavesson.models.policy import Policy, build_policy
 from cavesson.models.settings import LoraSettings, ModelSettings, ReferenceSettings
 from cavesson.models.tiny import tiny_model
@@ -37,6 +38,27 @@ def test_prompt_padding_changes_nothing(tokenizer, make):
     for row, text in enumerate(PROMPTS):
         _, alone = sampled(policy, tokenizer, [text], first_row=row)
         assert tokens(alone) == tokens(together)[row : row + 1]
+
+
+@pytest.mark.parametrize("make", [sharp_policy, absolute_policy])
+def test_rows_that_have_ended_leave_the_batch(tokenizer, make):
+    policy, passes = make(), []
+    texts = PROMPTS * 4
+    with trunk(policy.model).register_forward_pre_hook(
+        lambda _, __, given: passes.append(given["input_ids"].shape), with_kwargs=True
+    ):
+        _, together = sampled(policy, tokenizer, texts, eos_token_ids=MANY_EOS, max_new_tokens=24)
+    rows = [count for count, width in passes if width == 1][-max(map(len, tokens(together))) + 1 :]
+    lengths = np.array([len(ids) for ids in tokens(together)])
+    assert rows[0] == 20 and rows == sorted(rows, reverse=True)
+    for t, count in enumerate(rows, 1):
+        growing = int((lengths > t).sum())
+        assert growing <= count <= growing / 0.75 + 1
+    for row, text in enumerate(texts):
+        _, alone = sampled(policy, tokenizer, [text], first_row=row, eos_token_ids=MANY_EOS, max_new_tokens=24)
+        assert tokens(alone) == tokens(together)[row : row + 1]
+        mine = together.sampler_logprob[row, : lengths[row]]
+        torch.testing.assert_close(alone.sampler_logprob[0], mine, atol=1e-5, rtol=0)
 
 
 def test_rows_steps_and_seeds_have_their_own_draws(tokenizer):

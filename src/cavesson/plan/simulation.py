@@ -24,7 +24,7 @@ from cavesson.ops.masked import weighted_mean
 from cavesson.plan.heap import Heap, has_glibc
 from cavesson.plan.operations import Operations, Work
 from cavesson.plan.tracker import parts, tracker_of
-from cavesson.sampling.decoding import decode, new_cache
+from cavesson.sampling.decoding import Decoder, new_cache
 from cavesson.sampling.distribution import draw, sampling_logprobs
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.train.optimizer import Optimizer
@@ -139,7 +139,7 @@ def sample(run: Simulation, policy: Policy, settings: SamplingSettings, prompts:
 
 
 def _decode(run: Simulation, policy: Policy, settings: SamplingSettings, ids: Tensor, cache: Any) -> int:
-    decoder = decode(policy.model, ids, ids, cache)
+    decoder = Decoder(policy.model, ids, ids, cache)
     last: list[Tensor] = []
 
     def token(logits: Tensor) -> None:
@@ -149,8 +149,8 @@ def _decode(run: Simulation, policy: Policy, settings: SamplingSettings, ids: Te
     with ExitStack() as stack:
         if isinstance(policy, FSDPModule):
             run.stage("gathering weights", lambda: stack.enter_context(gathered(policy)))
-        run.stage("reading prompts", lambda: token(next(decoder)))
-        run.stage("decoding", lambda: token(decoder.send(last[0])))
+        run.stage("reading prompts", lambda: token(decoder.read()))
+        run.stage("decoding", lambda: token(decoder.append(last[0])))
         if isinstance(policy, FSDPModule):
             run.stage("gathering weights", stack.close)
     kept = [x for layer in cache.layers for x in (layer.keys, layer.values) if isinstance(x, Tensor)]

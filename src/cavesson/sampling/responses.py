@@ -1,6 +1,6 @@
 """What every engine samples: responses, and the tokens, texts and limits at which they end."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -112,8 +112,9 @@ class Growing:
     def all_done(self) -> bool:
         return all(self.reasons)
 
-    def append(self, tokens: Sequence[int]) -> None:
-        for row, token in enumerate(tokens):
+    def append(self, rows: Iterable[int], tokens: Iterable[int]) -> None:
+        """Append a token to each of some rows; rows that have ended stay as they are."""
+        for row, token in zip(rows, tokens, strict=True):
             if self.reasons[row]:
                 continue
             ids = self.ids[row]
@@ -126,6 +127,10 @@ class Growing:
                 del ids[cut:]
             elif len(ids) == self.limits[row]:
                 self.reasons[row] = "length"
+
+    def left(self, rows: Sequence[int]) -> list[int]:
+        """Return the places, in ``rows``, of those that have not ended."""
+        return [place for place, row in enumerate(rows) if not self.reasons[row]]
 
     def responses(self, logprobs: Tensor, versions: Tensor, pad: int) -> Responses:
         """Return the responses; of the other columns, `[B, ≥ T]`, only what belongs to their tokens is kept."""

@@ -9,12 +9,15 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.models.policy import Policy
 from cavesson.models.sharding import gathered
 from cavesson.randomness import token_uniforms
-from cavesson.sampling.decoding import CacheKind, check_scoring, choose_cache, decode, full_passes, new_cache
+from cavesson.sampling.decoding import CacheKind, Decoder, check_scoring, choose_cache, full_passes, new_cache
 from cavesson.sampling.distribution import draw, sampling_logprobs
 from cavesson.sampling.responses import Growing, Responses, StopTexts, eos_token_ids, joined, length_limits
 from cavesson.sampling.room import check_room
 from cavesson.sampling.settings import DecodingSettings
 from cavesson.types import Batch
+
+KEPT = 0.75
+"""Share of the rows at which those that have ended leave the batch: copying the cache costs about as much as a step."""
 
 
 class Sampler:
@@ -102,25 +105,32 @@ class Sampler:
         self, prompts: Batch, limits: NDArray[np.int64], uniforms: NDArray[np.float64], settings: DecodingSettings
     ) -> Responses:
         growing = Growing(len(prompts), limits, self.eos.tolist(), self.stop)
-        logprobs: list[Tensor] = []
-        numbers = torch.from_numpy(uniforms).to(self.eos.device)
-        longest = int(limits.max())
-        ids, mask = (prompts[name].to(self.eos.device) for name in ("prompt_ids", "prompt_mask"))
-        model = self.policy.model
-        decoder = decode(model, ids, mask, new_cache(model, self._cache, ids.shape[1] + longest))
-        logits = next(decoder)
+        device, model, pad = self.eos.device, self.policy.model, int(self.tokenizer.pad_token_id)
+        numbers, rows = torch.from_numpy(uniforms).to(device), torch.arange(len(prompts), device=device)
+        logprobs = torch.zeros(len(prompts), longest := int(limits.max()), device=device)
+        ids, mask = (prompts[name].to(device) for name in ("prompt_ids", "prompt_mask"))
+        decoder = Decoder(model, ids, mask, new_cache(model, self._cache, ids.shape[1] + longest))
+        logits = decoder.read()
         for t in range(longest):
-            banned = self.eos if t < settings.min_new_tokens else None
-            if settings.temperature == 0:
-                distribution = logits.log_softmax(-1)
-                token = (logits if banned is None else logits.index_fill(1, banned, -torch.inf)).argmax(-1)
-            else:
-                distribution = sampling_logprobs(logits, settings, banned)
-                token = draw(distribution, numbers[:, t])
-            logprobs.append(distribution.gather(1, token[:, None]).squeeze(1))
-            growing.append(token.tolist())
+            token, logprobs[rows, t] = self._next(logits, settings, t, numbers[rows, t])
+            growing.append(rows.tolist(), token.tolist())
             if growing.all_done:
                 break
-            logits = decoder.send(token)
-        versions = torch.full((len(prompts), len(logprobs)), self._version)
-        return growing.responses(torch.stack(logprobs, dim=1), versions, int(self.tokenizer.pad_token_id))
+            if len(left := growing.left(rows.tolist())) <= KEPT * len(rows):
+                kept = torch.tensor(left, device=device)
+                rows, token = rows[kept], token[kept]
+                decoder.keep(kept)
+            logits = decoder.append(token)
+        versions = torch.full(logprobs.shape, self._version)
+        return growing.responses(logprobs, versions, pad)
+
+    def _next(self, logits: Tensor, settings: DecodingSettings, t: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens `[B]` at position t, and their log-probabilities under the distribution sampled from."""
+        banned = self.eos if t < settings.min_new_tokens else None
+        if settings.temperature == 0:
+            distribution = logits.log_softmax(-1)
+            token = (logits if banned is None else logits.index_fill(1, banned, -torch.inf)).argmax(-1)
+        else:
+            distribution = sampling_logprobs(logits, settings, banned)
+            token = draw(distribution, numbers)
+        return token, distribution.gather(1, token[:, None]).squeeze(1)

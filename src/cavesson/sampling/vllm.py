@@ -129,7 +129,7 @@ class VllmSampler:
         versions = torch.tensor([self._steps_of(sampled, version)])
         growing = Growing(1, limit, self.eos.tolist(), self.stop)
         for token in sampled.ids:
-            growing.append([token])
+            growing.append([0], [token])
         if not growing.all_done:
             return None
         return growing.responses(torch.tensor([sampled.logprobs]), versions, int(self.tokenizer.pad_token_id))
