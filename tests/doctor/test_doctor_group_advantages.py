@@ -137,7 +137,7 @@ def test_a_wrong_penalty_explains_advantages_that_do_not_follow_from_the_rewards
 def test_a_penalty_in_the_loss_shows_in_no_advantage(tmp_path: Path) -> None:
     data = written(tmp_path / "run", rloo, recorded=0.2)
     data.info["kl"] = {"place": "loss", "estimator": "k1"}
-    assert not data.has("info.kl.in_advantages")
+    assert not data.has("rows.penalised_advantage")
 
 
 def test_a_score_that_is_not_recorded_leaves_it_open(tmp_path: Path) -> None:

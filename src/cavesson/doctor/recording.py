@@ -170,9 +170,9 @@ def own_loop(needs: Iterable[Sequence[str]]) -> list[Recipe]:
 
 
 def _inputs(column: str) -> list[str]:
-    """Return the token columns from which the recorder computes a statistic of a rollout; none if it is not one."""
+    """Return the token columns from which recorder or doctor compute a column of a rollout; none if it is recorded."""
     kind, _, name = column.partition(".")
-    computed = {**NEEDS, "length": ("token_id",), "advantage": ("advantage",)}
+    computed = {**NEEDS, "length": ("token_id",), "advantage": ("advantage",), "penalised_advantage": ("advantage",)}
     return [f"tokens.{one}" for one in computed.get(name, ())] if kind == "rows" else []
 
 

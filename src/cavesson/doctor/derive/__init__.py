@@ -14,7 +14,7 @@ DERIVATIONS: tuple[Derivation, ...] = (
     versions.policy_versions,
     penalty.rewards_whitened,
     penalty.kl_penalty,
-    penalty.in_advantages,
+    penalty.penalised_advantages,
     critic.discount_and_trace,
     critic.advantages_whitened,
     advantages.of_responses,

@@ -80,12 +80,15 @@ def kl_penalty(data: "RunData") -> Found:
 
 
 @derivation(
-    gives=["info.kl.in_advantages"],
+    gives=["rows.penalised_advantage"],
     needs=["info.kl.place", "info.kl.estimator", "rows.advantage", "rows.reward", "rows.group"],
     how="the penalty is part of the reward, and a response has one advantage",
 )
-def in_advantages(data: "RunData") -> Found:
-    return {"info.kl.in_advantages": True} if data.setting("kl.place") == "reward" else None
+def penalised_advantages(data: "RunData") -> Found:
+    def column(rows: Rows) -> Array:
+        return rows["advantage"]
+
+    return {"rows.penalised_advantage": column} if data.setting("kl.place") == "reward" else None
 
 
 def clear(fits: Mapping[str, Fit]) -> str | None:

@@ -22,7 +22,7 @@ CLEAR = 3.0
 
 @rule(
     number=5,
-    needs=["tokens.token_reward|info.kl.in_advantages", *PENALTY[1:]],
+    needs=["tokens.token_reward|rows.penalised_advantage", *PENALTY[1:]],
     severity="error",
     title="The KL penalty has the wrong sign or size",
     cause="The penalty is −β·KL. Regressed on the recorded log-ratios, {what} give β = {found}, while the run's β is "
