@@ -81,7 +81,9 @@ def spreading(rows: Rows, late: Array, chance: float = CHANCE) -> list[Pattern]:
         worth = texts.worth(text, _clear(chance, len(grown)))
         equal = [name for name, other in others.items() if name not in text.split() and other.is_worth(worth.total)]
         if len(equal) < SEVERAL:  # otherwise the reward favours many words, which is what it asks for
-            explains = worth.explained(late)
+            # Its own words make a response longer, which a reward may like as well, or a wish for fewer words hide.
+            among_others = texts.worth(text, _clear(chance, len(grown)), other=True)
+            explains = min(worth.explained(late), among_others.explained(late))
             patterns.append(Pattern(text, old[text] / n, new[text] / m, texts.lift(text), explains))
     return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
 
@@ -105,10 +107,11 @@ class _Texts:
         now, before = (share_of(has[part], self._prompt[part]) for part in (late, early))
         return bool(now.value - before.value > clear * np.hypot(now.error, before.error))
 
-    def worth(self, text: str, clear: float) -> "_Worth":
-        """Return what a pattern is worth."""
-        has = _compared(self._rows, self._has(text).astype(float), self._prompt)
-        return _Worth(has, self._reward, self._length, self._prompt, clear)
+    def worth(self, text: str, clear: float, other: bool = False) -> "_Worth":
+        """Return what a pattern is worth among responses of similar length, or with a similar number of other words."""
+        has = self._has(text)
+        length = self._length - has * len(text.split()) if other else self._length
+        return _Worth(_compared(self._rows, has.astype(float), self._prompt), self._reward, length, self._prompt, clear)
 
     def lift(self, text: str) -> float:
         """Return the mean reward with a pattern − without it, in standard deviations of the reward."""
