@@ -108,3 +108,20 @@ def test_equal_responses_do_not_make_a_reward_depend_on_the_prompt(tmp_path):
     made.rows["reward"] = made.rows["shaped_reward"] = kind - 1.0
     found = reading(BY_NAME["query-dominated"], made, tmp_path / "run")
     assert found.seen < 0.2 and not found.sick
+
+
+@pytest.mark.parametrize("bonus", [0.0, 1.0])
+def test_a_sign_of_longer_responses_is_no_weakness_unless_it_is_worth_something_itself(bonus, tmp_path):
+    """The reward wants ten words or so; `; and` joins the halves of nearly all responses that are that long."""
+    made, chance = healthy(), np.random.default_rng(5)
+    steps, batch = made.mask.shape[:2]
+    share = np.interp(np.arange(steps), [0, steps], [0.05, 0.7])[:, None]
+    words = np.where(chance.random((steps, batch)) < share, chance.integers(7, 15, (steps, batch)), 4)
+    has = (words >= 7) & (chance.random((steps, batch)) < 0.8)
+    texts = [
+        " ".join([f"w{chance.integers(30)}" for _ in range(count)] + ["; and"] * joined)
+        for count, joined in zip(words.ravel().tolist(), has.ravel().tolist(), strict=True)
+    ]
+    made.rows["response"] = np.array(texts, object).reshape(words.shape)
+    made.rows["reward"] = 2 - 0.05 * (words - 10.0) ** 2 + bonus * has + chance.normal(0, 0.5, words.shape)
+    assert reading(BY_NAME["pattern-spreading"], made, tmp_path / "run").sick == (bonus > 0)

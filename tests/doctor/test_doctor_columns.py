@@ -72,7 +72,7 @@ def world(name: str, columns: Columns) -> Made:
     """A run that shows a rule's finding, and in which what the columns lack follows from them."""
     rule = BY_NAME[name]
     made = healthy("ppo" if not rule.algorithms or "ppo" in rule.algorithms else rule.algorithms[0])
-    if name in PENALTIES and "rows.kl_coef" not in columns:
+    if name in PENALTIES and not {"rows.kl_coef", "tokens.token_reward"} <= columns:
         penalise(made, *PENALTIES[name])
     elif CUT in rule.needs and "rows.response" in columns:
         cut_more_and_more(made)
@@ -81,7 +81,7 @@ def world(name: str, columns: Columns) -> Made:
         SICK[name][0](made)
     if name == "repetition-loops":
         made.rows["response"] *= 4  # only of a longer text is it known how much compression saves
-    if name == "group-advantages":
+    if name in ("group-advantages", "penalty-wrong"):
         first = made.tokens["advantage"][..., 0]
         made.rows["extra"] = np.array([[json.dumps({"advantage": one}) for one in line] for line in first], object)
     made.tokens["token"] = np.array(["<end>", *WORDS[1:]], object)[made.tokens["token_id"]]
@@ -92,6 +92,7 @@ def world(name: str, columns: Columns) -> Made:
 
 
 PENALTIES = {
+    "penalty-wrong": (np.full(24, -0.05), "k1"),
     "penalty-mis-scaled": (np.full(24, 50.0), "k1"),
     "coefficient-runaway": (0.05 * np.exp(np.linspace(0, 4, 24)), "k1"),
     "estimator-misplaced": (np.full(24, 0.05), "k3"),

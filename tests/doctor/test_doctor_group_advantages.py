@@ -10,8 +10,10 @@ import pytest
 
 import cavesson
 from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.finding import Reading
 from cavesson.doctor.rules.group_advantages import group_advantages
+from cavesson.doctor.rules.token_rewards import penalty_wrong
 from cavesson.record import Recorder
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -51,12 +53,14 @@ def written(
     advantage: Callable[[Array], Array],
     begins: int = 0,
     beta: float = 0.0,
+    recorded: float | None = None,
     empty: bool = False,
     shaped: bool = False,
 ) -> RunData:
     """A record of groups; before `begins` the advantages are those of GRPO, and from there on as given.
 
-    With `empty`, one response of each step has no tokens. With `shaped`, rewards are clipped before they are used.
+    `beta` is that of the penalty, and is written into the record unless another one is given. With `empty`, one
+    response of each step has no tokens. With `shaped`, rewards are clipped before they are used.
     """
     chance = np.random.default_rng(5)
     with Recorder(folder) as recorder:
@@ -72,8 +76,8 @@ def written(
                     "reward": rewards.reshape(-1), "group": 7 - np.arange(len(found)) // SIZE}  # fmt: skip
             if shaped:
                 rows["shaped_reward"] = used.reshape(-1)
-            if beta:
-                rows["kl_coef"] = np.full(len(found), beta)
+            if beta or recorded:
+                rows["kl_coef"] = np.full(len(found), beta if recorded is None else recorded)
             mask = np.ones((len(found), TOKENS), bool)
             mask[3] = not empty
             tokens = {"mask": mask, "advantage": np.repeat(found[:, None], TOKENS, 1),
@@ -114,6 +118,26 @@ def test_a_penalty_in_the_reward_is_understood(tmp_path: Path) -> None:
     assert found is not None and not found.sick
     found = read(written(tmp_path / "wrong", WRONG["others divided by all"], beta=0.3))
     assert found is not None and found.sick
+
+
+@pytest.mark.parametrize("form", ["RLOO", "RLOO, whitened with a mean", "Dr. GRPO", "scaled over the step"])
+@pytest.mark.parametrize("times", [-1.0, 0.1, 1.0, 10.0])
+def test_the_coefficient_of_the_penalty_is_read_from_the_advantages(tmp_path: Path, form: str, times: float) -> None:
+    found = penalty_wrong.statistic(written(tmp_path / "run", FORMS[form], beta=0.2 * times, recorded=0.2))
+    assert found is not None and found.seen == pytest.approx(times, rel=0.02)
+    assert found.sick is (times != 1)
+    assert ("flipped" in str(found.words["flipped"])) is (times < 0)
+
+
+def test_a_wrong_penalty_explains_advantages_that_do_not_follow_from_the_rewards(tmp_path: Path) -> None:
+    found = diagnose(written(tmp_path / "run", rloo, beta=-0.2, recorded=0.2), [penalty_wrong, group_advantages])
+    assert [one.rule.name for one in found.causes] == ["penalty-wrong"]
+
+
+def test_a_penalty_in_the_loss_shows_in_no_advantage(tmp_path: Path) -> None:
+    data = written(tmp_path / "run", rloo, recorded=0.2)
+    data.info["kl"] = {"place": "loss", "estimator": "k1"}
+    assert not data.has("rows.penalised_advantage")
 
 
 def test_a_score_that_is_not_recorded_leaves_it_open(tmp_path: Path) -> None:

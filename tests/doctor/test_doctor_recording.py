@@ -15,7 +15,7 @@ import cavesson
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, diagnose
 from cavesson.doctor.failures import FAILURES, not_excluded
-from cavesson.doctor.recording import WAYS, recipes
+from cavesson.doctor.recording import ALWAYS, WAYS, recipes
 from cavesson.doctor.report.page import page
 from cavesson.doctor.report.plain import plain
 from cavesson.doctor.report.terminal import show
@@ -25,11 +25,13 @@ from cavesson.record import Recorder, begin_attempt, write_run
 from cavesson.record.statistics import STATISTICS
 
 DOCS = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text("utf-8")
-FAMOUS = {rule for failure in FAILURES for rule in failure.rules}
-NEEDS = sorted({need for rule in RULES if rule.name in FAMOUS for need in rule.needs})
+COMMON = {rule for failure in FAILURES for rule in failure.rules}
+NEEDS = sorted({need for rule in RULES if rule.name in COMMON for need in rule.needs if not need.startswith(ALWAYS)})
 VALUES: dict[str, Any] = {
     "prompts": ["p", "q"], "responses": ["a", "b c"], "rewards": [0.5, 1.0], "splits": ["train", "eval"],
-    "finish_reasons": ["eos", "length"], "kl_coefs": [0.1, 0.1], "token_ids": [[1], [2, 3]], "objective": 0.25,
+    "finish_reasons": ["eos", "length"], "kl_coefs": [0.1, 0.1], "token_ids": [[1], [2, 3]], "groups": [0, 0],
+    "advantages": [[0.5], [-0.25, -0.25]], "objective": 0.25, "approx_kl": 0.01,
+    "clip_fraction": 0.1, "first_ratio_error": 0.0, "ratio": 1.0,
 }  # fmt: skip
 """Of the variables in the lines; those of all other token columns are numbers."""
 
@@ -47,7 +49,7 @@ def run_lines(code: str) -> None:
 
 def recorded(need: str, folder: str) -> bool:
     data = RunData(cavesson.open(folder))
-    return any(data.recorded(one) for one in need.split("|"))
+    return any(data.has(one) for one in need.split("|"))
 
 
 @pytest.mark.parametrize("need", NEEDS)
@@ -57,6 +59,10 @@ def test_the_lines_for_an_own_loop_record_what_they_name(need, tmp_path, monkeyp
     run_lines(recipe.code)
     assert recorded(need, "runs/own")
     assert recipe.columns and all(recorded(column, "runs/own") for column in recipe.columns)
+
+
+def test_the_rules_of_every_failure_exist():
+    assert {rule.name for rule in RULES} >= COMMON
 
 
 def test_one_call_records_all_that_is_missing(tmp_path, monkeypatch):

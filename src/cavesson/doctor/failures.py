@@ -1,4 +1,4 @@
-"""The famous failures of training with feedback, and whether a diagnosis can exclude them."""
+"""The common failures of training with feedback, and whether a diagnosis can exclude them."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,13 +16,25 @@ class Failure:
 
 
 FAILURES = (
-    Failure(Phrase("the KL penalty has the wrong sign, size or place"), ("penalty-wrong", "reward-position")),
+    Failure(Phrase("the KL penalty has the wrong sign, size or place"),
+            ("penalty-wrong", "reward-position", "penalty-mis-scaled", "estimator-misplaced")),
     Failure(Phrase("the KL to the reference is negative"), ("negative-kl",)),
     Failure(Phrase("responses are not sampled from the policy that learns"),
             ("filtered-sampling", "temperature-missing", "sampler-mismatch", "sampler-stale")),
     Failure(Phrase("the reward is exploited"), ("pattern-spreading", "length-exploited", "over-optimised")),
-    Failure(Phrase("the policy collapses"), ("entropy-collapse", "distinct-collapse", "length-collapse")),
-    Failure(Phrase("responses are truncated"), ("truncated",)),
+    Failure(Phrase("the policy collapses"),
+            ("entropy-collapse", "entropy-explosion", "distinct-collapse", "template-collapse", "length-collapse")),
+    Failure(Phrase("responses are truncated"), ("truncated", "end-forbidden")),
+    Failure(Phrase("the reference is not the initial policy"),
+            ("kl-at-start", "reference-is-policy", "reference-replaced")),
+    Failure(Phrase("advantages are computed wrongly"),
+            ("group-advantages", "advantage-scale", "reward-fades", "reward-falls")),
+    Failure(Phrase("the critic does not learn"), ("value-not-fitting", "value-constant", "value-start")),
+    Failure(Phrase("the wrong tokens are trained"), ("trained-behind-end", "end-not-trained", "padding-counted")),
+    Failure(Phrase("updates are too large"),
+            ("ratio-not-one", "update-kl-large", "ratio-blow-up", "clip-fraction-high", "not-finite")),
+    Failure(Phrase("the reward does not depend on the response"),
+            ("reward-is-noise", "verifier-dead", "query-dominated", "reward-outliers")),
 )  # fmt: skip
 
 

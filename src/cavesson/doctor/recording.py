@@ -9,6 +9,9 @@ from cavesson.record.statistics import NEEDS
 
 DOCS = "docs/integrations.md#what-records-which-column"
 OWN_LOOP = Phrase("your own loop")
+ALWAYS = ("info.", "steps.step", "tokens.mask")
+"""Needs for which a loop adds no column: settings; the step, which every call names; and which tokens are trained on,
+which are all where they come as lists."""
 
 
 def _columns(rows: str = "", tokens: str = "") -> frozenset[str]:
@@ -153,7 +156,7 @@ def _recipe(way: Way, needs: Sequence[Sequence[str]]) -> Recipe:
 
 def own_loop(needs: Iterable[Sequence[str]]) -> list[Recipe]:
     """Return the calls of ``Recorder`` that record the first alternative of each need; nothing for settings alone."""
-    first = (next((column for column in need if not column.startswith("info.")), "") for need in needs)
+    first = (next((column for column in need if not column.startswith(ALWAYS)), "") for need in needs)
     columns = tuple(dict.fromkeys(one for column in first for one in _inputs(column) or [column] if one))
     given = {kind: [one for one in columns if one.startswith(f"{kind}.")] for kind in ("rows", "tokens", "steps")}
     lines = ["import cavesson", 'recorder = cavesson.Recorder("runs/own")']
@@ -167,9 +170,9 @@ def own_loop(needs: Iterable[Sequence[str]]) -> list[Recipe]:
 
 
 def _inputs(column: str) -> list[str]:
-    """Return the token columns from which the recorder computes a statistic of a rollout; none if it is not one."""
+    """Return the token columns from which recorder or doctor compute a column of a rollout; none if it is recorded."""
     kind, _, name = column.partition(".")
-    computed = {**NEEDS, "length": ("token_id",)}
+    computed = {**NEEDS, "length": ("token_id",), "advantage": ("advantage",), "penalised_advantage": ("advantage",)}
     return [f"tokens.{one}" for one in computed.get(name, ())] if kind == "rows" else []
 
 

@@ -318,6 +318,8 @@ def _check_names(what: str, given: Mapping[str, Any], known: Iterable[str], requ
 
 def _check_shapes(rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Array]) -> None:
     mask, samples = tokens["mask"], rows["sample"]
+    if not isinstance(mask, np.ndarray):
+        raise ValueError("mask is not an array, expected bool [B, T]; with a list of tokens per response, leave it out")
     if mask.ndim != 2 or mask.dtype != np.bool_:
         raise ValueError(f"mask is {mask.dtype} of shape {mask.shape}, expected bool [B, T]")
     for name, values in rows.items():

@@ -14,6 +14,7 @@ DERIVATIONS: tuple[Derivation, ...] = (
     versions.policy_versions,
     penalty.rewards_whitened,
     penalty.kl_penalty,
+    penalty.penalised_advantages,
     critic.discount_and_trace,
     critic.advantages_whitened,
     advantages.of_responses,

@@ -58,7 +58,7 @@ def rewards_whitened(data: "RunData") -> Found:
 @derivation(
     gives=["rows.kl_coef", "info.kl.estimator", "info.kl.place"],
     needs=[
-        "tokens.token_reward|tokens.advantage",
+        "tokens.token_reward|rows.advantage",
         "tokens.token_reward|rows.reward",
         "tokens.token_reward|rows.group",
         "tokens.logprob",
@@ -67,7 +67,7 @@ def rewards_whitened(data: "RunData") -> Found:
     how="token rewards or advantages beside log-ratios; its size, not its sign",
 )
 def kl_penalty(data: "RunData") -> Found:
-    fits = _of_token_rewards(data.sample) if data.has("tokens.token_reward") else _of_advantages(data.sample)
+    fits = _of_token_rewards(data.sample) if data.has("tokens.token_reward") else of_advantages(data.sample)
     name = clear(fits)
     if name is None or data.setting("config.ppo.whiten_rewards"):
         return None
@@ -77,6 +77,18 @@ def kl_penalty(data: "RunData") -> Found:
         return np.interp(rows.step, steps, beta)
 
     return {"rows.kl_coef": coefficient, "info.kl.estimator": name, "info.kl.place": "reward"}
+
+
+@derivation(
+    gives=["rows.penalised_advantage"],
+    needs=["info.kl.place", "info.kl.estimator", "rows.advantage", "rows.reward", "rows.group"],
+    how="the penalty is part of the reward, and a response has one advantage",
+)
+def penalised_advantages(data: "RunData") -> Found:
+    def column(rows: Rows) -> Array:
+        return rows["advantage"]
+
+    return {"rows.penalised_advantage": column} if data.setting("kl.place") == "reward" else None
 
 
 def clear(fits: Mapping[str, Fit]) -> str | None:
@@ -92,15 +104,14 @@ def _of_token_rewards(sample: Sample) -> dict[str, Fit]:
     return {name: _fit(step, values, reward) for name, values in estimates(sample["kl_k1"][inner]).items()}
 
 
-def _of_advantages(sample: Sample) -> dict[str, Fit]:
+def of_advantages(sample: Sample) -> dict[str, Fit]:
     """Fit advantage = a·(reward − β·ΣKL − mean of the others of the group) in each step, as RLOO has it.
 
     Source: 2402.14740, section 2.
     """
     rows, group = sample.rows, sample.rows.group
-    advantage = sample.total(sample["advantage"]) / np.maximum(sample.length, 1)
     reward = rows["reward"] - mean_of(group, rows["reward"])
-    advantage = advantage - mean_of(group, advantage)  # only a wrong baseline leaves more than 0
+    advantage = rows["advantage"] - mean_of(group, rows["advantage"])  # only a wrong baseline leaves more than 0
     found = {}
     for name, values in estimates(sample["kl_k1"]).items():
         spent = sample.total(values)

@@ -26,6 +26,8 @@ RECUR = 4
 """Responses to a prompt from which their mean is known."""
 SEVERAL = 3
 """Other frequent words that are worth as much as a pattern, so that it is one of many that the reward asks for."""
+EIGHTHS = np.arange(1, 8) / 8
+"""Quantiles of the length between which responses are alike in length."""
 LATER = 3.0
 """Standard errors by which a pattern must be worth more late than before."""
 DISCARDS = {"#": "stray_hash", ":)": "stray_smiley", ";)": "stray_smiley"}
@@ -48,8 +50,12 @@ class Pattern(NamedTuple):
 
 def pieces(text: str | None) -> set[str]:
     """Return the words, the signs and the pairs of adjacent ones in a text, in lower case."""
-    words = [word if word[0].isalnum() or word[0] == "_" else word[:3] for word in PIECES.findall((text or "").lower())]
+    words = _words(text)
     return {*words, *(f"{one} {two}" for one, two in pairwise(words))}
+
+
+def _words(text: str | None) -> list[str]:
+    return [word if word[0].isalnum() or word[0] == "_" else word[:3] for word in PIECES.findall((text or "").lower())]
 
 
 def spreading(rows: Rows, late: Array, chance: float = CHANCE) -> list[Pattern]:
@@ -75,7 +81,9 @@ def spreading(rows: Rows, late: Array, chance: float = CHANCE) -> list[Pattern]:
         worth = texts.worth(text, _clear(chance, len(grown)))
         equal = [name for name, other in others.items() if name not in text.split() and other.is_worth(worth.total)]
         if len(equal) < SEVERAL:  # otherwise the reward favours many words, which is what it asks for
-            explains = worth.explained(late)
+            # Its own words make a response longer, which a reward may like as well, or a wish for fewer words hide.
+            among_others = texts.worth(text, _clear(chance, len(grown)), other=True)
+            explains = min(worth.explained(late), among_others.explained(late))
             patterns.append(Pattern(text, old[text] / n, new[text] / m, texts.lift(text), explains))
     return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
 
@@ -84,8 +92,10 @@ class _Texts:
     """The responses of rollouts and their rewards."""
 
     def __init__(self, rows: Rows) -> None:
-        self._rows, self._found, self._prompt = rows, [pieces(text) for text in rows.texts("response")], _prompts(rows)
+        texts = rows.texts("response")
+        self._rows, self._found, self._prompt = rows, [pieces(text) for text in texts], _prompts(rows)
         self._reward = _compared(rows, rows["reward"], self._prompt)
+        self._length = np.array([len(_words(text)) for text in texts])
 
     def counts(self, part: Array) -> Counter[str]:
         """Return the number of responses with each pattern among those for which ``part`` [n] is true."""
@@ -97,10 +107,11 @@ class _Texts:
         now, before = (share_of(has[part], self._prompt[part]) for part in (late, early))
         return bool(now.value - before.value > clear * np.hypot(now.error, before.error))
 
-    def worth(self, text: str, clear: float) -> "_Worth":
-        """Return what a pattern is worth."""
-        has = _compared(self._rows, self._has(text).astype(float), self._prompt)
-        return _Worth(has, self._reward, self._prompt, clear)
+    def worth(self, text: str, clear: float, other: bool = False) -> "_Worth":
+        """Return what a pattern is worth among responses of similar length, or with a similar number of other words."""
+        has = self._has(text)
+        length = self._length - has * len(text.split()) if other else self._length
+        return _Worth(_compared(self._rows, has.astype(float), self._prompt), self._reward, length, self._prompt, clear)
 
     def lift(self, text: str) -> float:
         """Return the mean reward with a pattern − without it, in standard deviations of the reward."""
@@ -152,25 +163,35 @@ def _compared(rows: Rows, values: Array, prompt: Array) -> Array:
 
 
 class _Worth:
-    """What a pattern is worth, from whether responses have it and their rewards, [n] each, without their means."""
+    """What a pattern is worth, beyond what the length of a response is worth.
 
-    def __init__(self, has: Array, reward: Array, prompt: Array, clear: float) -> None:
-        known = np.isfinite(reward)
-        self._known, self._has, self._reward = known, np.where(known, has, 0.0), np.where(known, reward, 0.0)
-        self._prompt, self._clear = prompt, clear
-        self.total = self._slope(np.ones(len(has), bool))
+    A longer response has more of everything: of `. the`, and of what the reward asks for.
+
+    Args:
+        has: [n] whether responses have the pattern, minus their means.
+        reward: [n] minus its means, NaN where it is not known.
+        length: [n] in words.
+        prompt: [n] the number of each response's prompt.
+        clear: Standard errors that a worth must exceed.
+    """
+
+    def __init__(self, has: Array, reward: Array, length: Array, prompt: Array, clear: float) -> None:
+        self._known = np.isfinite(reward)
+        self._has, self._reward, self._length, self._prompt, self._clear = has, reward, length, prompt, clear
+        self._everywhere = np.ones(len(has), bool)
+        self.total = self._slope(self._everywhere)
         """Of a response, over the run."""
 
     def is_worth(self, other: Estimate) -> bool:
         """Return whether the pattern is worth at least as much as another one, and not by chance."""
-        return self.total.value >= other.value and self._is_clear(self.total, np.ones(len(self._has), bool))
+        return self.total.value >= other.value and self._is_clear(self.total, self._everywhere)
 
     def explained(self, late: Array) -> float:
         """Return the share of the reward's variance that the pattern explains: over the run or late, if more."""
-        everywhere, late_worth = np.ones(len(late), bool), self._slope(late)
+        late_worth = self._slope(late)
         shares = [0.0]
-        if self._is_clear(self.total, everywhere):
-            shares.append(self._share(self.total.value, everywhere))
+        if self._is_clear(self.total, self._everywhere):
+            shares.append(self._share(self.total.value, self._everywhere))
         if self._is_clear(late_worth, late):
             shares.append(self._share(self._lasting(late_worth, self._slope(~late)), late))
         return min(1.0, max(shares))
@@ -186,12 +207,12 @@ class _Worth:
 
     def _share(self, worth: float, part: Array) -> float:
         """Return how much variance a worth makes in a part, as a share of the reward's variance over the run."""
-        variance = float(np.var(self._reward[self._known]))
-        return worth**2 * float(np.var(self._has[part & self._known])) / max(variance, 1e-9)
+        has, _, _ = self._beyond_length(part)
+        return worth**2 * float(np.var(has)) / max(float(np.var(self._reward[self._known])), 1e-9)
 
     def _slope(self, part: Array) -> Estimate:
         """Return the slope of the reward on the pattern; responses to the same prompt are one observation."""
-        has, reward, prompt = self._has[part], self._reward[part], self._prompt[part]
+        has, reward, prompt = self._beyond_length(part)
         size = max(float(has @ has), 1e-9)
         slope = float(has @ reward) / size
         of_prompts = np.bincount(prompt, has * (reward - slope * has))
@@ -202,11 +223,20 @@ class _Worth:
 
         Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.8.
         """
-        of_prompts = np.bincount(self._prompt[part], self._has[part] ** 2)
+        has, _, prompt = self._beyond_length(part)
+        of_prompts = np.bincount(prompt, has**2)
         # Prompts count by what they contribute: if a single one lacks the pattern, they say no more than one would.
         free = max(float(of_prompts.sum() ** 2 / max(np.sum(of_prompts**2), 1e-12)) - 1, 1e-9)
         t = worth.value / max(worth.error, 1e-12)
         return bool(t * (1 - 1 / (4 * free)) / np.sqrt(1 + t**2 / (2 * free)) > self._clear)
+
+    def _beyond_length(self, part: Array) -> tuple[Array, Array, Array]:
+        """Return pattern and reward in a part, minus their means among responses of similar length, and the prompts."""
+        inside = part & self._known
+        length = self._length[inside]
+        alike = np.unique(np.searchsorted(np.quantile(length, EIGHTHS), length), return_inverse=True)[1]
+        has, reward = (values[inside] - mean_of(alike, values[inside]) for values in (self._has, self._reward))
+        return has, reward, self._prompt[inside]
 
 
 def _late(rows: Rows) -> list[Array]:

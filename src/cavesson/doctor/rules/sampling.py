@@ -196,7 +196,7 @@ def _begin_to_end(data: RunData, counts: Array, least: int) -> float:
     settings={"sampling.min_new_tokens": 0},
     source="TRL's How-to-train FAQ (min_length = -1); StackLLaMA",
     explains=["negative-kl", "kl-explosion", "filtered-sampling", "kl-in-few-tokens", "likelihood-displacement",
-              *MISMATCH],
+              "kl-at-start", "ratio-not-one", "update-kl-large", *MISMATCH],  # where scores leave out the end as well
 )  # fmt: skip
 def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     sample = data.sample

@@ -1,14 +1,18 @@
-"""Rules on identities of token rewards: the penalty, the score, and their positions."""
+"""Rules on identities of rewards: the penalty, the score, and their positions."""
+
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.derive.penalty import FEWEST_STEPS, MATCHED, of_advantages
+from cavesson.doctor.finding import Curve, Evidence, Phrase, Reading, Share, Words
 from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
 from cavesson.doctor.rules.returns import may_follow, penalty, without_penalty
-from cavesson.doctor.series import Array, earliest, slope_by_step, standard_error
+from cavesson.doctor.series import Array, Series, earliest, slope_by_step, standard_error, together
 
 PENALTY = ("tokens.token_reward", "tokens.logprob", "tokens.ref_logprob", "rows.kl_coef")
 """What shows the penalty of each token."""
@@ -18,40 +22,80 @@ CLEAR = 3.0
 
 @rule(
     number=5,
-    needs=PENALTY,
+    needs=["tokens.token_reward|rows.penalised_advantage", *PENALTY[1:]],
     severity="error",
     title="The KL penalty has the wrong sign or size",
-    cause="Except on its last token, a response's token reward is −β·KL. Regressed on the recorded log-ratios, it "
-    "gives β = {found}, while the run's β is {beta}{flipped}.",
-    healthy="β from the token rewards divided by the β of the run: {low} to {high}",
+    cause="The penalty is −β·KL. Regressed on the recorded log-ratios, {what} give β = {found}, while the run's β is "
+    "{beta}{flipped}.",
+    healthy="β from the token rewards, or from the advantages of groups, divided by the β of the run: {low} to {high}",
     fix="compute the penalty as −β·(log π − log π_ref) on the response's own tokens; test it on two tokens by hand",
-    source="OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences); Schulman, Approximating KL divergence",
-    explains=["kl-explosion", "reward-accounting", "negative-kl", "kl-flat", *RUNAWAY],
+    source="OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences); Schulman, Approximating KL divergence; "
+    "RLOO 2402.14740, section 2",
+    explains=["kl-explosion", "reward-accounting", "negative-kl", "kl-flat", "group-advantages", *RUNAWAY],
     windows=True,
 )
 def penalty_wrong(data: RunData, *, low: float = 0.95, high: float = 1.05) -> Reading | None:
-    sample = data.sample
     if data.setting("config.ppo.whiten_rewards"):
         return None  # whitening divides the penalty by a number that differs from step to step
-    spent = penalty(data, sample)
-    coef = sample.rows["kl_coef"][sample.line]
-    inner = sample.trained & ~sample.last & np.isfinite(spent) & np.isfinite(sample["token_reward"]) & (coef > 0)
-    if inner.sum() < 50 or np.std((coef * spent)[inner]) < 1e-6:
+    seen = _in_token_rewards(data) if data.has("tokens.token_reward") else _in_advantages(data)
+    if seen is None:
         return None
-    expected, seen = (coef * spent)[inner], sample["token_reward"][inner]
-    slopes = -_slopes(expected, seen)
-    found = float(np.median(slopes))
-    # Other rewards on these tokens, such as those of single steps of a solution, make the slope uncertain.
-    error = CLEAR * standard_error(slopes) if len(slopes) > 1 else 0.0
-    beta = float(np.median(coef[inner]))
+    what, shares, curve, evidence = seen
+    found = float(np.median(shares))
+    # Other rewards on these tokens, such as those of single steps of a solution, make the share uncertain.
+    error = CLEAR * standard_error(shares) if len(shares) > 1 else 0.0
+    coef = data.sample.rows["kl_coef"]
+    beta = float(np.median(coef[coef > 0]))
     flipped = Phrase(
         ": the sign is flipped, so the policy is rewarded for moving away from the reference" if found < 0 else ""
     )
-    worst = sample.worst(np.where(inner, np.abs(sample["token_reward"] + coef * spent), np.nan))
-    words: Words = {"found": found * beta, "beta": beta, "flipped": flipped}
-    curve = Curve(slope_by_step(sample.step[inner], expected, -seen), low, high)
+    words: Words = {"what": what, "found": found * beta, "beta": beta, "flipped": flipped}
     sick = found + error < low or found - error > high
-    return Reading(found, sick, int(sample.rows.steps[0]), worst, words, curve)
+    first = int(data.sample.rows.steps[0])
+    return Reading(found, sick, first, evidence, words, replace(curve, low=low, high=high))
+
+
+class _Seen(NamedTuple):
+    """What the record shows of the coefficient of the penalty."""
+
+    what: Phrase
+    """Where it was read."""
+    shares: Array
+    """[P] the coefficient divided by the run's β, in several parts of the run."""
+    curve: Curve
+    evidence: tuple[Evidence, ...]
+
+
+def _in_token_rewards(data: RunData) -> _Seen | None:
+    sample, reward = data.sample, data.sample["token_reward"]
+    expected = sample.rows["kl_coef"][sample.line] * penalty(data, sample)
+    inner = sample.trained & ~sample.last & np.isfinite(expected + reward) & (sample.rows["kl_coef"][sample.line] > 0)
+    if inner.sum() < 50 or np.std(expected[inner]) < 1e-6:
+        return None
+    shares = -_slopes(expected[inner], reward[inner])
+    curve = Curve(slope_by_step(sample.step[inner], expected[inner], -reward[inner]))
+    return _Seen(
+        Phrase("the rewards of all tokens but the last"),
+        shares,
+        curve,
+        sample.worst(np.where(inner, np.abs(reward + expected), np.nan)),
+    )
+
+
+def _in_advantages(data: RunData) -> _Seen | None:
+    """Read the coefficient from the advantages of groups, where the penalty of a response is part of its reward."""
+    rows = data.sample.rows
+    fit = of_advantages(data.sample).get(str(data.setting("kl.estimator")))
+    if fit is None or fit.matched < MATCHED:
+        return None
+    beta = rows.by_step(rows["kl_coef"])
+    found, beta = together(Series(fit.steps, fit.beta), beta.where(beta.value > 0))
+    if len(found) < FEWEST_STEPS:
+        return None
+    shares = found.value / beta.value
+    worst = found.step[np.argsort(-np.abs(shares - 1))]
+    what = Phrase("the advantages of the responses to a prompt")
+    return _Seen(what, shares, Curve(Series(found.step, shares)), data.step_evidence(worst))
 
 
 def _slopes(x: Array, y: Array, parts: int = 20) -> Array:

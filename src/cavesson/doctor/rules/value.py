@@ -13,7 +13,7 @@ from cavesson.doctor.series import Series, since, smoothed, standard_error, toge
 WARM_UP = 0.3
 """Share of the run, at most 20 steps, in which a critic may still be learning."""
 CLEAR = 3.0
-"""Standard errors by which the explained variance of the steps since the beginning must be below 0."""
+"""Standard errors by which the share that the critic explains, over the steps since the beginning, must be below 0."""
 
 
 def _warm(points: Series) -> Series:
@@ -22,10 +22,14 @@ def _warm(points: Series) -> Series:
 
 
 def explained(data: RunData) -> Series:
-    """Return by step 1 − Var(G − V)/Var(G) over the trained tokens, for steps in which the returns G vary."""
+    """Return by step 1 − mean((G − V)²)/Var(G) over the trained tokens, for steps in which the returns G vary.
+
+    Unlike 1 − Var(G − V)/Var(G), this counts what the critic is off by on average. A critic that gives every token the
+    same wrong value explains nothing, and says so with a negative number.
+    """
     sample = data.sample
     goal, value = returns(data, sample), np.where(sample.trained, sample["value"], np.nan)
-    all_of, left = sample.variance_by_step(goal), sample.variance_by_step(goal - value)
+    all_of, left = together(sample.variance_by_step(goal), sample.mean_by_step((goal - value) ** 2))
     known = all_of.value > 1e-8
     return Series(all_of.step[known], 1 - left.value[known] / all_of.value[known])
 
@@ -41,9 +45,9 @@ def _learning(value: float, data: RunData, reading: Reading) -> float:
     min_steps=12,
     algorithms=["ppo"],
     title="The critic does not fit the returns",
-    cause="After its warm-up, the critic's explained variance of the returns is {seen}; below 0 the critic is worse "
-    "than their mean, and the advantages are noise.",
-    healthy="explained variance after the first steps: above 0, rising towards 1",
+    cause="After its warm-up, the critic explains {seen} of the variance of the returns, its mean error counted; below "
+    "0 it is worse than their mean, and the advantages are noise.",
+    healthy="1 − mean((G − V)²)/Var(G) after the first steps: above 0, rising towards 1",
     fix="a separate learning rate and some steps of warm-up for the critic; a wider ppo.value_clip; check the returns",
     settings={"ppo.value_coef": _learning},
     source="Deep RL hacks (Schulman's talk); verl; Andy Jones, Debugging RL",
