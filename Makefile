@@ -21,10 +21,10 @@ test-all: $(INSTALLED)
 
 # vLLM pins its own PyTorch, so it gets an environment of its own: 3.4 GB, without a GPU. Ray (0.3 GB) needs none.
 test-engines: $(INSTALLED) .venv/.ray-installed .venv-vllm/.installed
-	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engines
+	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/engines
 
 test-engines-quick: $(INSTALLED) .venv/.ray-installed .venv-vllm/.installed
-	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest tests/engines -m "not slow"
+	CAVESSON_TEST_VLLM=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/engines -m "not slow"
 
 # On a machine with a GPU; see docs/gpu.md.
 gpu: $(INSTALLED)

@@ -156,17 +156,16 @@ def test_a_mistake_of_another_process_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "endings",
-    [
-        [(killed, 0), (interrupted, signal.SIGINT), (killed, 1), (interrupted, signal.SIGTERM)],
-        [(hung, ("sleep", 1)), (hung, ("stop", 0))],
-    ],
-    ids=["kills and signals", "hangs"],
-)
-def test_what_ends_the_processes_is_told_and_the_run_continues(tmp_path: Path, endings: list[tuple[Any, Any]]) -> None:
+def test_what_ends_the_processes_is_told_and_the_run_continues(tmp_path: Path) -> None:
     """One run, ended and continued again and again: starting it takes longer than anything it does."""
     words, reached = ["--parallel.timeout", str(TIMEOUT)], [0]
+    endings: list[tuple[Any, Any]] = [
+        (killed, 0),
+        (interrupted, signal.SIGINT),
+        (interrupted, signal.SIGTERM),
+        (hung, ("sleep", 1)),
+        (hung, ("stop", 0)),
+    ]
     for ending, argument in endings:
         line = ending(begun(tmp_path, *words), argument)
         words = shlex.split(line.split("; continue with: ")[1])

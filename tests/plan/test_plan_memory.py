@@ -227,7 +227,7 @@ def test_the_benchmark_has_no_prompt_twice(case: str, tmp_path: Path, tokenizer:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_glibc(), reason="needs /proc and glibc")
-@pytest.mark.parametrize("case", ["sft lora 256", "ppo full 128"])
+@pytest.mark.parametrize("case", ["ppo full 128"])
 def test_prediction_and_measurement(case: str, model: Path) -> None:
     """Within 15 %. What the libraries hold differs by this much between two runs of the same."""
     noise = 32 * 2**20

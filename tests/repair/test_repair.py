@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,22 +49,21 @@ keep = 9
 [doctor]
 on_finding = "ignore"
 """
-# The file `fate` says after how many calls which process gets which signal.
+# The file `fate` says after how many calls the process is killed.
 REWARDS = """
 import os
-import time
+import signal
 from pathlib import Path
 
 
 def uneven(prompts, responses, **columns):
     fate = Path("fate")
     if fate.exists():
-        calls, number, whom = map(int, fate.read_text().split())
-        fate.write_text(f"{calls - 1} {number} {whom}")
+        calls = int(fate.read_text())
+        fate.write_text(str(calls - 1))
         if calls == 0:
             fate.unlink()
-            os.kill(os.getppid() if whom else os.getpid(), number)
-            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
     return [sum(map(ord, response)) % 7 / 3 - 1 for response in responses]
 """
 PROMPTS = ("On the table", "My", "The morning train was", "A dog and", "Yesterday we", "It")
@@ -222,14 +220,10 @@ def test_the_command_is_proposed_and_repeated_at_once(fixed: tuple[Path, Done]) 
     assert "steps 0–7" in again.out and "no checkpoint is older than the problem" in again.out
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("number", "whom", "code"), [(signal.SIGTERM, 1, 143), (signal.SIGKILL, 0, 137)])
-def test_a_repair_that_was_interrupted_goes_on(
-    number: int, whom: int, code: int, place: Path, fixed: tuple[Path, Done]
-) -> None:
-    (place / "fate").write_text(f"6 {number:d} {whom}")
+def test_a_repair_that_was_killed_goes_on(place: Path, fixed: tuple[Path, Done]) -> None:
+    (place / "fate").write_text("6")
     done = cavesson(place, "doctor", "run", "--fix", "--json")
-    assert (done.code, done.out) == (code, "")
+    assert (done.code, done.out) == (137, "")
     assert done.err.strip().splitlines()[-1] == (
         f"cavesson: the fork {FOLDER}/changed has not ended; repeat the command to resume it"
     )
