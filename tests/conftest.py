@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, and what is not there is not waited for
 os.environ["MKL_NUM_THREADS"] = "1"  # PyTorch's threads, here and in every process a test starts: tests share the cores
-# Tests, and every process that one starts, have a cache of their own; other workers get that of the first process.
-_OWN_CACHE = None if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="cavesson-tests-")
-if _OWN_CACHE is not None:
-    os.environ["XDG_CACHE_HOME"] = _OWN_CACHE
+# All tests, and every process that one starts, share a cache that is not the user's.
+os.environ["XDG_CACHE_HOME"] = (
+    os.environ["XDG_CACHE_HOME"] if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="cavesson-tests-")
+)
 
 import jaxtyping
 import numpy as np
@@ -44,8 +44,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:
-    if _OWN_CACHE is not None:
-        shutil.rmtree(_OWN_CACHE, ignore_errors=True)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)
