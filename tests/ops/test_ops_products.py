@@ -23,7 +23,7 @@ T = TypeVar("T")
 pytestmark = pytest.mark.skipif(not HAS_ONEDNN, reason="there is only one product")
 OTHER = {"onednn": "pytorch", "pytorch": "onednn"}
 # Both products take about as long for many of these, so that two timings would often decide differently.
-SHAPES = [(rows, 192, out) for rows in (4, 8, 16, 32, 64) for out in (192, 256, 320, 384, 448, 512)]
+SHAPES = [(rows, 192, out) for rows in (8, 16, 32, 64) for out in (192, 320, 448, 512)]
 
 
 @pytest.fixture(autouse=True)
@@ -122,11 +122,12 @@ def test_what_is_given_is_used_whatever_the_machine_has_chosen() -> None:
 
 
 def test_unknown_products_are_ignored() -> None:
-    (name,) = (first := Choices()).known or (choose(first, SHAPES[:1]) and first.known)
+    first = Choices()
+    choose(first, SHAPES[:1])
+    (name,) = first.known
     (machine_folder() / name).write_text("cutlass")
     given = Choices({name: "cutlass"})
-    assert choose(given, SHAPES[:1])[0] in PRODUCTS
-    assert given.known[name] in PRODUCTS
+    assert choose(given, SHAPES[:1])[0] in PRODUCTS and given.known[name] in PRODUCTS
 
 
 def _choose_together(start: Barrier) -> list[str]:
@@ -165,8 +166,8 @@ def test_fake_tensors_are_never_timed() -> None:
         result.sum().backward()
     assert result.shape == (64, 320) and weight.grad is not None and weight.grad.shape == (320, 256)
     assert not choices.known and not machine_folder().exists()
-    assert [x, weight] and choose(choices, [(64, 256, 320)])[0] in PRODUCTS  # real ones are timed afterwards
-    assert len(choices.known) == 1
+    choose(choices, [(64, 256, 320)])
+    assert len(choices.known) == 1  # real ones are timed afterwards
 
 
 def test_timing_is_not_counted_as_work() -> None:

@@ -41,9 +41,9 @@ the number of threads."""
 _TIMED_FROM = 2**17
 """Multiplications of the smallest product that is timed: PyTorch's takes a few microseconds for a smaller one, and
 calling oneDNN takes 15."""
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 10
-_SECONDS = 0.05
-"""Of timing a shape, unless the fewest rounds take longer."""
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 30
+_SECONDS = 0.1
+"""Of timing a shape, unless the fewest rounds take longer: the more rounds, the less do other programs disturb them."""
 
 
 def _onednn(x: Tensor, weight: Tensor) -> Tensor:
