@@ -85,10 +85,11 @@ class Choices:
         return self._products.get(key) or self._choose(key, x, weight)
 
     def keep(self, keep: Callable[[Mapping[str, str]], object]) -> None:
-        """Pass all choices to a function that keeps them, now and whenever there is a new one."""
+        """Pass all choices to a function that keeps them, now if there are any and whenever there is a new one."""
         with self._lock:
             self._keep = keep
-            keep(self.known)
+            if self.known:
+                keep(self.known)
 
     def _choose(self, key: Key, x: Tensor, weight: Tensor) -> Product:
         with self._lock:  # another thread would disturb the timing, and might decide otherwise
