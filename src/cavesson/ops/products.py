@@ -107,23 +107,14 @@ class Choices:
             if choice is None:
                 if not _can_be_timed(x, weight):
                     return None
-                choice = self._agreed(name, fastest(x, weight))
+                choice = fastest(x, weight)
+                try:
+                    choice = agree(name, choice)
+                except (OSError, RuntimeError) as error:
+                    self.unshared = str(error)
             self.known[name] = choice
             self._keep(self.known)
         return self.known[name]
-
-    def _agreed(self, name: str, choice: str) -> str:
-        """Return what all processes on this machine use: the choice of the first one that writes its own."""
-        try:
-            folder = machine_folder()
-            folder.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile("w", dir=folder) as file, suppress(FileExistsError):
-                file.write(choice)
-                file.flush()
-                os.link(file.name, folder / name)
-        except (OSError, RuntimeError) as error:
-            self.unshared = str(error)
-        return _read(name) or choice
 
 
 _current = Choices()
@@ -163,6 +154,22 @@ def fastest(x: Tensor, weight: Tensor) -> str:
     """Return the name of the product that takes the least time."""
     measured = times(x, weight)
     return min(measured, key=measured.__getitem__)
+
+
+def agree(name: str, choice: str) -> str:
+    """Return what all processes on this machine use for a shape: the choice of the first one that writes its own.
+
+    Raises:
+        OSError: the folder cannot be written.
+        RuntimeError: the user has no home folder.
+    """
+    folder = machine_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile("w", dir=folder) as file, suppress(FileExistsError):
+        file.write(choice)
+        file.flush()
+        os.link(file.name, folder / name)
+    return _read(name) or choice
 
 
 def machine_folder() -> Path:
