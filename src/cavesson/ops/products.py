@@ -8,7 +8,7 @@ comes up. The choice is then kept, because another one would change the last bit
   give equal runs, also if these start at the same moment;
 - by whoever uses `Choices.keep`, as a run does, which resumes with the same products wherever it resumes.
 
-If the folder cannot be written, choices hold for the process.
+If the folder cannot be written, choices hold for the run, or for the process outside of one.
 """
 
 import math
@@ -102,19 +102,21 @@ class Choices:
 
     def _choice(self, name: str, x: Tensor, weight: Tensor) -> str | None:
         """Return the product for a shape, or None if it is not known and these factors cannot be used for timing."""
-        if name not in self.known:
-            choice = _read(name)
-            if choice is None:
-                if not _can_be_timed(x, weight):
-                    return None
-                choice = fastest(x, weight)
-                try:
-                    choice = agree(name, choice)
-                except (OSError, RuntimeError) as error:
-                    self.unshared = str(error)
+        if name in self.known:
+            return self.known[name]
+        choice = _read(name) or (self._timed(name, x, weight) if _can_be_timed(x, weight) else None)
+        if choice is not None:
             self.known[name] = choice
             self._keep(self.known)
-        return self.known[name]
+        return choice
+
+    def _timed(self, name: str, x: Tensor, weight: Tensor) -> str:
+        choice = fastest(x, weight)
+        try:
+            return agree(name, choice)
+        except (OSError, RuntimeError) as error:
+            self.unshared = str(error)
+            return choice
 
 
 _current = Choices()
@@ -194,7 +196,7 @@ def _can_be_timed(x: Tensor, weight: Tensor) -> bool:
 @cache
 def _machine() -> str:
     """Return a name for the processor and the libraries with which products were timed."""
-    processor = platform.processor() or platform.machine()
+    processor = platform.machine()
     with suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         processor = found[1] if found else processor
