@@ -107,11 +107,12 @@ def test_what_the_machine_has_chosen_is_not_timed_again() -> None:
     first = Choices()
     before = choose(first)
     assert len(list(machine_folder().iterdir())) == len(SHAPES)
-    for name, choice in first.known.items():
-        (machine_folder() / name).write_text(OTHER[choice])
+    now = [(*PRODUCTS,)[number % 2] for number in range(len(SHAPES))]
+    for name, choice in zip(first.known, now, strict=True):
+        (machine_folder() / name).write_text(choice)
     assert choose(first) == before
     with FakeTensorMode():  # without numbers, nothing can be timed
-        assert choose(Choices()) == [OTHER[choice] for choice in before]
+        assert choose(Choices()) == now
 
 
 def test_what_is_given_is_used_whatever_the_machine_has_chosen() -> None:
