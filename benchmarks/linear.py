@@ -1,67 +1,56 @@
-"""Matrix products of `cavesson.ops.linear` against PyTorch's, in float32 at the shapes of SmolLM2-135M.
+"""The two float32 matrix products of `cavesson.ops.products` at the shapes of SmolLM2-135M, and which one is chosen.
 
-Times are of all products of one pass: forward, gradient of the input, gradient of the weight.
+The last line is JSON: how many times as long as oneDNN's PyTorch's product takes, by shape.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from statistics import median
-from time import perf_counter
+from timeit import timeit
 
 import torch
 import work
 from torch import Tensor
-from torch.nn import functional
 
-from cavesson.ops.linear import linear
+from cavesson.ops.products import PRODUCTS, Layout, current, times
 
 ROUNDS = 5
-LAYER = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))
-TRUNK = LAYER * 30
-HEAD = ((49152, 576),)
-# A step on 16 responses: 17 + 32 tokens through the layers, 32 through the head; one token each when sampling.
-PASSES = {
-    "layers": (TRUNK, 16 * 48),
-    "head": (HEAD, 16 * 32),
-    "layers, sampling": (TRUNK, 16),
-    "head, sampling": (HEAD, 16),
-}
-
-Product = Callable[[Tensor, Tensor], Tensor]
+LOOKUPS = 10_000
+LAYER = ((576, 576), (192, 576), (1536, 576), (576, 1536))
+HEAD = (49152, 576)
+# Of a step on 16 responses: one token each when sampling, then 17 + 32 through the layers, and 256 rows at a time
+# through the head.
+ROWS = {**dict.fromkeys(LAYER, (16, 16 * 48)), HEAD: (16, 256)}
+SAMPLED = 16
+"""Rows without gradients."""
 
 
-def passes(product: Product, weights: list[Tensor], rows: int) -> Iterator[float]:
-    """Seconds of the forward pass and of each gradient."""
-    inputs = {width: torch.randn(rows, width) for width in {weight.shape[1] for weight in weights}}
-    start = perf_counter()
-    with torch.no_grad():
-        for weight in weights:
-            product(inputs[weight.shape[1]], weight)
-    yield perf_counter() - start
-    for wanted in ("input", "weight"):
-        spent = 0.0
-        for weight in weights:
-            x = inputs[weight.shape[1]].detach().requires_grad_(wanted == "input")
-            result = product(x, weight.detach().requires_grad_(wanted == "weight"))
-            gradient = torch.ones_like(result)
-            start = perf_counter()
-            result.backward(gradient)
-            spent += perf_counter() - start
-        yield spent
+def factors(rows: int, weight: Tensor) -> Iterator[tuple[Layout, Tensor, Tensor]]:
+    """Yield the factors of the product forward and of each gradient."""
+    out, width = weight.shape
+    x, gradient = torch.randn(rows, width), torch.randn(rows, out)
+    yield "forward", x, weight
+    if rows > SAMPLED:
+        yield "input", gradient, weight.t()
+        yield "weight", gradient.t(), x.t()
 
 
 def main() -> None:
-    """Print, for each pass, how many times as long PyTorch's own product takes."""
+    """Print the milliseconds of both products and the choice for each shape, and what looking it up takes."""
     ratios: dict[str, float] = {}
-    for name, (shapes, rows) in PASSES.items():
-        weights = [torch.randn(shape) for shape in shapes]
-        seen: dict[Product, list[list[float]]] = {linear: [], functional.linear: []}
-        for _ in range(ROUNDS):
-            for product, times in seen.items():
-                times.append(list(passes(product, weights, rows)))
-        ours, theirs = ([median(column) for column in zip(*times, strict=True)] for times in seen.values())
-        kinds = ("forward", "gradient of input", "gradient of weight")
-        count = 1 if "sampling" in name else 3
-        ratios |= {f"{name}: {kind}": b / a for kind, a, b in list(zip(kinds, ours, theirs, strict=True))[:count]}
+    for (out, width), sizes in ROWS.items():
+        weight = torch.randn(out, width)
+        for rows in sizes:
+            for layout, x, y in factors(rows, weight):
+                rounds = [times(x, y) for _ in range(ROUNDS)]
+                seconds = {name: median(one[name] for one in rounds) for name in PRODUCTS}
+                product = current().product(layout, x, y)
+                chosen = next(name for name in PRODUCTS if PRODUCTS[name] is product)
+                shape = f"{layout} {rows} × {width} → {out}"
+                taken = ", ".join(f"{name} {1000 * spent:.3f} ms" for name, spent in seconds.items())
+                print(f"{shape}: {taken}, chosen: {chosen}", flush=True)
+                ratios[shape] = seconds["pytorch"] / seconds.get("onednn", seconds["pytorch"])
+    spent = timeit(lambda: current().product(layout, x, y), number=LOOKUPS) / LOOKUPS
+    print(f"looking up a choice: {1e6 * spent:.2f} µs")
     work.print_json(ratios)
 
 

@@ -1,5 +1,6 @@
 """Set up before anything of ours is imported: every call into `ops` is checked against the shapes it declares."""
 
+import ctypes
 import os
 import random
 import re
@@ -7,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,6 +17,10 @@ from typing import TYPE_CHECKING
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded, and what is not there is not waited for
 os.environ["MKL_NUM_THREADS"] = "1"  # PyTorch's threads, here and in every process a test starts: tests share the cores
+# All tests, and every process that one starts, share a cache that is not the user's.
+os.environ["XDG_CACHE_HOME"] = (
+    os.environ["XDG_CACHE_HOME"] if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="cavesson-tests-")
+)
 
 import jaxtyping
 import numpy as np
@@ -35,6 +41,11 @@ settings.load_profile("busy")
 
 # Where tests are started in the background Ctrl-C is ignored, and would be by every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,6 +81,17 @@ def tokenizer() -> PreTrainedTokenizerBase:
     from cavesson.models.tiny import tiny_tokenizer
 
     return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def read_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system that is mounted read-only, which root cannot write either."""
+    place = tmp_path_factory.mktemp("read-only")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"none", str(place).encode(), b"tmpfs", 1, None):  # 1 = MS_RDONLY
+        pytest.skip("this process may not mount file systems")
+    yield place
+    libc.umount2(str(place).encode(), 2)  # 2 = MNT_DETACH: also while another process is in it
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
 """Paths that cannot be written or read, and files that must not grow: one plain line, and nothing left behind."""
 
-import ctypes
 import json
 import resource
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,17 +10,6 @@ from cli_helpers import Done, cavesson, fresh
 
 import cavesson as package
 from cavesson.record import Recorder, lock, write_run
-
-
-@pytest.fixture(scope="module")
-def read_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file system that is mounted read-only, which root cannot write either."""
-    place = tmp_path_factory.mktemp("read-only")
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"none", str(place).encode(), b"tmpfs", 1, None):  # 1 = MS_RDONLY
-        pytest.skip("this process may not mount file systems")
-    yield place
-    libc.umount2(str(place).encode(), 2)  # 2 = MNT_DETACH: also while another process is in it
 
 
 @pytest.fixture

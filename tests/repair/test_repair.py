@@ -162,6 +162,7 @@ def test_a_fork_is_the_run_that_is_resumed_from_the_checkpoint_with_the_settings
     run = place / "run"
     other = from_step(run, place / "other", 4, settings)
     fork(run, place / "fork", planned(settings, 4), settings)
+    assert (place / "fork" / "products.json").read_bytes() == (run / "products.json").read_bytes()
     done = cavesson(place, "ppo", "--resume", "fork")
     assert done.code == 0, done.err
     assert recorded(place / "fork") == recorded(other)

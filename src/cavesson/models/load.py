@@ -301,7 +301,7 @@ def explain(path: str, error: Exception) -> str:
 
 
 class FastLinear(nn.Linear):
-    """An `nn.Linear` whose float32 product on CPU uses oneDNN; the weights and their names stay the same."""
+    """An `nn.Linear` whose float32 product on CPU is the faster one; the weights and their names stay the same."""
 
     def forward(self, input: Tensor) -> Tensor:
         product = linear(input, self.weight)

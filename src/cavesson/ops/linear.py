@@ -1,9 +1,6 @@
-"""Float32 matrix products on CPU, computed by oneDNN.
+"""Float32 matrix products on CPU, by oneDNN or by PyTorch's own operator, whichever is faster: see `products`.
 
-PyTorch uses MKL for float32 products on CPU, and MKL leaves the wide vector units of non-Intel processors unused: on a
-2-core AMD EPYC, the same product takes 2.1 times as long as with oneDNN (`benchmarks/linear.py` prints the ratio). The
-operator is the one that `torch.compile` emits. If it is missing, or the data is not float32 on CPU, PyTorch's standard
-operator is used.
+If oneDNN is missing, or the data is not float32 on CPU, PyTorch's operator is used.
 """
 
 from collections.abc import Iterator
@@ -16,17 +13,27 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
-_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+from cavesson.ops.products import HAS_ONEDNN, Layout, current
+
 _precision = RLock()
 """Held while products depend on the precision of float32 products on GPUs, which PyTorch has once for all threads."""
 
 
 def linear(x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"]) -> Float[Tensor, "*n o"]:
     """Return X·Wᵀ, differentiable with respect to both."""
-    is_float32_on_cpu = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    if not _HAS_ONEDNN or not is_float32_on_cpu or not x.numel():
+    if not _is_chosen(x, weight):
         return functional.linear(x, weight)
     return _Linear.apply(x, weight)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def input_gradient(gradient: Float[Tensor, "*n o"], weight: Float[Tensor, "o i"]) -> Float[Tensor, "*n i"]:
+    """Return G·W, the gradient of `linear` with respect to X, without a graph."""
+    return _product("input", gradient, weight.t())
+
+
+def weight_gradient(gradient: Float[Tensor, "n o"], x: Float[Tensor, "n i"]) -> Float[Tensor, "o i"]:
+    """Return Gᵀ·X, the gradient of `linear` with respect to W, without a graph."""
+    return _product("weight", gradient.t(), x.t())
 
 
 @contextmanager
@@ -59,16 +66,25 @@ def without_tf32() -> Iterator[None]:
         yield
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return result
+def _is_chosen(x: Tensor, weight: Tensor) -> bool:
+    """Return whether there are two products of these factors to choose from."""
+    is_float32_on_cpu = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    return HAS_ONEDNN and is_float32_on_cpu and bool(x.numel()) and bool(weight.numel())
+
+
+def _product(layout: Layout, x: Tensor, weight: Tensor) -> Tensor:
+    return _chosen(layout, x, weight) if _is_chosen(x, weight) else functional.linear(x, weight)
+
+
+def _chosen(layout: Layout, x: Tensor, weight: Tensor) -> Tensor:
+    return current().product(layout, x, weight)(x, weight)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight)
+        return _chosen("forward", x, weight)
 
     @staticmethod
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -76,6 +92,6 @@ class _Linear(torch.autograd.Function):
         needs_x, needs_weight = ctx.needs_input_grad  # type: ignore[attr-defined]
         rows, columns = gradient.reshape(-1, len(weight)), x.reshape(-1, weight.shape[1])
         return (
-            _product(gradient, weight.t()) if needs_x else None,
-            _product(rows.t(), columns.t()) if needs_weight else None,
+            _chosen("input", gradient, weight.t()) if needs_x else None,
+            _chosen("weight", rows.t(), columns.t()) if needs_weight else None,
         )

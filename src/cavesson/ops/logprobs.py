@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cavesson.ops.head import Head, cap_slope, head_logits
-from cavesson.ops.linear import linear, tf32
+from cavesson.ops.linear import input_gradient, tf32, weight_gradient
 
 # 256 rows of a vocabulary of 150,000 tokens take about 150 MB in float32.
 CHUNK = 256
@@ -89,9 +89,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 gradient *= cap_slope(log_p.add_(normaliser[rows, None]), head.softcap, ctx.temperature)
             with tf32(head.was_rounded):
                 if d_hidden is not None:
-                    d_hidden[rows] = linear(gradient, weight.t())
+                    d_hidden[rows] = input_gradient(gradient, weight)
                 if d_weight is not None:
-                    d_weight += linear(gradient.t(), hidden[rows].t())
+                    d_weight += weight_gradient(gradient, hidden[rows])
             if d_bias is not None:
                 d_bias += gradient.sum(0)
         return d_hidden, d_weight, d_bias, None, None, None

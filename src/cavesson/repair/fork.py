@@ -14,6 +14,7 @@ from cavesson.record.reader import ELSEWHERE
 from cavesson.record.storage import reaching, storage
 from cavesson.repair.plan import Plan, with_settings
 from cavesson.train.checkpoint import between_steps, place_of
+from cavesson.train.products import product_files
 
 
 def fork(run: Path, target: Path, plan: Plan, settings: dict[str, Any]) -> None:
@@ -25,6 +26,8 @@ def fork(run: Path, target: Path, plan: Plan, settings: dict[str, Any]) -> None:
         shutil.copytree(place_of(run, plan.start), place_of(unfinished, plan.start))
         if plan.keeps_record:
             _copy_record(run, unfinished)
+    for file in product_files(run):
+        shutil.copy(file, unfinished)
     info = {name: value for name, value in run_info(run).items() if name != ELSEWHERE}
     config = with_settings(run, target, settings, plan.end)
     origin = {"run": str(run.absolute()), "step": plan.start, "settings": settings}

@@ -1,18 +1,16 @@
 """A run from its first step, or the step at which it resumes, to the finished model."""
 
-import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cavesson.algorithms.runs import ExampleRun, RolloutRun, RunSettings
+from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.command_line import continuation, way_on
 from cavesson.config import describe
 from cavesson.errors import (
@@ -25,12 +23,11 @@ from cavesson.errors import (
     no_room,
 )
 from cavesson.integrations.trackers import Trackers
-from cavesson.models.fingerprint import digest
 from cavesson.notebook import curves_of, page
+from cavesson.ops.products import Choices, using
 from cavesson.processes import Processes
-from cavesson.record import Lock, run_info, write_run
+from cavesson.record import Lock, write_run
 from cavesson.record.new_folder import check_free
-from cavesson.record.reader import ELSEWHERE
 from cavesson.record.run_folder import remove_run
 from cavesson.record.storage import check_new_record, reaching
 from cavesson.record.writable import check_writable
@@ -41,11 +38,13 @@ from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, as_loaded, build
 from cavesson.train.callbacks import Checkpoints, Log, Reports
 from cavesson.train.checkpoint import latest_of_all
+from cavesson.train.description import check_same_model, check_same_prompts, describe_run
 from cavesson.train.doctor import Doctor, verdict
 from cavesson.train.log import logging_to
-from cavesson.train.loop import Callback, Report, Trainer
+from cavesson.train.loop import Callback, Report
 from cavesson.train.memory import keep_freed_memory, return_freed_memory
 from cavesson.train.online import RolloutTrainer
+from cavesson.train.products import choices_of, keep_choices, notes_on_products
 from cavesson.train.progress import Progress
 from cavesson.train.recording import Reachable, begin_record, lost_record, recorder_of
 from cavesson.train.resuming import changes, notes_on, record_changes, settings_of
@@ -124,7 +123,8 @@ class Training:
         try:
             if self._begun and self.processes.is_main:
                 self._lock()  # from here on, so that no other process can resume it before this one starts
-            with self.processes.watched():
+            self._choices = choices_of(settings.run, self.processes.rank) if self._begun else Choices()
+            with self.processes.watched(), using(self._choices):
                 self._build()
         except BaseException:
             if hasattr(self, "trainer"):
@@ -143,8 +143,8 @@ class Training:
             return
         folder, trainer = self.settings.run, self.trainer
         self.processes.enter("read the checkpoint")
-        _check_same_model(folder, trainer)
-        _check_same_prompts(self.settings, trainer)
+        check_same_model(folder, trainer)
+        check_same_prompts(self.settings, trainer)
         checkpoint = latest_of_all(folder, self._remarks.append, self.processes)
         if checkpoint is not None:
             trainer.restore(checkpoint)
@@ -199,7 +199,7 @@ class Training:
                 continued after this or another error, a note on the error says how.
         """
         trainer, is_main = self.trainer, self.processes.is_main
-        with self.processes.watched(), self._opened() as trackers:
+        with self.processes.watched(), using(self._choices), self._opened() as trackers:
             notes = self._notes()
             with (
                 trainer.signals,
@@ -210,7 +210,8 @@ class Training:
                 reports = Reports(report or progress.report)
                 final = trainer.run([Log(trackers), reports, *self._callbacks()])
                 if report is None:
-                    progress.finish(final, [note for note in trainer.notes() if note not in notes])
+                    later = (*trainer.notes(), *notes_on_products(self._choices))
+                    progress.finish(final, [note for note in later if note not in notes])
                 self.processes.enter("close the record")
             self._check_recorded()
             self.processes.enter("show the results")
@@ -226,6 +227,7 @@ class Training:
             self.processes.wait()
             trackers = self.processes.agreed(lambda: self._open_folder() if self.processes.is_main else None)
             self._open_record()
+            keep_choices(self._choices, self.settings.run, self.processes.rank)
             self.processes.way_on = way_on(self.settings.run)
             with logging_to(self.settings.run, self.settings.record_place, self.processes.rank):
                 yield trackers
@@ -290,7 +292,7 @@ class Training:
 
     def _notes(self) -> list[str]:
         trainer = self.trainer
-        notes = [*self._remarks, *trainer.notes()]
+        notes = [*self._remarks, *notes_on_products(self._choices), *trainer.notes()]
         if trainer.next_step >= trainer.steps:
             done = f"{self.settings.run} is complete: all its steps are done ({trainer.steps})"
             notes.append(f"{done}; to train longer, resume it with a larger number of steps")
@@ -308,7 +310,7 @@ class Training:
             if settings.record is not None:
                 check_new_record(settings.record)
             self._made = True
-            write_run(folder, _describe(settings, self._inputs, trainer))
+            write_run(folder, describe_run(settings, self._inputs, trainer))
         elif self._changes:
             record_changes(settings, self._changes, trainer.next_step, trainer.steps)
         begin_record(settings, trainer.tokenizer)
@@ -353,47 +355,3 @@ def _check_free(folder: Path) -> None:
     if way is not None:
         raise UserError(f"the run folder {folder} exists already; choose another, or continue it with: {way}")
     check_free(folder)
-
-
-def _describe(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
-    """Return the contents of run.json."""
-    tokenizer = trainer.tokenizer
-    return {
-        "cavesson": version("cavesson"),
-        "algorithm": name_of(settings),
-        "config": settings.model_dump(mode="json"),
-        **({ELSEWHERE: settings.record} if settings.record else {}),
-        "inputs": inputs.given,
-        **settings.facts(),
-        "model": {"name": settings.model.path, "fingerprint": trainer.fingerprint},
-        "tokenizer": {
-            "fingerprint": digest(sorted(tokenizer.get_vocab().items())),
-            "pad": tokenizer.pad_token_id,
-            "bos": tokenizer.bos_token_id,
-        },
-        **trainer.describe(),
-        "steps": trainer.steps,
-        "processes": trainer.learner.processes.count,
-        "versions": {name: version(name) for name in ("torch", "transformers", "peft")}
-        | {"python": platform.python_version()},
-    }
-
-
-def _check_same_model(folder: Path, trainer: Trainer) -> None:
-    started_with = run_info(folder)["model"]["fingerprint"]
-    if trainer.fingerprint != started_with:
-        raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
-
-
-def _check_same_prompts(settings: RunSettings, trainer: Trainer) -> None:
-    folder = settings.run
-    then, now = (info.get("prompts", {}) for info in (run_info(folder), trainer.describe()))
-    if "fingerprint" in then and now.get("fingerprint") != then["fingerprint"]:
-        raise UserError(f"{folder} was started with other prompts; resume it with the data as it was then")
-    held_out = then.get("held_out_fingerprint")
-    if held_out is not None and now.get("held_out_fingerprint") != held_out:
-        place = settings.data.validation_path or settings.data.path or "prompts="
-        raise UserError(
-            f"{folder} was started with other held-out prompts than those in {place}, and evaluations on different "
-            "prompts cannot be compared; restore the prompts, or start a new run with another --run"
-        )

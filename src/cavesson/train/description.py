@@ -1,0 +1,61 @@
+"""The description of a run in run.json, and checks that what resumes is the same run."""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from cavesson.algorithms.runs import RunSettings
+from cavesson.errors import UserError
+from cavesson.models.fingerprint import digest
+from cavesson.record import run_info
+from cavesson.record.reader import ELSEWHERE
+from cavesson.registry import name_of
+from cavesson.train.build import Inputs
+from cavesson.train.loop import Trainer
+
+
+def describe_run(settings: RunSettings, inputs: Inputs, trainer: Trainer) -> dict[str, Any]:
+    """Return the contents of run.json."""
+    tokenizer = trainer.tokenizer
+    return {
+        "cavesson": version("cavesson"),
+        "algorithm": name_of(settings),
+        "config": settings.model_dump(mode="json"),
+        **({ELSEWHERE: settings.record} if settings.record else {}),
+        "inputs": inputs.given,
+        **settings.facts(),
+        "model": {"name": settings.model.path, "fingerprint": trainer.fingerprint},
+        "tokenizer": {
+            "fingerprint": digest(sorted(tokenizer.get_vocab().items())),
+            "pad": tokenizer.pad_token_id,
+            "bos": tokenizer.bos_token_id,
+        },
+        **trainer.describe(),
+        "steps": trainer.steps,
+        "processes": trainer.learner.processes.count,
+        "versions": {name: version(name) for name in ("torch", "transformers", "peft")}
+        | {"python": platform.python_version()},
+    }
+
+
+def check_same_model(folder: Path, trainer: Trainer) -> None:
+    """Raise UserError if a run resumes with another model than the one it started with."""
+    started_with = run_info(folder)["model"]["fingerprint"]
+    if trainer.fingerprint != started_with:
+        raise UserError(f"{folder} was started with another model; resume it with the model as it was before training")
+
+
+def check_same_prompts(settings: RunSettings, trainer: Trainer) -> None:
+    """Raise UserError if a run resumes with other prompts, or other held-out ones."""
+    folder = settings.run
+    then, now = (info.get("prompts", {}) for info in (run_info(folder), trainer.describe()))
+    if "fingerprint" in then and now.get("fingerprint") != then["fingerprint"]:
+        raise UserError(f"{folder} was started with other prompts; resume it with the data as it was then")
+    held_out = then.get("held_out_fingerprint")
+    if held_out is not None and now.get("held_out_fingerprint") != held_out:
+        place = settings.data.validation_path or settings.data.path or "prompts="
+        raise UserError(
+            f"{folder} was started with other held-out prompts than those in {place}, and evaluations on different "
+            "prompts cannot be compared; restore the prompts, or start a new run with another --run"
+        )
