@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -29,6 +30,7 @@ from cavesson.record.segments import (
     union,
     with_steps,
 )
+from cavesson.record.spare import recover
 from cavesson.record.splits import rollout_counts
 from cavesson.record.storage import Location, Storage, reaching, storage
 
@@ -53,6 +55,8 @@ class Rollout(NamedTuple):
 def open(run: Location) -> "Run":
     """Open a run for reading.
 
+    What a killed process had recorded and not yet written to segments is added to the record first.
+
     Args:
         run: A run folder, which may name another place of its record, or a URL such as ``s3://bucket/run``.
 
@@ -65,6 +69,8 @@ def open(run: Location) -> "Run":
     if isinstance(elsewhere, str):
         files = storage(elsewhere)
         info = run_info(files)
+    with suppress(OSError):  # a folder that may only be read, or a full disk
+        recover(files)
     return Run(files, info)
 
 
@@ -193,7 +199,7 @@ class Run:
     def not_finite(self) -> pa.Table:
         """Return where values are NaN or infinite: ``step``, ``split``, ``column`` and their number, ``not_finite``.
 
-        The table has a row for each process and level with such values, unordered.
+        A row for each process and level with such values, unordered.
         """
 
         def read(found: LiveSegments) -> pa.Table:
@@ -216,7 +222,7 @@ class Run:
         return Rollout(row, self.tokens(step, sample))
 
     def fetch(self, keys: Sequence[tuple[int, int]], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the rows of some rollouts in the requested order, reading little more of the files than these.
+        """Return the rows of some rollouts in the requested order, reading little more than these.
 
         Args:
             keys: Step and sample of each rollout.
