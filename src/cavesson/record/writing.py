@@ -129,8 +129,8 @@ def write_segment(place: Location, attempt: int, rank: int, rows: pa.Table, toke
         segment_name(kind, first, attempt, rank, last) for kind in ("rows", "tokens", "rollups")
     )
     if files.exists(row_name):
-        rows = union(without_rollouts(small_table(files, row_name), rows), rows)
         tokens = union(without_rollouts(small_table(files, token_name), rows), tokens)
+        rows = union(without_rollouts(small_table(files, row_name), rows), rows)
     elif is_compacted(files, row_name):
         raise ValueError(f"step {first} of attempt {attempt} and rank {rank} is compacted: nothing can be added to it")
     rows, tokens = in_order(rows, tokens)
