@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,11 +116,14 @@ def test_readers_leave_the_journal_of_a_running_process_alone(folder):
 
 def test_a_folder_that_may_only_be_read_can_be_read(folder, monkeypatch):
     killed_run(folder)
+    opened = Path.open
 
-    def refused(*given: object, **named: object) -> None:
-        raise PermissionError(13, "Permission denied")
+    def read_only(path: Path, mode: str = "r", *given: Any, **named: Any) -> Any:
+        if mode not in ("r", "rb"):
+            raise PermissionError(13, "Permission denied")
+        return opened(path, mode, *given, **named)
 
-    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(Path, "open", read_only)
     assert cavesson.open(folder).rows(["step"])["step"].unique().to_pylist() == [0]
 
 

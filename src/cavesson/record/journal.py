@@ -49,6 +49,11 @@ class Journal:
             return None
         return cls(file)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the file is still in a folder, which it is not once the run has been deleted."""
+        return os.fstat(self._file.fileno()).st_nlink > 0
+
     def add(self, call: Call) -> None:
         frame = _frame(call)
         try:

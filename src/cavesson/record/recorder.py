@@ -278,9 +278,8 @@ class Recorder:
         call = given()
         self._pending.append(call)
         if time.monotonic() < self._due_at() and (journal := self._opened_journal()) is not None:
-            self._check_place()
             journal.add(call)
-            if journal.size < JOURNAL_BYTES:
+            if journal.is_there and journal.size < JOURNAL_BYTES:
                 return
         self._write()
 
