@@ -28,7 +28,8 @@ out = Recorder(folder, attempt=begin_attempt(folder, 0), interval=60)
 for step in range(10_000):
     lengths = (np.arange(5) * 7 + step) % 4
     rows = {"sample": np.arange(5), "prompt": ["p\\ud83d"] * 5, "response": ["r"] * 5, "reward": np.full(5, step / 8)}
-    rows |= {"reward_parts": [None, {"a": np.float32(0.5)}, {}, {"b": float("nan")}, {"a": 1.0}], "group": [2, 2, 0, 1, 0]}
+    rows |= {"reward_parts": [None, {"a": np.float32(0.5)}, {}, {"b": float("nan")}, {"a": 1.0}]}
+    rows |= {"group": [2, 2, 0, 1, 0]}
     mask = np.arange(4) < lengths[:, None]
     out.rollouts(step, rows, {"mask": mask, "logprob": np.full((5, 4), -step / 7, np.float32)})
     out.metrics(step, {"twice": 2.0 * step, "nan": float("nan")})

@@ -116,7 +116,7 @@ class Run:
         return f"Run({', '.join([repr(self.folder), *said])})"
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook shows: facts about the run and curves of the main metrics."""
+        """Return the HTML that a notebook shows."""
         steps = self.steps()
         facts = {**self.facts, "steps": steps.num_rows or None, **rollout_counts(self.rows(["split"]))}
         numbers = steps["step"].to_pylist()
@@ -197,10 +197,7 @@ class Run:
         return self.consistent(read)
 
     def not_finite(self) -> pa.Table:
-        """Return where values are NaN or infinite: ``step``, ``split``, ``column`` and their number, ``not_finite``.
-
-        A row for each process and level with such values, unordered.
-        """
+        """Return ``step``, ``split``, ``column`` and ``not_finite``, the number of NaN and infinite values."""
 
         def read(found: LiveSegments) -> pa.Table:
             parts = [ROLLUP_SCHEMA.empty_table().select(_NOT_FINITE)]
@@ -267,10 +264,7 @@ class Run:
     def arrow(self, name: str, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
         """Return ``rows``, ``tokens``, ``steps`` or ``rollups`` as an Arrow table.
 
-        Args:
-            name: Name of the table.
-            columns: Only these columns; all of them if None.
-            steps: Only these steps; all of them if None.
+        ``columns`` and ``steps`` are the ones to return; all of them if None.
         """
         if name == "rows":
             return self.rows(columns, steps)
