@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -30,7 +29,6 @@ from cavesson.record.segments import (
     union,
     with_steps,
 )
-from cavesson.record.spare import recover
 from cavesson.record.splits import rollout_counts
 from cavesson.record.storage import Location, Storage, reaching, storage
 
@@ -55,8 +53,6 @@ class Rollout(NamedTuple):
 def open(run: Location) -> "Run":
     """Open a run for reading.
 
-    What a killed process had recorded and not yet written to segments is added to the record first.
-
     Args:
         run: A run folder, which may name another place of its record, or a URL such as ``s3://bucket/run``.
 
@@ -69,8 +65,6 @@ def open(run: Location) -> "Run":
     if isinstance(elsewhere, str):
         files = storage(elsewhere)
         info = run_info(files)
-    with suppress(OSError):  # a folder that may only be read, or a full disk
-        recover(files)
     return Run(files, info)
 
 
@@ -116,7 +110,7 @@ class Run:
         return f"Run({', '.join([repr(self.folder), *said])})"
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook shows."""
+        """Return the HTML that a notebook shows: facts about the run and curves of the main metrics."""
         steps = self.steps()
         facts = {**self.facts, "steps": steps.num_rows or None, **rollout_counts(self.rows(["split"]))}
         numbers = steps["step"].to_pylist()
@@ -151,15 +145,15 @@ class Run:
         """Return all columns of the tokens of one step, or of one rollout, ordered by sample and position."""
         if sample is None:
             return self._table("tokens", TOKEN_COLUMNS, None, [step], TOKEN_KEYS)
-        return self.tokens_of([(step, sample)])
+        return self.tokens_of(step, [sample])
 
-    def tokens_of(self, keys: Iterable[tuple[int, int]]) -> pa.Table:
-        """Return all columns of the tokens of some rollouts (step and sample), ordered by step, sample and position.
+    def tokens_of(self, step: int, samples: Iterable[int]) -> pa.Table:
+        """Return all columns of the tokens of some rollouts of one step, ordered by sample and position.
 
-        Reads little more of the files than these tokens, and each part of a file once.
+        Reads little more of the files than the range between the first and the last of these rollouts.
         """
-        wanted = np.unique(np.array([(step << 32) + sample for step, sample in keys], np.int64))
-        return _sorted(self.consistent(lambda found: fetched_tokens(self.storage, found, wanted)), TOKEN_KEYS)
+        keys = np.unique(np.array([(step << 32) + sample for sample in samples], np.int64))
+        return _sorted(self.consistent(lambda found: fetched_tokens(self.storage, found, step, keys)), TOKEN_KEYS)
 
     def steps(self) -> pa.Table:
         """Return the metrics, one row per step and one column per metric, ordered by step."""
@@ -197,7 +191,10 @@ class Run:
         return self.consistent(read)
 
     def not_finite(self) -> pa.Table:
-        """Return ``step``, ``split``, ``column`` and ``not_finite``, the number of NaN and infinite values."""
+        """Return where values are NaN or infinite: ``step``, ``split``, ``column`` and their number, ``not_finite``.
+
+        The table has a row for each process and level with such values, unordered.
+        """
 
         def read(found: LiveSegments) -> pa.Table:
             parts = [ROLLUP_SCHEMA.empty_table().select(_NOT_FINITE)]
@@ -219,7 +216,7 @@ class Run:
         return Rollout(row, self.tokens(step, sample))
 
     def fetch(self, keys: Sequence[tuple[int, int]], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the rows of some rollouts in the requested order, reading little more than these.
+        """Return the rows of some rollouts in the requested order, reading little more of the files than these.
 
         Args:
             keys: Step and sample of each rollout.
@@ -264,7 +261,10 @@ class Run:
     def arrow(self, name: str, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
         """Return ``rows``, ``tokens``, ``steps`` or ``rollups`` as an Arrow table.
 
-        ``columns`` and ``steps`` are the ones to return; all of them if None.
+        Args:
+            name: Name of the table.
+            columns: Only these columns; all of them if None.
+            steps: Only these steps; all of them if None.
         """
         if name == "rows":
             return self.rows(columns, steps)
