@@ -8,7 +8,7 @@ therefore at most 1/64 of the magnitude of its values, and its midpoint is withi
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -107,24 +107,24 @@ def rollups_of(rows: pa.Table, tokens: pa.Table) -> pa.Table:
         tokens: Their tokens, columns of ``TOKEN_COLUMNS``; padding is ignored.
     """
     where, group = _groups(rows)
-    parts = [ROLLUP_SCHEMA.empty_table()]
+    parts: list[_Lines] = []
     groups = _Groups(group, len(where["step"]))
     for name, values in _row_values(rows):
         numbers, there = _numbers(values)
         shown = there & np.isfinite(numbers)
         finite, values = groups.chosen(shown), _chosen(numbers, shown)
         measured = groups.chosen(there).counts()
-        parts.append(_lines(where, "row", name, finite, values, measured, _sketches(finite, values)))
+        parts.append(_lines("row", name, finite, values, measured, _sketches(finite, values)))
     if len(tokens):
         if "mask" in tokens.column_names and not pc.all(tokens["mask"]).as_py():
             tokens = tokens.filter(tokens["mask"])
         parts += _token_lines(where, tokens, group, *rows_of_tokens(rows, tokens))
-    return pa.concat_tables(parts)
+    return _table(where, parts)
 
 
 def _token_lines(
-    where: Mapping[str, Sequence[object]], tokens: pa.Table, group: Array, line: Array, known: Array
-) -> Iterator[pa.Table]:
+    where: Mapping[str, list[Any]], tokens: pa.Table, group: Array, line: Array, known: Array
+) -> Iterator["_Lines"]:
     groups = _Groups(group[line], len(where["step"]))
     bins = _Bins(groups, tokens["position"].to_numpy() // BIN)
     for name, numbers, valid in _token_values(tokens):
@@ -132,7 +132,7 @@ def _token_lines(
         shown = there & np.isfinite(numbers)
         finite, values = bins.chosen(shown), _chosen(numbers, shown)
         lists = finite.lists(finite.each.counts(), finite.sums(values))
-        yield _lines(where, "token", name, finite.groups, values, groups.chosen(there).counts(), lists)
+        yield _lines("token", name, finite.groups, values, groups.chosen(there).counts(), lists)
 
 
 def merged(rollups: pa.Table) -> pa.Table:
@@ -242,19 +242,23 @@ def _numbers(values: pa.Array | pa.ChunkedArray) -> tuple[Array, Array]:
     return numbers, there
 
 
+class _Lines(NamedTuple):
+    """The roll-ups of one column, one line per group."""
+
+    level: str
+    column: str
+    numbers: dict[str, Array]
+    """[size] columns; min and max are infinite where there are no finite values"""
+    lists: Mapping[str, pa.Array]
+    """the sketches or the bins"""
+
+
 def _lines(
-    where: Mapping[str, Sequence[object]],
-    level: str,
-    column: str,
-    finite: _Groups,
-    values: Array,
-    measured: Array,
-    lists: Mapping[str, pa.Array],
-) -> pa.Table:
-    """Return the roll-ups of one column for the groups that have values.
+    level: str, column: str, finite: _Groups, values: Array, measured: Array, lists: Mapping[str, pa.Array]
+) -> _Lines:
+    """Return the roll-ups of one column.
 
     Args:
-        where: Step and split of each group.
         level: "row" or "token".
         column: Name of the column.
         finite: Groups of the finite values.
@@ -263,26 +267,36 @@ def _lines(
         lists: The sketches or the bins.
     """
     count = finite.counts()
-    not_finite = measured - count
     with np.errstate(over="ignore"):
-        squares = finite.reduced(np.add, values**2, 0)
-    content = {
-        **where,
-        "level": [level] * finite.size,
-        "column": [column] * finite.size,
+        squares = values**2
+    numbers = {
         "count": count,
-        "not_finite": not_finite,
+        "not_finite": measured - count,
         "sum": finite.reduced(np.add, values, 0),
-        "sum_squares": squares,
-        "min": pa.array(finite.reduced(np.minimum, values, np.inf), mask=count == 0),
-        "max": pa.array(finite.reduced(np.maximum, values, -np.inf), mask=count == 0),
-        **lists,
+        "sum_squares": finite.reduced(np.add, squares, 0),
+        "min": finite.reduced(np.minimum, values, np.inf),
+        "max": finite.reduced(np.maximum, values, -np.inf),
     }
-    arrays = [
-        pa.array(content[field.name], field.type) if field.name in content else pa.nulls(finite.size, field.type)
-        for field in ROLLUP_SCHEMA
-    ]
-    return pa.Table.from_arrays(arrays, schema=ROLLUP_SCHEMA).filter(pa.array(count + not_finite > 0))
+    return _Lines(level, column, numbers, lists)
+
+
+def _table(where: Mapping[str, list[Any]], parts: Sequence[_Lines]) -> pa.Table:
+    """Return the roll-ups of all columns, for the groups that have values; ``where`` is the step and split of each."""
+    if not parts:
+        return ROLLUP_SCHEMA.empty_table()
+    size = len(where["step"])
+    numbers = {name: np.concatenate([part.numbers[name] for part in parts]) for name in parts[0].numbers}
+    content: dict[str, Any] = {name: values * len(parts) for name, values in where.items()}
+    content |= {name: [value for part in parts for value in [getattr(part, name)] * size]
+                for name in ("level", "column")}  # fmt: skip
+    content |= {name: pa.array(values, mask=(numbers["count"] == 0) & (name in ("min", "max")))
+                for name, values in numbers.items()}  # fmt: skip
+    for field in ROLLUP_SCHEMA:
+        if field.name not in content:
+            absent = pa.nulls(size, field.type)
+            content[field.name] = pa.concat_arrays([part.lists.get(field.name, absent) for part in parts])
+    table = pa.table({field.name: pa.array(content[field.name], field.type) for field in ROLLUP_SCHEMA}, ROLLUP_SCHEMA)
+    return table.filter(pa.array(numbers["count"] + numbers["not_finite"] > 0))
 
 
 def _chosen(values: Array, there: Array) -> Array:
