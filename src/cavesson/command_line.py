@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cavesson.record import run_info
 from cavesson.registry import ALGORITHMS
 
 ON_RAY = "CAVESSON_RAY"
@@ -42,6 +41,8 @@ def continuation(folder: Path) -> str | None:
     """
     if not (folder / "run.json").exists():
         return None
+    from cavesson.record import run_info  # most command lines need no record, and loading it takes a second
+
     info = run_info(folder)
     if not is_trained_here(info):
         return None

@@ -93,9 +93,6 @@ def _diagnose(
     from cavesson.doctor.data import RunData
     from cavesson.doctor.diagnosis import SEVERITIES, diagnose, worst
     from cavesson.doctor.own import all_rules
-    from cavesson.doctor.report.page import page
-    from cavesson.doctor.report.plain import plain
-    from cavesson.doctor.report.terminal import show
     from cavesson.doctor.words import language as language_named
     from cavesson.record import open as open_run
     from cavesson.record.background import small_process
@@ -111,10 +108,16 @@ def _diagnose(
     diagnosis = diagnose(data, all_rules(rules))
     words = language_named(language)
     if html is not None:
+        from cavesson.doctor.report.page import page
+
         write_text(html, page(data, diagnosis, words, board))
     if as_json:
+        from cavesson.doctor.report.plain import plain
+
         print_json(plain(data, diagnosis, words))
     else:
+        from cavesson.doctor.report.terminal import show
+
         show(console(), data, diagnosis, words)
     found = worst(diagnosis.findings)
     if fail_on is not FailOn.never and found and SEVERITIES.index(found) <= SEVERITIES.index(fail_on.value):

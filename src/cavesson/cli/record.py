@@ -8,7 +8,6 @@ import typer
 
 from cavesson.cli.flags import console
 from cavesson.errors import UserError
-from cavesson.record.answers import to_csv, to_json
 from cavesson.text.counting import counted
 from cavesson.text.visible import visible
 
@@ -53,6 +52,7 @@ def sql(
 ) -> None:
     """Query a run with SQL, read-only: cavesson sql RUN "select step, avg(reward) from rows group by step"."""
     from cavesson.record import open as open_run
+    from cavesson.record.answers import to_csv, to_json
     from cavesson.record.query import query as run_query
     from cavesson.record.show import show_answer
 

@@ -12,7 +12,6 @@ from cavesson.doctor.series import Array, Series, read_only
 from cavesson.record import Run
 from cavesson.record.derived import DERIVED
 from cavesson.record.keys import rows_of_tokens
-from cavesson.record.segments import union
 
 MAX_TOKENS = 800_000
 MAX_STEPS = 96
@@ -183,12 +182,8 @@ def take_sample(
     steps = chosen_steps(rows.steps)
     typical = max(float(np.nanmean(rows["length"])), 1.0) if rows.has("length") else TEXT
     budget = max(MIN_ROWS, int(MAX_TOKENS / max(len(steps), 1) / typical))
-    rollouts, tokens = [], [run.arrow("tokens", None, [])]
-    for step in steps.tolist():
-        samples = rows.sample[_some(rows, step, budget)].tolist()
-        rollouts += [(step, sample) for sample in samples]
-        tokens.append(run.tokens_of(step, samples))
-    return Sample(run.fetch(rollouts), union(*tokens), derived, ahead)
+    rollouts = [(step, sample) for step in steps.tolist() for sample in rows.sample[_some(rows, step, budget)].tolist()]
+    return Sample(run.fetch(rollouts), run.tokens_of(rollouts), derived, ahead)
 
 
 def chosen_steps(steps: Array, most: int = MAX_STEPS) -> Array:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from cavesson.errors import UserError
 from cavesson.record.keys import rollout_keys
-from cavesson.record.lines import lines_at, lines_of_keys, lines_of_steps
+from cavesson.record.lines import lines_at_places, lines_of_keys, lines_of_steps
 from cavesson.record.precision import Array
 from cavesson.record.schema import PLACE_COLUMNS, ROW_COLUMNS, TOKEN_COLUMNS, arrow_schema
 from cavesson.record.segments import LiveSegments, Segment, union, with_steps
@@ -39,13 +39,13 @@ def fetched(storage: Storage, found: LiveSegments, keys: Sequence[tuple[int, int
     return union(*tables).take(np.argsort(there)[place])
 
 
-def fetched_tokens(storage: Storage, found: LiveSegments, step: int, keys: Array) -> pa.Table:
-    """Return the tokens of some rollouts of a step, unordered."""
+def fetched_tokens(storage: Storage, found: LiveSegments, keys: Array) -> pa.Table:
+    """Return the tokens of some rollouts, unordered; ``keys`` are those of ``rollout_keys``, ascending."""
     parts = [arrow_schema(TOKEN_COLUMNS).empty_table()]
-    for segment in with_steps(found.rows, {step}):
+    for segment in with_steps(found.rows, np.unique(keys >> 32).tolist()):
         tables, _ = lines_of_keys(storage, segment, _PLACES, keys)
         if tables:
-            parts.append(_tokens_in(storage, segment, step, keys, union(*tables)))
+            parts.append(_tokens_in(storage, segment, keys, union(*tables)))
     return union(*parts)
 
 
@@ -54,7 +54,7 @@ def _rollouts_of(storage: Storage, found: LiveSegments, step: int) -> int:
     return sum(lines_of_steps(storage, segment, "rows", ["sample"], {step}).num_rows for segment in segments)
 
 
-def _tokens_in(storage: Storage, segment: Segment, step: int, keys: Array, places: pa.Table) -> pa.Table:
+def _tokens_in(storage: Storage, segment: Segment, keys: Array, places: pa.Table) -> pa.Table:
     """Return the tokens that one segment has of the rollouts, using their recorded places if there are any."""
 
     def wanted(tokens: pa.Table) -> pa.Table:
@@ -62,10 +62,8 @@ def _tokens_in(storage: Storage, segment: Segment, step: int, keys: Array, place
 
     if set(places.column_names) == set(_PLACES) and not any(column.null_count for column in places.columns):
         start, count = (places[name].to_numpy() for name in _PLACES)
-        first = int(start.min())
-        between = int((start + count).max()) - first
-        tokens = wanted(lines_at(storage, segment, "tokens", None, first, between))
+        tokens = wanted(lines_at_places(storage, segment, "tokens", start, count))
         if tokens.num_rows == count.sum():
             return tokens
     # An older record lacks the places of the tokens, or rollouts have just been added to the step.
-    return wanted(lines_of_steps(storage, segment, "tokens", None, {step}))
+    return wanted(lines_of_steps(storage, segment, "tokens", None, np.unique(keys >> 32).tolist()))

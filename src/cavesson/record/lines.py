@@ -68,6 +68,22 @@ def lines_at(
     return file.read_row_groups(groups, wanted).slice(offset, max(end - start, 0))
 
 
+def lines_at_places(files: Storage, segment: Segment, kind: Kind, start: Array, count: Array) -> pa.Table:
+    """Return the rows at some places, ``count`` [N] rows from each ``start`` [N] on; each row group is read once."""
+    file = open_file(files, segment, kind)
+    before = np.cumsum(count) - count
+    lines = np.sort(np.arange(int(count.sum())) + np.repeat(start - before, count))
+    parts, first = [file.schema_arrow.empty_table()], 0
+    for group in range(file.num_row_groups):
+        end = first + file.metadata.row_group(group).num_rows
+        inside = lines[np.searchsorted(lines, first) : np.searchsorted(lines, end)] - first
+        if len(inside):
+            between = file.read_row_group(group).slice(inside[0], int(inside[-1] - inside[0]) + 1)
+            parts.append(between if len(between) == len(inside) else between.take(inside - inside[0]))
+        first = end
+    return pa.concat_tables(parts)
+
+
 def lines_of_keys(
     files: Storage, segment: Segment, columns: Sequence[str], wanted: Array
 ) -> tuple[list[pa.Table], list[Array]]:

@@ -145,15 +145,15 @@ class Run:
         """Return all columns of the tokens of one step, or of one rollout, ordered by sample and position."""
         if sample is None:
             return self._table("tokens", TOKEN_COLUMNS, None, [step], TOKEN_KEYS)
-        return self.tokens_of(step, [sample])
+        return self.tokens_of([(step, sample)])
 
-    def tokens_of(self, step: int, samples: Iterable[int]) -> pa.Table:
-        """Return all columns of the tokens of some rollouts of one step, ordered by sample and position.
+    def tokens_of(self, keys: Iterable[tuple[int, int]]) -> pa.Table:
+        """Return all columns of the tokens of some rollouts (step and sample), ordered by step, sample and position.
 
-        Reads little more of the files than the range between the first and the last of these rollouts.
+        Reads little more of the files than these tokens, and each part of a file once.
         """
-        keys = np.unique(np.array([(step << 32) + sample for sample in samples], np.int64))
-        return _sorted(self.consistent(lambda found: fetched_tokens(self.storage, found, step, keys)), TOKEN_KEYS)
+        wanted = np.unique(np.array([(step << 32) + sample for step, sample in keys], np.int64))
+        return _sorted(self.consistent(lambda found: fetched_tokens(self.storage, found, wanted)), TOKEN_KEYS)
 
     def steps(self) -> pa.Table:
         """Return the metrics, one row per step and one column per metric, ordered by step."""
