@@ -124,3 +124,12 @@ def test_without_a_script_the_module_is_named(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(sys, "argv", ["-c"])
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert command_line("show", "run") == f"{tmp_path}/python -m cavesson show run"
+
+
+def test_the_help_loads_neither_the_record_nor_the_settings() -> None:
+    code = (
+        "import sys; from cavesson.cli import app; app(['--help'], standalone_mode=False); print(sorted(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1]
+    assert not [name for name in ("numpy", "pyarrow", "pydantic", "torch", "duckdb") if f"'{name}'" in loaded]

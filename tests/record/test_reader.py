@@ -201,7 +201,11 @@ def test_the_tokens_of_some_rollouts_are_those_of_the_step_that_are_theirs(state
     run = cavesson.open(folder)
     for samples in ([], [4], [15, 3, 4], [0, 99], range(16)):
         whole = run.tokens(1)
-        assert run.tokens_of([(1, sample) for sample in samples]).equals(whole.filter(pa.array(np.isin(whole["sample"], list(samples)))))
+        expected = whole.filter(pa.array(np.isin(whole["sample"], list(samples))))
+        assert run.tokens_of([(1, sample) for sample in samples]).equals(expected)
+    of_two_steps = [(2, 5), (0, 1), (2, 0)]
+    parts = [run.tokens(0, 1), run.tokens(2, 0), run.tokens(2, 5)]
+    assert run.tokens_of(of_two_steps).equals(pa.concat_tables(parts))
 
 
 def test_steps_of_a_rank_that_is_compacted_and_of_one_that_is_not_are_in_order(folder):

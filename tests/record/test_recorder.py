@@ -164,6 +164,7 @@ def test_nothing_recorded_is_replaced(folder):
         ({}, {"logprob": np.zeros((2, 4))}, r"'logprob' has shape \(2, 4\)"),
         ({}, {"mask": np.ones((2, 3))}, "expected bool"),
         ({}, {"mask": np.ones(2, np.bool_)}, "expected bool"),
+        ({}, {"mask": [[True], [True, True]]}, "leave it out"),
     ],
 )
 def test_wrong_columns_are_refused_at_once(folder, rows, tokens, message):

@@ -139,7 +139,6 @@ def sample(run: Simulation, policy: Policy, settings: SamplingSettings, prompts:
 
 
 def _decode(run: Simulation, policy: Policy, settings: SamplingSettings, ids: Tensor, cache: Any) -> int:
-    decoder = Decoder(policy.model, ids, ids, cache)
     last: list[Tensor] = []
 
     def token(logits: Tensor) -> None:
@@ -149,6 +148,7 @@ def _decode(run: Simulation, policy: Policy, settings: SamplingSettings, ids: Te
     with ExitStack() as stack:
         if isinstance(policy, FSDPModule):
             run.stage("gathering weights", lambda: stack.enter_context(gathered(policy)))
+        decoder = Decoder(policy.model, ids, ids, cache)
         run.stage("reading prompts", lambda: token(decoder.read()))
         run.stage("decoding", lambda: token(decoder.append(last[0])))
         if isinstance(policy, FSDPModule):

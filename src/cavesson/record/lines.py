@@ -69,10 +69,10 @@ def lines_at(
 
 
 def lines_at_places(files: Storage, segment: Segment, kind: Kind, start: Array, count: Array) -> pa.Table:
-    """Return the rows at some places, ``count`` [N] rows from each ``start`` [N] on; each row group is read once."""
+    """Return the rows at some places, ``count`` [N] rows from each ``start`` [N] on, each row and row group once."""
     file = open_file(files, segment, kind)
     before = np.cumsum(count) - count
-    lines = np.sort(np.arange(int(count.sum())) + np.repeat(start - before, count))
+    lines = np.unique(np.arange(int(count.sum())) + np.repeat(start - before, count))
     parts, first = [file.schema_arrow.empty_table()], 0
     for group in range(file.num_row_groups):
         end = first + file.metadata.row_group(group).num_rows
