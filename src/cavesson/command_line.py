@@ -41,7 +41,7 @@ def continuation(folder: Path) -> str | None:
     """
     if not (folder / "run.json").exists():
         return None
-    from cavesson.record import run_info  # most command lines need no record, and loading it takes a second
+    from cavesson.record import run_info  # most command lines need no record, which is slow to import
 
     info = run_info(folder)
     if not is_trained_here(info):

@@ -6,7 +6,7 @@ from doctor_helpers import healthy, reading
 
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.rules import RULES
-from cavesson.doctor.rules.value import _worse_than_mean
+from cavesson.doctor.rules.value import _worse_than_mean, explained
 from cavesson.doctor.series import Series
 
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -59,6 +59,14 @@ def test_a_penalty_among_other_token_rewards_is_judged_by_what_is_certain(tmp_pa
         made.tokens["logprob"] - made.tokens["ref_logprob"]
     )
     assert reading(BY_NAME["penalty-wrong"], made, tmp_path / "wrong").sick
+
+
+def test_what_a_critic_is_off_by_on_average_counts(tmp_path):
+    made = healthy()
+    made.tokens["value"] = np.where(made.mask, made.tokens["return"] + 0.7, 0.0)
+    points = explained(made.data(tmp_path / "run"))
+    variances = [goal[inside].var() for goal, inside in zip(made.tokens["return"], made.mask, strict=True)]
+    np.testing.assert_allclose(points.value, 1 - 0.7**2 / np.array(variances), rtol=0.02)
 
 
 def test_a_critic_is_worse_than_the_mean_only_if_that_is_clear():

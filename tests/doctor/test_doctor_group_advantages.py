@@ -129,6 +129,11 @@ def test_the_coefficient_of_the_penalty_is_read_from_the_advantages(tmp_path: Pa
     assert ("flipped" in str(found.words["flipped"])) is (times < 0)
 
 
+def test_the_penalty_is_read_beside_shaped_rewards(tmp_path: Path) -> None:
+    found = penalty_wrong.statistic(written(tmp_path / "run", rloo, beta=-0.2, recorded=0.2, shaped=True))
+    assert found is not None and found.seen == pytest.approx(-1.0, rel=0.02)
+
+
 def test_a_wrong_penalty_explains_advantages_that_do_not_follow_from_the_rewards(tmp_path: Path) -> None:
     found = diagnose(written(tmp_path / "run", rloo, beta=-0.2, recorded=0.2), [penalty_wrong, group_advantages])
     assert [one.rule.name for one in found.causes] == ["penalty-wrong"]

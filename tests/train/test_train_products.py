@@ -31,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def use_cache(place: Path) -> None:
-    """Use a cache in a process of its own: the one that it is forked from keeps the cache of all tests."""
+    """Give this forked process a separate cache; its parent keeps the one that all tests share."""
     os.environ["XDG_CACHE_HOME"] = str(place)
 
 

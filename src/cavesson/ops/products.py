@@ -6,7 +6,7 @@ comes up. The choice is then kept, because another one would change the last bit
 
 - in a folder of this machine, where the first process to write a choice decides for all others, so that equal seeds
   give equal runs, also if these start at the same moment;
-- by whoever uses `Choices.keep`, as a run does, which resumes with the same products wherever it resumes.
+- in the folder of a run, through `Choices.keep`, so that a resumed run uses the same products on any machine.
 
 If the folder cannot be written, choices hold for the run, or for the process outside of one.
 """

@@ -17,7 +17,7 @@ from cavesson.sampling.settings import DecodingSettings
 from cavesson.types import Batch
 
 KEPT = 0.75
-"""Share of the rows at which those that have ended leave the batch: copying the cache costs about as much as a step."""
+"""Share of running rows at which those that have ended leave the batch; not at each end, as the cache is copied."""
 
 
 class Sampler:
@@ -113,10 +113,10 @@ class Sampler:
         logits = decoder.read()
         for t in range(longest):
             token, logprobs[rows, t] = self._next(logits, settings, t, numbers[rows, t])
-            growing.append(rows.tolist(), token.tolist())
+            growing.append(numbered := rows.tolist(), token.tolist())
             if growing.all_done:
                 break
-            if len(left := growing.left(rows.tolist())) <= KEPT * len(rows):
+            if len(left := growing.left(numbered)) <= KEPT * len(rows):
                 kept = torch.tensor(left, device=device)
                 rows, token = rows[kept], token[kept]
                 decoder.keep(kept)

@@ -110,7 +110,7 @@ def of_advantages(sample: Sample) -> dict[str, Fit]:
     Source: 2402.14740, section 2.
     """
     rows, group = sample.rows, sample.rows.group
-    reward = rows["reward"] - mean_of(group, rows["reward"])
+    reward = rows.trained_reward - mean_of(group, rows.trained_reward)
     advantage = rows["advantage"] - mean_of(group, rows["advantage"])  # only a wrong baseline leaves more than 0
     found = {}
     for name, values in estimates(sample["kl_k1"]).items():

@@ -50,7 +50,10 @@ class Pattern(NamedTuple):
 
 def pieces(text: str | None) -> set[str]:
     """Return the words, the signs and the pairs of adjacent ones in a text, in lower case."""
-    words = _words(text)
+    return _with_pairs(_words(text))
+
+
+def _with_pairs(words: list[str]) -> set[str]:
     return {*words, *(f"{one} {two}" for one, two in pairwise(words))}
 
 
@@ -81,7 +84,7 @@ def spreading(rows: Rows, late: Array, chance: float = CHANCE) -> list[Pattern]:
         worth = texts.worth(text, _clear(chance, len(grown)))
         equal = [name for name, other in others.items() if name not in text.split() and other.is_worth(worth.total)]
         if len(equal) < SEVERAL:  # otherwise the reward favours many words, which is what it asks for
-            # Its own words make a response longer, which a reward may like as well, or a wish for fewer words hide.
+            # The words of a pattern lengthen a response themselves. What it is worth must hold with and without them.
             among_others = texts.worth(text, _clear(chance, len(grown)), other=True)
             explains = min(worth.explained(late), among_others.explained(late))
             patterns.append(Pattern(text, old[text] / n, new[text] / m, texts.lift(text), explains))
@@ -92,10 +95,10 @@ class _Texts:
     """The responses of rollouts and their rewards."""
 
     def __init__(self, rows: Rows) -> None:
-        texts = rows.texts("response")
-        self._rows, self._found, self._prompt = rows, [pieces(text) for text in texts], _prompts(rows)
+        words = [_words(text) for text in rows.texts("response")]
+        self._rows, self._found, self._prompt = rows, [_with_pairs(some) for some in words], _prompts(rows)
         self._reward = _compared(rows, rows["reward"], self._prompt)
-        self._length = np.array([len(_words(text)) for text in texts])
+        self._length = np.array([len(some) for some in words])
 
     def counts(self, part: Array) -> Counter[str]:
         """Return the number of responses with each pattern among those for which ``part`` [n] is true."""
