@@ -126,7 +126,7 @@ class RunData:
         if kind == "steps" and name == "step":
             return bool(self._steps.num_rows)
         if kind == "steps":
-            return len(self.metric(name)) > 0
+            return len(self._logged(name)) > 0
         if kind == "tokens":
             return bool(len(self.rows)) and self.sample.recorded(name)
         if name in HEAVY:
@@ -150,7 +150,12 @@ class RunData:
         return [name for name in self._steps.column_names if name not in ("step", "attempt", "rank")]
 
     def metric(self, name: str) -> Series:
-        """Return a logged metric by step, under our name or another trainer's; empty if it was not logged."""
+        """Return a metric by step: as logged, under our name or another trainer's, or derived; empty if it is neither."""
+        logged = self._logged(name)
+        derived: Series | None = None if len(logged) else self.derive(f"steps.{name}")
+        return logged if derived is None else derived.after(int(self.rows.steps[0]))
+
+    def _logged(self, name: str) -> Series:
         for known in (name, *ALIASES.get(name, ())):
             if known in self._steps.column_names:
                 return series(self._steps["step"].to_numpy(), numbers(self._steps[known]))

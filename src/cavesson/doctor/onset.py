@@ -69,7 +69,9 @@ def with_onset(reading: Reading, data: RunData) -> Reading:
     found = onset(points, rising, perhaps_always=reading.since == first)
     if found.step == first or _was_sick(curve, found, reading.course is not None):
         return replace(reading, since=first, between=(first, first))
-    return replace(reading, since=found.step, between=(found.low, found.high))
+    # A problem that the rule already sees at a step has begun by then, even if the curve changes most after it.
+    low, since = (min(one, reading.since) if reading.since > first else one for one in (found.low, found.step))
+    return replace(reading, since=since, between=(low, found.high))
 
 
 def _relevant(reading: Reading, points: Series, rising: bool) -> Series:

@@ -96,7 +96,7 @@ def _with_entropy(plan: Plan, weight: float) -> None:
 )
 def entropy_punished(plan: Plan) -> None:
     """The entropy bonus has the wrong sign."""
-    _with_entropy(plan, 0.2)
+    _with_entropy(plan, 1.0)
 
 
 @fault(
@@ -107,7 +107,7 @@ def entropy_punished(plan: Plan) -> None:
 )
 def entropy_bonus_large(plan: Plan) -> None:
     """The entropy bonus outweighs the reward."""
-    _with_entropy(plan, -0.2)
+    _with_entropy(plan, -1.0)
 
 
 @fault(causes=["value-not-fitting", "value-constant"], seen=TOKENS, trainers=["ppo"])

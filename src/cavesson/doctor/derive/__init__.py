@@ -1,6 +1,6 @@
 """What the record of a run lacks and its other columns determine."""
 
-from cavesson.doctor.derive import advantages, critic, endings, penalty, prompts, texts, versions
+from cavesson.doctor.derive import advantages, critic, endings, penalty, prompts, scores, texts, versions
 from cavesson.doctor.derive.derivation import Derivation
 
 DERIVATIONS: tuple[Derivation, ...] = (
@@ -12,6 +12,7 @@ DERIVATIONS: tuple[Derivation, ...] = (
     texts.characters,
     texts.cut_texts,
     versions.policy_versions,
+    scores.distance_before_training,
     penalty.rewards_whitened,
     penalty.kl_penalty,
     penalty.penalised_advantages,

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
 
 Found = Mapping[str, Any] | None
-"""Values by what they are (``rows.NAME``, ``tokens.NAME`` or ``info.PATH``); None if the data leave any doubt. A value
-is an entry of run.json, or a function from the rollouts (``Rows``) or tokens (``Sample``) to the column."""
+"""Values by what they are (``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH``); None if the data leave
+any doubt. A value is an entry of run.json, a metric (``Series``), or a function from the rollouts (``Rows``) or tokens
+(``Sample``) to the column."""
 Function = Callable[["RunData"], Found]
 
 
@@ -25,7 +26,7 @@ class Derivation:
     """One way to compute what a record lacks."""
 
     gives: tuple[str, ...]
-    """What it computes: ``rows.NAME``, ``tokens.NAME`` or ``info.PATH``."""
+    """What it computes: ``rows.NAME``, ``tokens.NAME``, ``steps.METRIC`` or ``info.PATH``."""
     needs: tuple[str, ...]
     """What must be recorded or derived; of alternatives joined by ``|`` one is enough."""
     function: Function

@@ -32,11 +32,11 @@ def is_exact(data: RunData) -> bool:
 
 @rule(
     number=1,
-    needs=["steps.policy/first_ratio_error"],
+    needs=["steps.policy/first_ratio_error|steps.policy/first_approx_kl"],
     severity="error",
     title="The probability ratio is not 1 before the first update",
     cause="Before the first update of a step, the policy being trained is the policy that was scored, so π/π_old is 1 "
-    "for every token. Here it is off by up to {worst}: scoring and training compute different things (dropout, "
+    "for every token. Here it is off by {measure} {worst}: scoring and training compute different things (dropout, "
     "padding or position ids, a temperature in only one of them, log-probabilities shifted by one).",
     healthy="distance of π/π_old from 1 in the first mini-batch of a step: in float32 at most {exact} for any token; "
     "in bfloat16 below {rounded} as a root mean square, or below {largest} if only the maximum is known",
@@ -49,19 +49,20 @@ def is_exact(data: RunData) -> bool:
 def ratio_not_one(
     data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED, largest: float = 0.5
 ) -> Reading | None:
-    points, limit = data.metric("policy/first_ratio_error"), exact
+    largest_errors, squares = data.metric("policy/first_ratio_error"), data.metric("policy/first_approx_kl")
+    errors = Series(squares.step, np.sqrt(2 * squares.value))
+    points, limit = errors, rounded  # rounding errors have a tail over many tokens, so use the root mean square
+    if len(largest_errors) and (is_exact(data) or not len(squares)):
+        points, limit = largest_errors, exact if is_exact(data) else largest
     if not len(points):
         return None
-    worst = float(points.value.max())
-    if not is_exact(data):  # rounding errors have a tail over many tokens, so use the root mean square
-        squares = data.metric("policy/first_approx_kl")
-        limit = rounded if len(squares) else largest
-        points = Series(squares.step, np.sqrt(2 * squares.value)) if len(squares) else points
-    seen = float(np.median(points.value))
+    worst = (largest_errors if len(largest_errors) else errors).value.max()
+    measure = Phrase("up to" if len(largest_errors) else "at least (as a root mean square)")
     bad = points.step[points.value > limit]
     sick = exceeds(data, len(bad), len(points), 0.5)
+    words: Words = {"worst": float(worst), "measure": measure}
     curve = Curve(points, high=limit)
-    return Reading(seen, sick, earliest(bad), data.step_evidence(bad), {"worst": worst}, curve)
+    return Reading(float(np.median(points.value)), sick, earliest(bad), data.step_evidence(bad), words, curve)
 
 
 @rule(
@@ -75,7 +76,7 @@ def ratio_not_one(
     fix='make the reference a copy of the initial policy (reference.kind = "copy"): same checkpoint, same dtype, no '
     "dropout",
     source="The N implementation details of RLHF with PPO; TRL issue 495",
-    explains=["negative-kl", "kl-explosion", "kl-in-few-tokens"],
+    explains=["negative-kl", "kl-explosion", "kl-in-few-tokens", "update-kl-large", "reward-falls"],
 )
 def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED) -> Reading | None:
     sample = data.sample

@@ -7,8 +7,9 @@ from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH
+from cavesson.doctor.rules.sampling import NOISE, SURPRISE, surprise_gap
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
-from cavesson.doctor.series import Array, Series, earliest, series, since, together, trend
+from cavesson.doctor.series import Array, Series, earliest, series, since, smoothed, together, trend
 
 
 def _gap(sample: Sample) -> Array:
@@ -18,16 +19,22 @@ def _gap(sample: Sample) -> Array:
 
 @rule(
     number=24,
-    needs=["tokens.sampler_logprob", "tokens.logprob"],
+    needs=["tokens.logprob", "tokens.sampler_logprob|tokens.entropy"],
     title="Sampler and trainer disagree on the log-probabilities",
-    cause="The log-probabilities of sampler and trainer differ by δ, and e^|δ| is {seen} on average: different "
-    "kernels, precision or routing. The trainer learns from samples of another policy than it assumes.",
-    healthy="mean e^|δ| per token: below {limit} (|δ| is usually 0.01 to 0.02 nats)",
-    fix="same dtype on both sides, a float32 output layer, or truncated importance sampling (grpo.importance = 2.0)",
+    cause="{what}: different kernels, precision or routing, or old weights. The trainer learns from samples of another "
+    "policy than it assumes.",
+    healthy="mean e^|δ| per token, where δ is the difference between the log-probabilities of sampler and trainer: "
+    "below {limit} (|δ| is usually 0.01 to 0.02 nats); if the sampler's are not recorded, surprise (−log π) − entropy, "
+    "in nats per token: at most {surprise}, or within its noise",
+    fix="same dtype on both sides, new weights for the sampler after every update, a float32 output layer, or "
+    "truncated importance sampling (grpo.importance = 2.0)",
     source="NeMo-RL, guides/grpo.md; verl, rollout_corr.md; TRL issue 5312",
     explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "mismatch-growing", "mismatch-rare-tokens"],
+    windows=True,
 )
-def sampler_mismatch(data: RunData, *, limit: float = 1.03) -> Reading | None:
+def sampler_mismatch(data: RunData, *, limit: float = 1.03, surprise: float = SURPRISE) -> Reading | None:
+    if not data.has("tokens.sampler_logprob"):
+        return _too_surprising(data, surprise)
     gap = _gap(data.sample)
     points = data.sample.mean_by_step(np.exp(np.minimum(gap, 20)))
     if not len(points):
@@ -35,8 +42,23 @@ def sampler_mismatch(data: RunData, *, limit: float = 1.03) -> Reading | None:
     # The limit is three times the usual difference; NeMo-RL's guide says 1.05.
     first = since(points, points.value > limit, min(3, len(points)))
     seen = float(np.median(points.after(first).value))
+    what = Phrase("The log-probabilities of sampler and trainer differ by δ, and the mean of e^|δ| is not 1")
     curve = Curve(points, 1.0, limit)
-    return Reading(seen, first is not None, first, data.sample.worst(gap), curve=curve)
+    return Reading(seen, first is not None, first, data.sample.worst(gap), {"what": what}, curve)
+
+
+def _too_surprising(data: RunData, limit: float) -> Reading | None:
+    """Compare the surprise of the sampled tokens with the entropy, which equals its mean if the policy sampled them."""
+    sample, gap = data.sample, surprise_gap(data.sample)
+    if gap is None:
+        return None
+    points = sample.mean_by_step(-sample["logprob"] - sample["entropy"])
+    sick = gap[0] > max(NOISE * gap[1], limit)
+    first = since(points, smoothed(points).value > gap[0] / 2, 3) if sick else None
+    what = Phrase("The policy finds the sampled tokens less likely on average than tokens of its own would be")
+    name = Phrase("surprise (−log π) − entropy, in nats per token")
+    curve = Curve(points, high=limit, name=name)
+    return Reading(gap[0], sick, first, data.step_evidence([first]), {"what": what}, curve)
 
 
 @rule(

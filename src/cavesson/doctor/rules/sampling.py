@@ -6,6 +6,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
@@ -14,6 +15,10 @@ from cavesson.doctor.series import Array, Series, standard_error, together
 ALIKE = {"float32": 0.005, "float64": 0.005}
 ROUNDED = 0.15
 """Nats by which sampler and trainer differ on a token by rounding alone."""
+SEVERAL, OFTEN = 4, 0.2
+"""Number of steps, and share of the responses in them, that show what is usual."""
+SURPRISE, NOISE = 0.03, 5.0
+"""Surprise − entropy that matters, in nats per token, and in standard errors."""
 
 
 class Shift(NamedTuple):
@@ -90,7 +95,7 @@ def filtered_sampling(data: RunData) -> Reading | None:
         sick = found.below < 0.05 and banned_until(data) is None
         seen = -found.size
     elif gap is not None:
-        sick = found is None and gap[0] < -max(5 * gap[1], 0.03)
+        sick = found is None and gap[0] < -max(NOISE * gap[1], SURPRISE)
         seen = gap[0]
     elif found is not None:
         sick, seen = False, -found.size
@@ -190,17 +195,20 @@ def _begin_to_end(data: RunData, counts: Array, least: int) -> float:
     title="Responses are not allowed to end early",
     cause="No response is shorter than {least} tokens, and {pile} of them end exactly there{setting}: the end token is "
     "forbidden during sampling but scored as if it were allowed. Each forbidden end lowers the KL estimate.",
-    healthy="responses that end at the smallest length, relative to the neighbouring lengths: below {limit}; more if "
-    "the settings do not forbid an early end",
+    healthy="responses that end at the smallest length, relative to the neighbouring lengths, over the whole run or "
+    "since short responses disappeared from one step to the next: below {limit}; more if the settings do not forbid an "
+    "early end",
     fix="sampling.min_new_tokens = 0; to get longer responses, reward their length",
     settings={"sampling.min_new_tokens": 0},
     source="TRL's How-to-train FAQ (min_length = -1); StackLLaMA",
     explains=["negative-kl", "kl-explosion", "filtered-sampling", "kl-in-few-tokens", "likelihood-displacement",
-              "kl-at-start", "ratio-not-one", "update-kl-large", *MISMATCH],  # where scores leave out the end as well
+              "kl-at-start", "ratio-not-one", "update-kl-large",  # where scores leave out the end as well
+              "reward-falls", "truncated", *MISMATCH],
 )  # fmt: skip
 def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
-    sample = data.sample
-    length = sample.rows["length"]
+    began, rows = _short_gone_since(data.rows), data.sample.rows
+    first = int(rows.steps[0]) if began is None else began
+    length = np.where(rows.step >= first, rows["length"], np.nan)
     known = length[np.isfinite(length) & (length > 0)].astype(int)
     if len(known) < 50:
         return None
@@ -213,7 +221,6 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     # Texts of a fixed form also share a length, so this criterion counts only if the settings do not exclude a minimum.
     piled = least >= 3 and longest > least + 3 and pile > limit and counts[least] >= 8
     begin = _begin_to_end(data, counts, least)
-    pile = max(pile, begin)
     sick = (until is not None and until >= 2) or ((piled or begin > limit) and asked != 0)
     words: Words = {
         "least": least,
@@ -222,11 +229,31 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     }
     points = Series(np.arange(longest + 1), counts)
     curve = Curve(points, name=Phrase("responses of each length"), along=Phrase("length in tokens"))
-    evidence = sample.rows.evidence(np.flatnonzero(length == least))
+    evidence = rows.evidence(np.flatnonzero(length == least))
     lengths = data.rows["length"]
     short = np.where(np.isfinite(lengths), lengths < (least if until is None else until), np.nan)
-    course = data.rows.by_step(-short)
-    return Reading(pile, sick, int(sample.rows.steps[0]), evidence, words, curve, course)
+    between = None if began is None else (began, began)
+    return Reading(max(pile, begin), sick, first, evidence, words, curve, data.rows.by_step(-short), between)
+
+
+def _short_gone_since(rows: Rows) -> int | None:
+    """Return the step from which on no response is short any more, if many were just before it; None otherwise.
+
+    A policy that learns to write more leaves short responses over several steps. A ban does so from one to the next.
+    """
+    known = rows["length"] > 0
+    length, step = rows["length"][known], rows.step[known]
+    steps, start = np.unique(step, return_index=True)
+    if len(steps) < 2 * SEVERAL:
+        return None
+    shortest = np.minimum.accumulate(np.minimum.reduceat(length, start)[::-1])[::-1]
+    edges = np.append(start, len(length))
+    for i in range(SEVERAL, len(steps) - SEVERAL + 1):
+        before = length[edges[i - SEVERAL] : edges[i]] < shortest[i]
+        last = length[edges[i - 1] : edges[i]] < shortest[i]
+        if min(before.mean(), last.mean()) > OFTEN and before.mean() * (len(length) - edges[i]) > 30:
+            return int(steps[i])
+    return None
 
 
 @rule(
