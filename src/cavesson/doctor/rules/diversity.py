@@ -4,6 +4,7 @@ import zlib
 from itertools import pairwise
 
 import numpy as np
+import pyarrow.compute as pc
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
@@ -20,12 +21,15 @@ BUDGET = 4000
 
 
 def entropy(data: RunData) -> Series:
-    """Return the mean entropy per token by step, or −log π of the sampled tokens if entropy was not recorded."""
+    """Return the mean entropy per token by step; −log π of the sampled tokens if entropy was not recorded.
+
+    A trainer's metric comes last: some trainers count padding.
+    """
     if data.has("rows.entropy"):
         return data.rows.mean("entropy")
-    if data.has("steps.policy/entropy"):
-        return data.metric("policy/entropy")
-    return data.sample.mean_by_step(-data.sample["logprob"])
+    if data.has("tokens.logprob"):
+        return data.sample.mean_by_step(-data.sample["logprob"])
+    return data.metric("policy/entropy")
 
 
 def distinct(rows: Rows) -> Series:
@@ -55,9 +59,10 @@ def distinct(rows: Rows) -> Series:
     fix="a wider upper clip (grpo.clip_high = 0.28), an entropy bonus (ppo.entropy_coef), fewer epochs of SFT",
     settings={"grpo.clip_high": 0.28, "rloo.clip_high": 0.28, "ppo.entropy_coef": 0.01},
     source="2505.22617; DAPO 2503.14476; rldoctor",
-    explains=["zero-variance-groups", "zero-gradient", "distinct-collapse", "template-collapse", "repetition-loops"],
+    explains=["zero-variance-groups", "zero-gradient", "distinct-collapse", "template-collapse", "repetition-loops",
+              "reward-falls", "kl-explosion"],
     windows=True,
-)
+)  # fmt: skip
 def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     points = entropy(data)
     if len(points) < 10 or points.first() < 1e-3:
@@ -71,7 +76,8 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     first = since(points, points.value < low, 5)
     evidence = data.step_evidence(points.step[-1:])
     sick = first is not None and not rising and not gained
-    return Reading(points.last(), sick, first, evidence, {"before": before}, Curve(points, low=low))
+    fallen = Series(points.step, np.log(before / np.maximum(points.value, 1e-6)))  # entropy falls by factors
+    return Reading(points.last(), sick, first, evidence, {"before": before}, Curve(points, low=low), fallen)
 
 
 @rule(
@@ -80,7 +86,8 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     min_steps=10,
     title="The entropy explodes",
     cause="The policy's entropy rose from {before} to {seen} nats per token: the policy is forgetting how to write.",
-    healthy="entropy per token, in nats: below {factor} times its start, or less than {rise} above it",
+    healthy="entropy per token, in nats: below {factor} times its start, or, of few tokens, nearer to its start than to "
+    "a uniform choice among them; or less than {rise} above its start",
     fix="lower optimizer.learning_rate, ppo.entropy_coef = 0, check whether sampler and trainer disagree",
     settings={"optimizer.learning_rate": calmer, "ppo.entropy_coef": 0.0},
     source="2505.22617; prime-rl, docs/training.md",
@@ -92,11 +99,17 @@ def entropy_explosion(data: RunData, *, factor: float = 1.5, rise: float = 0.5) 
     if len(points) < 10 or points.first() < 1e-3:
         return None
     before, smooth = points.first(), smoothed(points)
-    high = max(factor * before, before + rise)
+    high = max(min(factor * before, (before + _uniform(data)) / 2), before + rise)
     sick = since(points, smooth.value > high, 4) is not None and trend(points).change > 0 and is_clear(data, points)
     began = since(points, smooth.value > (before + high) / 2, 4)
     evidence = data.step_evidence(points.step[-1:])
     return Reading(points.last(), sick, began, evidence, {"before": before}, Curve(points, high=high))
+
+
+def _uniform(data: RunData) -> float:
+    """Return the entropy of a uniform choice among the tokens that occur, in nats; infinite if tokens are not known."""
+    known = [name for name in ("token_id", "token") if data.recorded(f"tokens.{name}")]
+    return float(np.log(pc.count_distinct(data.sample.column(known[0])).as_py())) if known else np.inf
 
 
 @rule(
