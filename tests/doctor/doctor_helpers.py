@@ -192,12 +192,13 @@ def _info(algorithm: str) -> dict[str, Any]:
 def _metrics(made: Made, steps: int, chance: np.random.Generator) -> dict[str, Array]:
     delta = (made.tokens["logprob"] - made.tokens["ref_logprob"]) * made.mask
     noise = chance.normal(0, 1, (8, steps))
+    moved = 0.5 * float(np.exp(made.policy[0]) @ ((made.policy[-1] - made.policy[0]) / steps) ** 2)  # in a step
     return {
         "kl/objective": delta.sum(-1).mean(-1),
         "kl/coef": np.full(steps, 0.05),
         "policy/first_ratio_error": np.abs(1e-5 * noise[0]),
         "policy/ratio": 1 + 0.002 * noise[1],
-        "policy/approx_kl": 0.004 + 0.0003 * noise[2],
+        "policy/approx_kl": moved * (0.3 + 0.02 * noise[2]),  # the mean over the passes of a step
         "policy/clip_fraction": 0.05 + 0.01 * noise[3],
         "policy/entropy": -(np.exp(made.policy) * made.policy).sum(-1),
         "optim/grad_norm": 1 + 0.1 * noise[4],

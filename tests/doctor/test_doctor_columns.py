@@ -79,6 +79,8 @@ def world(name: str, columns: Columns) -> Made:
         made.rows["response"] += np.where(made.rows["finish_reason"] == "eos", ".", "").astype(object)
     else:
         SICK[name][0](made)
+    if name == "ratio-not-one":
+        made.metrics["policy/approx_kl"][0] = 0.1  # more than the policy has moved by the next step
     if name == "repetition-loops":
         made.rows["response"] *= 4  # only of a longer text is it known how much compression saves
     if name in ("group-advantages", "penalty-wrong"):

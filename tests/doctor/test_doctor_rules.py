@@ -114,8 +114,8 @@ def test_a_rule_without_its_columns_is_skipped_and_says_what_it_needs(tmp_path):
     del made.tokens["sampler_logprob"]
     found = diagnose(made.data(tmp_path / "run"), RULES)
     skipped = {one.rule: one for one in found.skipped}
-    assert "tokens.sampler_logprob" in language("zh").reason(skipped["sampler-mismatch"])
-    assert "sampler-mismatch" not in [rule.name for rule, _ in found.healthy]
+    assert "tokens.sampler_logprob" in language("zh").reason(skipped["sampler-stale"])
+    assert "sampler-stale" not in [rule.name for rule, _ in found.healthy]
 
 
 def test_data_without_columns_has_no_findings(tmp_path):

@@ -150,10 +150,10 @@ class RunData:
         return [name for name in self._steps.column_names if name not in ("step", "attempt", "rank")]
 
     def metric(self, name: str) -> Series:
-        """Return a metric by step: as logged, under our name or another trainer's, or derived; empty if it is neither."""
+        """Return a metric by step: as logged, under any trainer's name, or derived; empty if it is neither."""
         logged = self._logged(name)
         derived: Series | None = None if len(logged) else self.derive(f"steps.{name}")
-        return logged if derived is None else derived.after(int(self.rows.steps[0]))
+        return logged if derived is None else derived
 
     def _logged(self, name: str) -> Series:
         for known in (name, *ALIASES.get(name, ())):

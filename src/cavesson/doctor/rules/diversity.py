@@ -86,8 +86,8 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     min_steps=10,
     title="The entropy explodes",
     cause="The policy's entropy rose from {before} to {seen} nats per token: the policy is forgetting how to write.",
-    healthy="entropy per token, in nats: below {factor} times its start, or, of few tokens, nearer to its start than to "
-    "a uniform choice among them; or less than {rise} above its start",
+    healthy="entropy per token, in nats: below {factor} times its start (with a small vocabulary: nearer to its start "
+    "than to a uniform choice), or less than {rise} above it",
     fix="lower optimizer.learning_rate, ppo.entropy_coef = 0, check whether sampler and trainer disagree",
     settings={"optimizer.learning_rate": calmer, "ppo.entropy_coef": 0.0},
     source="2505.22617; prime-rl, docs/training.md",

@@ -151,7 +151,7 @@ def _pays(data: RunData) -> bool:
     fix="check optim/learning_rate, optim/grad_norm and the standard deviation of the rewards within a group",
     settings={"optimizer.learning_rate": lambda value, data, reading: max(value, USUAL_RATE)},
     source="rldoctor's default",
-    explains=["value-constant"],
+    explains=["value-constant", "value-not-fitting"],
 )
 def kl_flat(data: RunData, *, limit: float = 1e-4) -> Reading | None:
     points = objective(data)

@@ -14,6 +14,7 @@ from cavesson.doctor.groups import mean_of, within
 from cavesson.doctor.proposal import rounded
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
+from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, since
 from cavesson.doctor.windows import lengths
 
@@ -277,7 +278,8 @@ def _below_all(value: float | None, data: RunData, reading: Reading) -> float | 
     settings={"cleaning.discard": _discarding, "cleaning.discard_reward": _below_all},
     source="LMFlow's RAFT (#); StackLLaMA (```); own threshold",
     explains=["distinct-collapse", "over-optimised", "entropy-collapse", "kl-in-few-tokens", "template-collapse",
-              "repetition-loops", "kl-explosion", "reward-exhausted", "one-part-dominates", "length-exploited"],
+              "repetition-loops", "kl-explosion", "reward-exhausted", "one-part-dominates", "length-exploited",
+              *CRITIC],
 )  # fmt: skip
 def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading | None:
     rows = data.sample.rows

@@ -51,7 +51,7 @@ def _learning(value: float, data: RunData, reading: Reading) -> float:
     fix="a separate learning rate and some steps of warm-up for the critic; a wider ppo.value_clip; check the returns",
     settings={"ppo.value_coef": _learning},
     source="Deep RL hacks (Schulman's talk); verl; Andy Jones, Debugging RL",
-    explains=["value-constant", "reward-falls", "clip-fraction-high"],
+    explains=["value-constant", "clip-fraction-high"],
 )
 def value_not_fitting(data: RunData) -> Reading | None:
     points = _warm(explained(data))
