@@ -126,7 +126,7 @@ def test_a_small_surprise_does_not_matter_however_certain_it_is(gap, sick, tmp_p
     del made.tokens["sampler_logprob"]
     made.tokens["entropy"] = np.where(made.mask, -made.tokens["logprob"] - gap, 0.0)
     found = reading(BY_NAME["sampler-mismatch"], made, tmp_path / "run")
-    assert found.sick == sick and found.seen == pytest.approx(gap)
+    assert found.sick == sick and found.seen == pytest.approx(gap, abs=1e-3)  # columns are rounded
 
 
 def ban(made: Made, least: int = 10) -> None:

@@ -25,7 +25,7 @@ def penalty_flipped(plan: Plan) -> None:
 
 
 @fault(
-    causes=["penalty-wrong"],
+    causes=["penalty-wrong", "penalty-mis-scaled"],  # without settings, all that can be said is that it is too large
     also=["kl-explosion", "estimator-misplaced", "kl-flat", "reward-accounting"],
     seen={"ppo": TOKENS, "rloo": [RECORDER]},
 )

@@ -68,7 +68,7 @@ def logprob_shifted(plan: Plan) -> None:
 
 @fault(
     causes=["ratio-not-one", "temperature-missing"],
-    also=["update-kl-large", "clip-fraction-high", "ratio-blow-up"],
+    also=["update-kl-large", "clip-fraction-high", "ratio-blow-up", *RUINED],
     seen=[RECORDER],
     trainers=["ppo"],
 )

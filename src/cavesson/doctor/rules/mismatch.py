@@ -29,9 +29,10 @@ def _gap(sample: Sample) -> Array:
     fix="same dtype on both sides, new weights for the sampler after every update, a float32 output layer, or "
     "truncated importance sampling (grpo.importance = 2.0)",
     source="NeMo-RL, guides/grpo.md; verl, rollout_corr.md; TRL issue 5312",
-    explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "mismatch-growing", "mismatch-rare-tokens"],
+    explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "mismatch-growing", "mismatch-rare-tokens",
+              "negative-kl"],
     windows=True,
-)
+)  # fmt: skip
 def sampler_mismatch(data: RunData, *, limit: float = 1.03, surprise: float = SURPRISE) -> Reading | None:
     if not data.has("tokens.sampler_logprob"):
         return _too_surprising(data, surprise)

@@ -190,9 +190,10 @@ def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     "{growth}; more if responses need to be longer",
     fix='a reward that does not grow with the length (subtract what length explains), grpo.overlong = "penalty"',
     source="2310.03716; Secrets of RLHF 2307.04964; rlprobe",
-    explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse", *CRITIC],
+    explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse",
+              "entropy-explosion", "likelihood-displacement", *CRITIC],
     windows=True,
-)
+)  # fmt: skip
 def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share(0.25)) -> Reading | None:
     rows, (column, unit) = data.rows, length_column(data)
     reward, length = within(rows, rows["reward"]), within(rows, rows[column])
