@@ -279,7 +279,7 @@ class Recorder:
         self._pending.append(call)
         if time.monotonic() < self._due_at() and (journal := self._opened_journal()) is not None:
             journal.add(call)
-            if journal.is_there and journal.size < JOURNAL_BYTES:
+            if journal.is_there and journal.size < JOURNAL_BYTES and self._is_own_place():
                 return
         self._write()
 
@@ -317,6 +317,14 @@ class Recorder:
             raise error
         self._files, self._lock, self._newest_file = Folder(self._spare), None, ""
         self.unreachable = self.unreachable or error
+
+    def _is_own_place(self) -> bool:
+        """Return whether the run is still there and no other process has taken it over."""
+        try:
+            self._check_place()
+        except Exception:
+            return False  # writing raises it again
+        return True
 
     def _check_place(self) -> None:
         """Check that the run still exists, so that no incomplete record is written."""
