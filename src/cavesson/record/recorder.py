@@ -277,9 +277,10 @@ class Recorder:
         """Add a call to the journal, or write it with the earlier ones if that is due."""
         call = given()
         self._pending.append(call)
-        if time.monotonic() < self._due_at() and (journal := self._opened_journal()) is not None:
+        is_due = time.monotonic() >= self._due_at() or not self._is_own_place()
+        if not is_due and (journal := self._opened_journal()) is not None:
             journal.add(call)
-            if journal.is_there and journal.size < JOURNAL_BYTES and self._is_own_place():
+            if journal.is_there and journal.size < JOURNAL_BYTES:
                 return
         self._write()
 
