@@ -239,7 +239,7 @@ def test_the_doctor_changes_nothing_of_a_record(tmp_path):
     for more in ([], ["--json"], out, [*out, "--language", "zh"]):
         assert CliRunner().invoke(app, ["doctor", str(folder), *more]).exit_code == 0
     look(str(folder), tmp_path / "findings.json", "v")
-    assert len(before) > 24 * 4 and digests(folder) == before
+    assert before and digests(folder) == before
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from cavesson.record import Recorder
 
 def record(folder: Path | str, steps: range, attempt: int = 0, rank: int = 0, count: int = 3) -> None:
     """Rollouts whose numbers follow from step, sample and attempt; their groups are not in the order of the samples."""
-    with Recorder(folder, attempt=attempt, rank=rank) as out:
+    with Recorder(folder, attempt=attempt, rank=rank, interval=0) as out:
         for step in steps:
             sample = rank * count + np.arange(count)[::-1]
             rows: dict[str, Any] = {"sample": sample, "prompt": [f"p{s}" for s in sample], "response": ["r"] * count}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import cavesson
 from cavesson.record import Recorder, begin_attempt, compact, compaction, write_run
-from cavesson.record.segments import write_segment
+from cavesson.record.writing import write_segment
 
 
 def test_a_compacted_run_gives_the_same_answers_from_few_files(folder):
@@ -125,7 +125,7 @@ def test_rollouts_and_metrics_may_be_merged_at_different_depths(folder, monkeypa
 def test_a_run_that_is_written_is_merged_but_for_the_newest_step_of_each_process(folder):
     attempt = begin_attempt(folder, 0)
     record(folder, range(4), attempt, rank=1)
-    with Recorder(folder, attempt=attempt) as out:
+    with Recorder(folder, attempt=attempt, interval=0) as out:
         for step in range(6):
             out.rollouts(step, {"prompt": ["p"], "response": ["r"], "reward": [step]}, {"token_id": [[1]]})
             out.metrics(step, {"loss": 1.0})
@@ -145,7 +145,7 @@ def test_nothing_is_added_to_a_step_that_is_compacted(folder):
     compact(folder)
     table = pa.table({"step": [1], "sample": [9], "prompt": ["p"], "response": ["r"], "reward": [1.0]})
     tokens = pa.table({"step": [1], "sample": [9], "position": [0]})
-    write_segment(folder, 1, 0, 5, table, tokens)  # another rank has nothing there yet
+    write_segment(folder, 0, 5, table, tokens)  # another rank has nothing there yet
     with Recorder(folder) as out, pytest.raises(ValueError, match="step 1 is closed"):
         out.rollouts(
             1, {"sample": [9], "prompt": ["p"], "response": ["r"], "reward": [1.0]}, {"mask": np.ones((1, 1), bool)}

@@ -131,7 +131,7 @@ def command(*words: object) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.slow
 def test_the_command_line_compacts_and_asks(folder):
-    with Recorder(folder) as recorder:
+    with Recorder(folder, interval=0) as recorder:
         for step in range(3):
             recorder.rollouts(step, *rollouts(1, response=["[bold]\x1b[31m"]))
         recorder.flush()

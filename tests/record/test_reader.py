@@ -19,7 +19,8 @@ import cavesson
 from cavesson.errors import UserError
 from cavesson.record import Recorder, begin_attempt, compact, write_run
 from cavesson.record import storage as storage_module
-from cavesson.record.segments import segment_name, write_segment
+from cavesson.record.segments import segment_name
+from cavesson.record.writing import write_segment
 
 BATCH = 5
 
@@ -104,7 +105,7 @@ def test_a_reader_sees_whole_steps_while_another_process_writes(folder):
 
 
 def test_tokens_without_rows_are_not_committed(folder):
-    with Recorder(folder) as recorder:
+    with Recorder(folder, interval=0) as recorder:
         recorder.rollouts(0, *rollouts())
         recorder.rollouts(1, *rollouts())
         recorder.rollouts(2, *rollouts())
@@ -131,7 +132,7 @@ def test_attempts_are_numbered_from_zero(folder):
 
 
 def record(folder: Path, attempt: int, steps: range) -> None:
-    with Recorder(folder, attempt=attempt) as recorder:
+    with Recorder(folder, attempt=attempt, interval=0) as recorder:
         for step in steps:
             rows, tokens = rollouts(1, 1)
             recorder.rollouts(step, rows | {"reward": [float(attempt)]}, tokens | {"value": tokens["mask"] * attempt})
@@ -215,7 +216,7 @@ def test_steps_of_a_rank_that_is_compacted_and_of_one_that_is_not_are_in_order(f
                 pa.table({"step": [step] * 2, "sample": [rank, rank + 2], **columns})
                 for columns in ({"prompt": ["", ""], "response": ["", ""], "reward": [0.0, 0.0]}, {"position": [0, 0]})
             )
-            write_segment(folder, step, 0, rank, rows, tokens)
+            write_segment(folder, 0, rank, rows, tokens)
         if rank == 0:
             compact(folder)
     run = cavesson.open(folder)
@@ -235,7 +236,7 @@ def test_columns_and_steps_can_be_chosen(folder):
 def test_files_of_an_older_schema_are_read_with_nulls(folder):
     old_rows = pa.table({"step": [0], "sample": [0], "prompt": ["p"], "response": ["r"], "reward": [1]})
     old_tokens = pa.table({"step": [0], "sample": [0], "position": [0], "logprob": [0.1]})
-    write_segment(folder, 0, 0, 0, old_rows, old_tokens)
+    write_segment(folder, 0, 0, old_rows, old_tokens)
     with Recorder(folder) as recorder:
         recorder.rollouts(1, *rollouts(1, 1, group=[7]))
     run = cavesson.open(folder)

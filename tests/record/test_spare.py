@@ -39,7 +39,7 @@ class Lost(Folder):
 
 
 def record(place: Any, spare: Path | None = None) -> BaseException | None:
-    with Recorder(place, attempt=0, spare=spare) as recorder:
+    with Recorder(place, attempt=0, spare=spare, interval=0) as recorder:
         for step in range(STEPS):
             rows, tokens = rollouts(3, split=["train"] * 3)
             recorder.rollouts(step, rows, tokens)

@@ -30,7 +30,7 @@ from cavesson.record.segments import (
 from cavesson.record.storage import Location, Storage, storage
 
 WAITING = 256
-"""Closed segments that a recorder lets gather before it merges them."""
+"""Files of rows and of metrics that a recorder lets gather before it merges them."""
 FILE_LINES = 100_000
 """Rollouts, or steps, after which the next file begins."""
 ABANDONED = 3600
@@ -52,8 +52,8 @@ def compact(
         rank: Merge only what this process wrote; only that process may call it. None = the whole run.
         before: (attempt, step) of the first segment that may still grow; None = all are closed.
         ended: Whether no process writes the run any more. If so, everything is merged, and for the whole run
-            (``rank`` is None) the sources are deleted at once. Otherwise the newest step of each process stays as it
-            is, and the next compaction deletes the sources.
+            (``rank`` is None) the sources are deleted at once. Otherwise the newest segment of each process stays as
+            it is, and the next compaction deletes the sources.
         go_on: Called before every step; an exception that it raises aborts the merge and leaves the run unchanged.
     """
     files = storage(place)
@@ -82,7 +82,7 @@ class _Choice(NamedTuple):
         """Return the small segments that can no longer grow."""
         open_ones = set() if self.ended else growing(segments)
         closed = [segment for segment in segments if not segment.compacted and segment not in open_ones]
-        return [s for s in closed if self.before is None or (s.attempt, s.first) < self.before]
+        return [s for s in closed if self.before is None or (s.attempt, s.last) < self.before]
 
 
 def _compact(files: Storage, found: Listing, choice: _Choice, go_on: Callable[[], None]) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -29,6 +30,7 @@ from cavesson.record.segments import (
     union,
     with_steps,
 )
+from cavesson.record.spare import recover
 from cavesson.record.splits import rollout_counts
 from cavesson.record.storage import Location, Storage, reaching, storage
 
@@ -53,6 +55,8 @@ class Rollout(NamedTuple):
 def open(run: Location) -> "Run":
     """Open a run for reading.
 
+    What a killed process had recorded and not yet written to segments is added to the record first.
+
     Args:
         run: A run folder, which may name another place of its record, or a URL such as ``s3://bucket/run``.
 
@@ -65,6 +69,8 @@ def open(run: Location) -> "Run":
     if isinstance(elsewhere, str):
         files = storage(elsewhere)
         info = run_info(files)
+    with suppress(OSError):  # a folder that may only be read, or a full disk
+        recover(files)
     return Run(files, info)
 
 
@@ -110,7 +116,7 @@ class Run:
         return f"Run({', '.join([repr(self.folder), *said])})"
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook shows: facts about the run and curves of the main metrics."""
+        """Return the HTML that a notebook shows."""
         steps = self.steps()
         facts = {**self.facts, "steps": steps.num_rows or None, **rollout_counts(self.rows(["split"]))}
         numbers = steps["step"].to_pylist()
@@ -191,10 +197,7 @@ class Run:
         return self.consistent(read)
 
     def not_finite(self) -> pa.Table:
-        """Return where values are NaN or infinite: ``step``, ``split``, ``column`` and their number, ``not_finite``.
-
-        The table has a row for each process and level with such values, unordered.
-        """
+        """Return ``step``, ``split``, ``column`` and ``not_finite``, the number of NaN and infinite values."""
 
         def read(found: LiveSegments) -> pa.Table:
             parts = [ROLLUP_SCHEMA.empty_table().select(_NOT_FINITE)]
@@ -216,7 +219,7 @@ class Run:
         return Rollout(row, self.tokens(step, sample))
 
     def fetch(self, keys: Sequence[tuple[int, int]], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the rows of some rollouts in the requested order, reading little more of the files than these.
+        """Return the rows of some rollouts in the requested order, reading little more than these.
 
         Args:
             keys: Step and sample of each rollout.
@@ -261,10 +264,7 @@ class Run:
     def arrow(self, name: str, columns: Sequence[str] | None = None, steps: Iterable[int] | None = None) -> pa.Table:
         """Return ``rows``, ``tokens``, ``steps`` or ``rollups`` as an Arrow table.
 
-        Args:
-            name: Name of the table.
-            columns: Only these columns; all of them if None.
-            steps: Only these steps; all of them if None.
+        ``columns`` and ``steps`` are the ones to return; all of them if None.
         """
         if name == "rows":
             return self.rows(columns, steps)

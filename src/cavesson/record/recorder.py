@@ -1,45 +1,69 @@
 """Write rollouts and metrics from a background thread, so that training does not wait for the disk."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
 from functools import partial
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from threading import Thread
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import numpy as np
-import pyarrow as pa
 
 from cavesson.errors import NoRoomError, UserError, first_line, no_room
 from cavesson.record.compaction import WAITING
+from cavesson.record.given import GIVEN_ROWS, GIVEN_TOKENS, check_names, check_shapes
+from cavesson.record.journal import Journal
 from cavesson.record.lock import Lock
 from cavesson.record.merger import Merger
 from cavesson.record.padding import padded
-from cavesson.record.precision import Array, rounded
+from cavesson.record.precision import Array
 from cavesson.record.run_folder import begin_attempt, write_run
-from cavesson.record.schema import ROW_COLUMNS, STEP_COLUMNS, TOKEN_COLUMNS, Column, arrow_schema
-from cavesson.record.segments import Kind, listing, segment_name, write_parquet, write_segment
-from cavesson.record.statistics import STATISTICS, rollout_statistics
-from cavesson.record.storage import Folder, Location, Storage, reaching, small_table, storage
+from cavesson.record.schema import STEP_COLUMNS
+from cavesson.record.segments import Kind, listing
+from cavesson.record.spare import recover
+from cavesson.record.storage import Folder, Location, reaching, storage
+from cavesson.record.writing import (
+    Call,
+    Metrics,
+    Rollouts,
+    Rows,
+    Tables,
+    flattened,
+    metrics_by_step,
+    tables_of,
+    write_metrics,
+    write_segment,
+)
 
 _LOGGER = logging.getLogger(__name__)
 
-FILLED_IN = {"step", "attempt", "rank", *STATISTICS}
-GIVEN_ROWS = {column.name: column for column in ROW_COLUMNS if column.name not in FILLED_IN}
-PRECISIONS = {column.name: column.precision for column in TOKEN_COLUMNS if column.precision is not None}
-GIVEN_TOKENS = [column.name for column in TOKEN_COLUMNS if column.name not in ("step", "sample", "position")]
+INTERVAL = 5.0
+"""Seconds between two writes of a recorder, so that writing takes about 1 % of the time of the shortest steps."""
+JOURNAL_BYTES = 32 << 20
+"""Bytes in the journal after which the recorder writes earlier."""
+
+
+class _Order(Enum):
+    """What a caller asks the thread to do besides recording."""
+
+    WRITE = auto()
+    STOP = auto()
 
 
 class Recorder:
     """Records the rollouts and metrics of one rank and attempt, as a context manager.
 
     A background thread writes the arguments of each call, in order; the caller must not change the arrays afterwards.
-    The queue is bounded: if the disk cannot keep up, calls block, and nothing is ever dropped. An exception in the
-    thread is raised by the caller's next call, and by every later one. Whenever more than ``WAITING`` steps have
-    accumulated, another thread merges them into large files without blocking anything.
+    It appends them to a journal at once, which a killed process leaves to whoever opens the run next, and writes them
+    as one segment per ``interval``. The queue is bounded: if the disk cannot keep up, calls block, and nothing is ever
+    dropped. An exception in the thread is raised by the caller's next call, and by every later one. Whenever more than
+    ``WAITING`` files have accumulated, another thread merges them into large files without blocking anything.
 
     Args:
         folder: Run folder, or a URL such as ``s3://bucket/run``; the folder and ``run.json`` are created if necessary.
@@ -49,6 +73,8 @@ class Recorder:
         lock: The caller's lock on the run; None = rank 0 acquires one and holds it until ``close``.
         spare: Local folder for what cannot be written to ``folder``: after the first failure, everything is written
             there, and ``unreachable`` is set. ``add_spare`` adds it to the record. None = a failure is an error.
+        interval: Readers see a call at most this many seconds later, or when ``flush`` returns. 0 = every call is
+            written as a segment at once, as always on storage whose files cannot grow.
 
     Raises:
         LockedError: Another process is writing the run.
@@ -56,6 +82,13 @@ class Recorder:
 
     unreachable: BaseException | None = None
     """why the record is written to ``spare``, or None if it is not"""
+    _error: BaseException | None = None
+    _merge_has_failed = False
+    _closed = False
+    _newest_file = ""
+    _waiting = 0
+    _written_at = -inf
+    _journal: Journal | None = None
 
     def __init__(
         self,
@@ -66,6 +99,7 @@ class Recorder:
         queue_size: int = 4,
         lock: Lock | None = None,
         spare: Path | None = None,
+        interval: float = INTERVAL,
     ) -> None:
         if queue_size < 1:
             raise ValueError(f"queue_size is {queue_size}, expected at least 1")
@@ -78,19 +112,18 @@ class Recorder:
         if self._lock is not None:
             self._lock.keep_alive()
         self._spare = spare
-        self._newest_file = ""
+        recover(self._files)
         if not rank and not self._files.exists("run.json"):
             write_run(self._files, {"cavesson": version("cavesson")})
         self._attempt = -1 if attempt is None else attempt
         self._rank = rank
         self._latest: dict[Kind, tuple[int, set[Any]]] = {}
         self._written: dict[Kind, int] = {}
-        self._waiting = 0
-        self._merge_has_failed = False
-        self._error: BaseException | None = None
-        self._closed = False
+        self._interval = interval
+        self._pending: list[Call] = []
+        self._rows: Rows = {}
         self._merger = Merger(self._files, rank, self._merge_failed)
-        self._queue: Queue[Callable[[], None] | None] = Queue(queue_size)
+        self._queue: Queue[Callable[[], Call] | _Order] = Queue(queue_size)
         self._thread = Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
@@ -114,14 +147,14 @@ class Recorder:
         """
         if "sample" not in rows and "prompt" in rows and not self._rank:
             rows = {"sample": self._next_samples(step, len(rows["prompt"])), **rows}
-        _check_names("rows", rows, GIVEN_ROWS, {name for name, column in GIVEN_ROWS.items() if column.required})
-        _check_names("tokens", tokens, GIVEN_TOKENS, set())
+        check_names("rows", rows, GIVEN_ROWS, {name for name, column in GIVEN_ROWS.items() if column.required})
+        check_names("tokens", tokens, GIVEN_TOKENS, set())
         measured = bool(tokens)  # without tokens, even their number is unknown
         if "mask" not in tokens:
             tokens = padded(tokens, len(rows["prompt"]))
-        _check_shapes(rows, tokens)
+        check_shapes(rows, tokens)
         self._claim("rows", step, np.asarray(rows["sample"]).tolist())
-        self._put(partial(self._write_rollouts, step, dict(rows), dict(tokens), measured))
+        self._put(partial(flattened, step, dict(rows), dict(tokens), measured))
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of ``step``; further calls for the same step add to them, as with ``rollouts``.
@@ -132,11 +165,13 @@ class Recorder:
         if clash := {column.name for column in STEP_COLUMNS} & metrics.keys():
             raise ValueError(f"a metric cannot be called {clash.pop()!r}: that column is reserved for the recorder")
         self._claim("steps", step, metrics)
-        self._put(partial(self._write_metrics, step, dict(metrics)))
+        self._put(partial(Metrics, step, dict(metrics)))
 
     def flush(self) -> None:
-        """Wait until everything recorded so far is on disk."""
+        """Wait until readers see everything recorded so far."""
         self._raise_error()
+        if not self._closed:
+            self._queue.put(_Order.WRITE)
         self._queue.join()
         self._raise_error()
 
@@ -144,7 +179,7 @@ class Recorder:
         """Write what is left and stop the thread; a second call only raises the error of the thread, if any."""
         if not self._closed:
             self._closed = True
-            self._queue.put(None)
+            self._queue.put(_Order.STOP)
             self._thread.join()
             self._merger.close()
             if self._own_lock is not None:
@@ -197,34 +232,85 @@ class Recorder:
         own = (self._rank, None)  # None: a merged segment of all ranks
         return max((s.last for s in segments if s.attempt == self._attempt and s.rank in own), default=-1)
 
-    def _put(self, job: Callable[[], None]) -> None:
+    def _put(self, call: Callable[[], Call]) -> None:
         self._raise_error()
         if self._closed:
             raise ValueError("the recorder is closed")
-        self._queue.put(job)
+        self._queue.put(call)
 
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
     def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            try:
-                self._do(job)
-            except BaseException as error:
-                # Jobs after a failed one are still written if possible: they were queued before the error was known.
-                self._fail(error)
-            finally:
-                self._queue.task_done()
-        self._queue.task_done()
+        given = None
+        while given is not _Order.STOP:
+            given = self._given()
+            # Calls after a failed one are still written if possible: they were queued before the error was known.
+            if isinstance(given, _Order):
+                self._unless_it_fails(self._write)
+            elif given is not None:
+                self._unless_it_fails(partial(self._take, given))
+            self._queue.task_done()
+        if self._journal is not None:
+            self._journal.close(keep=self._error is not None)
 
-    def _do(self, job: Callable[[], None]) -> None:
+    def _given(self) -> Callable[[], Call] | _Order:
+        """Wait for the next call; write the earlier ones when they are due."""
+        while self._pending:
+            try:
+                return self._queue.get(timeout=max(self._due_at() - time.monotonic(), 0))
+            except Empty:
+                self._unless_it_fails(self._write)
+        return self._queue.get()
+
+    def _unless_it_fails(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except BaseException as error:
+            self._fail(error)
+
+    def _due_at(self) -> float:
+        return self._written_at + self._interval
+
+    def _take(self, given: Callable[[], Call]) -> None:
+        """Add a call to the journal, or write it with the earlier ones if that is due."""
+        call = given()
+        self._pending.append(call)
+        is_due = time.monotonic() >= self._due_at() or not self._is_own_place()
+        if not is_due and (journal := self._opened_journal()) is not None:
+            journal.add(call)
+            if journal.is_there and journal.size < JOURNAL_BYTES:
+                return
+        self._write()
+
+    def _opened_journal(self) -> Journal | None:
+        if self._journal is None and self.unreachable is None:
+            self._journal = Journal.opened(self._files, self._attempt, self._rank)
+        return self._journal
+
+    def _write(self) -> None:
+        """Write the pending calls as segments."""
+        if not self._pending:
+            return
+        calls, self._pending = self._pending, []
+        self._written_at = time.monotonic()
+        tables = tables_of(
+            [call for call in calls if isinstance(call, Rollouts)], self._attempt, self._rank, self._fail
+        )
+        metrics = metrics_by_step(call for call in calls if isinstance(call, Metrics))
+        self._unless_it_fails(partial(self._do, partial(self._write_rollouts, tables)))
+        self._unless_it_fails(partial(self._do, partial(self._write_metrics, metrics)))
+        if self._journal is not None and self._error is None:
+            self._journal.clear()
+
+    def _do(self, write: Callable[[], None]) -> None:
         try:
             self._check_place()
-            job()
+            write()
         except Exception as error:
             self._use_spare(error)
-            job()
+            write()
 
     def _use_spare(self, error: Exception) -> None:
         """Switch to the spare folder because of an error, or raise that error if there is no spare folder."""
@@ -232,6 +318,14 @@ class Recorder:
             raise error
         self._files, self._lock, self._newest_file = Folder(self._spare), None, ""
         self.unreachable = self.unreachable or error
+
+    def _is_own_place(self) -> bool:
+        """Return whether the run is still there and no other process has taken it over."""
+        try:
+            self._check_place()
+        except Exception:
+            return False  # writing raises it again
+        return True
 
     def _check_place(self) -> None:
         """Check that the run still exists, so that no incomplete record is written."""
@@ -266,96 +360,26 @@ class Recorder:
         plain.__cause__ = error
         return plain
 
-    def _write_rollouts(self, step: int, rows: dict[str, Any], tokens: dict[str, Array], measured: bool) -> None:
-        samples = np.asarray(rows["sample"])
-        order = np.argsort(samples)
-        index, position = np.nonzero(tokens["mask"][order])
-        index = order[index]
-        flat = {name: array[index, position] for name, array in tokens.items()}
-        count = len(samples)
-        rows |= {"attempt": np.full(count, self._attempt), "rank": np.full(count, self._rank)}
-        rows |= {"step": np.full(count, step)}
-        if measured:
-            rows |= rollout_statistics(index, count, flat)
-        # The statistics above are computed from the exact numbers, before rounding.
-        flat |= {name: rounded(flat[name], precision) for name, precision in PRECISIONS.items() if name in flat}
-        flat |= {"step": np.full(len(index), step), "sample": samples[index], "position": position}
-        row_table, token_table = table_of(ROW_COLUMNS, rows), table_of(TOKEN_COLUMNS, flat)
-        write_segment(self._files, step, self._attempt, self._rank, row_table, token_table)
-        self._newest_file = segment_name("rows", step, self._attempt, self._rank)
-        self._compact("rows", step)
+    def _write_rollouts(self, tables: Tables | None) -> None:
+        if tables is not None:
+            self._newest_file = write_segment(self._files, self._attempt, self._rank, *tables)
+            self._compact("rows", int(tables[0]["step"].to_numpy().max()))
 
-    def _write_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        write_metrics(self._files, step, self._attempt, self._rank, metrics)
-        self._newest_file = segment_name("steps", step, self._attempt, self._rank)
-        self._compact("steps", step)
+    def _write_metrics(self, rows: Rows) -> None:
+        """Write metrics; those of a step that has some already are added to its segment."""
+        newest = max(self._rows, default=-1)
+        if newest in rows:
+            self._rows = {**self._rows, newest: self._rows[newest] | rows[newest]}
+            self._newest_file = write_metrics(self._files, self._attempt, self._rank, self._rows)
+        if later := {step: values for step, values in rows.items() if step != newest}:
+            self._newest_file = write_metrics(self._files, self._attempt, self._rank, later)
+            self._rows = later
+            self._compact("steps", max(later))
 
     def _compact(self, kind: Kind, step: int) -> None:
-        """Request a merge of the closed steps once more than ``WAITING`` have accumulated."""
+        """Request a merge of the closed segments once more than ``WAITING`` have accumulated."""
         self._waiting += step != self._written.get(kind)
         self._written[kind] = step
         if self._waiting > WAITING and self.unreachable is None:
             self._waiting = 0
             self._merger.merge(before=(self._attempt, min(self._written.values())))
-
-
-def write_metrics(files: Storage, step: int, attempt: int, rank: int, metrics: Mapping[str, float]) -> None:
-    """Write the metrics of one step, or add to them."""
-    name = segment_name("steps", step, attempt, rank)
-    row = {"step": step, "attempt": attempt} | {name: float(value) for name, value in metrics.items()}
-    if files.exists(name):
-        row = small_table(files, name).to_pylist()[0] | row
-    columns = [*STEP_COLUMNS, *(Column(name, pa.float64(), "") for name in row if name not in ("step", "attempt"))]
-    write_parquet(files, name, table_of(columns, {name: [value] for name, value in row.items()}))
-
-
-def _check_names(what: str, given: Mapping[str, Any], known: Iterable[str], required: set[str]) -> None:
-    if unknown := given.keys() - set(known):
-        raise ValueError(f"{what} have no column {min(unknown)!r}; known: {', '.join(known)}")
-    if missing := required - given.keys():
-        raise ValueError(f"{what} are missing the required column {min(missing)!r}")
-
-
-def _check_shapes(rows: Mapping[str, Sequence[Any] | Array], tokens: Mapping[str, Array]) -> None:
-    mask, samples = tokens["mask"], rows["sample"]
-    if not isinstance(mask, np.ndarray):
-        raise ValueError("mask is not an array, expected bool [B, T]; with a list of tokens per response, leave it out")
-    if mask.ndim != 2 or mask.dtype != np.bool_:
-        raise ValueError(f"mask is {mask.dtype} of shape {mask.shape}, expected bool [B, T]")
-    for name, values in rows.items():
-        if len(values) != len(mask):
-            raise ValueError(f"rows column {name!r} has {len(values)} entries, mask has {len(mask)}")
-    for name, array in tokens.items():
-        if array.shape != mask.shape:
-            raise ValueError(f"tokens column {name!r} has shape {array.shape}, mask has {mask.shape}")
-    if len(np.unique(np.asarray(samples))) != len(samples):
-        raise ValueError("rows column 'sample' names a rollout twice; with step it is the key")
-
-
-def table_of(columns: Sequence[Column], content: Mapping[str, Any]) -> pa.Table:
-    """Return a table of the ``columns`` in ``content``; a float32 column becomes float64 if a value needs it."""
-    present = [column for column in columns if column.name in content]
-    arrays = [_array(content[column.name], column.type) for column in present]
-    fields = [field.with_type(array.type) for field, array in zip(arrow_schema(present), arrays, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def _array(values: Any, type_: pa.DataType) -> pa.Array:
-    if isinstance(values, pa.Array):
-        return values.cast(type_)
-    if pa.types.is_map(type_):
-        values = [None if v is None else [(key, float(x)) for key, x in v.items()] for v in values]
-    if type_ == pa.float32():
-        wide = pa.array(values, pa.float64())
-        return wide if _needs_float64(wide) else wide.cast(pa.float32())
-    try:
-        return pa.array(values, type_)
-    except UnicodeEncodeError:
-        # A lone surrogate, which UTF-8 cannot encode, is written as its escape.
-        return pa.array([v if v is None else v.encode(errors="backslashreplace").decode() for v in values], type_)
-
-
-def _needs_float64(wide: pa.Array) -> bool:
-    values = wide.to_numpy(zero_copy_only=False)
-    with np.errstate(over="ignore"):
-        return not np.array_equal(values.astype(np.float32).astype(np.float64), values, equal_nan=True)

@@ -10,13 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cavesson.record.rollups import rollups_of
 from cavesson.record.run_folder import Attempt, attempts
 from cavesson.record.schema import PLACE_COLUMNS
-from cavesson.record.storage import Location, Storage, small_table, storage
+from cavesson.record.storage import Storage
 
 Kind = Literal["rows", "tokens", "steps", "rollups"]
 KINDS: tuple[Kind, Kind] = ("rows", "steps")
@@ -25,7 +24,7 @@ TOKEN_ORDER = [("sample", "ascending"), ("position", "ascending")]
 TOKEN_KEYS = ["step", "sample", "position"]
 MANIFESTS = "compactions"
 FOLDERS = ("record", MANIFESTS, "attempts")
-_NAME = re.compile(r"(rows|tokens|steps)-(\d{8,})-(\d{4,})-(\d{4,})\.parquet")
+_NAME = re.compile(r"(rows|tokens|steps)-(\d{8,})-(\d{4,})-(\d{4,})(?:-(\d{8,}))?\.parquet")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Segment:
     """None = several processes"""
     stem: str
     lines: int | None = None
-    """rollouts in a compacted segment, which never changes; None = one step's, to which more may be added"""
+    """rollouts in a compacted segment, which never changes; None = as a recorder wrote it, and may still add to it"""
 
     @property
     def compacted(self) -> bool:
@@ -118,13 +117,14 @@ def file_name(kind: Kind, stem: str) -> str:
     return f"record/{kind}-{stem}.parquet"
 
 
-def segment_name(kind: Kind, step: int, attempt: int, rank: int) -> str:
-    """Return the name, relative to the run folder, of the file with one process's part of a step."""
-    return file_name(kind, _stem(step, attempt, rank))
+def segment_name(kind: Kind, step: int, attempt: int, rank: int, last: int | None = None) -> str:
+    """Return the name, relative to the run folder, of the file with one process's part of a step, or up to ``last``."""
+    return file_name(kind, _stem(step, attempt, rank, last))
 
 
-def _stem(step: int, attempt: int, rank: int) -> str:
-    return f"{step:08d}-{attempt:04d}-{rank:04d}"
+def _stem(step: int, attempt: int, rank: int, last: int | None) -> str:
+    stem = f"{step:08d}-{attempt:04d}-{rank:04d}"
+    return stem if last in (None, step) else f"{stem}-{last:08d}"
 
 
 def live_segments(place: Storage) -> LiveSegments:
@@ -208,13 +208,14 @@ def _listing(names: list[str], manifests: list[Manifest]) -> Listing:
 
 
 def _small(names: Iterable[str]) -> dict[Kind, list[Segment]]:
-    """Return the segments of one step each; rollouts count if both their rows and tokens files exist."""
+    """Return the segments as recorders wrote them; rollouts count if both their rows and tokens files exist."""
     found: dict[str, dict[str, Segment]] = {"rows": {}, "tokens": {}, "steps": {}}
     for name in names:
         if match := _NAME.fullmatch(name):
             kind, step, attempt, rank = match[1], int(match[2]), int(match[3]), int(match[4])
-            stem = _stem(step, attempt, rank)
-            found[kind][stem] = Segment(step, step, step + 1, attempt, rank, stem)
+            last = int(match[5] or step)
+            stem = _stem(step, attempt, rank, last)
+            found[kind][stem] = Segment(step, last, last + 1, attempt, rank, stem)
     rows = [segment for stem, segment in found["rows"].items() if stem in found["tokens"]]
     return {"rows": rows, "steps": list(found["steps"].values())}
 
@@ -241,37 +242,10 @@ def write_manifest(
         file.write(json.dumps(content).encode())
 
 
-def write_segment(place: Location, step: int, attempt: int, rank: int, rows: pa.Table, tokens: pa.Table) -> None:
-    """Write one process's rollouts of one step, or add to them if they have not been compacted.
-
-    Rollouts that are there already are replaced, so that a write whose outcome is unknown can be repeated.
-
-    The rows file is written last and commits the rollouts: tokens without a row do not count.
-
-    Raises:
-        ValueError: The step has been compacted; ``write_rollouts`` can add to any step.
-    """
-    files = storage(place)
-    names = {kind: segment_name(kind, step, attempt, rank) for kind in ("rows", "tokens", "rollups")}
-    if files.exists(names["rows"]):
-        written = rows["sample"].combine_chunks()
-        rows = union(without_samples(small_table(files, names["rows"]), written), rows)
-        tokens = union(without_samples(small_table(files, names["tokens"]), written), tokens)
-    elif any(_stem(step, attempt, rank) in manifest.replaces["rows"] for manifest in _manifests(files)):
-        raise ValueError(f"step {step} of attempt {attempt} and rank {rank} is compacted: nothing can be added to it")
-    tokens = tokens.sort_by(TOKEN_ORDER)
-    samples = tokens["sample"].to_numpy()
-    wanted = rows["sample"].to_numpy()
-    start = np.searchsorted(samples, wanted, "left")
-    rows = with_places(rows, start, np.searchsorted(samples, wanted, "right") - start)
-    write_parquet(files, names["tokens"], tokens)
-    write_parquet(files, names["rollups"], rollups_of(rows, tokens))
-    write_parquet(files, names["rows"], rows)
-
-
-def without_samples(table: pa.Table, samples: pa.Array) -> pa.Table:
-    """Return the rows of other samples."""
-    return table.filter(pc.invert(pc.is_in(table["sample"], value_set=samples)))
+def is_compacted(files: Storage, name: str) -> bool:
+    """Whether a compaction has replaced a file of rows."""
+    stem = name.removeprefix("record/rows-").removesuffix(".parquet")
+    return any(stem in manifest.replaces["rows"] for manifest in _manifests(files))
 
 
 def with_places(rows: pa.Table, start: Any, count: Any) -> pa.Table:

@@ -1,16 +1,41 @@
-"""Add to a record what a recorder could only write to its spare folder."""
+"""Add to a record what is not in it: from the spare folder of a recorder, or from the journal of a killed one."""
 
+import re
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cavesson.record.compaction import write_rollouts
-from cavesson.record.recorder import write_metrics
-from cavesson.record.segments import Segment, listing, without_samples, write_segment
+from cavesson.record.journal import abandoned
+from cavesson.record.keys import rollout_keys
+from cavesson.record.precision import Array
+from cavesson.record.segments import Segment, listing
 from cavesson.record.storage import Folder, Location, Storage, small_table, storage
+from cavesson.record.writing import Metrics, Rollouts, Rows, metrics_by_step, tables_of, write_metrics, write_segment
+
+_JOURNAL = re.compile(r"\.journal-(\d{4,})-(\d{4,})")
+
+
+def recover(place: Location) -> None:
+    """Add what killed processes had recorded but not written to segments; the journals of running ones stay."""
+    files = storage(place)
+    if (folder := files.growing("record")) is None:
+        return
+    for name in files.names("record"):
+        match = _JOURNAL.fullmatch(name)
+        if match is None:
+            continue
+        attempt, rank = int(match[1]), int(match[2])
+        with abandoned(folder / name) as calls:
+            if not calls:
+                continue
+            rollouts = [call for call in calls if isinstance(call, Rollouts)]
+            tables = tables_of(rollouts, attempt, rank, lambda error: None)  # such a call has ended its own run
+            if tables is not None:
+                _add_rollouts(files, attempt, rank, *tables)
+            _add_metrics(files, attempt, rank, metrics_by_step(call for call in calls if isinstance(call, Metrics)))
 
 
 def add_spare(spare: Path, place: Location) -> None:
@@ -20,33 +45,50 @@ def add_spare(spare: Path, place: Location) -> None:
     it has either all metrics of a step or none of them.
     """
     files, found = storage(place), listing(Folder(spare))
-    present = listing(files)
     for segment in found.rows:
         rows, tokens = (small_table(Folder(spare), segment.name(kind)) for kind in ("rows", "tokens"))
-        merged = _merged(present.rows, segment)
-        known = [_samples(files, one, segment) for one in merged]
-        if not any(map(len, known)):
-            write_segment(files, segment.first, segment.attempt, segment.rank or 0, rows, tokens)
-        elif len(rows := without_samples(rows, pa.concat_arrays(known))):
-            write_rollouts(files, segment.attempt, rows, tokens)
+        _add_rollouts(files, segment.attempt, segment.rank or 0, rows, tokens)
     for segment in found.steps:
-        if not any(_has_step(files, one, segment) for one in _merged(present.steps, segment)):
-            (metrics,) = small_table(Folder(spare), segment.name("steps")).drop_columns(["step", "attempt"]).to_pylist()
-            write_metrics(files, segment.first, segment.attempt, segment.rank or 0, metrics)
+        _add_metrics(files, segment.attempt, segment.rank or 0, _metrics(Folder(spare), segment))
     shutil.rmtree(spare, ignore_errors=True)
 
 
-def _merged(segments: Iterable[Segment], one: Segment) -> list[Segment]:
-    """Return the merged segments that may contain the step of a segment."""
-    return [s for s in segments if s.compacted and s.attempt == one.attempt and s.first <= one.first <= s.last]
+def _add_rollouts(files: Storage, attempt: int, rank: int, rows: pa.Table, tokens: pa.Table) -> None:
+    keys = rollout_keys(rows)
+    first, last = int(keys.min() >> 32), int(keys.max() >> 32)
+    there = [s for s in listing(files).rows if s.attempt == attempt and s.first <= last and s.last >= first]
+    merged = _keys(files, [segment for segment in there if segment.compacted], rank)
+    known = _keys(files, [segment for segment in there if not segment.compacted], rank)
+    new, in_merged = ~np.isin(keys, np.append(merged, known)), np.isin(keys >> 32, merged >> 32)
+    for chosen, is_merged in ((new & in_merged, True), (new & ~in_merged, False)):
+        some, own = rows.filter(pa.array(chosen)), tokens.filter(pa.array(np.isin(rollout_keys(tokens), keys[chosen])))
+        if not len(some):
+            continue
+        if is_merged:
+            write_rollouts(files, attempt, some, own)
+        else:
+            write_segment(files, attempt, rank, some, own)
 
 
-def _samples(files: Storage, merged: Segment, one: Segment) -> pa.Array:
-    """Return the samples of a segment's step and rank that a merged segment contains."""
-    rows = files.parquet(merged.name("rows")).read(["step", "rank", "sample"])
-    mine = pc.and_(pc.equal(rows["step"], one.first), pc.equal(rows["rank"], one.rank))
-    return rows.filter(mine)["sample"].combine_chunks()
+def _keys(files: Storage, segments: list[Segment], rank: int) -> Array:
+    """Return the keys of a process's rollouts in some segments."""
+    tables = [files.parquet(segment.name("rows")).read(["step", "sample", "rank"]) for segment in segments]
+    keys = [rollout_keys(table)[table["rank"].to_numpy() == rank] for table in tables]
+    return np.concatenate([np.zeros(0, np.int64), *keys])
 
 
-def _has_step(files: Storage, merged: Segment, one: Segment) -> bool:
-    return one.first in files.parquet(merged.name("steps")).read(["step"])["step"].to_pylist()
+def _add_metrics(files: Storage, attempt: int, rank: int, rows: Rows) -> None:
+    for segment in listing(files).steps:
+        if segment.attempt != attempt or not any(segment.first <= step <= segment.last for step in rows):
+            continue
+        there = _metrics(files, segment)
+        added = {step: rows.pop(step) for step in there.keys() & rows.keys()}
+        if added and not segment.compacted:
+            write_metrics(files, attempt, rank, there | {step: there[step] | added[step] for step in added})
+    if rows:
+        write_metrics(files, attempt, rank, rows)
+
+
+def _metrics(files: Storage, segment: Segment) -> Rows:
+    lines = small_table(files, segment.name("steps")).drop_columns("attempt").to_pylist()
+    return {line.pop("step"): {name: value for name, value in line.items() if value is not None} for line in lines}

@@ -62,6 +62,9 @@ class Storage(Protocol):
     def writing(self, name: str) -> AbstractContextManager[IO[bytes]]:
         """Open a file that becomes visible to readers when the block ends, and never if the block fails."""
 
+    def growing(self, name: str) -> Path | None:
+        """Return the local path of a file that can grow; None if files can only be written as a whole."""
+
     def create(self, name: str, content: bytes) -> bool:
         """Write a new file; return False, without writing, if it already exists."""
 
@@ -176,6 +179,9 @@ class Folder:
     def writing(self, name: str) -> AbstractContextManager[BinaryIO]:
         return replacing(self._folder / name)
 
+    def growing(self, name: str) -> Path:
+        return self._folder / name
+
     def create(self, name: str, content: bytes) -> bool:
         try:
             with (self._folder / name).open("xb") as file:
@@ -249,6 +255,9 @@ class Remote:
             yield file
             file.flush()
             self.filesystem.put_file(file.name, self._at(name))
+
+    def growing(self, name: str) -> None:
+        return None
 
     def create(self, name: str, content: bytes) -> bool:
         try:

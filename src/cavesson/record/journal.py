@@ -1,0 +1,140 @@
+"""Keep calls of a recorder on disk until they are in a segment, so that a killed process loses none of them.
+
+A call is one frame: the lengths of two parts, a JSON object, and the bytes of the arrays that it names. A frame that is
+incomplete, because the process was killed while writing it, ends the journal.
+"""
+
+import errno
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+
+from cavesson.record.storage import Storage
+from cavesson.record.writing import Call, Metrics, Rollouts
+
+if sys.platform != "win32":
+    import fcntl
+
+_LENGTHS = struct.Struct("<QQ")
+
+
+def journal_name(attempt: int, rank: int) -> str:
+    return f"record/.journal-{attempt:04d}-{rank:04d}"
+
+
+class Journal:
+    """The journal of one recorder; the operating system unlocks it when the process ends, however it ends."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.size = 0
+
+    @classmethod
+    def opened(cls, files: Storage, attempt: int, rank: int) -> Self | None:
+        """Open the journal of a recorder; None if the storage has no files that can grow and be locked."""
+        path = files.growing(journal_name(attempt, rank))
+        if path is None:
+            return None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab", buffering=0)
+        if not _locked(file):
+            file.close()
+            return None
+        return cls(file)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file is still in a folder, which it is not once the run has been deleted."""
+        return os.fstat(self._file.fileno()).st_nlink > 0
+
+    def add(self, call: Call) -> None:
+        frame = _frame(call)
+        try:
+            if self._file.write(frame) < len(frame):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self._cut(self.size)  # what follows must be readable
+            raise
+        self.size += len(frame)
+
+    def clear(self) -> None:
+        """Forget all calls, which are in a segment now."""
+        self._cut(0)
+
+    def _cut(self, size: int) -> None:
+        self._file.truncate(size)
+        self.size = size
+
+    def close(self, keep: bool) -> None:
+        """Close the journal; ``keep`` it if what it has could not be written."""
+        if not keep:
+            Path(self._file.name).unlink(missing_ok=True)
+        self._file.close()
+
+
+def _locked(file: IO[bytes]) -> bool:
+    """Lock a journal without waiting; False if another process has it, or if the file system has no locks."""
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def abandoned(path: Path) -> Iterator[list[Call]]:
+    """Yield the calls in the journal of a process that has ended, and remove the journal when the block has succeeded.
+
+    There are none if the process still runs, or if the journal may not be changed.
+    """
+    try:
+        file = path.open("r+b")
+    except OSError:
+        yield []
+        return
+    with file:
+        if not os.fstat(file.fileno()).st_size or not _locked(file):
+            yield []
+            return
+        yield list(_calls(file))
+        path.unlink(missing_ok=True)
+
+
+def _frame(call: Call) -> bytes:
+    arrays: dict[str, Any] = {}
+    if isinstance(call, Rollouts):
+        arrays = call.tokens
+        texts = {name: array.tolist() for name, array in arrays.items() if array.dtype.hasobject}
+        arrays = {name: array for name, array in arrays.items() if name not in texts}
+        head = {"step": call.step, "rows": call.rows, "measured": call.measured, "texts": texts}
+    else:
+        head = {"step": call.step, "metrics": call.values}
+    head["arrays"] = [(name, array.dtype.str, len(array)) for name, array in arrays.items()]
+    text = json.dumps(head, default=lambda value: value.tolist()).encode()
+    body = b"".join(array.tobytes() for array in arrays.values())
+    return _LENGTHS.pack(len(text), len(body)) + text + body
+
+
+def _calls(file: IO[bytes]) -> Iterator[Call]:
+    end = os.fstat(file.fileno()).st_size
+    while file.tell() + _LENGTHS.size <= end:
+        text, body = _LENGTHS.unpack(file.read(_LENGTHS.size))
+        if not text or file.tell() + text + body > end:
+            return
+        head = json.loads(file.read(text))
+        arrays = {name: np.frombuffer(file.read(np.dtype(kind).itemsize * count), kind)
+                  for name, kind, count in head["arrays"]}  # fmt: skip
+        if "metrics" in head:
+            yield Metrics(head["step"], head["metrics"])
+        else:
+            texts = {name: np.array(values, np.object_) for name, values in head["texts"].items()}
+            yield Rollouts(head["step"], head["rows"], arrays | texts, head["measured"])
