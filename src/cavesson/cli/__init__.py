@@ -14,6 +14,7 @@ import cavesson
 from cavesson.cli.board import board_app
 from cavesson.cli.check import check_app
 from cavesson.cli.doctor import doctor_app
+from cavesson.cli.environment import prepare
 from cavesson.cli.flags import FLAGS, Commands, Help, console, explain, load, words_and_flags
 from cavesson.cli.launch import LAUNCHER, end_with_launcher, is_launcher, is_ray_launcher, launch, train_on_ray
 from cavesson.cli.plan import plan_app
@@ -80,8 +81,7 @@ def _options(
 
 def main() -> None:
     """Run the command; a user error gives one or two plain lines and exit code 2, a stopped run exit code 3."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars of libraries make log files unreadable
+    prepare()
     end_with_launcher()
     with handling(_terminate, signal.SIGTERM):
         _run_app()
