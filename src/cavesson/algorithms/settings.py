@@ -132,6 +132,15 @@ class OptimizeSettings(Settings):
     """sequences in memory at a time; 0 = all. It has no effect on the result, except for rounding"""
     max_grad_norm: float | None = Field(1.0, gt=0)
     """largest gradient norm; larger gradients are scaled down to it; none = off"""
+    in_backward: bool = False
+    """apply and free each gradient while the backward pass runs, so that all gradients are never in memory together.
+    The backward pass runs twice, first to measure the norm. It has no effect on the result"""
+
+    @model_validator(mode="after")
+    def _check_in_backward(self) -> Self:
+        if self.in_backward:
+            self.refuse("micro_batch_size", "with in_backward: gradients are complete only after the last micro-batch")
+        return self
 
 
 class UpdateSettings(OptimizeSettings):

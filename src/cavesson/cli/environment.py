@@ -18,6 +18,6 @@ def prepare() -> None:
     # beside a busy program, small models then train several times slower. libgomp reads this when PyTorch is imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
-    # Imports create hundreds of thousands of objects, none of them unreachable: looking for cycles would take a sixth of
-    # the time of `import cavesson.train.run`.
+    # Imports create hundreds of thousands of objects, none of them unreachable: looking for cycles would take a sixth
+    # of the time of `import cavesson.train.run`.
     gc.set_threshold(OBJECTS)

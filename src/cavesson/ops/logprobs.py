@@ -68,7 +68,7 @@ class _TokenLogprobs(torch.autograd.Function):
             normaliser[rows] = logits.logsumexp(-1)
             logprob[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - normaliser[rows]
             logits -= normaliser[rows, None]
-            entropy[rows] = -(logits.exp() * logits).sum(-1)
+            entropy[rows] = -logits.exp().mul_(logits).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
         ctx.rest, ctx.temperature = rest, temperature
         ctx.set_materialize_grads(False)
@@ -82,11 +82,14 @@ class _TokenLogprobs(torch.autograd.Function):
         d_hidden, d_weight, d_bias = (torch.zeros_like(x) if needs else None for x, needs in needed)
         for rows in _chunks(len(hidden)):
             log_p = head_logits(hidden[rows], head, ctx.temperature).sub_(normaliser[rows, None])
+            slope = None
+            if head.softcap is not None:
+                slope = cap_slope(log_p + normaliser[rows, None], head.softcap, ctx.temperature)
             outputs = (None if g is None else g[rows] for g in (g_logprob, g_entropy))
             gradient = _logit_gradient(log_p, targets[rows], entropy[rows], *outputs)
             gradient.div_(ctx.temperature / head.scale)
-            if head.softcap is not None:
-                gradient *= cap_slope(log_p.add_(normaliser[rows, None]), head.softcap, ctx.temperature)
+            if slope is not None:
+                gradient *= slope
             with tf32(head.was_rounded):
                 if d_hidden is not None:
                     d_hidden[rows] = input_gradient(gradient, weight)
@@ -100,11 +103,15 @@ class _TokenLogprobs(torch.autograd.Function):
 def _logit_gradient(
     log_p: Tensor, targets: Tensor, entropy: Tensor, g_logprob: Tensor | None, g_entropy: Tensor | None
 ) -> Tensor:
-    p = log_p.exp()
-    gradient = torch.zeros_like(p)
-    if g_entropy is not None:
-        gradient -= g_entropy[:, None] * p * (log_p + entropy[:, None])
+    """Return the gradient by the logits, in the memory of `log_p`: each of these is as large as a chunk's logits."""
+    if g_entropy is None:
+        assert g_logprob is not None
+        gradient = log_p.exp_().mul_(-g_logprob[:, None])
+    else:
+        p = log_p.exp()
+        gradient = log_p.add_(entropy[:, None]).mul_(p * -g_entropy[:, None])
+        if g_logprob is not None:
+            gradient -= p.mul_(g_logprob[:, None])
     if g_logprob is not None:
-        gradient -= g_logprob[:, None] * p
         gradient[torch.arange(len(targets), device=targets.device), targets] += g_logprob
     return gradient

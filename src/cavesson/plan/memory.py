@@ -26,7 +26,7 @@ from cavesson.plan.prediction import Memory, Place, of_all_layers
 from cavesson.plan.roles import fake_policy, prompts_of, rollouts_of, sequence_role
 from cavesson.plan.simulation import Simulation, sample, sharded
 from cavesson.plan.skeleton import bytes_of, loading_bytes, skeleton
-from cavesson.train.optimizer import Optimizer
+from cavesson.train.in_backward import optimizer_of
 from cavesson.types import Batch
 
 QUANTIZED_BITS = {"nf4": 4.127, "int8": 8.0}
@@ -57,7 +57,7 @@ def rollout_memory(
             weights = _weights(policy.model, settings.model)
             for role in (policy, reference) if reference is not None else (policy,):
                 sharded(role, mesh, causal(role.model).dtype)
-            run = Simulation(policy, Optimizer(policy, settings.optimizer), settings.algorithm, place.processes)
+            run = Simulation(policy, optimizer_of(policy, settings), settings.algorithm, place.processes)
             others: list[nn.Module] = [] if reference is None else [reference]
             with run.begun(_vocabulary(policy), place.is_cpu, others):
                 for _ in range(run.steps):
@@ -83,7 +83,7 @@ def example_memory(
             role = sequence_role(settings, model)
             weights = _weights(model, settings.model)
             sharded(role, mesh, causal(model).dtype)
-            run = Simulation(role, Optimizer(role, settings.optimizer), settings.algorithm, place.processes)
+            run = Simulation(role, optimizer_of(role, settings), settings.algorithm, place.processes)
             with run.begun(_vocabulary(role), place.is_cpu, []):
                 for _ in range(run.steps):
                     for _ in range(min(2, largest.passes)):  # the second adds to the gradients of the first

@@ -101,6 +101,8 @@ class Predictor:
         shard, count = settings.parallel.shard, self.processes
         if settings.batch_size < count:
             return f"batch_size {settings.batch_size} is less than the {count} devices of --gpus"
+        if settings.update.in_backward and count > 1:
+            return "update.in_backward needs a single device: with several, use parallel.shard"
         if count == 1 and shard != "none":
             return f'parallel.shard "{shard}" has no effect with one device: use --gpus N, or set it to "none"'
         if shard == "hybrid" and count <= self.device.per_host:
@@ -120,6 +122,8 @@ def _candidates(settings: Run, processes: int) -> Iterator[tuple[str, Any]]:
         yield "parallel.shard", "full" if shard == "none" else "hybrid"
     if not settings.model.gradient_checkpointing:
         yield "model.gradient_checkpointing", True
+    if not settings.update.in_backward:
+        yield "update.in_backward", True
     rows = settings.update.micro_batch_size or share
     for other in {max(1, rows // 2), min(2 * rows, share)} - {rows}:
         yield "update.micro_batch_size", other

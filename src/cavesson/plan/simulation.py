@@ -98,23 +98,21 @@ class Simulation:
         result = self.algorithm.loss(self.role(batch), batch)
         if also is not None:
             also()
-        weighted_mean(result.loss, weights, 1.0).backward()
+        self.optimizer.backward(weighted_mean(result.loss, weights, 1.0))
 
     def optimise(self) -> None:
         """Do an optimiser step."""
-        _step(self.optimizer)
+        self.optimizer.grad_norm(1.0)
+        self.optimizer.step(0.0)
+        self.optimizer.zero_grad()
 
 
 def _begin_optimizer(optimizer: Optimizer) -> None:
     """Do an optimiser step with gradients of zero, after which the optimiser has its state."""
     for parameter in optimizer.parameters.values():
         parameter.grad = torch.zeros_like(parameter, dtype=torch.float32)
-    _step(optimizer)
-
-
-def _step(optimizer: Optimizer) -> None:
-    optimizer.grad_norm(1.0)
-    optimizer.step(0.0)
+    Optimizer.grad_norm(optimizer, 1.0)
+    Optimizer.step(optimizer, 0.0)  # this one, whatever the kind: there was no backward pass
     optimizer.zero_grad()
 
 

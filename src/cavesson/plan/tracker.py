@@ -93,8 +93,8 @@ def tracker_of(role: nn.Module, optimizer: Optimizer, vocabulary: int, heap: Hea
 
 def _marks(tracker: MemTracker) -> Callable[[Tensor], None]:
     def mark(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        tracker._update_and_maybe_create_winfos(parameter.grad, _MemRefType.GRAD)
+        if parameter.grad is not None:  # with update.in_backward, it has been freed already
+            tracker._update_and_maybe_create_winfos(parameter.grad, _MemRefType.GRAD)
 
     return mark
 

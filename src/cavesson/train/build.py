@@ -38,10 +38,10 @@ from cavesson.sampling.vllm_weights import NcclGroup
 from cavesson.text.counting import counted
 from cavesson.train.batches import Batches, BatchesAhead, begin_thread
 from cavesson.train.held_out import HeldOut
+from cavesson.train.in_backward import optimizer_of
 from cavesson.train.loop import Trainer
 from cavesson.train.offline import ExampleTrainer
 from cavesson.train.online import RolloutTrainer
-from cavesson.train.optimizer import Optimizer
 from cavesson.train.rollouts import Collector
 from cavesson.train.update import Learner
 
@@ -70,6 +70,10 @@ def build(settings: RolloutRun | ExampleRun, inputs: Inputs, processes: Processe
         raise UserError("a model object comes without its tokenizer; pass tokenizer= as well")
     if settings.batch_size < processes.count:
         raise UserError(f"batch_size {settings.batch_size} is less than the {processes.count} processes")
+    if settings.update.in_backward and processes.count > 1:
+        raise UserError(
+            'update.in_backward needs a single process; with several, parallel.shard = "full" splits the gradients'
+        )
     require(settings.trackers)
     for name, start in settings.starts().items():
         if name != "model" or inputs.model is None:
@@ -137,7 +141,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
     collector = Collector(prompts, sampler, rewards, tokenizer, settings.cleaning, settings.shaping.subtract_query)
     return RolloutTrainer(
         folder=settings.run,
-        learner=Learner(policy, Optimizer(policy, settings.optimizer), settings.algorithm, processes),
+        learner=Learner(policy, optimizer_of(policy, settings), settings.algorithm, processes),
         tokenizer=tokenizer,
         model_settings=settings.model,
         seed=settings.seed,
@@ -315,7 +319,7 @@ def build_example_trainer(settings: ExampleRun, inputs: Inputs, processes: Proce
     before = fingerprint(causal(role.model))
     return ExampleTrainer(
         folder=settings.run,
-        learner=Learner(role, Optimizer(role, settings.optimizer), settings.algorithm, processes),
+        learner=Learner(role, optimizer_of(role, settings), settings.algorithm, processes),
         tokenizer=tokenizer,
         model_settings=settings.model,
         seed=settings.seed,

@@ -36,26 +36,44 @@ class Optimizer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
+        # Before the first pass, so that what stays is not allocated among what a pass frees.
+        for master in self.masters.values():
+            self._adam.state[master] = {
+                "step": torch.zeros((), device=master.device),
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
+            }
 
     def zero_grad(self) -> None:
         for parameter in (*self.parameters.values(), *self.masters.values()):
             parameter.grad = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of the loss of a micro-batch."""
+        loss.backward()
 
     def grad_norm(self, limit: float | None) -> Tensor:
         """Return the norm of all gradients together, and scale them down to `limit` if it is larger."""
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), math.inf if limit is None else limit)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    @torch.no_grad()
     def step(self, learning_rate: float) -> None:
+        self._set(learning_rate)
+        self._apply()
+
+    def _set(self, learning_rate: float) -> None:
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
+
+    @torch.no_grad()
+    def _apply(self) -> None:
+        """Update the parameters that have gradients."""
         for name, parameter in self.parameters.items():
             if self.masters[name] is not parameter and parameter.grad is not None:
                 self.masters[name].grad = parameter.grad
         self._adam.step()
         for name, parameter in self.parameters.items():
-            if self.masters[name] is not parameter:
+            if self.masters[name] is not parameter and parameter.grad is not None:
                 parameter.copy_(self.masters[name])
 
     def state(self) -> dict[str, Tensor]:

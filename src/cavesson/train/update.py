@@ -113,7 +113,7 @@ def optimize(
         weights = algorithm.weights(micro) * bool(part)
         result = algorithm.loss(learner.model(micro) if scores is None else scores, micro)
         loss = weighted_mean(result.loss, weights, total)
-        loss.backward()
+        optimizer.backward(loss)
         sums.add(result, weights)
         mine += float(loss.detach())
     # All processes check the same sums, so that they end alike.
