@@ -36,13 +36,6 @@ class Optimizer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        # Before the first pass, so that what stays is not allocated among what a pass frees.
-        for master in self.masters.values():
-            self._adam.state[master] = {
-                "step": torch.zeros((), device=master.device),
-                "exp_avg": torch.zeros_like(master),
-                "exp_avg_sq": torch.zeros_like(master),
-            }
 
     def zero_grad(self) -> None:
         for parameter in (*self.parameters.values(), *self.masters.values()):
