@@ -13,7 +13,7 @@ from cavesson.cli.environment import OBJECTS, prepare
 
 LIBGOMP = next((Path(torch.__file__).parent / "lib").glob("libgomp*"), None)
 LOADED = "import ctypes, sys; from cavesson.cli.environment import prepare; prepare(); ctypes.CDLL(sys.argv[1])"
-pytestmark = pytest.mark.skipif(LIBGOMP is None, reason="this PyTorch has no libgomp of its own")
+bundled = pytest.mark.skipif(LIBGOMP is None, reason="this build of PyTorch does not include libgomp")
 
 
 def spins(*command: str, **variables: str) -> str:
@@ -25,11 +25,13 @@ def spins(*command: str, **variables: str) -> str:
     return line.split("'")[1]
 
 
+@bundled
 def test_waiting_threads_sleep_soon() -> None:
     assert spins("-m", "cavesson", "sft", "--help") == "1000"
     assert spins("-c", LOADED, str(LIBGOMP)) == "1000"
 
 
+@bundled
 def test_what_the_user_has_set_stays() -> None:
     assert spins("-c", LOADED, str(LIBGOMP), GOMP_SPINCOUNT="77") == "77"
     active = spins("-c", LOADED, str(LIBGOMP), OMP_WAIT_POLICY="active")

@@ -103,7 +103,7 @@ class _TokenLogprobs(torch.autograd.Function):
 def _logit_gradient(
     log_p: Tensor, targets: Tensor, entropy: Tensor, g_logprob: Tensor | None, g_entropy: Tensor | None
 ) -> Tensor:
-    """Return the gradient by the logits, in the memory of `log_p`: each of these is as large as a chunk's logits."""
+    """Return the gradient with respect to the logits; it overwrites `log_p`, to save memory."""
     if g_entropy is None:
         assert g_logprob is not None
         gradient = log_p.exp_().mul_(-g_logprob[:, None])
