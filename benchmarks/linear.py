@@ -1,9 +1,9 @@
-"""The two float32 matrix products of `cavesson.ops.products` at the shapes of SmolLM2-135M, and which one is chosen.
+"""The matrix products of `cavesson.ops.products` at the shapes of SmolLM2-135M, and which one is chosen.
 
-The last line is JSON: how many times as long as oneDNN's PyTorch's product takes, by shape.
+The last line is JSON: how many times as long as the other product PyTorch's takes, by dtype and shape.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import median
 from timeit import timeit
 
@@ -11,7 +11,7 @@ import torch
 import work
 from torch import Tensor
 
-from cavesson.ops.products import PRODUCTS, Layout, current, times
+from cavesson.ops.products import PRODUCTS, Layout, Product, current, times
 
 ROUNDS = 5
 LOOKUPS = 10_000
@@ -27,29 +27,39 @@ SAMPLED = 16
 def factors(rows: int, weight: Tensor) -> Iterator[tuple[Layout, Tensor, Tensor]]:
     """Yield the factors of the product forward and of each gradient."""
     out, width = weight.shape
-    x, gradient = torch.randn(rows, width), torch.randn(rows, out)
+    x, gradient = torch.randn(rows, width).to(weight.dtype), torch.randn(rows, out).to(weight.dtype)
     yield "forward", x, weight
     if rows > SAMPLED:
         yield "input", gradient, weight.t()
         yield "weight", gradient.t(), x.t()
 
 
-def main() -> None:
-    """Print the milliseconds of both products and the choice for each shape, and what looking it up takes."""
-    ratios: dict[str, float] = {}
+def compared(dtype: torch.dtype, products: Mapping[str, Product]) -> Iterator[tuple[str, float]]:
+    """Print milliseconds and the choice for each shape; yield how much longer PyTorch's product takes."""
     for (out, width), sizes in ROWS.items():
-        weight = torch.randn(out, width)
+        weight = torch.randn(out, width).to(dtype)
         for rows in sizes:
             for layout, x, y in factors(rows, weight):
                 rounds = [times(x, y) for _ in range(ROUNDS)]
-                seconds = {name: median(one[name] for one in rounds) for name in PRODUCTS}
-                product = current().product(layout, x, y)
-                chosen = next(name for name in PRODUCTS if PRODUCTS[name] is product)
-                shape = f"{layout} {rows} × {width} → {out}"
+                seconds = {name: median(one[name] for one in rounds) for name in products}
+                chosen = current().product(layout, x, y)
+                name = next(name for name in products if products[name] is chosen)
+                shape = f"{str(dtype).removeprefix('torch.')} {layout} {rows} × {width} → {out}"
                 taken = ", ".join(f"{name} {1000 * spent:.3f} ms" for name, spent in seconds.items())
-                print(f"{shape}: {taken}, chosen: {chosen}", flush=True)
-                ratios[shape] = seconds["pytorch"] / seconds.get("onednn", seconds["pytorch"])
-    spent = timeit(lambda: current().product(layout, x, y), number=LOOKUPS) / LOOKUPS
+                print(f"{shape}: {taken}, chosen: {name}", flush=True)
+                yield shape, seconds["pytorch"] / min(seconds[name] for name in products if name != "pytorch")
+
+
+def main() -> None:
+    """Print the milliseconds of all products and the choice for each shape, and what looking it up takes."""
+    ratios = {
+        shape: ratio
+        for dtype, products in PRODUCTS.items()
+        if len(products) > 1
+        for shape, ratio in compared(dtype, products)
+    }
+    x, weight = torch.randn(16, 576), torch.randn(576, 576)
+    spent = timeit(lambda: current().product("forward", x, weight), number=LOOKUPS) / LOOKUPS
     print(f"looking up a choice: {1e6 * spent:.2f} µs")
     work.print_json(ratios)
 

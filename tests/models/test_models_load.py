@@ -77,11 +77,11 @@ def test_the_tiny_model_has_a_name(dtype):
     assert load_tokenizer("tiny").get_vocab() == tiny_tokenizer().get_vocab()
 
 
-@pytest.mark.parametrize(("dtype", "fast"), [("float32", True), ("bfloat16", False)])
-def test_large_layers_take_the_fast_product(dtype, fast):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_layers_take_the_fast_product(dtype):
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = prepare(LlamaForCausalLM(LlamaConfig(vocab_size=300, **sizes)).to(getattr(torch, dtype)))
-    assert any(isinstance(module, FastLinear) for module in model.modules()) == fast
+    assert any(isinstance(module, FastLinear) for module in model.modules())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Which matrix product is used: decided once for a shape, by the first process of a machine, and never again."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
@@ -16,11 +17,12 @@ from torch.nn import functional
 from cavesson.ops.head import Head
 from cavesson.ops.linear import input_gradient, linear, weight_gradient
 from cavesson.ops.logprobs import token_logprobs
-from cavesson.ops.products import HAS_ONEDNN, PRODUCTS, Choices, Layout, agree, machine_folder, using
+from cavesson.ops.products import HAS_ONEDNN, PRODUCTS, Choices, Layout, agree, fastest, machine_folder, using
 from cavesson.plan.operations import Operations
 
 T = TypeVar("T")
-pytestmark = pytest.mark.skipif(not HAS_ONEDNN, reason="there is only one product")
+pytestmark = pytest.mark.skipif(not HAS_ONEDNN, reason="there is only one float32 product")
+FLOAT32, BFLOAT16 = PRODUCTS[torch.float32], PRODUCTS[torch.bfloat16]
 OTHER = {"onednn": "pytorch", "pytorch": "onednn"}
 # Both products take about as long for many of these, so that two timings would often decide differently.
 SHAPES = [(rows, 192, out) for rows in (8, 16, 32, 64) for out in (192, 320, 448, 512)]
@@ -42,14 +44,17 @@ def always(choice: str, work: Callable[[], T]) -> tuple[T, set[str]]:
     with using(chosen):
         result = work()
     assert chosen.known == dict.fromkeys(seen.known, choice)  # nothing else came up
-    return result, {name.split("-")[0] for name in seen.known}
+    return result, {name.removeprefix("bfloat16-").split("-")[0] for name in seen.known}
 
 
-def passes(function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> list[Tensor]:
+def passes(
+    function: Callable[[Tensor, Tensor], Tensor], *shape: int, cast: Callable[[Tensor], Tensor] = Tensor.float
+) -> list[Tensor]:
     """The product of random factors and its gradients."""
     generator = torch.Generator().manual_seed(0)
-    x, weight = torch.randn(*shape, generator=generator), torch.randn(320, shape[-1], generator=generator)
-    outer = torch.randn(*shape[:-1], 320, generator=generator)
+    x, weight, outer = (
+        cast(torch.randn(*size, generator=generator)) for size in (shape, (320, shape[-1]), (*shape[:-1], 320))
+    )
     x.requires_grad_()
     weight.requires_grad_()
     result = function(x, weight)
@@ -58,7 +63,7 @@ def passes(function: Callable[[Tensor, Tensor], Tensor], *shape: int) -> list[Te
     return [result.detach(), x.grad, weight.grad]
 
 
-@pytest.mark.parametrize("choice", PRODUCTS)
+@pytest.mark.parametrize("choice", FLOAT32)
 @pytest.mark.parametrize("shape", [(64, 256), (3, 20, 256), (2, 3, 7, 256)])
 def test_each_product_gives_the_result_and_the_gradients_of_torch(choice: str, shape: tuple[int, ...]) -> None:
     ours, layouts = always(choice, lambda: passes(linear, *shape))
@@ -67,9 +72,22 @@ def test_each_product_gives_the_result_and_the_gradients_of_torch(choice: str, s
     torch.testing.assert_close(ours, passes(functional.linear, *shape), rtol=1e-5, atol=1e-4)
 
 
-def test_the_choice_is_the_product_that_is_used() -> None:
-    x, weight, gradient = torch.randn(64, 256), torch.randn(320, 256), torch.randn(64, 320)
-    for choice, product in PRODUCTS.items():
+@pytest.mark.parametrize("choice", BFLOAT16)
+@pytest.mark.parametrize("shape", [(64, 256), (3, 20, 256)])
+def test_each_product_in_bfloat16_is_the_exact_one_rounded_once(choice: str, shape: tuple[int, ...]) -> None:
+    ours, layouts = always(choice, lambda: passes(linear, *shape, cast=Tensor.bfloat16))
+    assert layouts == {"forward", "input", "weight"}
+    exact = passes(functional.linear, *shape, cast=lambda x: x.bfloat16().double())
+    for seen, expected in zip(ours, exact, strict=True):
+        assert seen.dtype == torch.bfloat16
+        # Half the distance of numbers with 8 significant bits, and what sums in float32 lose.
+        torch.testing.assert_close(seen.double(), expected, rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS)
+def test_the_choice_is_the_product_that_is_used(dtype: torch.dtype) -> None:
+    x, weight, gradient = (torch.randn(*size).to(dtype) for size in ((64, 256), (320, 256), (64, 320)))
+    for choice, product in PRODUCTS[dtype].items():
         expected = [product(x, weight), product(gradient, weight.t()), product(gradient.t(), x.t())]
         used, _ = always(
             choice, lambda: [linear(x, weight), input_gradient(gradient, weight), weight_gradient(gradient, x)]
@@ -77,7 +95,7 @@ def test_the_choice_is_the_product_that_is_used() -> None:
         assert all(map(torch.equal, used, expected))
 
 
-@pytest.mark.parametrize("choice", PRODUCTS)
+@pytest.mark.parametrize("choice", FLOAT32)
 def test_log_probabilities_and_their_gradients_are_the_same_with_each(choice: str) -> None:
     hidden, weight, targets = torch.randn(40, 64), torch.randn(500, 64), torch.randint(500, (40,))
 
@@ -98,7 +116,7 @@ def test_log_probabilities_and_their_gradients_are_the_same_with_each(choice: st
 
 def choose(choices: Choices, shapes: list[tuple[int, int, int]] = SHAPES, layout: Layout = "forward") -> list[str]:
     """The names of the products for some shapes."""
-    names = {id(product): name for name, product in PRODUCTS.items()}
+    names = {id(product): name for name, product in FLOAT32.items()}
     factors = ((torch.randn(rows, width), torch.randn(out, width)) for rows, width, out in shapes)
     return [names[id(choices.product(layout, x, weight))] for x, weight in factors]
 
@@ -107,7 +125,7 @@ def test_what_the_machine_has_chosen_is_not_timed_again() -> None:
     first = Choices()
     before = choose(first)
     assert len(list(machine_folder().iterdir())) == len(SHAPES)
-    now = [(*PRODUCTS,)[number % 2] for number in range(len(SHAPES))]
+    now = [(*FLOAT32,)[number % 2] for number in range(len(SHAPES))]
     for name, choice in zip(first.known, now, strict=True):
         (machine_folder() / name).write_text(choice)
     assert choose(first) == before
@@ -129,7 +147,34 @@ def test_unknown_products_are_ignored() -> None:
     (name,) = first.known
     (machine_folder() / name).write_text("cutlass")
     given = Choices({name: "cutlass"})
-    assert choose(given, SHAPES[:1])[0] in PRODUCTS and given.known[name] in PRODUCTS
+    assert choose(given, SHAPES[:1])[0] in FLOAT32 and given.known[name] in FLOAT32
+
+
+def test_dtypes_do_not_share_a_choice() -> None:
+    x, weight = torch.randn(64, 256), torch.randn(320, 256)
+    for order in ((Tensor.float, Tensor.bfloat16), (Tensor.bfloat16, Tensor.float)):
+        choices = Choices()
+        for cast in order:
+            choices.product("forward", cast(x), cast(weight))
+        shapes = {name.removeprefix("bfloat16-") for name in choices.known}
+        assert len(choices.known) == 2 and len(shapes) == 1
+        assert choices.known[shapes.pop()] in FLOAT32
+
+
+@pytest.mark.parametrize(("longer", "rounds"), [(10, 1), (1.5, 3)])
+def test_a_product_that_takes_much_longer_is_timed_once(
+    longer: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def lasting(name: str, seconds: float) -> Callable[[Tensor, Tensor], None]:
+        return lambda x, weight: calls.append(name) or time.sleep(seconds)  # type: ignore[func-returns-value]
+
+    monkeypatch.setitem(
+        PRODUCTS, torch.float32, {"quick": lasting("quick", 0.1), "slow": lasting("slow", 0.1 * longer)}
+    )
+    assert fastest(torch.randn(1), torch.randn(1)) == "quick"
+    assert calls == ["quick", "slow"] * rounds
 
 
 NAMES = [f"forward-{number}-576-576-2" for number in range(500)]
@@ -137,11 +182,11 @@ NAMES = [f"forward-{number}-576-576-2" for number in range(500)]
 
 def _agree_together(choice: str, start: Barrier) -> list[str]:
     start.wait()
-    return [agree(name, choice) for name in NAMES]
+    return [agree(name, choice, torch.float32) for name in NAMES]
 
 
 def test_processes_that_choose_differently_at_the_same_moment_use_the_choice_of_the_first() -> None:
-    context, choices = get_context("spawn"), [*PRODUCTS, *PRODUCTS]
+    context, choices = get_context("spawn"), [*FLOAT32, *FLOAT32]
     with context.Manager() as manager, context.Pool(len(choices)) as pool:
         start = manager.Barrier(len(choices))
         used = pool.starmap(_agree_together, [(choice, start) for choice in choices], chunksize=1)

@@ -229,8 +229,9 @@ def follow(
 
 def _check_there(run: Path, work: Import, lock: Lock) -> None:
     """Check that the run folder still exists and is still locked, so that no incomplete record is written."""
-    lock.check()
-    if work.count and not (run / "record").is_dir():
+    there = not work.count or (run / "record").is_dir()
+    lock.check()  # after the look at the folder: if the whole run was deleted, the error names the run
+    if not there:
         raise UserError(f"{run / 'record'} was deleted or moved while it was being written")
 
 

@@ -23,10 +23,10 @@ from transformers.utils import logging as transformers_logging
 from cavesson.command_line import continuation
 from cavesson.config_paths import expanded
 from cavesson.errors import UserError, first_line
-from cavesson.models.mapped import can_be_mapped, dtype_of, mark, read
+from cavesson.models.mapped import can_be_mapped, mark, read
 from cavesson.models.quantized import keep_unpacked
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
-from cavesson.ops.linear import linear
+from cavesson.ops.linear import is_chosen, linear
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -301,19 +301,17 @@ def explain(path: str, error: Exception) -> str:
 
 
 class FastLinear(nn.Linear):
-    """An `nn.Linear` whose float32 product on CPU is the faster one; the weights and their names stay the same."""
+    """An `nn.Linear` whose product on CPU is the fastest one; the weights and their names stay the same."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if not is_chosen(input, self.weight):
+            return super().forward(input)
         product = linear(input, self.weight)
         return product if self.bias is None else product + self.bias
 
 
 def use_fast_linear(model: nn.Module) -> None:
-    """Change the class of every large plain linear layer in place; has no effect except in float32 on CPU."""
+    """Change the class of every large plain linear layer in place; has no effect on other devices than CPU."""
     for module in model.modules():
-        if (
-            type(module) is nn.Linear
-            and module.weight.numel() >= _FAST_FROM
-            and dtype_of(module.weight) == torch.float32
-        ):
+        if type(module) is nn.Linear and module.weight.numel() >= _FAST_FROM:
             module.__class__ = FastLinear

@@ -1,6 +1,6 @@
-"""Float32 matrix products on CPU, by oneDNN or by PyTorch's own operator, whichever is faster: see `products`.
+"""Matrix products on CPU by whichever way is fastest: see `products`.
 
-If oneDNN is missing, or the data is not float32 on CPU, PyTorch's operator is used.
+On other devices, and for other dtypes than float32 and bfloat16, PyTorch's operator is used.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
-from cavesson.ops.products import HAS_ONEDNN, Layout, current
+from cavesson.ops.products import PRODUCTS, Layout, current
 
 _precision = RLock()
 """Held while products depend on the precision of float32 products on GPUs, which PyTorch has once for all threads."""
@@ -21,8 +21,10 @@ _precision = RLock()
 
 def linear(x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"]) -> Float[Tensor, "*n o"]:
     """Return X·Wᵀ, differentiable with respect to both."""
-    if not _is_chosen(x, weight):
+    if not is_chosen(x, weight):
         return functional.linear(x, weight)
+    if not torch.is_grad_enabled():
+        return _chosen("forward", x, weight)  # without the time that a custom function takes
     return _Linear.apply(x, weight)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -66,14 +68,14 @@ def without_tf32() -> Iterator[None]:
         yield
 
 
-def _is_chosen(x: Tensor, weight: Tensor) -> bool:
-    """Return whether there are two products of these factors to choose from."""
-    is_float32_on_cpu = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    return HAS_ONEDNN and is_float32_on_cpu and bool(x.numel()) and bool(weight.numel())
+def is_chosen(x: Tensor, weight: Tensor) -> bool:
+    """Return whether there are several products of these factors to choose from."""
+    is_alike = x.device.type == "cpu" and x.dtype == weight.dtype
+    return is_alike and len(PRODUCTS.get(x.dtype, ())) > 1 and bool(x.numel()) and bool(weight.numel())
 
 
 def _product(layout: Layout, x: Tensor, weight: Tensor) -> Tensor:
-    return _chosen(layout, x, weight) if _is_chosen(x, weight) else functional.linear(x, weight)
+    return _chosen(layout, x, weight) if is_chosen(x, weight) else functional.linear(x, weight)
 
 
 def _chosen(layout: Layout, x: Tensor, weight: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
-"""Two float32 matrix products on CPU, and which of them is used for which shape.
+"""The matrix products on CPU, and which of them is used for which shape.
 
-PyTorch's own product (MKL on Intel and AMD) and oneDNN's give the same numbers up to rounding. Which one is faster
-depends on the processor, the shape, the memory layout and the number of threads, so both are timed when a shape first
-comes up. The choice is then kept, because another one would change the last bits of a run:
+In float32, PyTorch's own product (MKL on Intel and AMD) and oneDNN's give the same numbers up to rounding. In bfloat16,
+PyTorch's own product is quick on a processor that has instructions for it, and up to eight times as slow as a float32
+one elsewhere, where it pays to convert both factors. Which one is faster depends on the processor, the shape, the
+memory layout and the number of threads, so all are timed when a shape first comes up. The choice is then kept, because
+another one would change the last bits of a run:
 
 - in a folder of this machine, where the first process to write a choice decides for all others, so that equal seeds
   give equal runs, also if these start at the same moment;
@@ -15,7 +17,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -34,9 +36,9 @@ Product = Callable[[Tensor, Tensor], Tensor]
 Layout = Literal["forward", "input", "weight"]
 """What a product is for: the forward pass, the gradient of the input or that of the weight; the memory layouts of the
 factors differ."""
-Key = tuple[Layout, int, int, int, int]
-"""Layout; the rows of X, its columns and the rows of W, where the number of tokens is rounded up to a power of two; and
-the number of threads."""
+Key = tuple[torch.dtype, Layout, int, int, int, int]
+"""Dtype; layout; the rows of X, its columns and the rows of W, where the number of tokens is rounded up to a power of
+two; and the number of threads."""
 
 _TIMED_FROM = 2**17
 """Multiplications of the smallest product that is timed: PyTorch's takes a few microseconds for a smaller one, and
@@ -44,6 +46,8 @@ calling oneDNN takes 15."""
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 30
 _SECONDS = 0.1
 """Of timing a shape, unless the fewest rounds take longer: the more rounds, the less do other programs disturb them."""
+_CLEARLY = 4
+"""How many times as long one product must take as another for a single round to decide."""
 
 
 def _onednn(x: Tensor, weight: Tensor) -> Tensor:
@@ -52,9 +56,17 @@ def _onednn(x: Tensor, weight: Tensor) -> Tensor:
     return result
 
 
+def _in_float32(x: Tensor, weight: Tensor) -> Tensor:
+    """Round the result once, as processors do that multiply in bfloat16 and add in float32."""
+    return functional.linear(x.float(), weight.float()).to(x.dtype)
+
+
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-PRODUCTS: dict[str, Product] = {**({"onednn": _onednn} if HAS_ONEDNN else {}), "pytorch": functional.linear}
-"""By name; the first one is used where timing is impossible."""
+PRODUCTS: dict[torch.dtype, dict[str, Product]] = {
+    torch.float32: {**({"onednn": _onednn} if HAS_ONEDNN else {}), "pytorch": functional.linear},
+    torch.bfloat16: {"pytorch": functional.linear, "float32": _in_float32},
+}
+"""By name, for each dtype; the first one is used where timing is impossible."""
 
 
 class Choices:
@@ -65,7 +77,7 @@ class Choices:
     """
 
     def __init__(self, given: Mapping[str, str] | None = None) -> None:
-        self.known = {name: choice for name, choice in (given or {}).items() if choice in PRODUCTS}
+        self.known = dict(given or {})
         """names in `PRODUCTS` by the name of the shape"""
         self.unshared: str | None = None
         """why a choice could not be kept for other processes on this machine"""
@@ -81,7 +93,7 @@ class Choices:
             width = _rounded(width)
         else:
             rows = _rounded(rows)
-        key = layout, rows, width, weight.shape[0], torch.get_num_threads()
+        key = x.dtype, layout, rows, width, weight.shape[0], torch.get_num_threads()
         return self._products.get(key) or self._choose(key, x, weight)
 
     def keep(self, keep: Callable[[Mapping[str, str]], object]) -> None:
@@ -93,18 +105,20 @@ class Choices:
 
     def _choose(self, key: Key, x: Tensor, weight: Tensor) -> Product:
         with self._lock:  # another thread would disturb the timing, and might decide otherwise
+            products = PRODUCTS[x.dtype]
             if key not in self._products:
-                if math.prod(key[1:4]) < _TIMED_FROM:
-                    self._products[key] = PRODUCTS["pytorch"]
-                elif (choice := self._choice("-".join(map(str, key)), x, weight)) is not None:
-                    self._products[key] = PRODUCTS[choice]
-            return self._products.get(key, next(iter(PRODUCTS.values())))
+                if math.prod(key[2:5]) < _TIMED_FROM:
+                    self._products[key] = functional.linear
+                elif (choice := self._choice(_name(key), x, weight)) is not None:
+                    self._products[key] = products[choice]
+            return self._products.get(key, next(iter(products.values())))
 
     def _choice(self, name: str, x: Tensor, weight: Tensor) -> str | None:
         """Return the product for a shape, or None if it is not known and these factors cannot be used for timing."""
-        if name in self.known:
+        products = PRODUCTS[x.dtype]
+        if self.known.get(name) in products:
             return self.known[name]
-        choice = _read(name) or (self._timed(name, x, weight) if _can_be_timed(x, weight) else None)
+        choice = _read(name, products) or (self._timed(name, x, weight) if _can_be_timed(x, weight) else None)
         if choice is not None:
             self.known[name] = choice
             self._keep(self.known)
@@ -113,7 +127,7 @@ class Choices:
     def _timed(self, name: str, x: Tensor, weight: Tensor) -> str:
         choice = fastest(x, weight)
         try:
-            return agree(name, choice)
+            return agree(name, choice, x.dtype)
         except (OSError, RuntimeError) as error:
             self.unshared = str(error)
             return choice
@@ -140,15 +154,16 @@ def using(choices: Choices) -> Iterator[None]:
 
 def times(x: Tensor, weight: Tensor) -> dict[str, float]:
     """Return the seconds that each product takes, the least of several rounds in which they take turns."""
-    least = dict.fromkeys(PRODUCTS, math.inf)
+    least = dict.fromkeys(PRODUCTS[x.dtype], math.inf)
     start = perf_counter()
-    for count in range(_MAX_ROUNDS):
-        if count >= _MIN_ROUNDS and perf_counter() - start > _SECONDS:
-            break
-        for name, product in PRODUCTS.items():
+    for count in range(1, _MAX_ROUNDS + 1):
+        for name, product in PRODUCTS[x.dtype].items():
             before = perf_counter()
             product(x, weight)
             least[name] = min(least[name], perf_counter() - before)
+        is_decided = count >= _MIN_ROUNDS or max(least.values()) > _CLEARLY * min(least.values())
+        if is_decided and perf_counter() - start > _SECONDS:
+            break
     return least
 
 
@@ -158,7 +173,7 @@ def fastest(x: Tensor, weight: Tensor) -> str:
     return min(measured, key=measured.__getitem__)
 
 
-def agree(name: str, choice: str) -> str:
+def agree(name: str, choice: str, dtype: torch.dtype) -> str:
     """Return what all processes on this machine use for a shape: the choice of the first one that writes its own.
 
     Raises:
@@ -171,7 +186,7 @@ def agree(name: str, choice: str) -> str:
         file.write(choice)
         file.flush()
         os.link(file.name, folder / name)
-    return _read(name) or choice
+    return _read(name, PRODUCTS[dtype]) or choice
 
 
 def machine_folder() -> Path:
@@ -182,6 +197,13 @@ def machine_folder() -> Path:
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return root / "cavesson" / "products" / _machine()
+
+
+def _name(key: Key) -> str:
+    """Return the name of a shape; that of float32 has no dtype in it, so that older runs keep their choices."""
+    dtype, *shape = key
+    kind = () if dtype == torch.float32 else (str(dtype).removeprefix("torch."),)
+    return "-".join(map(str, (*kind, *shape)))
 
 
 def _rounded(tokens: int) -> int:
@@ -204,9 +226,9 @@ def _machine() -> str:
     return re.sub(r"[^\w.+]+", "-", f"{processor} {capability} {os.cpu_count()} torch {torch.__version__}")
 
 
-def _read(name: str) -> str | None:
+def _read(name: str, products: Container[str]) -> str | None:
     """Return what a process on this machine chose, if any did."""
     with suppress(OSError, RuntimeError):
         choice = (machine_folder() / name).read_text()
-        return choice if choice in PRODUCTS else None
+        return choice if choice in products else None
     return None

@@ -329,9 +329,10 @@ class Recorder:
 
     def _check_place(self) -> None:
         """Check that the run still exists, so that no incomplete record is written."""
+        there = not self._newest_file or self._files.exists(self._newest_file)
         if self._lock is not None:
-            self._lock.check()
-        if self._newest_file and not self._files.exists(self._newest_file):
+            self._lock.check()  # after the look at the file: if the whole run was deleted, the error names the run
+        if not there:
             raise UserError(f"{self._files.path('record')} was deleted or moved while it was being written")
 
     def _merge_failed(self, error: BaseException) -> None:
