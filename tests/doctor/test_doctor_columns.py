@@ -81,6 +81,9 @@ def world(name: str, columns: Columns) -> Made:
         SICK[name][0](made)
     if name == "ratio-not-one":
         made.metrics["policy/approx_kl"][0] = 0.1  # more than the policy has moved by the next step
+    if name == "reference-is-policy":  # the policy becomes more certain, and the reference with it
+        for column in ("logprob", "ref_logprob"):
+            made.tokens[column] *= np.linspace(1, 0.5, len(made.mask))[:, None, None]
     if name == "repetition-loops":
         made.rows["response"] *= 4  # only of a longer text is it known how much compression saves
     if name in ("group-advantages", "penalty-wrong"):

@@ -67,6 +67,8 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
         elif reading.sick:
             with np.errstate(all="ignore"):
                 sick.append((rule, with_onset(reading, data)))
+        elif reading.undecided is not None:
+            skipped.append(Skipped(rule.name, rule.number, reading.undecided, undecided=True))
         else:
             healthy.append((rule, reading))
     findings = (

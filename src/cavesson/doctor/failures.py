@@ -39,20 +39,24 @@ FAILURES = (
 
 
 class NotExcluded(NamedTuple):
-    """A failure that the run may have: no rule found it, and some rules that look for it lack columns."""
+    """A failure that the run may have: no rule found it, and some rules that look for it could not decide."""
 
     failure: Failure
     lacking: tuple[str, ...]
     """What to record, as in a rule's ``needs``."""
+    reasons: tuple[Phrase, ...]
+    """Why rules that have their columns could not decide."""
 
 
 def not_excluded(diagnosis: Diagnosis) -> list[NotExcluded]:
     """Return the failures that the record neither shows nor excludes."""
     found = {one.rule.name for one in diagnosis.findings}
-    lacking = {one.rule: one.lacking for one in diagnosis.skipped}
+    skipped = {one.rule: one for one in diagnosis.skipped}
     open_ones = []
     for failure in FAILURES:
-        needed = dict.fromkeys(need for rule in failure.rules for need in lacking.get(rule, ()))
-        if needed and not found & set(failure.rules):
-            open_ones.append(NotExcluded(failure, tuple(needed)))
+        several = [skipped[rule] for rule in failure.rules if rule in skipped]
+        needed = dict.fromkeys(need for one in several for need in one.lacking)
+        reasons = tuple(one.reason for one in several if one.undecided)
+        if (needed or reasons) and not found & set(failure.rules):
+            open_ones.append(NotExcluded(failure, tuple(needed), reasons))
     return open_ones

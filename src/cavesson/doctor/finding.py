@@ -73,6 +73,8 @@ class Reading:
     """Two steps between which the problem began, with a probability of 90 %; None: not estimated."""
     window: tuple[int, int] | None = None
     """The first and the last step that were judged; None: the whole run."""
+    undecided: Phrase | None = None
+    """Why a problem that was not found may be there all the same, and what would show it."""
 
 
 @dataclass(frozen=True)
@@ -86,3 +88,5 @@ class Skipped:
     """What the placeholders of the reason stand for."""
     lacking: tuple[str, ...] = ()
     """The needs of the rule that are neither recorded nor derived."""
+    undecided: bool = False
+    """Whether the rule was applied, but the run does not show whether there is a problem."""

@@ -1,4 +1,4 @@
-"""How far the log-probabilities of training are from those of scoring, where no trainer measured it."""
+"""How far the policy moves, and how far training is from scoring, where no trainer measured it."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,9 @@ from cavesson.doctor.series import Series
 
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
+
+CLEAR = 3.0
+"""Standard errors by which a KL must be above what it is compared with."""
 
 
 @derivation(
@@ -36,6 +39,30 @@ def distance_before_training(data: "RunData") -> Found:
     if after <= before or left <= 0:
         return None
     return {"steps.policy/first_approx_kl": Series(updates.step[:1], np.array([left**2 / 2]))}
+
+
+@derivation(
+    gives=["steps.policy/least_kl"],
+    needs=["tokens.logprob", "tokens.ref_logprob"],
+    how="how much the distance from the reference grows from one step to the next",
+)
+def least_movement(data: "RunData") -> Found:
+    """Return a lower bound of the KL per token between the policies of two steps that follow each other.
+
+    For small steps, √(2·KL) is a distance (Fisher-Rao), so that the policy moves by at least the difference between its
+    distances from the reference. A policy that circles around its reference moves by more.
+    """
+    sample = data.sample
+    mean, variance = sample.mean_by_step(sample["kl_k1"]), sample.variance_by_step(sample["kl_k1"])
+    count = np.searchsorted(sample.rows.step, mean.step, "right") - np.searchsorted(sample.rows.step, mean.step)
+    error = np.sqrt(variance.value / count)  # as if the tokens of a response were a single one
+    before, after = np.sqrt(2 * np.maximum((mean.value + error, mean.value - CLEAR * error), 0.0))
+    # A few tokens can make a single step seem far away, so the next one must be as far.
+    grown = np.maximum(np.minimum(after[1:-1], after[2:]) - before[:-2], 0.0)
+    follows = (np.diff(mean.step)[:-1] == 1) & (np.diff(mean.step)[1:] == 1)
+    if not follows.any():
+        return None
+    return {"steps.policy/least_kl": Series(mean.step[1:-1][follows], grown[follows] ** 2 / 2)}
 
 
 def _moved_once(data: "RunData", first: int) -> bool:

@@ -21,12 +21,13 @@ def summary(diagnosis: Diagnosis, language: Language) -> str:
 
 
 def open_failures(diagnosis: Diagnosis, language: Language) -> list[tuple[str, str]]:
-    """Return the failures that cannot be excluded, each with what to record to exclude it."""
+    """Return the failures that cannot be excluded, each with what would exclude it."""
     record = language.phrase("record {what}")
-    return [
-        (language.phrase(failure.title), record.format(what=needs(lacking)))
-        for failure, lacking in not_excluded(diagnosis)
-    ]
+    found = []
+    for failure, lacking, reasons in not_excluded(diagnosis):
+        advice = [record.format(what=needs(lacking))] if lacking else []
+        found.append((language.phrase(failure.title), "; ".join([*advice, *map(language.phrase, reasons)])))
+    return found
 
 
 def since(reading: Reading, first: int, language: Language) -> str:

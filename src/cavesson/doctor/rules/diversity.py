@@ -1,6 +1,7 @@
 """Rules on the entropy and the diversity of the responses."""
 
 import zlib
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +15,7 @@ from cavesson.doctor.readings import collapse, is_clear
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
+from cavesson.doctor.rules.pattern import PIECES
 from cavesson.doctor.series import Array, Series, since, smoothed, together, trend
 
 BUDGET = 4000
@@ -198,29 +200,52 @@ def _alike(words: list[set[str]], i: int, j: int) -> float:
     min_steps=5,
     title="The responses repeat themselves",
     cause="{seen} {what}, {before} at the start: the policy repeats itself in loops.",
-    healthy="share of repeated 4-grams in a response, or share that compression saves if no tokens were recorded: "
-    "below {limit}, or below {factor} times its start",
+    healthy="share of repeated 4-grams in a response, or share that compression saves if no tokens were recorded, and "
+    "share of words that equal one of the two before: below {limit}, or below {factor} times its start",
     fix="a penalty for repetition in the reward, a smaller sampling.max_new_tokens, a reward model that has seen such "
     "loops",
     source="StackLLaMA; rlprobe",
     explains=["distinct-collapse", "truncated", "template-collapse", "kl-explosion", "pattern-spreading"],
 )
 def repetition_loops(data: RunData, *, limit: float = Share(0.3), factor: float = 2.0) -> Reading | None:
+    found = [
+        reading
+        for rows, values, what in _repetitions(data)
+        if (reading := _repeats(rows, values, Phrase(what), limit, factor)) is not None
+    ]
+    return next((reading for reading in found if reading.sick), found[0] if found else None)
+
+
+def _repetitions(data: RunData) -> Iterator[tuple[Rows, Array, str]]:
+    """Yield how much of each response is repeated, [n], and what that is the share of."""
+    some = data.sample.rows
     if data.has("rows.repetition"):
-        rows, what = data.rows, "of the 4-grams in a response occurred in it before"
-        values = rows["repetition"]
+        yield data.rows, data.rows["repetition"], "of the 4-grams in a response occurred in it before"
     else:
-        rows, what = data.sample.rows, "of a response is saved by compression because it repeats itself"
-        values = _compressed(rows)
+        yield some, _compressed(some), "of a response is saved by compression because it repeats itself"
+    if some.has("response"):
+        yield some, _returning(some), "of the words in a response equal one of the two before"
+
+
+def _repeats(rows: Rows, values: Array, what: Phrase, limit: float, factor: float) -> Reading | None:
     points = rows.by_step(values)
     if len(points) < 5:
         return None
     before = Share(points.first())
     high = max(limit, factor * before)
     first = since(points, smoothed(points).value > high, 4)
-    words: Words = {"before": before, "what": Phrase(what)}
+    words: Words = {"before": before, "what": what}
     curve = Curve(points, high=high)
     return Reading(Share(points.last()), first is not None, first, rows.highest(values), words, curve)
+
+
+def _returning(rows: Rows) -> Array:
+    """Return [n] the share of words, or of signs of languages without spaces, that equal one of the two before."""
+    texts = [PIECES.findall((text or "").lower()) for text in rows.texts("response")]
+    returns = [sum(word in words[max(0, i - 2) : i] for i, word in enumerate(words)) for words in texts]
+    return np.array(
+        [count / len(words) if len(words) > 2 else np.nan for count, words in zip(returns, texts, strict=True)]
+    )
 
 
 def _compressed(rows: Rows) -> Array:

@@ -14,6 +14,8 @@ from cavesson.doctor.series import Array, series, since
 
 EXACT = 1e-4
 """Share of the variance of a group's advantages that rounding leaves where they follow from its rewards."""
+SETTLED = 5
+"""Steps without anything else from which every later step is judged."""
 KNOWN = 0.9
 """Share of the groups of a step that must be exact: elsewhere, advantages contain something that is not recorded."""
 
@@ -43,7 +45,10 @@ def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading |
     step, group, signal, advantage, mixed = (one[used] for one in (rows.step, rows.group, signal, advantage, mixed))
     of_mixed = _left(step, [mixed, mixed / _spread(group, signal)], advantage)
     judged = (of_mixed <= limit) | (_exact(step, group, signal, advantage) >= KNOWN)
-    left = np.where(judged, _left(step, _forms(step, group, signal), advantage), np.nan)
+    left = _left(step, _forms(step, group, signal), advantage)
+    # Once rewards have explained all advantages for some steps, whatever else they contain later is new.
+    judged |= np.cumsum(judged & (left <= limit)) >= SETTLED
+    left = np.where(judged, left, np.nan)
     points = series(np.unique(step), left)
     if len(points) < 5:
         return None

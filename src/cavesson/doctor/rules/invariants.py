@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 
 from cavesson.doctor.data import RunData
+from cavesson.doctor.derive.versions import policy_changes
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.readings import at_least, exceeds
@@ -19,6 +20,8 @@ EXACT, ROUNDED = 1e-3, 0.05
 MAX_SIBLINGS = 16
 """Responses to a prompt that are compared with each other."""
 MIN_GROUPS = 20
+LASTING = 3
+"""Steps for which the reference must equal the policy."""
 UNLIKELY = 1e-6
 """Probability below which equal responses at two places of the groups are not chance."""
 IMPROBABLE = 12.0
@@ -99,34 +102,37 @@ def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED
 
 @rule(
     number=3,
-    needs=["tokens.ref_logprob", "tokens.logprob", "steps.policy/approx_kl"],
+    needs=["tokens.ref_logprob", "tokens.logprob"],
     severity="error",
-    min_steps=5,
+    min_steps=8,
     title="The reference changes with the policy",
-    cause="The weights change at every step, but log π − log π_ref stays 0 on {seen} of the tokens: policy and "
+    cause="The policy changes, but log π − log π_ref stays 0 on {seen} of the tokens: policy and "
     "reference share their weights, an adapter stays enabled in the reference's forward pass, or β = 0 and the "
     "reference is never computed.",
     healthy="share of tokens with |Δ| < {equal} after {updates} updates: far below {limit}",
     fix='give the reference its own weights (reference.kind = "copy"), or disable the adapter while it scores',
     source="TRL issues 1340, 3194, 4040",
-    explains=["kl-flat", "penalty-mis-scaled"],
-    windows=True,
+    explains=["kl-flat", "penalty-mis-scaled", "reference-replaced"],
 )
 def reference_is_policy(
     data: RunData, *, limit: float = Share(0.99), updates: int = 5, equal: float = 1e-5
 ) -> Reading | None:
-    moved = data.metric("policy/approx_kl")
-    if not len(moved) or not np.any(moved.value > 1e-9):
-        return None  # there is no evidence that the policy changed
     sample = data.sample
-    later = sample.trained & (sample.step >= sample.rows.steps[0] + updates) & np.isfinite(sample["kl_k1"])
-    if not later.any():
-        return None
+    known = sample.trained & np.isfinite(sample["kl_k1"])
     same = np.abs(sample["kl_k1"]) < equal
+    points = sample.mean_by_step(np.where(known, same, np.nan))
+    apart = points.step[points.value <= limit]
+    first = int(points.step[0])
+    if len(apart) and apart[-1] >= first + updates:  # the reference became the policy later
+        first = int(apart[-1]) + 1
+    later = known & (sample.step >= first + (updates if first == points.step[0] else 0))
+    if len(np.unique(sample.step[later])) < LASTING:
+        return Reading(Share(points.last()), False, curve=Curve(points, high=limit))
     share = Share(same[later].mean())
+    if share > limit and not policy_changes(data):
+        return None
     evidence = sample.spans(np.flatnonzero(later & same))
-    curve = Curve(sample.mean_by_step(same.astype(float)), high=limit)
-    return Reading(share, share > limit, int(sample.rows.steps[0]), evidence, curve=curve)
+    return Reading(share, share > limit, first, evidence, curve=Curve(points, high=limit))
 
 
 @rule(
@@ -149,8 +155,10 @@ def reference_replaced(data: RunData, *, limit: float = Share(0.8)) -> Reading |
     before, after = points.value[:-1], points.value[1:]
     drop = np.where(before > 0.02, 1 - after / np.maximum(before, 0.02), 0.0)
     falls = np.flatnonzero(drop > limit)
-    # A policy can return close to its reference once, but an exact return is not a coincidence.
-    sick = len(falls) >= 2 or bool(np.any(after[falls] < 1e-5))
+    # A policy can return close to its reference once, but an exact return is not a coincidence. Where it stays there,
+    # the reference has become the policy itself.
+    leaves = np.maximum.accumulate(after[::-1])[::-1] > 1e-5
+    sick = len(falls) >= 2 or bool(np.any((after[falls] < 1e-5) & leaves[falls]))
     steps = points.step[falls + 1]
     largest = Share(drop.max(initial=0.0))
     words = {"drop": largest, "times": float(len(falls))}

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from cavesson.doctor.data import RunData
+from cavesson.doctor.data import CHANCE, RunData
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.proposal import calmer, fitting, stronger, tighter
 from cavesson.doctor.rule import rule
-from cavesson.doctor.rules.consequences import CRITIC
+from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "last")
@@ -137,7 +137,8 @@ def _pays(data: RunData) -> bool:
     if len(reward) < 5:
         return False
     gain = reward.value.max() - reward.first()
-    return bool(reward.last() - reward.first() > 0.8 * gain and gain > 0.3 * np.nanstd(data.rows["reward"]))
+    rises = trend(data.rows.mean("reward")).p < CHANCE
+    return bool(rises and reward.last() - reward.first() > 0.8 * gain and gain > 0.3 * np.nanstd(data.rows["reward"]))
 
 
 @rule(
@@ -146,7 +147,8 @@ def _pays(data: RunData) -> bool:
     min_steps=10,
     title="Nothing is learned: the KL stays at 0",
     cause="After {steps} steps the policy still equals its reference (KL {seen} nats per response): the learning rate "
-    "is 0, all advantages are 0, the weights are frozen, or the optimiser never steps.",
+    "is 0, all advantages are 0, the weights are frozen, the optimiser never steps, or the reference has the same "
+    "weights.",
     healthy="largest |KL| per response after the first steps: above {limit} nats",
     fix="check optim/learning_rate, optim/grad_norm and the standard deviation of the rewards within a group",
     settings={"optimizer.learning_rate": lambda value, data, reading: max(value, USUAL_RATE)},
@@ -286,7 +288,7 @@ def _weight(place: str, estimator: str, log_ratio: Array) -> Array:
     fix='in the reward, use k1 (kl.estimator = "k1", grpo.kl_estimator = "k1"); in the loss, use k2 or k3',
     settings={"kl.estimator": "k1", "rloo.kl_estimator": "k1", "grpo.kl_estimator": None},
     source="Schulman, Approximating KL divergence; 2506.09477; 2512.21852",
-    explains=["kl-explosion", "penalty-mis-scaled", "coefficient-runaway"],
+    explains=["kl-explosion", "penalty-mis-scaled", "coefficient-runaway", *RUNAWAY],
 )
 def estimator_misplaced(data: RunData, *, limit: float = Percent(0.5)) -> Reading | None:
     sample, place, estimator = data.sample, str(data.setting("kl.place")), str(data.setting("kl.estimator"))

@@ -20,6 +20,10 @@ MIN_ROLLOUTS = 400
 MIN_VALUES = 20
 """Different rewards: words cannot predict the reward of a verifier that has only two or three."""
 MAX_ROLLOUTS = 2000
+UNDECIDED = Phrase(
+    "no two responses to a prompt are equal, and neither length nor words predict the reward; score a few responses "
+    "twice"
+)
 
 
 @rule(
@@ -39,6 +43,9 @@ MAX_ROLLOUTS = 2000
 )
 def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float = Share(0.98)) -> Reading | None:
     rows = data.sample.rows
+    # A step in which all rewards are equal, as those of a dead verifier, does not tell responses apart.
+    spread = np.interp(rows.step, *rows.by_step(rows["reward"], np.std))
+    rows = rows.where(spread > 0) if np.any(spread > 0) else rows
     reward = _trimmed(within(rows, rows["reward"]))
     left, places, apart = _left_among_equals(rows)
     course: Series | None = rows.by_step(apart)
@@ -49,8 +56,9 @@ def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float 
         sick = left > others and _moves_in_vain(data)
     if np.isnan(left):
         return None
-    words = {"what": Phrase(what)}
-    return Reading(Share(left), sick, int(rows.steps[0]), rows.evidence(places), words, course=course)
+    undecided = None if sick or left <= others or course is not None else UNDECIDED
+    words, first = {"what": Phrase(what)}, int(rows.steps[0])
+    return Reading(Share(left), sick, first, rows.evidence(places), words, course=course, undecided=undecided)
 
 
 def _trimmed(reward: Array) -> Array:

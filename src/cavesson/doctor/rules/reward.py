@@ -12,12 +12,15 @@ from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share, Word
 from cavesson.doctor.groups import groups, repeated, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import rounded, stronger, tighter
-from cavesson.doctor.readings import exceeding, exceeds, is_clear, length_column
+from cavesson.doctor.readings import at_least, exceeding, exceeds, is_clear, length_column
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
 from cavesson.doctor.rules.diversity import distinct
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series, since, smoothed, together, trend
+
+FEWEST = 30
+"""Responses from which it is said that all have the same reward."""
 
 
 @rule(
@@ -335,24 +338,38 @@ def reward_exhausted(data: RunData, *, limit: float = 0.1) -> Reading | None:
     healthy="share of responses with the lowest reward of the run: below {limit}, or below {end} at the end",
     fix="score a response that is known to be right by hand; inspect a few responses that got {value}",
     source="autocontext pull request 1067; own threshold",
-    explains=["zero-variance-groups", "zero-gradient", "kl-flat", "reward-is-noise", *CRITIC],
+    explains=["zero-variance-groups", "zero-gradient", "kl-flat", "reward-is-noise", "reward-falls", *CRITIC],
     windows=True,
 )
 def verifier_dead(data: RunData, *, limit: float = Share(0.95), end: float = Share(0.9)) -> Reading | None:
-    reward = data.rows["reward"][np.isfinite(data.rows["reward"])]
-    if len(reward) < 30:
+    rows = data.rows.where(np.isfinite(data.rows["reward"]))
+    if len(rows) < FEWEST:
         return None
-    floor = float(reward.min())
-    share = Share(np.mean(reward == floor))
-    points = data.rows.by_step((data.rows["reward"] == floor).astype(float))
-    sick = exceeds(data, np.sum(reward == floor), len(reward), limit) and points.last() > end
-    if data.whole is not data:  # later, all responses may also have the highest reward
-        everything = data.whole.rows
-        sick &= floor < np.nanmean(everything["reward"][everything.step < data.rows.steps[0]])
+    floor = float(rows["reward"].min())
+    has_floor = rows["reward"] == floor
+    points = rows.by_step(has_floor.astype(float))
     first = int(points.step[0])
-    everywhere = data.whole.rows.by_step((data.whole.rows["reward"] == floor).astype(float))
+    if not exceeds(data, has_floor.sum(), len(rows), limit):
+        first = _dead_since(points, rows.step, has_floor, limit, data.chance) or first
+    share = Share(has_floor[rows.step >= first].mean())
+    sick = bool(share > limit and points.last() > end)
+    everything = data.whole.rows
+    if first > everything.steps[0]:  # later, all responses may also have the highest reward
+        sick = sick and bool(floor < np.nanmean(everything["reward"][everything.step < first]))
+    everywhere = everything.by_step((everything["reward"] == floor).astype(float))
     curve = Curve(everywhere, high=limit)
     return Reading(share, sick, first, data.step_evidence([first]), {"value": floor}, curve)
+
+
+def _dead_since(points: Series, step: Array, has_floor: Array, limit: float, chance: float) -> int | None:
+    """Return the step from which on nearly all responses have the lowest reward, if chance does not explain it."""
+    alive = points.step[points.value <= limit]
+    if not len(alive) or not np.any(step > alive[-1]):
+        return None
+    before, after = has_floor[step <= alive[-1]], has_floor[step > alive[-1]]
+    usual = (before.sum() + 1) / (len(before) + 2)  # Laplace's rule of succession
+    by_chance = at_least(after.sum(), len(after), usual) * len(points)
+    return int(points.step[points.step > alive[-1]][0]) if len(after) >= FEWEST and by_chance < chance else None
 
 
 @rule(

@@ -9,8 +9,8 @@ from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH
-from cavesson.doctor.sample import TENTHS, Sample, by_tenth
-from cavesson.doctor.series import Array, Series, standard_error, together
+from cavesson.doctor.sample import Sample
+from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together
 
 ALIKE = {"float32": 0.005, "float64": 0.005}
 ROUNDED = 0.15
@@ -90,13 +90,15 @@ def surprise_gap(sample: Sample) -> tuple[float, float] | None:
 def filtered_sampling(data: RunData) -> Reading | None:
     sample, found = data.sample, shift(data, data.sample)
     gap = surprise_gap(sample)
+    first: int | None = int(sample.rows.steps[0])
+    points = sample.mean_by_step(-sample["logprob"] - sample["entropy"])
     if found is not None and found.above > 0.02:
         # A filter raises the probability of all remaining tokens, whereas a temperature lowers that of some.
         sick = found.below < 0.05 and banned_until(data) is None
         seen = -found.size
     elif gap is not None:
         sick = found is None and gap[0] < -max(NOISE * gap[1], SURPRISE)
-        seen = gap[0]
+        seen, first = gap[0], since(points, smoothed(points).value < gap[0] / 2, 3)
     elif found is not None:
         sick, seen = False, -found.size
     else:
@@ -104,57 +106,8 @@ def filtered_sampling(data: RunData) -> Reading | None:
     settings = {name: data.setting(f"config.sampling.{name}") for name in ("top_k", "top_p")}
     filters = [f"{name} = {value}" for name, value in settings.items() if value not in (None, 0, 1)]
     words: Words = {"gap": abs(seen), "setting": f" ({', '.join(filters)})" if filters else ""}
-    points = sample.mean_by_step(-sample["logprob"] - sample["entropy"])
     curve = Curve(points, 0.0, 0.0, Phrase("surprise (−log π) − entropy, in nats per token"))
-    return Reading(seen, sick, int(sample.rows.steps[0]), sample.rows.evidence(range(len(sample.rows))), words, curve)
-
-
-def fitted_temperature(sample: Sample) -> tuple[float, float] | None:
-    """Return T of sampler = trainer / T + context-dependent term, and the correlation that supports the fit.
-
-    Only improbable tokens are used: for these, the sum over the vocabulary hardly depends on the token.
-    """
-    mine = sample.trained & np.isfinite(sample["sampler_gap"]) & (sample["logprob"] < -2)
-    if mine.sum() < 50:
-        return None
-    x, y = sample["logprob"][mine], sample["sampler_logprob"][mine]
-    variance = float(np.var(x))
-    if variance < 1e-4:
-        return None
-    slope = float(np.mean((x - x.mean()) * (y - y.mean()))) / variance
-    return (1 / slope, abs(float(np.corrcoef(x, y - x)[0, 1]))) if slope > 0.05 else None
-
-
-@rule(
-    number=14,
-    needs=["tokens.logprob", "tokens.sampler_logprob", "tokens.entropy"],
-    severity="error",
-    title="The sampling temperature is missing in the scores",
-    cause="Responses are sampled at temperature {temperature} but scored at 1: sampler and trainer use different "
-    "distributions, so the ratio and the KL estimate are right for neither.",
-    healthy="temperature that turns the trainer's log-probabilities into the sampler's, if there is one: {low} to "
-    "{high}",
-    fix="sampling.temperature = 1.0, or divide the logits by the temperature when scoring as well",
-    settings={"sampling.temperature": 1.0},
-    source="The N implementation details of RLHF with PPO; TRL issue 4159",
-    explains=["negative-kl", "kl-explosion", "ratio-not-one", "filtered-sampling", "likelihood-displacement",
-              *MISMATCH],
-)  # fmt: skip
-def temperature_missing(data: RunData, *, low: float = 0.98, high: float = 1.02) -> Reading | None:
-    sample, found, fitted = data.sample, shift(data, data.sample), fitted_temperature(data.sample)
-    gap = surprise_gap(sample)
-    if found is None or fitted is None or gap is None:
-        return None
-    temperature, worth = fitted
-    # Different weights shift tokens regardless of probability; surprise − entropy must have the matching sign as well.
-    agrees = (gap[0] < -3 * gap[1]) if temperature < 1 else (gap[0] > 3 * gap[1])
-    off = not low <= temperature <= high and 1 / 3 < temperature < 3 and worth > 0.3
-    sick = off and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees)
-    name = Phrase("log π_sampler − log π, mean over each tenth of the tokens")
-    curve = Curve(by_tenth(sample["logprob"], -sample["sampler_gap"]), 0.0, 0.0, name, TENTHS)
-    evidence = sample.rows.evidence(range(len(sample.rows)))
-    words = {"temperature": temperature}
-    return Reading(temperature, sick, int(sample.rows.steps[0]), evidence, words, curve)
+    return Reading(seen, sick, first, sample.rows.evidence(range(len(sample.rows))), words, curve)
 
 
 def banned_until(data: RunData) -> int | None:

@@ -1,0 +1,237 @@
+"""Faults as other trainers leave them, in lines without settings and metrics: what each must show by arithmetic."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from doctor_helpers import END, LENGTH, WORDS, Made, healthy, log_softmax, reading, texts
+from sick import put, resample
+from test_doctor_bare import causes, diagnosis
+
+from cavesson.doctor.failures import not_excluded
+from cavesson.doctor.rules.group_advantages import group_advantages
+from cavesson.doctor.rules.invariants import reference_is_policy, reference_replaced
+from cavesson.doctor.rules.noise import reward_is_noise
+from cavesson.doctor.rules.reward import verifier_dead
+from cavesson.doctor.rules.update import update_kl_large
+
+HALF = 12
+"""The step at which something begins, in the middle of the run."""
+
+
+def last(made: Made) -> np.ndarray:
+    return np.arange(LENGTH) == made.mask.sum(-1, keepdims=True) - 1
+
+
+def penalty_on_the_size(made: Made) -> None:
+    delta = made.tokens["logprob"] - made.tokens["ref_logprob"]
+    score = np.where(last(made), made.rows["reward"][..., None], 0.0)
+    made.tokens["token_reward"] = np.where(made.mask, score - 0.05 * np.abs(delta), 0.0)
+
+
+def reward_a_hundredth(made: Made) -> None:
+    made.rows["reward"] = made.rows["reward"] / 100
+    made.settle()
+
+
+def reward_on_the_first_token(made: Made) -> None:
+    made.tokens["token_reward"] -= np.where(last(made), made.rows["reward"][..., None], 0.0)
+    made.tokens["token_reward"][..., 0] += made.rows["reward"]
+
+
+def scored_by(made: Made, reference: Callable[[int], np.ndarray], first: int = 0) -> None:
+    """Let the table of log-probabilities of a step be the reference, from a step on."""
+    for step in range(first, len(made.mask)):
+        scores = reference(step)[made.tokens["token_id"][step]]
+        made.tokens["ref_logprob"][step] = np.where(made.mask[step], scores, 0.0)
+    made.settle()
+
+
+def reference_is_the_policy(made: Made) -> None:
+    scored_by(made, lambda step: made.policy[step])
+
+
+def reference_becomes_the_policy(made: Made) -> None:
+    scored_by(made, lambda step: made.policy[step], HALF)
+
+
+def reference_follows(made: Made) -> None:
+    scored_by(made, lambda step: made.policy[step // 8 * 8])
+
+
+def reference_has_other_weights(made: Made) -> None:
+    other = log_softmax(made.policy[0] + np.random.default_rng(9).normal(0, 0.1, len(WORDS)))
+    scored_by(made, lambda step: other)
+
+
+def critic_does_not_learn(made: Made) -> None:
+    made.tokens["value"] = np.random.default_rng(1).normal(0.02, 0.01, made.mask.shape)
+
+
+def a_hundredth_gets_fifty(made: Made) -> None:
+    lucky = np.random.default_rng(2).random(made.rows["reward"].shape) < 0.01
+    made.rows["reward"] = np.where(lucky, 50.0, made.rows["reward"])
+    made.settle()
+
+
+def all_get_minus_one(made: Made, first: int = 0) -> None:
+    made.rows["reward"] = made.rows["reward"].copy()
+    made.rows["reward"][first:] = -1.0
+    made.settle()
+
+
+def all_get_minus_one_later(made: Made) -> None:
+    all_get_minus_one(made, HALF)
+
+
+def words_return(made: Made) -> None:
+    """Words repeat the one before, more and more, which pays 0.5 each; hardly four of them occur twice in a row."""
+    chance = np.random.default_rng(3)
+    for step in range(len(made.mask)):
+        ids, share = made.tokens["token_id"][step], min(0.7, 0.7 * step / HALF)
+        for at in range(1, LENGTH):
+            again = (chance.random(len(ids)) < share) & (ids[:, at] != END)
+            ids[:, at] = np.where(again, ids[:, at - 1], ids[:, at])
+        put(made, step, ids, made.policy[step])
+        made.rows["response"][step] = texts(ids, made.mask[step])
+        same = (ids[:, 1:] == ids[:, :-1]) & made.mask[step][:, 1:]
+        made.rows["reward"][step] += 0.5 * same.sum(-1)
+    made.settle()
+
+
+def leaps(made: Made, first: int = 1) -> None:
+    """A single update takes the policy two nats per token away."""
+    other = log_softmax(6 * np.random.default_rng(4).normal(0, 1, len(WORDS)))
+    other[END] = np.log(0.1)
+    for step in range(first, len(made.policy)):
+        made.policy[step] = log_softmax(other)
+    resample(made, lambda policy: policy)
+    good = np.isin(made.tokens["token_id"], [5, 9, 11]) & made.mask
+    made.rows["reward"] = 0.4 * good.sum(-1) + np.random.default_rng(7).normal(0, 0.2, good.shape[:2])
+    made.settle()
+
+
+def leaps_later(made: Made) -> None:
+    leaps(made, HALF)
+
+
+def learns_the_opposite(made: Made) -> None:
+    made.rows["reward"] = made.rows["reward"] - np.linspace(0, 1.5, len(made.mask))[:, None]
+    made.settle()
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "since"),
+    [
+        # Without settings, a penalty on the size of the log-ratio may have been meant. It is wrong all the same.
+        (penalty_on_the_size, "estimator-misplaced", 0),
+        (reward_a_hundredth, "penalty-mis-scaled", 0),
+        (reward_on_the_first_token, "reward-position", 0),
+        (reference_is_the_policy, "reference-is-policy", 0),
+        (reference_becomes_the_policy, "reference-is-policy", HALF),
+        (reference_follows, "reference-replaced", 8),
+        (reference_has_other_weights, "kl-at-start", 0),
+        (critic_does_not_learn, "value-not-fitting", 0),
+        (a_hundredth_gets_fifty, "reward-outliers", 2),
+        (all_get_minus_one, "verifier-dead", 0),
+        (all_get_minus_one_later, "verifier-dead", HALF),
+        (words_return, "repetition-loops", None),
+        (leaps, "update-kl-large", 1),
+        (leaps_later, "update-kl-large", HALF),
+        (learns_the_opposite, "reward-falls", None),
+    ],
+)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.sampled(14)
+def test_the_fault_is_named_first(
+    fault: Callable[[Made], None], cause: str, since: int | None, padded: bool, tmp_path: Path
+) -> None:
+    made = healthy()
+    fault(made)
+    _, found = diagnosis(made, tmp_path, padded)
+    assert causes(found)[:1] == [cause], causes(found)
+    if since is not None:
+        assert abs(found.causes[0].reading.since - since) <= 1
+
+
+def test_a_reference_that_stays_the_policy_was_not_replaced_again_and_again(tmp_path: Path) -> None:
+    made = healthy()
+    made.tokens["ref_logprob"] = made.tokens["logprob"] - np.where(made.mask, 0.1, 0.0)
+    reference_becomes_the_policy(made)
+    assert not reading(reference_replaced, made, tmp_path / "stays").sick
+    scored_by(made, lambda step: made.policy[0], 18)  # and leaves again
+    assert reading(reference_replaced, made, tmp_path / "leaves").sick
+
+
+@pytest.mark.parametrize("evidence", ["nothing", "metric", "scores", "trend"])
+def test_a_frozen_policy_equals_its_reference_by_right(evidence: str, tmp_path: Path) -> None:
+    made = healthy()
+    del made.metrics["policy/approx_kl"]
+    made.policy[:] = made.policy[0]
+    made.rows["reward"] = np.random.default_rng(0).normal(0, 1, made.rows["reward"].shape)
+    resample(made, lambda policy: policy)
+    reference_is_the_policy(made)
+    if evidence == "metric":
+        made.metrics["policy/approx_kl"] = np.full(len(made.mask), 0.01)
+    if evidence == "scores":  # of the same tokens after the same prompts, which are drawn as before
+        made.tokens["logprob"] -= 0.1 * np.arange(len(made.mask))[:, None, None] * made.mask
+        made.tokens["ref_logprob"] = made.tokens["logprob"].copy()
+        made.rows["prompt"] = made.rows["prompt"].copy()
+    if evidence == "trend":
+        made.rows["reward"] += np.arange(len(made.mask))[:, None]
+    found = reference_is_policy.statistic(made.data(tmp_path))
+    assert (found is not None and found.sick) == (evidence != "nothing")
+
+
+def test_a_small_batch_does_not_look_like_a_leap(tmp_path: Path) -> None:
+    """A token can be hundreds of nats from the reference; with 8 responses, it moves the mean of a step far."""
+    made = healthy(batch=8)
+    del made.metrics["policy/approx_kl"]
+    made.tokens["ref_logprob"][[9, 10], 0, 0] -= 100.0
+    assert not reading(update_kl_large, made, tmp_path).sick
+
+
+@pytest.mark.parametrize(("right", "sick"), [(0.1, False), (0.001, True)])
+def test_a_verifier_that_lets_few_responses_pass_is_not_dead_at_the_end(
+    right: float, sick: bool, tmp_path: Path
+) -> None:
+    """One response in ten is right; in the last three steps of eight, none is: the chance of that is 8 %."""
+    made = healthy(batch=8)
+    chance = np.random.default_rng(5)
+    made.rows["reward"] = (chance.random(made.rows["reward"].shape) < 0.1).astype(float)
+    made.rows["reward"][-3 if right == 0.1 else -HALF :] = 0.0
+    made.rows["reward"][:-HALF][:, 0] = 1.0
+    found = verifier_dead.statistic(made.data(tmp_path))
+    assert found is not None and found.sick == sick
+
+
+def test_advantages_that_lose_their_meaning_in_the_middle(tmp_path: Path) -> None:
+    """From there on, the advantages of two responses in five have the other sign: no function of their rewards."""
+    made = healthy("grpo")
+    made.info["kl"]["place"] = "loss"
+    reward = made.rows["reward"].reshape(len(made.mask), -1, 4)
+    advantage = ((reward - reward.mean(-1, keepdims=True)) / reward.std(-1, keepdims=True)).reshape(len(made.mask), -1)
+    wrong = (np.arange(advantage.shape[1]) * 7 % 10 < 4) & (np.arange(len(made.mask)) >= HALF)[:, None]
+    made.tokens["advantage"] = np.where(made.mask, np.where(wrong, -advantage, advantage)[..., None], 0.0)
+    found = reading(group_advantages, made, tmp_path)
+    assert found.sick and found.since == HALF
+
+
+def test_shuffled_rewards_that_nothing_shows_are_not_excluded(tmp_path: Path) -> None:
+    made = healthy(steps=32)
+    made.rows["response"] = made.rows["response"].copy()
+    for number, place in enumerate(np.ndindex(*made.rows["response"].shape)):
+        made.rows["response"][place] = f"{made.rows['response'][place]} {number}"  # no two are equal
+    made.rows["reward"] = np.random.default_rng(6).normal(0, 1, made.rows["reward"].shape)
+    made.settle()
+    _, found = diagnosis(made, tmp_path)
+    (said,) = [one for one in not_excluded(found) if "reward-is-noise" in one.failure.rules]
+    assert not said.lacking and "score a few responses twice" in said.reasons[0]
+
+
+def test_rewards_that_words_predict_are_excluded_from_being_noise(tmp_path: Path) -> None:
+    made = healthy(steps=32)
+    _, found = diagnosis(made, tmp_path)
+    assert not [one for one in not_excluded(found) if "reward-is-noise" in one.failure.rules]
+    assert reward_is_noise.name in [rule.name for rule, _ in found.healthy]
