@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,8 +49,27 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow-part", metavar="K/N", help="of the slow tests, run only part K of N, from 0 to N − 1")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark slow cases, and leave out the slow tests that are not in the part that was asked for."""
+    _mark_sampled(items)
+    if part := config.getoption("--slow-part"):
+        number, of = map(int, part.split("/"))
+        others = [item for item in items if item.get_closest_marker("slow") and _part(item, of) != number]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
+
+
+def _part(item: pytest.Item, of: int) -> int:
+    """The part that a test is in; all cases of a test are in the same, because they share what is expensive."""
+    return zlib.crc32(item.nodeid.split("[")[0].encode()) % of
+
+
+def _mark_sampled(items: list[pytest.Item]) -> None:
     """Of a test marked `sampled(n)`, all cases but n are slow; which ones is drawn by the test's name."""
     cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:

@@ -28,7 +28,7 @@ def drawn(temperature: float = 1.0, top_k: int = VOCABULARY, seed: int = 0) -> t
 @pytest.mark.parametrize("temperature", [0.6, 0.8, 0.95, 1.0, 1.2, 1.5])
 def test_the_temperature_is_found(temperature: float) -> None:
     for seed in range(3):
-        # Four standard errors: of 0.01 near 1, and more where tokens are far more or less probable than they are scored.
+        # Four standard errors: of 0.01 near 1, and more where tokens are far more or less probable than their scores.
         found = entropy_temperature(*drawn(temperature, seed=seed))
         assert found == pytest.approx(temperature, abs=0.04 if 0.7 < temperature < 1.3 else 0.1)
 

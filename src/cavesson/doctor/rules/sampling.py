@@ -89,8 +89,7 @@ def surprise_gap(sample: Sample) -> tuple[float, float] | None:
 )  # fmt: skip
 def filtered_sampling(data: RunData) -> Reading | None:
     sample, found = data.sample, shift(data, data.sample)
-    gap = surprise_gap(sample)
-    first: int | None = int(sample.rows.steps[0])
+    gap, first = surprise_gap(sample), int(sample.rows.steps[0])
     points = sample.mean_by_step(-sample["logprob"] - sample["entropy"])
     if found is not None and found.above > 0.02:
         # A filter raises the probability of all remaining tokens, whereas a temperature lowers that of some.
@@ -98,7 +97,8 @@ def filtered_sampling(data: RunData) -> Reading | None:
         seen = -found.size
     elif gap is not None:
         sick = found is None and gap[0] < -max(NOISE * gap[1], SURPRISE)
-        seen, first = gap[0], since(points, smoothed(points).value < gap[0] / 2, 3)
+        seen, began = gap[0], since(points, smoothed(points).value < gap[0] / 2, 3)
+        first = first if began is None else began
     elif found is not None:
         sick, seen = False, -found.size
     else:
