@@ -69,7 +69,7 @@ def test_fires_on_the_sick_run_alone(name, tmp_path):
 
 
 # Each of these has a second reason to report a problem, which another limit, or none, decides.
-UNDECIDED = {"negative-kl", "end-forbidden", "ratio-blow-up"}
+UNDECIDED = {"negative-kl", "end-forbidden", "ratio-blow-up", "kl-explosion"}
 
 
 def decides(rule, data):
