@@ -36,6 +36,16 @@ def no_gradient(made):
     made.metrics["optim/grad_norm"][np.arange(24) % 3 > 0] = 0.0
 
 
+def some_flipped(made, share=0.4):
+    flipped = np.arange(made.mask.shape[1]) % 10 < 10 * share
+    made.tokens["advantage"] *= np.where(flipped, -1.0, 1.0)[:, None]
+
+
+@case("advantage-sign", near=lambda made: some_flipped(made, 0.0))
+def flipped(made):
+    some_flipped(made)
+
+
 @case("advantage-scale")
 def unwhitened(made):
     made.tokens["advantage"] *= 4

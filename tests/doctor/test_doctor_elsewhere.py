@@ -1,5 +1,6 @@
 """Faults as other trainers leave them, in lines without settings and metrics: what each must show by arithmetic."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,14 +8,19 @@ import numpy as np
 import pytest
 from doctor_helpers import END, LENGTH, WORDS, Made, healthy, log_softmax, reading, texts
 from sick import put, resample
-from test_doctor_bare import causes, diagnosis
+from test_doctor_bare import TOKENS, causes, diagnosis, lines
 
+import cavesson
+from cavesson.doctor.data import RunData
+from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.failures import not_excluded
+from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.invariants import reference_is_policy, reference_replaced
 from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import verifier_dead
 from cavesson.doctor.rules.update import update_kl_large
+from cavesson.importers import import_run
 
 HALF = 12
 """The step at which something begins, in the middle of the run."""
@@ -67,6 +73,12 @@ def reference_has_other_weights(made: Made) -> None:
 
 def critic_does_not_learn(made: Made) -> None:
     made.tokens["value"] = np.random.default_rng(1).normal(0.02, 0.01, made.mask.shape)
+
+
+def critic_keeps_its_first_guess(made: Made) -> None:
+    """Each prompt has its own value, about that of its responses, and keeps it while the policy learns."""
+    going = made.tokens["token_reward"].sum(-1)
+    made.tokens["value"] = going.mean() + 0.1 * np.sin(made.rows["group"])[..., None] + np.zeros(made.mask.shape)
 
 
 def a_hundredth_gets_fifty(made: Made) -> None:
@@ -133,6 +145,7 @@ def learns_the_opposite(made: Made) -> None:
         (reference_follows, "reference-replaced", 8),
         (reference_has_other_weights, "kl-at-start", 0),
         (critic_does_not_learn, "value-not-fitting", 0),
+        (critic_keeps_its_first_guess, "value-not-fitting", None),
         (a_hundredth_gets_fifty, "reward-outliers", 2),
         (all_get_minus_one, "verifier-dead", 0),
         (all_get_minus_one_later, "verifier-dead", HALF),
@@ -143,7 +156,7 @@ def learns_the_opposite(made: Made) -> None:
     ],
 )
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(16)
 def test_the_fault_is_named_first(
     fault: Callable[[Made], None], cause: str, since: int | None, padded: bool, tmp_path: Path
 ) -> None:
@@ -153,6 +166,25 @@ def test_the_fault_is_named_first(
     assert causes(found)[:1] == [cause], causes(found)
     if since is not None:
         assert abs(found.causes[0].reading.since - since) <= 1
+
+
+@pytest.mark.parametrize("since", [0, HALF])
+@pytest.mark.parametrize("columns", [("logprobs", "ref_logprobs"), tuple(TOKENS.values())])
+def test_padding_that_is_trained(since: int, columns: tuple[str, ...], tmp_path: Path) -> None:
+    """Three tokens of padding follow the end, and count as tokens of the response."""
+    (file,) = lines(healthy(), tmp_path / "lines").iterdir()
+    chance, padded = np.random.default_rng(8), []
+    for line in map(json.loads, file.read_text().splitlines()):
+        count = min(3, LENGTH - len(line["response_tokens"]))
+        if line["response_tokens"][-1] == "<end>" and line["step"] >= since:
+            line["response_tokens"] += ["<pad>"] * count
+            line |= {name: line[name] + chance.normal(-1, 0.5, count).tolist() for name in TOKENS.values()}
+        padded.append({name: value for name, value in line.items() if name in columns or name not in TOKENS.values()})
+    file.write_text("".join(json.dumps(line) + "\n" for line in padded))
+    import_run(file.parent, tmp_path / "run")
+    found = diagnose(RunData(cavesson.open(tmp_path / "run")), RULES)
+    assert causes(found)[:1] == ["trained-behind-end"]
+    assert found.causes[0].reading.since == since
 
 
 def test_a_reference_that_stays_the_policy_was_not_replaced_again_and_again(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def whitening_wrong(setup: Setup, level: str) -> None:
     setup.wrap(ppo_module, "whiten", whiten)
 
 
-@fault(causes=["reward-falls", "group-advantages"], levels=(0.6, 0.8, 1.0))
+@fault(causes=["reward-falls", "group-advantages", "advantage-sign"], levels=(0.6, 0.8, 1.0))
 def advantage_flipped(setup: Setup, level: float) -> None:
     """The advantage of a share of the responses has the wrong sign."""
 

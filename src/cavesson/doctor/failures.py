@@ -28,7 +28,7 @@ FAILURES = (
     Failure(Phrase("the reference is not the initial policy"),
             ("kl-at-start", "reference-is-policy", "reference-replaced")),
     Failure(Phrase("advantages are computed wrongly"),
-            ("group-advantages", "advantage-scale", "reward-fades", "reward-falls")),
+            ("group-advantages", "advantage-sign", "advantage-scale", "reward-fades", "reward-falls")),
     Failure(Phrase("the critic does not learn"), ("value-not-fitting", "value-constant", "value-start")),
     Failure(Phrase("the wrong tokens are trained"), ("trained-behind-end", "end-not-trained", "padding-counted")),
     Failure(Phrase("updates are too large"),

@@ -54,7 +54,7 @@ def whitening_padded(plan: Plan) -> None:
 
 
 @fault(
-    causes=["reward-falls", "group-advantages"],
+    causes=["reward-falls", "group-advantages", "advantage-sign"],
     also=["kl-explosion", "length-collapse", "truncated", "repetition-loops", "pattern-spreading", "update-kl-large"],
     seen=[RECORDER, BOARD, COMPLETIONS],
 )

@@ -37,7 +37,12 @@ def penalty_scaled(plan: Plan) -> None:
         plan.swap("_generate_and_score_completions", "rewards - self.beta * kl", "rewards - 10 * self.beta * kl")
 
 
-@fault(causes=["penalty-wrong"], also=["kl-explosion", "reward-accounting"], seen=TOKENS, trainers=["ppo"])
+@fault(
+    causes=["penalty-wrong", "estimator-misplaced"],  # without settings, the size may be what was meant
+    also=["kl-explosion", "reward-accounting"],
+    seen=TOKENS,
+    trainers=["ppo"],
+)
 def penalty_absolute(plan: Plan) -> None:
     """The penalty is on the size of the log-ratio, whatever its sign."""
     plan.swap("train", '-logr if args.kl_estimator == "k1" else (logr.exp() - 1) - logr', "logr.abs()")

@@ -39,16 +39,17 @@ def _numbered(sample: Sample) -> Array:
 @derivation(
     gives=["info.eos_token_ids"],
     needs=["tokens.token_id"],
-    how="the tokens that responses shorter than the longest end in, and that occur nowhere else",
+    how="the tokens that responses shorter than the longest end in, and that nothing but padding follows",
 )
 def end_tokens(data: "RunData") -> Found:
     sample = data.sample
     last, shorter = _last_token(sample), _shorter(sample)
+    padding = _padding(sample, last)
     found = []
     for token in np.unique(last[shorter & np.isfinite(last)]):
         ends = last == token
         several = ends.sum() >= FEWEST and len(np.unique(sample.length[ends])) > 1
-        if several and _inside(sample, token) <= INSIDE * ends.sum():
+        if several and _inside(sample, token, padding) <= INSIDE * ends.sum():
             found.append(int(token))
     if shorter.sum() < FEWEST or np.mean(np.isin(last[shorter], found)) < EXPLAINED:
         return None
@@ -67,11 +68,28 @@ def _shorter(sample: Sample) -> Array:
     return np.asarray((sample.length > 0) & (sample.length < sample.length.max(initial=0)))
 
 
-def _inside(sample: Sample, token: float) -> int:
-    """Return the number of responses in which another trained token follows the token."""
+def _padding(sample: Sample, last: Array) -> Array:
+    """Return the tokens that fill up responses: they stand there several times in a row, and nothing follows them."""
+    inner = np.flatnonzero(sample.trained & ~sample.last)
+    before = np.full(len(sample.rows), np.nan)
+    before[sample.line[inner]] = sample["token_id"][inner]  # of several values for one index, the last one counts
+    tokens, count = np.unique(last[before == last], return_counts=True)
+    ends = [np.sum(last == token) for token in tokens]
+    nothing = np.zeros(0)
+    return np.array(
+        [
+            token
+            for token, several, all_of in zip(tokens, count, ends, strict=True)
+            if several >= FEWEST and _inside(sample, token, nothing) <= INSIDE * all_of
+        ]
+    )
+
+
+def _inside(sample: Sample, token: float, padding: Array) -> int:
+    """Return the number of responses in which another trained token than padding follows the token."""
     trained = np.flatnonzero(sample.trained)
     ids, line = sample["token_id"][trained], sample.line[trained]
-    others = np.flatnonzero(ids != token)
+    others = np.flatnonzero((ids != token) & ~np.isin(ids, padding))
     last_other = np.full(len(sample.rows), -1)
     last_other[line[others]] = others  # of several values for one index, the last one counts
     mine = np.flatnonzero(ids == token)

@@ -6,7 +6,7 @@ import numpy as np
 
 from cavesson.doctor.derive.derivation import Found, derivation, of_sample
 from cavesson.doctor.sample import Sample
-from cavesson.doctor.series import trend
+from cavesson.doctor.series import Array, trend
 
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
@@ -36,18 +36,23 @@ def policy_changes(data: "RunData") -> bool:
 
 def _scores_change(sample: Sample) -> bool:
     """Return whether most first tokens that recur after the same prompt do so with another log-probability."""
+    differences = first_token_differences(sample, "logprob")
+    return len(differences) >= FEWEST and bool(np.mean(differences > CHANGED) > 0.5)
+
+
+def first_token_differences(sample: Sample, column: str) -> Array:
+    """Return [k] how far a column differs where a first token recurs after the same prompt in another step."""
     if not sample.has("token_id"):
-        return False
-    first = np.flatnonzero((sample.position == 0) & np.isfinite(sample["logprob"]) & np.isfinite(sample["token_id"]))
-    prompts, tokens, logprob = sample.rows.texts("prompt"), sample["token_id"], sample["logprob"]
-    seen: dict[tuple[str | None, float], float] = {}
-    changes = []
-    for at in first.tolist():
-        key = prompts[sample.line[at]], float(tokens[at])
-        if key in seen:
-            changes.append(abs(logprob[at] - seen[key]) > CHANGED)
-        seen.setdefault(key, float(logprob[at]))
-    return len(changes) >= FEWEST and bool(np.mean(changes) > 0.5)
+        return np.zeros(0)
+    values, tokens, prompts = sample[column], sample["token_id"], sample.rows.texts("prompt")
+    seen: dict[tuple[str | None, float], tuple[int, float]] = {}
+    differences = []
+    for at in np.flatnonzero((sample.position == 0) & np.isfinite(values + tokens)).tolist():
+        here = int(sample.step[at]), float(values[at])
+        before = seen.setdefault((prompts[sample.line[at]], float(tokens[at])), here)
+        if here[0] != before[0]:
+            differences.append(abs(here[1] - before[1]))
+    return np.array(differences)
 
 
 @derivation(

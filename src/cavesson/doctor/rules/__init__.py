@@ -56,6 +56,7 @@ RULES: tuple[Rule, ...] = (
     system.prompts_exhausted,
     reward.zero_variance_groups,
     update.zero_gradient,
+    update.advantage_sign,
     update.advantage_scale,
     group_advantages.group_advantages,
     value.value_start,

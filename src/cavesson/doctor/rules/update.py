@@ -11,7 +11,11 @@ from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, exceeding, exc
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import RUNAWAY
+from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, earliest, since, smoothed, trend
+
+UNCLEAR, AGREE = 0.05, 0.9
+"""Relative size below which the sign of a number is rounding, and share of the tokens whose sizes must agree."""
 
 
 @rule(
@@ -176,6 +180,55 @@ def _whole_steps(some: Rows, rows: Rows) -> Array:
     steps, count = np.unique(some.step, return_counts=True)
     everything, all_of = np.unique(rows.step, return_counts=True)
     return np.asarray(steps[count == all_of[np.searchsorted(everything, steps)]])
+
+
+@rule(
+    number=74,
+    needs=["tokens.advantage", "tokens.return", "tokens.value"],
+    min_steps=3,
+    severity="error",
+    title="Advantages have the wrong sign",
+    cause="An advantage is the return minus the value, less a mean and divided by a standard deviation if it is "
+    "whitened. The sizes agree, but {seen} of the trained tokens have the opposite sign: what turns out better than "
+    "expected becomes less likely.",
+    healthy="share of the trained tokens whose advantage has the opposite sign of return minus value: 0, at most "
+    "{limit}",
+    fix="check the sign of the advantages, and of the loss that they enter, on two tokens by hand",
+    source="PPO 1707.06347, section 5; OpenAI's flipped sign (Fine-tuning GPT-2 from human preferences)",
+    explains=["kl-explosion", "update-kl-large", "clip-fraction-high", *RUNAWAY],
+    algorithms=["ppo"],
+    windows=True,
+)
+def advantage_sign(data: RunData, *, limit: float = Share(0.01)) -> Reading | None:
+    sample = data.sample
+    opposite = _opposite(sample, _whole_steps(sample.rows, data.rows))
+    points = sample.mean_by_step(opposite)
+    if len(points) < 3:
+        return None  # advantages contain something else
+    wrong, judged = np.flatnonzero(opposite == 1), int(np.isfinite(opposite).sum())
+    first = since(points, points.value > limit, 3)
+    sick = first is not None and exceeds(data, len(wrong), judged, limit)
+    return Reading(Share(len(wrong) / judged), sick, first, sample.spans(wrong), curve=Curve(points, high=limit))
+
+
+def _opposite(sample: Sample, steps: Array) -> Array:
+    """Return [N] 1 for advantages with the wrong sign and 0 for others, in steps where their sizes are as expected.
+
+    Elsewhere, and where the sign may be rounding, the result is NaN.
+    """
+    found, gap = np.full(len(sample), np.nan), sample["return"] - sample["value"]
+    known = sample.trained & np.isfinite(sample["advantage"] + gap)
+    for start, stop in zip(*(np.searchsorted(sample.step, steps + add) for add in (0, 1)), strict=True):
+        here = start + np.flatnonzero(known[start:stop])
+        if not len(here):
+            continue
+        for expected in (gap[here], gap[here] - gap[here].mean()):  # as it is, and whitened
+            clear = np.abs(expected) > UNCLEAR * np.std(expected)
+            ratio = sample["advantage"][here[clear]] / expected[clear]
+            size = np.median(np.abs(ratio))
+            if np.mean(np.abs(np.abs(ratio) / size - 1) < UNCLEAR) > AGREE:
+                found[here[clear]] = ratio < 0
+    return found
 
 
 @rule(

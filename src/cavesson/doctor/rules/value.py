@@ -3,6 +3,8 @@
 import numpy as np
 
 from cavesson.doctor.data import RunData
+from cavesson.doctor.derive.penalty import MATCHED, ROUNDED
+from cavesson.doctor.derive.versions import FEWEST, first_token_differences, policy_changes
 from cavesson.doctor.finding import Curve, Phrase, Reading
 from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, spikes
 from cavesson.doctor.rule import rule
@@ -47,7 +49,8 @@ def _learning(value: float, data: RunData, reading: Reading) -> float:
     title="The critic does not fit the returns",
     cause="After its warm-up, the critic explains {seen} of the variance of the returns, its mean error counted; below "
     "0 it is worse than their mean, and the advantages are noise.",
-    healthy="1 − mean((G − V)²)/Var(G) after the first steps: above 0, rising towards 1",
+    healthy="1 − mean((G − V)²)/Var(G) after the first steps: above 0, rising towards 1; and values that change while "
+    "the policy does",
     fix="a separate learning rate and some steps of warm-up for the critic; a wider ppo.value_clip; check the returns",
     settings={"ppo.value_coef": _learning},
     source="Deep RL hacks (Schulman's talk); verl; Andy Jones, Debugging RL",
@@ -57,7 +60,8 @@ def value_not_fitting(data: RunData) -> Reading | None:
     points = _warm(explained(data))
     if len(points) < 6:
         return None
-    first = int(points.step[0]) if _learns_something_else(data) else _worse_than_mean(points)
+    wrong = _learns_something_else(data) or _never_learns(data)
+    first = int(points.step[0]) if wrong else _worse_than_mean(points)
     evidence = data.step_evidence(points.step[np.argsort(points.value)])
     return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, 0.0, 1.0))
 
@@ -81,6 +85,13 @@ def _learns_something_else(data: RunData) -> bool:
     if known.sum() < 100 or goal[known].std() < 1e-6 or target[known].std() < 1e-6:
         return False
     return float(np.corrcoef(goal[known], target[known])[0, 1]) < 0.3
+
+
+def _never_learns(data: RunData) -> bool:
+    """Return whether the first value of a prompt stays the same over all steps, while the policy changes."""
+    differences = first_token_differences(data.sample, "value")
+    rounding = ROUNDED * float(np.nanmax(np.abs(data.sample["value"])))
+    return len(differences) >= FEWEST and bool(np.mean(differences <= rounding) > MATCHED) and policy_changes(data)
 
 
 @rule(
