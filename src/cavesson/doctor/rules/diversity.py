@@ -183,7 +183,10 @@ def _belonging(rows: Rows, pairs: int = 400) -> tuple[float, float] | None:
     if len(several) < 3 or len(asked) < 6:
         return None
     chosen = generator.integers(0, len(several), pairs)
-    same = [_alike(words, *generator.choice(several[i], 2, replace=False)) for i in chosen]
+    size = np.array([len(members) for members in several])[chosen]
+    first = generator.integers(0, size)
+    second = (first + generator.integers(1, size)) % size  # another one
+    same = [_alike(words, several[i][a], several[i][b]) for i, a, b in zip(chosen, first, second, strict=True)]
     some = generator.integers(0, len(words), (pairs, 2))
     other = [_alike(words, i, j) for i, j in some if prompts[i] != prompts[j]]
     return float(np.mean(same)), float(np.mean(other))

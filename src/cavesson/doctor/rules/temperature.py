@@ -1,7 +1,6 @@
 """The rule on a temperature that the scores lack."""
 
 import numpy as np
-from scipy.optimize import brentq
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading
@@ -19,6 +18,8 @@ CONSISTENT = 6.0
 """Standard errors by which it may fail in one of them: the weights of rare tokens have a long tail."""
 VARIED = 1.3
 """How many times as large high entropies must be as low ones, for the parts to differ."""
+HALVINGS = 30
+"""Of the interval that has 1/T − 1."""
 FEWEST = 400
 """Tokens from which a temperature is estimated."""
 
@@ -114,7 +115,9 @@ def entropy_temperature(surprise: Array, entropy: Array) -> float | None:
     flattest, sharpest = 1 / HIGHEST - 1, 1 / LOWEST - 1
     if high < VARIED * low or not terms(flattest).sum() < 0 < terms(sharpest).sum():
         return None
-    sharper = float(brentq(lambda at: float(terms(at).sum()), flattest, sharpest))
+    for _ in range(HALVINGS):  # SciPy's root finders take longer to import than this does
+        sharper = (flattest + sharpest) / 2
+        flattest, sharpest = (flattest, sharper) if terms(sharper).sum() > 0 else (sharper, sharpest)
     found = terms(sharper)
     part = np.searchsorted(np.quantile(entropy, np.arange(1, STRATA) / STRATA), entropy)
     sums, squares = np.bincount(part, found), np.bincount(part, found**2)
