@@ -17,9 +17,10 @@ from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.invariants import reference_is_policy, reference_replaced
+from cavesson.doctor.rules.kl import kl_explosion
 from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import verifier_dead
-from cavesson.doctor.rules.update import update_kl_large
+from cavesson.doctor.rules.update import advantage_sign, update_kl_large
 from cavesson.importers import import_run
 
 HALF = 12
@@ -97,19 +98,23 @@ def all_get_minus_one_later(made: Made) -> None:
     all_get_minus_one(made, HALF)
 
 
-def words_return(made: Made) -> None:
-    """Words repeat the one before, more and more, which pays 0.5 each; hardly four of them occur twice in a row."""
+def words_return(made: Made, back: int = 1) -> None:
+    """Words repeat an earlier one, more and more, which pays 0.5 each; hardly four of them occur twice in a row."""
     chance = np.random.default_rng(3)
     for step in range(len(made.mask)):
         ids, share = made.tokens["token_id"][step], min(0.7, 0.7 * step / HALF)
-        for at in range(1, LENGTH):
+        for at in range(back, LENGTH):
             again = (chance.random(len(ids)) < share) & (ids[:, at] != END)
-            ids[:, at] = np.where(again, ids[:, at - 1], ids[:, at])
+            ids[:, at] = np.where(again, ids[:, at - back], ids[:, at])
         put(made, step, ids, made.policy[step])
         made.rows["response"][step] = texts(ids, made.mask[step])
-        same = (ids[:, 1:] == ids[:, :-1]) & made.mask[step][:, 1:]
+        same = (ids[:, back:] == ids[:, :-back]) & made.mask[step][:, back:]
         made.rows["reward"][step] += 0.5 * same.sum(-1)
     made.settle()
+
+
+def words_alternate(made: Made) -> None:
+    words_return(made, back=2)
 
 
 def leaps(made: Made, first: int = 1) -> None:
@@ -150,13 +155,14 @@ def learns_the_opposite(made: Made) -> None:
         (all_get_minus_one, "verifier-dead", 0),
         (all_get_minus_one_later, "verifier-dead", HALF),
         (words_return, "repetition-loops", None),
+        (words_alternate, "repetition-loops", None),
         (leaps, "update-kl-large", 1),
         (leaps_later, "update-kl-large", HALF),
         (learns_the_opposite, "reward-falls", None),
     ],
 )
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(17)
 def test_the_fault_is_named_first(
     fault: Callable[[Made], None], cause: str, since: int | None, padded: bool, tmp_path: Path
 ) -> None:
@@ -222,6 +228,31 @@ def test_a_small_batch_does_not_look_like_a_leap(tmp_path: Path) -> None:
     del made.metrics["policy/approx_kl"]
     made.tokens["ref_logprob"][[9, 10], 0, 0] -= 100.0
     assert not reading(update_kl_large, made, tmp_path).sick
+
+
+@pytest.mark.parametrize("gain", [0.0, 2.0])
+def test_only_a_reward_that_rises_pays_for_a_large_kl(gain: float, tmp_path: Path) -> None:
+    """1.7 nats per token are too many, unless the reward is near its maximum; by chance, its last steps are."""
+    made = healthy()
+    assert made.rows["reward"][-5:].mean() > made.rows["reward"][:5].mean()
+    grown = np.linspace(0, 1.7, len(made.mask))[:, None, None]
+    made.tokens["ref_logprob"] = made.tokens["logprob"] - np.where(made.mask, grown, 0.0)
+    made.rows["reward"] = made.rows["reward"] + np.linspace(0, gain, len(made.mask))[:, None]
+    assert reading(kl_explosion, made, tmp_path).sick == (gain == 0)
+
+
+@pytest.mark.parametrize("whitened", [False, True])
+def test_the_sign_of_advantages_is_known_whatever_their_mean(whitened: bool, tmp_path: Path) -> None:
+    made = healthy()
+    gap = made.tokens["return"] - made.tokens["value"] + 2.0 * made.mask
+    made.tokens["value"] = made.tokens["return"] - gap
+    for step, mask in enumerate(made.mask):
+        inside = gap[step][mask]
+        gap[step][mask] = (inside - inside.mean()) / inside.std() if whitened else inside
+    made.tokens["advantage"] = gap
+    assert reading(advantage_sign, made, tmp_path / "right").seen == 0
+    made.tokens["advantage"] = -gap
+    assert reading(advantage_sign, made, tmp_path / "wrong").seen == 1
 
 
 @pytest.mark.parametrize(("right", "sick"), [(0.1, False), (0.001, True)])
