@@ -58,10 +58,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark slow cases, and leave out the slow tests that are not in the part that was asked for."""
     _mark_sampled(items)
     if part := config.getoption("--slow-part"):
-        number, of = map(int, part.split("/"))
-        others = [item for item in items if item.get_closest_marker("slow") and _part(item, of) != number]
+        number, of = _numbers(part)
+        kept, others = [], []
+        for item in items:
+            (others if item.get_closest_marker("slow") and _part(item, of) != number else kept).append(item)
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+        items[:] = kept
+
+
+def _numbers(part: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", part)
+    if found is None or not int(found[1]) < int(found[2]):
+        raise pytest.UsageError(f"--slow-part {part}: give a part and the number of parts, such as 0/8 or 7/8")
+    return int(found[1]), int(found[2])
 
 
 def _part(item: pytest.Item, of: int) -> int:

@@ -13,7 +13,7 @@ DERIVATIONS: tuple[Derivation, ...] = (
     texts.cut_texts,
     versions.policy_versions,
     scores.distance_before_training,
-    scores.least_movement,
+    scores.movement,
     penalty.rewards_whitened,
     penalty.kl_penalty,
     penalty.penalised_advantages,

@@ -42,15 +42,16 @@ def distance_before_training(data: "RunData") -> Found:
 
 
 @derivation(
-    gives=["steps.policy/least_kl"],
+    gives=["steps.policy/estimated_kl"],
     needs=["tokens.logprob", "tokens.ref_logprob"],
     how="how much the distance from the reference grows from one step to the next",
 )
-def least_movement(data: "RunData") -> Found:
-    """Return a lower bound of the KL per token between the policies of two steps that follow each other.
+def movement(data: "RunData") -> Found:
+    """Return an estimate of the KL per token between the policies of two steps that follow each other.
 
-    For small steps, √(2·KL) is a distance (Fisher-Rao), so that the policy moves by at least the difference between its
-    distances from the reference. A policy that circles around its reference moves by more.
+    For policies that are near each other, √(2·KL) is a distance (Fisher-Rao), so that the policy moves by at least the
+    difference between its distances from the reference, and by more if it circles around it. Further away this is an
+    approximation, which tokens that the reference considers nearly impossible make too large.
     """
     sample = data.sample
     mean, variance = sample.mean_by_step(sample["kl_k1"]), sample.variance_by_step(sample["kl_k1"])
@@ -62,7 +63,7 @@ def least_movement(data: "RunData") -> Found:
     follows = (np.diff(mean.step)[:-1] == 1) & (np.diff(mean.step)[1:] == 1)
     if not follows.any():
         return None
-    return {"steps.policy/least_kl": Series(mean.step[1:-1][follows], grown[follows] ** 2 / 2)}
+    return {"steps.policy/estimated_kl": Series(mean.step[1:-1][follows], grown[follows] ** 2 / 2)}
 
 
 def _moved_once(data: "RunData", first: int) -> bool:

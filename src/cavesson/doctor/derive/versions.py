@@ -36,23 +36,23 @@ def policy_changes(data: "RunData") -> bool:
 
 def _scores_change(sample: Sample) -> bool:
     """Return whether most first tokens that recur after the same prompt do so with another log-probability."""
-    differences = first_token_differences(sample, "logprob")
-    return len(differences) >= FEWEST and bool(np.mean(differences > CHANGED) > 0.5)
+    before, now = recurring(sample, "logprob")
+    return len(now) >= FEWEST and bool(np.mean(np.abs(now - before) > CHANGED) > 0.5)
 
 
-def first_token_differences(sample: Sample, column: str) -> Array:
-    """Return [k] how far a column differs where a first token recurs after the same prompt in another step."""
+def recurring(sample: Sample, column: str) -> Array:
+    """Return [2, k] a column where a first token recurs after the same prompt in another step: before, and then."""
     if not sample.has("token_id"):
-        return np.zeros(0)
+        return np.zeros((2, 0))
     values, tokens, prompts = sample[column], sample["token_id"], sample.rows.texts("prompt")
     seen: dict[tuple[str | None, float], tuple[int, float]] = {}
-    differences = []
+    found = []
     for at in np.flatnonzero((sample.position == 0) & np.isfinite(values + tokens)).tolist():
         here = int(sample.step[at]), float(values[at])
         before = seen.setdefault((prompts[sample.line[at]], float(tokens[at])), here)
         if here[0] != before[0]:
-            differences.append(abs(here[1] - before[1]))
-    return np.array(differences)
+            found.append((before[1], here[1]))
+    return np.array(found).reshape(-1, 2).T
 
 
 @derivation(

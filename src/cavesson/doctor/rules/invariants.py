@@ -106,9 +106,8 @@ def kl_at_start(data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED
     severity="error",
     min_steps=8,
     title="The reference changes with the policy",
-    cause="The policy changes, but log π − log π_ref stays 0 on {seen} of the tokens: policy and "
-    "reference share their weights, an adapter stays enabled in the reference's forward pass, or β = 0 and the "
-    "reference is never computed.",
+    cause="The policy changes, but log π − log π_ref stays 0 on {seen} of the tokens: policy and reference share their "
+    "weights, an adapter stays enabled in the reference's forward pass, or β = 0 and the reference is never computed.",
     healthy="share of tokens with |Δ| < {equal} after {updates} updates: far below {limit}",
     fix='give the reference its own weights (reference.kind = "copy"), or disable the adapter while it scores',
     source="TRL issues 1340, 3194, 4040",
@@ -121,11 +120,13 @@ def reference_is_policy(
     known = sample.trained & np.isfinite(sample["kl_k1"])
     same = np.abs(sample["kl_k1"]) < equal
     points = sample.mean_by_step(np.where(known, same, np.nan))
+    if not len(points):
+        return None
     apart = points.step[points.value <= limit]
-    first = int(points.step[0])
-    if len(apart) and apart[-1] >= first + updates:  # the reference became the policy later
+    first = begins = int(points.step[0])
+    if len(apart) and apart[-1] >= begins + updates:  # the reference became the policy later
         first = int(apart[-1]) + 1
-    later = known & (sample.step >= first + (updates if first == points.step[0] else 0))
+    later = known & (sample.step >= max(first, begins + updates))
     if len(np.unique(sample.step[later])) < LASTING:
         return Reading(Share(points.last()), False, curve=Curve(points, high=limit))
     share = Share(same[later].mean())
@@ -210,8 +211,8 @@ def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None
     fix="end the mask at the first end token, and use a separate padding token",
     source="TRL issue 2708, miles issue 2476",
     explains=["negative-kl", "padding-counted", "reward-position", "reward-accounting", "value-not-fitting",
-              "kl-at-start",
-              "filtered-sampling", "temperature-missing", "likelihood-displacement", "sampler-stale", *MISMATCH],
+              "kl-at-start", "filtered-sampling", "temperature-missing", "likelihood-displacement", "sampler-stale",
+              *MISMATCH],
 )  # fmt: skip
 def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading | None:
     sample = data.sample

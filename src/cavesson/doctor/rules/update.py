@@ -67,13 +67,13 @@ def clip_fraction_high(data: RunData, *, limit: float = Share(0.25), sequences: 
 
 @rule(
     number=34,
-    needs=["steps.policy/approx_kl|steps.policy/least_kl"],
+    needs=["steps.policy/approx_kl|steps.policy/estimated_kl"],
     min_steps=3,
     title="One step moves the policy too far",
-    cause="Within a step the policy moves by ½·mean((log π − log π_old)²) = {seen} nats per token{bound}.",
+    cause="Within a step the policy moves by ½·mean((log π − log π_old)²) = {seen} nats per token{estimated}.",
     healthy="policy/approx_kl per token: around 0.01 to 0.05; above {limit} the samples are no longer of this policy. "
-    "If it was not recorded, the KL to the reference shows a lower bound, ½·(growth of √(2·KL))² from a step to the "
-    "next two: never above {limit}",
+    "If it was not recorded, it is estimated from the KL to the reference, as ½·(growth of √(2·KL))² from a step to "
+    "the next two: never above {limit}",
     fix="lower optimizer.learning_rate or update.epochs; update.target_policy_kl ends a step early",
     settings={"optimizer.learning_rate": calmer},
     source="TRL 0.7.10 (target_kl); Nuts and bolts of deep RL (Schulman); The N implementation details",
@@ -83,12 +83,12 @@ def update_kl_large(data: RunData, *, limit: float = 0.2) -> Reading | None:
     points = data.metric("policy/approx_kl")
     if len(points):
         found = exceeding(data, points, since(points, points.value > limit, 3), limit)
-        return replace(found, words={"bound": ""})
-    points = data.metric("policy/least_kl")
+        return replace(found, words={"estimated": ""})
+    points = data.metric("policy/estimated_kl")
     first = since(points, points.value > limit, 1)
     found = exceeding(data, points, first, limit, np.max)
     between = None if first is None else (first, first)  # a leap, not a curve
-    return replace(found, words={"bound": Phrase(" or more")}, between=between)
+    return replace(found, words={"estimated": Phrase(", estimated from the KL to the reference")}, between=between)
 
 
 @rule(

@@ -4,7 +4,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.penalty import MATCHED, ROUNDED
-from cavesson.doctor.derive.versions import FEWEST, first_token_differences, policy_changes
+from cavesson.doctor.derive.versions import FEWEST, policy_changes, recurring
 from cavesson.doctor.finding import Curve, Phrase, Reading
 from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, spikes
 from cavesson.doctor.rule import rule
@@ -89,9 +89,9 @@ def _learns_something_else(data: RunData) -> bool:
 
 def _never_learns(data: RunData) -> bool:
     """Return whether the first value of a prompt stays the same over all steps, while the policy changes."""
-    differences = first_token_differences(data.sample, "value")
-    rounding = ROUNDED * float(np.nanmax(np.abs(data.sample["value"])))
-    return len(differences) >= FEWEST and bool(np.mean(differences <= rounding) > MATCHED) and policy_changes(data)
+    before, now = recurring(data.sample, "value")
+    same = np.abs(now - before) <= ROUNDED * np.abs(before)
+    return len(same) >= FEWEST and bool(np.mean(same) > MATCHED) and policy_changes(data)
 
 
 @rule(
