@@ -1,21 +1,18 @@
 """Rules on the entropy and the diversity of the responses."""
 
-import zlib
-from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 import pyarrow.compute as pc
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
+from cavesson.doctor.finding import Curve, Percent, Reading
 from cavesson.doctor.groups import within
 from cavesson.doctor.proposal import calmer, stronger, tighter
 from cavesson.doctor.readings import collapse, is_clear
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
-from cavesson.doctor.rules.pattern import PIECES
 from cavesson.doctor.series import Array, Series, since, smoothed, together, trend
 
 BUDGET = 4000
@@ -195,66 +192,6 @@ def _belonging(rows: Rows, pairs: int = 400) -> tuple[float, float] | None:
 def _alike(words: list[set[str]], i: int, j: int) -> float:
     union = words[i] | words[j]
     return len(words[i] & words[j]) / len(union) if union else 1.0
-
-
-@rule(
-    number=61,
-    needs=["rows.repetition|rows.response"],
-    min_steps=5,
-    title="The responses repeat themselves",
-    cause="{seen} {what}, {before} at the start: the policy repeats itself in loops.",
-    healthy="share of repeated 4-grams in a response, or share that compression saves if no tokens were recorded, and "
-    "share of words that equal one of the two before: below {limit}, or below {factor} times its start",
-    fix="a penalty for repetition in the reward, a smaller sampling.max_new_tokens, a reward model that has seen such "
-    "loops",
-    source="StackLLaMA; rlprobe",
-    explains=["distinct-collapse", "truncated", "template-collapse", "kl-explosion", "pattern-spreading"],
-)
-def repetition_loops(data: RunData, *, limit: float = Share(0.3), factor: float = 2.0) -> Reading | None:
-    found = [
-        reading
-        for rows, values, what in _repetitions(data)
-        if (reading := _repeats(rows, values, Phrase(what), limit, factor)) is not None
-    ]
-    return next((reading for reading in found if reading.sick), found[0] if found else None)
-
-
-def _repetitions(data: RunData) -> Iterator[tuple[Rows, Array, str]]:
-    """Yield how much of each response is repeated, [n], and what that is the share of."""
-    some = data.sample.rows
-    if data.has("rows.repetition"):
-        yield data.rows, data.rows["repetition"], "of the 4-grams in a response occurred in it before"
-    else:
-        yield some, _compressed(some), "of a response is saved by compression because it repeats itself"
-    if some.has("response"):
-        yield some, _returning(some), "of the words in a response equal one of the two before"
-
-
-def _repeats(rows: Rows, values: Array, what: Phrase, limit: float, factor: float) -> Reading | None:
-    points = rows.by_step(values)
-    if len(points) < 5:
-        return None
-    before = Share(points.first())
-    high = max(limit, factor * before)
-    first = since(points, smoothed(points).value > high, 4)
-    words: Words = {"before": before, "what": what}
-    curve = Curve(points, high=high)
-    return Reading(Share(points.last()), first is not None, first, rows.highest(values), words, curve)
-
-
-def _returning(rows: Rows) -> Array:
-    """Return [n] the share of words, or of signs of languages without spaces, that equal one of the two before."""
-    texts = [PIECES.findall((text or "").lower()) for text in rows.texts("response")]
-    returns = [sum(word in words[max(0, i - 2) : i] for i, word in enumerate(words)) for words in texts]
-    return np.array(
-        [count / len(words) if len(words) > 2 else np.nan for count, words in zip(returns, texts, strict=True)]
-    )
-
-
-def _compressed(rows: Rows) -> Array:
-    """Return [n] the share of a long response that compression with zlib saves; NaN for a short one."""
-    texts = [(text or "").encode("utf-8", "surrogatepass") for text in rows.texts("response")]
-    return np.array([max(0.0, 1 - 2 * len(zlib.compress(t)) / len(t)) if len(t) >= 200 else np.nan for t in texts])
 
 
 @rule(

@@ -1,0 +1,114 @@
+"""The rule on responses that repeat themselves."""
+
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from cavesson.doctor.data import RunData
+from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.rows import Rows
+from cavesson.doctor.rule import rule
+from cavesson.doctor.rules.pattern import PIECES, is_word
+from cavesson.doctor.series import Array, since, smoothed
+from cavesson.doctor.worth import Worth, clear_of, compared, grows, late_parts, prompts_of, share_of
+
+MIN_ROLLOUTS = 120
+PAYS = 0.05
+"""Share of the reward's variance that repetition must explain to be what the policy is rewarded for."""
+
+
+@rule(
+    number=61,
+    needs=["rows.repetition|rows.response"],
+    min_steps=5,
+    title="The responses repeat themselves",
+    cause="{seen} {what}, {before} at the start: the policy repeats itself in loops.",
+    healthy="share of repeated 4-grams in a response, or share that compression saves if no tokens were recorded, and "
+    "share of words that equal one of the two before: below {limit}, or below {factor} times its start; the share of "
+    "responses with such a word does not grow to {factor} times its start where the reward favours them",
+    fix="a penalty for repetition in the reward, a smaller sampling.max_new_tokens, a reward model that has seen such "
+    "loops",
+    source="StackLLaMA; rlprobe",
+    explains=["distinct-collapse", "truncated", "template-collapse", "kl-explosion", "pattern-spreading"],
+)
+def repetition_loops(data: RunData, *, limit: float = Share(0.3), factor: float = 2.0) -> Reading | None:
+    found = [
+        reading
+        for rows, values, what in _repetitions(data)
+        if (reading := _repeats(rows, values, Phrase(what), limit, factor)) is not None
+    ]
+    rewarded = _rewarded(data, factor)
+    return next((reading for reading in (*found, rewarded) if reading and reading.sick), found[0] if found else None)
+
+
+def _repetitions(data: RunData) -> Iterator[tuple[Rows, Array, str]]:
+    """Yield how much of each response is repeated, [n], and what that is the share of."""
+    some = data.sample.rows
+    if data.has("rows.repetition"):
+        yield data.rows, data.rows["repetition"], "of the 4-grams in a response occurred in it before"
+    else:
+        yield some, _compressed(some), "of a response is saved by compression because it repeats itself"
+    if some.has("response"):
+        yield some, _returning(some), "of the words in a response equal one of the two before"
+
+
+def _repeats(rows: Rows, values: Array, what: Phrase, limit: float, factor: float) -> Reading | None:
+    points = rows.by_step(values)
+    if len(points) < 5:
+        return None
+    before = Share(points.first())
+    high = max(limit, factor * before)
+    first = since(points, smoothed(points).value > high, 4)
+    words: Words = {"before": before, "what": what}
+    curve = Curve(points, high=high)
+    return Reading(Share(points.last()), first is not None, first, rows.highest(values), words, curve)
+
+
+def _rewarded(data: RunData, factor: float) -> Reading | None:
+    """Return a reading of the responses with a word that returns, if the reward favours them and they become more.
+
+    Loops begin in this way: one doubled word per response is far from being a third of it.
+    """
+    rows = data.sample.rows
+    if not (rows.has("response") and rows.has("reward")) or len(rows) < MIN_ROLLOUTS:
+        return None
+    texts = [[word for word in words if is_word(word)] for words in _pieces(rows)]
+    has, length = np.array([_returns(words) > 0 for words in texts]), np.array([len(words) for words in texts])
+    early, late, prompt = rows.step <= np.quantile(rows.steps, 0.15), late_parts(rows)[0], prompts_of(rows)
+    before, now = (share_of(has[part], prompt[part]) for part in (early, late))
+    clear = clear_of(data.chance, 1)
+    reward = compared(rows, rows["reward"], prompt)
+    worth = Worth(compared(rows, has.astype(float), prompt), reward, length, prompt, clear)
+    sick = (
+        now.value > factor * before.value
+        and grows(before, now, clear)
+        and worth.total.value > 0
+        and worth.explained(late) > PAYS
+    )
+    points = rows.by_step(has.astype(float))
+    high = factor * before.value
+    first = since(points, smoothed(points).value > high, 4) if sick else None
+    what = Phrase("of the responses repeat one of their last two words and get a higher reward for it")
+    words: Words = {"before": Share(before.value), "what": what}
+    evidence = rows.highest(np.where(late & has, rows["reward"], -np.inf))
+    return Reading(Share(now.value), first is not None, first, evidence, words, Curve(points, high=high))
+
+
+def _returning(rows: Rows) -> Array:
+    """Return [n] the share of words, or of signs of languages without spaces, that equal one of the two before."""
+    return np.array([_returns(words) / len(words) if len(words) > 2 else np.nan for words in _pieces(rows)])
+
+
+def _pieces(rows: Rows) -> list[list[str]]:
+    return [PIECES.findall((text or "").lower()) for text in rows.texts("response")]
+
+
+def _returns(words: list[str]) -> int:
+    return sum(word in words[max(0, i - 2) : i] for i, word in enumerate(words))
+
+
+def _compressed(rows: Rows) -> Array:
+    """Return [n] the share of a long response that compression with zlib saves; NaN for a short one."""
+    texts = [(text or "").encode("utf-8", "surrogatepass") for text in rows.texts("response")]
+    return np.array([max(0.0, 1 - 2 * len(zlib.compress(t)) / len(t)) if len(t) >= 200 else np.nan for t in texts])
