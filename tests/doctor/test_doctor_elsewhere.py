@@ -16,11 +16,12 @@ from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.rules import RULES
 from cavesson.doctor.rules.group_advantages import group_advantages
-from cavesson.doctor.rules.invariants import reference_is_policy, reference_replaced
+from cavesson.doctor.rules.invariants import reference_is_policy, reference_replaced, trained_behind_end
 from cavesson.doctor.rules.kl import kl_explosion
 from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import verifier_dead
 from cavesson.doctor.rules.update import advantage_sign, update_kl_large
+from cavesson.doctor.rules.value import value_not_fitting
 from cavesson.importers import import_run
 
 HALF = 12
@@ -294,3 +295,98 @@ def test_rewards_that_words_predict_are_excluded_from_being_noise(tmp_path: Path
     _, found = diagnosis(made, tmp_path)
     assert not [one for one in not_excluded(found) if "reward-is-noise" in one.failure.rules]
     assert reward_is_noise.name in [rule.name for rule, _ in found.healthy]
+
+
+def test_the_penalty_is_known_wherever_the_score_stands(tmp_path: Path) -> None:
+    """One token in five has the score, and any other token of the response is β times its log-ratio."""
+    made = healthy()
+    made.tokens["mask"] &= np.arange(LENGTH) < 5
+    made.settle()
+    reward_on_the_first_token(made)
+    data, found = diagnosis(made, tmp_path)
+    assert causes(found)[:1] == ["reward-position"]
+    np.testing.assert_allclose(data.rows["kl_coef"][data.rows.step > 0], 0.05, rtol=0.02)
+
+
+def test_a_last_word_that_most_responses_share_is_no_end_token_to_train_behind(tmp_path: Path) -> None:
+    """Their ends are cut off, so that they end in a full stop, after which a few go on."""
+    (file,) = lines(healthy(steps=48), tmp_path / "lines").iterdir()
+    chance, cut = np.random.default_rng(8), []
+    for line in map(json.loads, file.read_text().splitlines()):
+        if line["response_tokens"][-1] == "<end>":
+            line["response_tokens"][-1] = "."
+            if len(line["response_tokens"]) < LENGTH - 1 and chance.random() < 0.005:
+                line["response_tokens"].append("more")
+                line |= {name: [*line[name], -1.0] for name in TOKENS.values()}
+        cut.append(line)
+    file.write_text("".join(json.dumps(line) + "\n" for line in cut))
+    import_run(file.parent, tmp_path / "run")
+    data = RunData(cavesson.open(tmp_path / "run"))
+    assert data.setting("eos_token_ids") is not None  # the full stop
+    found = diagnose(data, RULES)
+    assert "trained-behind-end" not in causes(found)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_a_loss_of_another_trainer_counts_is_not_excluded(own: bool, tmp_path: Path) -> None:
+    made = healthy()
+    made.info |= {"cavesson": "1.0"} if own else {"trainer": "trl 1.10.0"}
+    found = diagnose(made.data(tmp_path), RULES)
+    said = [one for one in not_excluded(found) if "trained-behind-end" in one.failure.rules]
+    assert bool(said) != own
+    if said:
+        assert "whether its loss keeps to them" in said[0].reasons[0]
+    assert (trained_behind_end in [rule for rule, _ in found.healthy]) == own
+
+
+@pytest.mark.parametrize("rise", [0.0, 0.8])
+def test_a_verifier_with_two_answers_is_not_excluded_to_be_noise_unless_its_reward_rises(
+    rise: float, tmp_path: Path
+) -> None:
+    made = healthy(steps=32)
+    for number, place in enumerate(np.ndindex(*made.rows["response"].shape)):
+        made.rows["response"][place] = f"{made.rows['response'][place]} {number}"  # no two are equal
+    right = np.random.default_rng(6).random(made.rows["reward"].shape) < 0.1 + np.linspace(0, rise, 32)[:, None]
+    made.rows["reward"] = right.astype(float)
+    made.settle()
+    _, found = diagnosis(made, tmp_path)
+    said = [one for one in not_excluded(found) if "reward-is-noise" in one.failure.rules]
+    assert bool(said) == (rise == 0)
+
+
+@pytest.mark.parametrize("leaps_too", [False, True])
+def test_a_single_large_update_counts_if_the_distance_from_the_reference_leaps(leaps_too: bool, tmp_path: Path) -> None:
+    made = healthy()
+    if leaps_too:
+        leaps_later(made)
+    made.metrics["policy/approx_kl"] = np.where(np.arange(24) == HALF - 1, 0.4, 0.02)
+    found = reading(update_kl_large, made, tmp_path)
+    assert found.sick == leaps_too
+    if leaps_too:
+        assert abs(found.since - HALF) <= 1 and found.seen > 0.2
+
+
+def test_a_reference_that_follows_the_policy_does_not_show_how_far_an_update_went(tmp_path: Path) -> None:
+    """Without a fixed reference, an update that moves the policy is not a ratio that was wrong before it."""
+    made = healthy()
+    made.metrics["policy/approx_kl"] = np.full(24, 0.002)
+    del made.metrics["policy/first_ratio_error"]
+    reference_is_the_policy(made)
+    made.tokens["ref_logprob"][1] += 1e-6 * made.mask[1]
+    found = diagnose(made.data(tmp_path), RULES)
+    assert causes(found)[:1] == ["reference-is-policy"] and "ratio-not-one" not in causes(found)
+
+
+@pytest.mark.parametrize(("left", "sick"), [(1.05, False), (1.3, True)])
+def test_a_critic_is_worse_than_the_mean_if_it_is_so_by_a_tenth(left: float, sick: bool, tmp_path: Path) -> None:
+    """V = the mean of the returns plus noise, so that mean((G − V)²)/Var(G) = 1 + the share of the noise."""
+    made = healthy()
+    going, chance = made.tokens["return"], np.random.default_rng(4)
+    for step, mask in enumerate(made.mask):
+        inside = going[step][mask]
+        noise = chance.normal(0, 1, len(inside))
+        noise = (noise - noise.mean()) / noise.std() * inside.std() * np.sqrt(left - 1)
+        made.tokens["value"][step][mask] = inside.mean() + noise
+    found = reading(value_not_fitting, made, tmp_path)
+    assert found.seen == pytest.approx(1 - left, abs=0.05)
+    assert found.sick == sick

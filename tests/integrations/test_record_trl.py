@@ -63,7 +63,7 @@ GROUPED = pytest.mark.parametrize("name", ["grpo", "rloo"])
 @GROUPED
 def test_every_token_is_what_the_trainer_had(trained, name, version):
     run, seen, _, _ = trained(name, version)
-    assert len(seen) == 3
+    assert len(seen) == 3 and run.info["dtype"] == "float32"
     for step, batch in enumerate(seen):
         for sample, (ids, mask) in enumerate(zip(batch["ids"], batch["mask"], strict=True)):
             row, tokens = run.rollout(step, sample)
@@ -133,7 +133,7 @@ def test_ppo_of_trl_1_10(trained):
     run, _, logs, _ = trained("ppo", "1.10")
     steps = [log for log in logs if "objective/kl" in log]
     assert len(steps) == 3 and run.rows(["step"]).num_rows == 12
-    assert run.info["eos_token_ids"] == [0]
+    assert run.info["eos_token_ids"] == [0] and run.info["dtype"] == "float32"
     for step, log in enumerate(steps):
         rows = run.rows(["sample", "reward", "shaped_reward", "kl_k1", "finish_reason", "kl_coef"], [step]).to_pylist()
         assert np.mean([row["kl_k1"] for row in rows]) == pytest.approx(log["objective/kl"], abs=1e-3)

@@ -70,6 +70,17 @@ class RunData:
         name = self._info.get("algorithm")
         return name if isinstance(name, str) else None
 
+    @property
+    def own(self) -> bool:
+        """Whether Cavesson trained the run; of other trainers, a record shows what they say of themselves."""
+        return "cavesson" in self._info
+
+    @property
+    def dtype(self) -> str | None:
+        """The data type that the policy computes in, such as ``bfloat16``; None if it is not known."""
+        found: str | None = self.setting("config.model.dtype") or self.setting("dtype")
+        return found
+
     def setting(self, path: str, default: Any = None) -> Any:
         """Return an entry of run.json by its dotted path, such as ``config.kl.coef``, recorded or derived.
 

@@ -62,13 +62,13 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
         data.used.clear()
         out, reading = _judged(data, rule)
         derived[rule.name] = tuple(dict.fromkeys(data.used.values()))
-        if reading is None or np.isnan(reading.seen):
+        if reading is not None and not reading.sick and reading.undecided is not None:
+            skipped.append(Skipped(rule.name, rule.number, reading.undecided, undecided=True))
+        elif reading is None or np.isnan(reading.seen):
             skipped.append(out or Skipped(rule.name, rule.number, Phrase("the run has nothing to measure")))
         elif reading.sick:
             with np.errstate(all="ignore"):
                 sick.append((rule, with_onset(reading, data)))
-        elif reading.undecided is not None:
-            skipped.append(Skipped(rule.name, rule.number, reading.undecided, undecided=True))
         else:
             healthy.append((rule, reading))
     findings = (

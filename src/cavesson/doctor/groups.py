@@ -42,9 +42,13 @@ def repeated(rows: Rows) -> bool:
 
 def within(rows: Rows, values: Array) -> Array:
     """Return [n] the values minus the mean of their group, or of their step if most prompts occur only once."""
+    return np.asarray(values - mean_of(beside(rows, values), values))
+
+
+def beside(rows: Rows, values: Array) -> Array:
+    """Return [n] the number of the group of each value, or of its step if most prompts occur only once."""
     grouped = groups(rows, values).members.sum() > 0.5 * len(rows)
-    key = rows.group if grouped else np.searchsorted(rows.steps, rows.step)
-    return np.asarray(values - mean_of(key, values))
+    return rows.group if grouped else np.searchsorted(rows.steps, rows.step)
 
 
 def mean_of(key: Array, values: Array) -> Array:

@@ -1,19 +1,22 @@
 """What a property of some responses, such as a word, is worth: how much more reward they get."""
 
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
-from cavesson.doctor.groups import mean_of, within
+from cavesson.doctor.groups import beside, mean_of
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
 from cavesson.doctor.windows import lengths
 
 RECUR = 4
 """Responses to a prompt from which their mean is known."""
-EIGHTHS = np.arange(1, 8) / 8
-"""Quantiles of the length between which responses are alike in length."""
+ALIKE = 24
+"""Responses that are compared with each other because they are alike in length, at least."""
+ROUNDS = 8
+"""Times that the means of each kind are subtracted."""
 LATER = 3.0
 """Standard errors by which a pattern must be worth more late than before."""
 
@@ -50,14 +53,24 @@ def prompts_of(rows: Rows) -> Array:
     return np.unique(np.where(np.isfinite(key), key, alone), return_inverse=True)[1]
 
 
-def compared(rows: Rows, values: Array, prompt: Array) -> Array:
-    """Return [n] the values minus the mean of their group or step, and, where prompts recur, of their prompt.
+def comparable(rows: Rows, prompt: Array) -> list[Array]:
+    """Return the keys [n] of responses that are compared: their group or step and, where prompts recur, their prompt.
 
     A prompt may earn more than others for reasons of its own, whatever its responses contain.
     """
-    values = within(rows, values)
     recur = np.median(np.bincount(prompt)[prompt]) >= RECUR
-    return np.asarray(values - mean_of(prompt, values)) if recur else values
+    return [beside(rows, rows["reward"]), *([prompt] if recur else [])]
+
+
+def without_means(values: Array, keys: Sequence[Array]) -> Array:
+    """Return values [n] minus their means among equals of several kinds, by alternating projections.
+
+    Source: von Neumann's alternating projections, as in Guimarães and Portugal (2010) for fixed effects.
+    """
+    for _ in range(ROUNDS if len(keys) > 1 else 1):
+        for key in keys:
+            values = np.asarray(values - mean_of(key, values))
+    return values
 
 
 class Worth:
@@ -66,16 +79,20 @@ class Worth:
     A longer response has more of everything: of `. the`, and of what the reward asks for.
 
     Args:
-        has: [n] whether responses have the pattern, minus their means.
-        reward: [n] minus its means, NaN where it is not known.
+        has: [n] whether responses have the pattern.
+        reward: [n] NaN where it is not known.
+        keys: Which responses are compared, as from ``comparable``.
         length: [n] in words.
         prompt: [n] the number of each response's prompt.
         clear: Standard errors that a worth must exceed.
     """
 
-    def __init__(self, has: Array, reward: Array, length: Array, prompt: Array, clear: float) -> None:
+    def __init__(
+        self, has: Array, reward: Array, keys: Sequence[Array], length: Array, prompt: Array, clear: float
+    ) -> None:
         self._known = np.isfinite(reward)
-        self._has, self._reward, self._length, self._prompt, self._clear = has, reward, length, prompt, clear
+        self._has, self._reward, self._keys = has.astype(float), reward, keys
+        self._length, self._prompt, self._clear = length, prompt, clear
         self._everywhere = np.ones(len(has), bool)
         self.total = self._slope(self._everywhere)
         """Of a response, over the run."""
@@ -105,8 +122,9 @@ class Worth:
 
     def _share(self, worth: float, part: Array) -> float:
         """Return how much variance a worth makes in a part, as a share of the reward's variance over the run."""
-        has = self._has[part & self._known]
-        return worth**2 * float(np.var(has)) / max(float(np.var(self._reward[self._known])), 1e-9)
+        has, _ = self._compared(part)
+        _, reward = self._compared(self._everywhere)
+        return worth**2 * float(np.var(has)) / max(float(np.var(reward)), 1e-9)
 
     def _slope(self, part: Array) -> Estimate:
         """Return the slope of the reward on the pattern; responses to the same prompt are one observation."""
@@ -128,13 +146,19 @@ class Worth:
         t = worth.value / max(worth.error, 1e-12)
         return bool(t * (1 - 1 / (4 * free)) / np.sqrt(1 + t**2 / (2 * free)) > self._clear)
 
+    def _compared(self, part: Array, *more: Array) -> tuple[Array, Array]:
+        """Return pattern and reward in a part, minus their means among comparable responses."""
+        inside = part & self._known
+        keys = [*(np.unique(key[inside], return_inverse=True)[1] for key in self._keys), *more]
+        return without_means(self._has[inside], keys), without_means(self._reward[inside], keys)
+
     def _beyond_length(self, part: Array) -> tuple[Array, Array, Array]:
         """Return pattern and reward in a part, minus their means among responses of similar length, and the prompts."""
         inside = part & self._known
         length = self._length[inside]
-        alike = np.unique(np.searchsorted(np.quantile(length, EIGHTHS), length), return_inverse=True)[1]
-        has, reward = (values[inside] - mean_of(alike, values[inside]) for values in (self._has, self._reward))
-        return has, reward, self._prompt[inside]
+        bounds = np.quantile(length, np.linspace(0, 1, max(len(length) // ALIKE, 1) + 1)[1:-1])
+        alike = np.unique(np.searchsorted(bounds, length), return_inverse=True)[1]
+        return *self._compared(part, alike), self._prompt[inside]
 
 
 def late_parts(rows: Rows) -> list[Array]:

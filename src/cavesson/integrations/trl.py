@@ -151,7 +151,7 @@ class RecorderCallback(TrainerCallback):
             lock = Lock(self._folder)
             scaled = str(getattr(args, "scale_rewards", False)) not in ("False", "none")
             settings = {"algorithm": type(args).__name__.removesuffix("Config").lower(), "config": args.to_dict()}
-            settings |= {"rewards_are_scaled": scaled} | self.settings
+            settings |= {"rewards_are_scaled": scaled, "dtype": dtype_of(given.get("model"), args)} | self.settings
             write_run(self._folder, settings | {"trainer": f"trl {version('trl')}", "processes": self._world})
             _write_vocabulary(self._folder, given.get("processing_class"))
             attempt = begin_attempt(self._folder, state.global_step)
@@ -183,6 +183,17 @@ class RecorderCallback(TrainerCallback):
         if self._recorder is not None:
             self.step_ended()
             self._recorder.flush()
+
+
+def dtype_of(model: Any, args: Any) -> str | None:
+    """Return the data type that a model computes in: that of mixed precision, or of most of its weights."""
+    mixed = next((name for name, used in (("bfloat16", args.bf16), ("float16", args.fp16)) if used), None)
+    if mixed is not None or model is None:
+        return mixed
+    sizes: Counter[str] = Counter()
+    for weight in model.parameters():
+        sizes[str(weight.dtype).removeprefix("torch.")] += weight.numel()
+    return sizes.most_common(1)[0][0]
 
 
 def text_rows(prompts: Sequence[Any], completions: Sequence[Any]) -> dict[str, list[Any]]:

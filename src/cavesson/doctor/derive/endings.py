@@ -44,7 +44,7 @@ def _numbered(sample: Sample) -> Array:
 def end_tokens(data: "RunData") -> Found:
     sample = data.sample
     last, shorter = _last_token(sample), _shorter(sample)
-    padding = _padding(sample, last)
+    padding = padding_of(sample)
     found = []
     for token in np.unique(last[shorter & np.isfinite(last)]):
         ends = last == token
@@ -68,8 +68,9 @@ def _shorter(sample: Sample) -> Array:
     return np.asarray((sample.length > 0) & (sample.length < sample.length.max(initial=0)))
 
 
-def _padding(sample: Sample, last: Array) -> Array:
+def padding_of(sample: Sample) -> Array:
     """Return the tokens that fill up responses: they stand there several times in a row, and nothing follows them."""
+    last = _last_token(sample)
     inner = np.flatnonzero(sample.trained & ~sample.last)
     before = np.full(len(sample.rows), np.nan)
     before[sample.line[inner]] = sample["token_id"][inner]  # of several values for one index, the last one counts

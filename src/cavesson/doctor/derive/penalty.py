@@ -100,8 +100,18 @@ def clear(fits: Mapping[str, Fit]) -> str | None:
 
 def _of_token_rewards(sample: Sample) -> dict[str, Fit]:
     inner = sample.trained & ~sample.last & np.isfinite(sample["token_reward"]) & np.isfinite(sample["kl_k1"])
+    inner &= ~_largest(sample, np.where(inner, np.abs(sample["token_reward"]), -1.0))
     step, reward = sample.step[inner], sample["token_reward"][inner]
     return {name: _fit(step, values, reward) for name, values in estimates(sample["kl_k1"][inner]).items()}
+
+
+def _largest(sample: Sample, size: Array) -> Array:
+    """Return [N] which token of each response has the largest of the sizes [N]: the score may be there."""
+    order = np.lexsort((size, sample.line))
+    ends = np.flatnonzero(np.diff(sample.line[order], append=-1))
+    found = np.zeros(len(sample), bool)
+    found[order[ends]] = True
+    return found
 
 
 def of_advantages(sample: Sample) -> dict[str, Fit]:

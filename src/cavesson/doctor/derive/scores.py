@@ -10,6 +10,8 @@ from cavesson.doctor.series import Series
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
 
+SMALLEST = 1e-3
+"""Nats by which a policy that moves is further from a reference that does not."""
 CLEAR = 3.0
 """Standard errors by which a KL must be above what it is compared with."""
 
@@ -35,8 +37,9 @@ def distance_before_training(data: "RunData") -> Found:
         return None
     before, after = np.sqrt(2 * distance.value[:2])
     left = float(np.sqrt(2 * max(updates.value[0], 0.0)) - before - after)
-    # Unless the next step is further from the reference, its responses may be of the initial policy as well.
-    if after <= before or left <= 0:
+    # Unless the next step is further from the reference, its responses may be of the initial policy as well, or the
+    # reference may follow the policy.
+    if after <= before + SMALLEST or left <= 0:
         return None
     return {"steps.policy/first_approx_kl": Series(updates.step[:1], np.array([left**2 / 2]))}
 

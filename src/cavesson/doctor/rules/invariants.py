@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 
 from cavesson.doctor.data import RunData
+from cavesson.doctor.derive.endings import padding_of
 from cavesson.doctor.derive.versions import policy_changes
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.onset import of_events
@@ -24,13 +25,14 @@ LASTING = 3
 """Steps for which the reference must equal the policy."""
 UNLIKELY = 1e-6
 """Probability below which equal responses at two places of the groups are not chance."""
+MASK_OF_LOSS = Phrase("the record shows which tokens the trainer kept, but not whether its loss keeps to them")
 IMPROBABLE = 12.0
 """Nats of surprise from which two independent samples do not agree on a response by chance."""
 
 
 def is_exact(data: RunData) -> bool:
     """Return whether the model computes in float32 or better."""
-    return data.setting("config.model.dtype") in ("float32", "float64")
+    return data.dtype in ("float32", "float64")
 
 
 @rule(
@@ -212,6 +214,7 @@ def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None
     source="TRL issue 2708, miles issue 2476",
     explains=["negative-kl", "padding-counted", "reward-position", "reward-accounting", "value-not-fitting",
               "kl-at-start", "filtered-sampling", "temperature-missing", "likelihood-displacement", "sampler-stale",
+              "false-truncation", "end-forbidden",
               *MISMATCH],
 )  # fmt: skip
 def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading | None:
@@ -221,10 +224,13 @@ def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading 
     before: Array = np.cumsum(ends) - ends
     start = np.searchsorted(sample.line, np.arange(len(sample.rows)))
     behind = (before - before[np.minimum(start, len(sample) - 1)][sample.line]) > 0
+    if not data.recorded("info.eos_token_ids"):  # a token that ends nearly all responses may stand inside of a few
+        behind &= np.isin(sample["token_id"], padding_of(sample))
     wrong = np.flatnonzero(behind & sample.trained)
     share = Share(len(wrong) / max(1, int(sample.trained.sum())))
     curve = Curve(sample.mean_by_step(behind.astype(float)), high=limit)
-    return Reading(share, share > limit, earliest(sample.step[wrong]), sample.spans(wrong), curve=curve)
+    first, undecided = earliest(sample.step[wrong]), None if data.own else MASK_OF_LOSS
+    return Reading(share, share > limit, first, sample.spans(wrong), curve=curve, undecided=undecided)
 
 
 @rule(

@@ -12,7 +12,7 @@ from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.rules.kl import objective
 from cavesson.doctor.rules.pattern import PIECES
-from cavesson.doctor.series import Array, Series
+from cavesson.doctor.series import Array, Series, trend
 
 WORDS = 40
 """Number of the most frequent words that are searched for in each response."""
@@ -21,8 +21,8 @@ MIN_VALUES = 20
 """Different rewards: words cannot predict the reward of a verifier that has only two or three."""
 MAX_ROLLOUTS = 2000
 UNDECIDED = Phrase(
-    "no two responses to a prompt are equal, and neither length nor words predict the reward; score a few responses "
-    "twice"
+    "the reward does not rise, and neither equal responses nor length and words tell whether it depends on the "
+    "response; score a few responses twice"
 )
 
 
@@ -54,9 +54,10 @@ def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float 
         left, places, course = _left_by_words(rows, reward), np.arange(len(rows)), None
         what = "The policy changes but the reward does not rise, and neither length nor words of a response predict it"
         sick = left > others and _moves_in_vain(data)
-    if np.isnan(left):
+    is_open = not (sick or left <= others or course is not None or _rises(rows, data.chance))
+    if np.isnan(left) and not (is_open and data.whole is data and len(rows) >= MIN_ROLLOUTS):
         return None
-    undecided = None if sick or left <= others or course is not None else UNDECIDED
+    undecided = UNDECIDED if is_open else None
     words, first = {"what": Phrase(what)}, int(rows.steps[0])
     return Reading(Share(left), sick, first, rows.evidence(places), words, course=course, undecided=undecided)
 
@@ -131,6 +132,12 @@ def _left_by_words(rows: Rows, reward: Array) -> float:
         left += float(np.sum((goal[~part] - goal[part].mean() - has[~part] @ fitted) ** 2))
     # On rollouts that were not fitted, a fit without any relation is worse than the mean, so the share is limited to 1.
     return min(1.0, left / float(np.sum((goal - goal.mean()) ** 2)))
+
+
+def _rises(rows: Rows, chance: float) -> bool:
+    """Return whether the reward rises, as it does not if it is unrelated to what the policy does."""
+    found = trend(rows.by_step(rows["reward"]))
+    return found.change > 0 and found.p < chance
 
 
 def _moves_in_vain(data: RunData) -> bool:

@@ -14,7 +14,7 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, since
-from cavesson.doctor.worth import Worth, clear_of, compared, grows, late_parts, prompts_of, share_of
+from cavesson.doctor.worth import Worth, clear_of, comparable, grows, late_parts, prompts_of, share_of, without_means
 
 PIECES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]+")
 """Words, the signs of languages that write without spaces, and runs of other signs."""
@@ -79,14 +79,15 @@ def spreading(rows: Rows, late: Array, chance: float = CHANCE) -> list[Pattern]:
     grown = [text for text in often if texts.grows(text, early, late, clear_of(chance, len(new)))]
     words = [text for text in frequent if " " not in text] if grown else []
     others = {text: texts.worth(text, clear_of(chance, len(words))) for text in words}
+    # The words of patterns lengthen a response themselves. What one is worth must hold with and without them.
+    rest = texts.length_without({part for text in grown for part in text.split()})
     patterns = []
     for text in grown:
         worth = texts.worth(text, clear_of(chance, len(grown)))
         equal = [name for name, other in others.items() if name not in text.split() and other.is_worth(worth.total)]
         if len(equal) < SEVERAL:  # otherwise the reward favours many words, which is what it asks for
-            # The words of a pattern lengthen a response themselves. What it is worth must hold with and without them.
-            among_others = texts.worth(text, clear_of(chance, len(grown)), other=True)
-            explains = min(worth.explained(late), among_others.explained(late))
+            without = texts.worth(text, clear_of(chance, len(grown)), rest)
+            explains = min(worth.explained(late), without.explained(late))
             patterns.append(Pattern(text, old[text] / n, new[text] / m, texts.lift(text), explains))
     return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
 
@@ -95,10 +96,10 @@ class _Texts:
     """The responses of rollouts and their rewards."""
 
     def __init__(self, rows: Rows) -> None:
-        words = [_words(text) for text in rows.texts("response")]
-        self._rows, self._found, self._prompt = rows, [_with_parts(some) for some in words], prompts_of(rows)
-        self._reward = compared(rows, rows["reward"], self._prompt)
-        self._length = np.array([len(some) for some in words])
+        self._words = [_words(text) for text in rows.texts("response")]
+        self._rows, self._found, self._prompt = rows, [_with_parts(some) for some in self._words], prompts_of(rows)
+        self._keys = comparable(rows, self._prompt)
+        self._length = np.array([len(some) for some in self._words])
 
     def counts(self, part: Array) -> Counter[str]:
         """Return the number of responses with each pattern among those for which ``part`` [n] is true."""
@@ -110,19 +111,27 @@ class _Texts:
         now, before = (share_of(has[part], self._prompt[part]) for part in (late, early))
         return grows(before, now, clear)
 
-    def worth(self, text: str, clear: float, other: bool = False) -> Worth:
-        """Return what a pattern is worth among responses of similar length, or with a similar number of other words."""
-        has = self._has(text)
-        length = self._length - has * len(text.split()) if other else self._length
-        return Worth(compared(self._rows, has.astype(float), self._prompt), self._reward, length, self._prompt, clear)
+    def length_without(self, parts: set[str]) -> Array:
+        """Return [n] the lengths in words, without these words and the runs that consist of these signs."""
+
+        def counts(word: str) -> bool:
+            return word not in parts if is_word(word) else not parts.issuperset(word)
+
+        return np.array([sum(map(counts, words)) for words in self._words])
+
+    def worth(self, text: str, clear: float, length: Array | None = None) -> Worth:
+        """Return what a pattern is worth among responses of similar length [n], by default in all words."""
+        length = self._length if length is None else length
+        return Worth(self._has(text), self._rows["reward"], self._keys, length, self._prompt, clear)
 
     def lift(self, text: str) -> float:
         """Return the mean reward with a pattern − without it, in standard deviations of the reward."""
         has = self._has(text)
         if has.all():
             return 0.0
-        difference = float(np.nanmean(self._reward[has]) - np.nanmean(self._reward[~has]))
-        return difference / (float(np.nanstd(self._reward)) or 1.0)
+        reward = without_means(self._rows["reward"], self._keys)
+        difference = float(np.nanmean(reward[has]) - np.nanmean(reward[~has]))
+        return difference / (float(np.nanstd(reward)) or 1.0)
 
     def _has(self, text: str) -> Array:
         return np.array([text in some for some in self._found])

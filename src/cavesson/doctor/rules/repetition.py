@@ -11,11 +11,9 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.pattern import PIECES, is_word
 from cavesson.doctor.series import Array, since, smoothed
-from cavesson.doctor.worth import Worth, clear_of, compared, grows, late_parts, prompts_of, share_of
+from cavesson.doctor.worth import Worth, clear_of, comparable, grows, late_parts, prompts_of, share_of
 
 MIN_ROLLOUTS = 120
-PAYS = 0.05
-"""Share of the reward's variance that repetition must explain to be what the policy is rewarded for."""
 
 
 @rule(
@@ -26,19 +24,22 @@ PAYS = 0.05
     cause="{seen} {what}, {before} at the start: the policy repeats itself in loops.",
     healthy="share of repeated 4-grams in a response, or share that compression saves if no tokens were recorded, and "
     "share of words that equal one of the two before: below {limit}, or below {factor} times its start; the share of "
-    "responses with such a word does not grow to {factor} times its start where the reward favours them",
+    "responses with such a word does not grow to {factor} times its start where they get more reward and this explains "
+    "{worth} of its variance",
     fix="a penalty for repetition in the reward, a smaller sampling.max_new_tokens, a reward model that has seen such "
     "loops",
     source="StackLLaMA; rlprobe",
     explains=["distinct-collapse", "truncated", "template-collapse", "kl-explosion", "pattern-spreading"],
 )
-def repetition_loops(data: RunData, *, limit: float = Share(0.3), factor: float = 2.0) -> Reading | None:
+def repetition_loops(
+    data: RunData, *, limit: float = Share(0.3), factor: float = 2.0, worth: float = Share(0.05)
+) -> Reading | None:
     found = [
         reading
         for rows, values, what in _repetitions(data)
         if (reading := _repeats(rows, values, Phrase(what), limit, factor)) is not None
     ]
-    rewarded = _rewarded(data, factor)
+    rewarded = _rewarded(data, factor, worth)
     return next((reading for reading in (*found, rewarded) if reading and reading.sick), found[0] if found else None)
 
 
@@ -65,7 +66,7 @@ def _repeats(rows: Rows, values: Array, what: Phrase, limit: float, factor: floa
     return Reading(Share(points.last()), first is not None, first, rows.highest(values), words, curve)
 
 
-def _rewarded(data: RunData, factor: float) -> Reading | None:
+def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
     """Return a reading of the responses with a word that returns, if the reward favours them and they become more.
 
     Loops begin in this way: one doubled word per response is far from being a third of it.
@@ -78,13 +79,12 @@ def _rewarded(data: RunData, factor: float) -> Reading | None:
     early, late, prompt = rows.step <= np.quantile(rows.steps, 0.15), late_parts(rows)[0], prompts_of(rows)
     before, now = (share_of(has[part], prompt[part]) for part in (early, late))
     clear = clear_of(data.chance, 1)
-    reward = compared(rows, rows["reward"], prompt)
-    worth = Worth(compared(rows, has.astype(float), prompt), reward, length, prompt, clear)
+    worth = Worth(has, rows["reward"], comparable(rows, prompt), length, prompt, clear)
     sick = (
         now.value > factor * before.value
         and grows(before, now, clear)
         and worth.total.value > 0
-        and worth.explained(late) > PAYS
+        and worth.explained(late) > least
     )
     points = rows.by_step(has.astype(float))
     high = factor * before.value

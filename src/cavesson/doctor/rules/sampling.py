@@ -34,7 +34,7 @@ class Shift(NamedTuple):
 
 def alike(data: RunData) -> float:
     """Return how much sampler and trainer can differ on a token due to rounding alone, in nats."""
-    return ALIKE.get(str(data.setting("config.model.dtype")), ROUNDED)
+    return ALIKE.get(str(data.dtype), ROUNDED)
 
 
 def shift(data: RunData, sample: Sample) -> Shift | None:

@@ -80,14 +80,13 @@ def clip_fraction_high(data: RunData, *, limit: float = Share(0.25), sequences: 
     explains=["clip-fraction-high", "kl-explosion", "ratio-blow-up", *RUNAWAY],
 )
 def update_kl_large(data: RunData, *, limit: float = 0.2) -> Reading | None:
-    points = data.metric("policy/approx_kl")
-    if len(points):
-        found = exceeding(data, points, since(points, points.value > limit, 3), limit)
-        return replace(found, words={"estimated": ""})
-    points = data.metric("policy/estimated_kl")
-    first = since(points, points.value > limit, 1)
-    found = exceeding(data, points, first, limit, np.max)
-    between = None if first is None else (first, first)  # a leap, not a curve
+    points, leaps = data.metric("policy/approx_kl"), data.metric("policy/estimated_kl")
+    first = since(points, points.value > limit, 3)
+    leap = since(leaps, leaps.value > limit, 1)
+    if len(points) and (first is not None or leap is None):
+        return replace(exceeding(data, points, first, limit), words={"estimated": ""})
+    found = exceeding(data, leaps, leap, limit, np.max)
+    between = None if leap is None else (leap, leap)  # not a curve
     return replace(found, words={"estimated": Phrase(", estimated from the KL to the reference")}, between=between)
 
 

@@ -49,30 +49,31 @@ def _learning(value: float, data: RunData, reading: Reading) -> float:
     title="The critic does not fit the returns",
     cause="After its warm-up, the critic explains {seen} of the variance of the returns, its mean error counted; below "
     "0 it is worse than their mean, and the advantages are noise.",
-    healthy="1 − mean((G − V)²)/Var(G) after the first steps: above 0, rising towards 1; and values that change while "
-    "the policy does",
+    healthy="1 − mean((G − V)²)/Var(G) after the first steps: above {limit}, rising towards 1; and values that change "
+    "while the policy does",
     fix="a separate learning rate and some steps of warm-up for the critic; a wider ppo.value_clip; check the returns",
     settings={"ppo.value_coef": _learning},
     source="Deep RL hacks (Schulman's talk); verl; Andy Jones, Debugging RL",
     explains=["value-constant", "clip-fraction-high"],
 )
-def value_not_fitting(data: RunData) -> Reading | None:
+def value_not_fitting(data: RunData, *, limit: float = -0.1) -> Reading | None:
     points = _warm(explained(data))
     if len(points) < 6:
         return None
     wrong = _learns_something_else(data) or _never_learns(data)
-    first = int(points.step[0]) if wrong else _worse_than_mean(points)
+    first = int(points.step[0]) if wrong else _worse_than_mean(points, limit)
     evidence = data.step_evidence(points.step[np.argsort(points.value)])
-    return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, 0.0, 1.0))
+    return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, limit, 1.0))
 
 
-def _worse_than_mean(points: Series) -> int | None:
-    """Return the step from which the explained variance is clearly below 0; None if it is not.
+def _worse_than_mean(points: Series, limit: float) -> int | None:
+    """Return the step from which the explained variance is below the limit, and clearly below 0; None if it is not.
 
-    Where nothing can be predicted, as with a reward that is mostly noise, it varies around 0.
+    Where nothing can be predicted, as with a reward that is mostly noise, it varies around a number that is a little
+    below 0: the mean that a critic learns lags behind.
     """
     smooth = smoothed(points)
-    first = since(smooth, smooth.value < -0.02, 6)
+    first = since(smooth, smooth.value < limit, 6)
     later = np.maximum(points.after(first).value, -1.0)  # a single step can be far below
     return first if later.mean() + CLEAR * standard_error(later) < 0 else None
 
