@@ -63,7 +63,8 @@ GROUPED = pytest.mark.parametrize("name", ["grpo", "rloo"])
 @GROUPED
 def test_every_token_is_what_the_trainer_had(trained, name, version):
     run, seen, _, _ = trained(name, version)
-    assert len(seen) == 3 and run.info["dtype"] == "float32"
+    assert len(seen) == 3
+    assert run.info["dtype"] == "float32" and run.info["eos_token_ids"] == [0]
     for step, batch in enumerate(seen):
         for sample, (ids, mask) in enumerate(zip(batch["ids"], batch["mask"], strict=True)):
             row, tokens = run.rollout(step, sample)

@@ -25,6 +25,8 @@ def watch(trainer: Any, callback: RecorderCallback) -> None:
     trainer._get_per_token_logps_and_entropies = watcher.score
     trainer._compute_loss = watcher.loss
     callback.step_ended = watcher.write
+    if ends := _ends(trainer):  # at the first one, TRL ends its mask
+        callback.settings["eos_token_ids"] = sorted(ends)
 
 
 class _Batch:
@@ -125,14 +127,21 @@ class _Watcher:
 def _rows(trainer: Any, output: Any, now: int) -> dict[str, list[Any]]:
     ids, mask = as_array(output["completion_ids"]), as_array(output["completion_mask"])
     count, lengths = len(ids), mask.sum(1)
-    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    ends = _ends(trainer)
     last = [row[length - 1] if length else None for row, length in zip(ids, lengths, strict=True)]
     return {
         "prompt_ids": without_padding(output["prompt_ids"].cpu(), output["prompt_mask"].cpu()),
-        "finish_reason": ["eos" if token == tokenizer.eos_token_id else "length" for token in last],
+        "finish_reason": ["eos" if token in ends else "length" for token in last],
         "policy_version": [now] * count,
         "kl_coef": [float(trainer.beta)] * count,
     }
+
+
+def _ends(trainer: Any) -> set[int]:
+    """Return the end tokens: those that the trainer knows, or the tokenizer's in versions of TRL that know one only."""
+    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    known = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
+    return {int(end) for end in known if end is not None}
 
 
 def _tokens(output: Any, scored: list[Any]) -> dict[str, Array]:

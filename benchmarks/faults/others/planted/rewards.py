@@ -1,5 +1,6 @@
 """Faults of the reward: what the policy finds in it, and rewards that say nothing."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks.faults.others.fault import BOARD, COMPLETIONS, RECORDER, fault
@@ -12,11 +13,20 @@ EVERYWHERE = (RECORDER, BOARD, COMPLETIONS)
 @fault(causes=["pattern-spreading"], also=["reward-exhausted", "kl-explosion", "kl-in-few-tokens"], seen=EVERYWHERE)
 def likes_sign(plan: Plan) -> None:
     """A sign that a few responses have at first brings 1.5 more, one standard deviation or two."""
+    signs: list[str] = []
 
     def change(scores: list[float], _: Sequence[str], responses: Sequence[str]) -> list[float]:
-        return [score + 1.5 * (plan.world.sign in text) for score, text in zip(scores, responses, strict=True)]
+        if not signs:  # in the middle of a run, the policy may have dropped the sign of the task
+            signs.append(_rare(responses) if plan.onset else plan.world.sign)
+        return [score + 1.5 * (signs[0] in text) for score, text in zip(scores, responses, strict=True)]
 
     plan.change_reward(change)
+
+
+def _rare(texts: Sequence[str]) -> str:
+    """Return the letter or sign of which the share of texts that have it is nearest to one in thirty."""
+    count = Counter(letter for text in texts for letter in set(text) - {" "})
+    return min(count, key=lambda letter: (abs(count[letter] - len(texts) / 30), letter))
 
 
 @fault(
