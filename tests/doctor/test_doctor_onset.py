@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from doctor_helpers import healthy
 from scipy import stats
 
-from cavesson.doctor.onset import CONFIDENCE, of_events, onset
+from cavesson.doctor.onset import CONFIDENCE, of_events, onset, with_onset
+from cavesson.doctor.rules.reward import reward_falls
 from cavesson.doctor.series import Series
 
 SEEDS = 120
@@ -83,3 +85,14 @@ def test_events_that_occur_by_chance_began_in_the_interval_in_nine_of_ten_cases(
     events = [steps[(steps >= at) & (chance.random(100) < rate)] for _ in range(400)]
     found = [of_events(Series(steps, np.zeros(100)), some) for some in events if len(some)]
     assert stats.binom.cdf(sum(low <= at <= high for low, high in found), len(found), 0.9) > 0.001
+
+
+def test_a_problem_has_begun_by_the_step_at_which_its_rule_sees_it(tmp_path):
+    """The reward falls faster and faster, and is far below its start long before it falls fastest."""
+    steps = np.arange(50)[:, None]
+    made = healthy(steps=50)
+    made.rows["reward"] = np.random.default_rng(0).normal(0, 0.5, (50, 32)) - 5.5 * np.clip(steps / 35, 0, 1) ** 1.5
+    data = made.data(tmp_path / "run")
+    found = reward_falls.statistic(data)
+    low, high = with_onset(found, data).between
+    assert low <= high <= found.since

@@ -70,8 +70,8 @@ def with_onset(reading: Reading, data: RunData) -> Reading:
     if found.step == first or _was_sick(curve, found, reading.course is not None):
         return replace(reading, since=first, between=(first, first))
     # A problem that the rule already sees at a step has begun by then, even if the curve changes most after it.
-    low, since = (min(one, reading.since) if reading.since > first else one for one in (found.low, found.step))
-    return replace(reading, since=since, between=(low, found.high))
+    latest = reading.since if reading.since > first else found.high
+    return replace(reading, since=min(found.step, latest), between=(min(found.low, latest), min(found.high, latest)))
 
 
 def _relevant(reading: Reading, points: Series, rising: bool) -> Series:
