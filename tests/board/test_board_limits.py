@@ -204,6 +204,7 @@ def test_a_server_without_room_for_files_says_so_once(run):
     assert errors.count("out of system resource") <= 1 and len(errors.splitlines()) < 60, errors[:2000]
 
 
+@pytest.mark.slow
 def test_the_usual_limit_of_open_files_is_raised(tmp_path):
     runs = [new_run(tmp_path / str(i)) for i in range(24)]
     for each in runs:

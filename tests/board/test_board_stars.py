@@ -31,6 +31,7 @@ def boards(tmp_path_factory):
         yield folder, (first, second)
 
 
+@pytest.mark.slow
 def test_nothing_that_was_acknowledged_is_lost(boards: tuple[Path, tuple[BoardProcess, ...]]) -> None:
     folder, pair = boards
     acknowledged: list[tuple[int, int, str]] = []

@@ -25,6 +25,7 @@ def spins(*command: str, **variables: str) -> str:
     return line.split("'")[1]
 
 
+@pytest.mark.slow
 @bundled
 def test_waiting_threads_sleep_soon() -> None:
     assert spins("-m", "cavesson", "sft", "--help") == "1000"

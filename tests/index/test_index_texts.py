@@ -39,6 +39,7 @@ def write(folder, steps, responses, **columns):
         record(folder, [step], batch=11, response=given, **columns)
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=50)), min_size=1, max_size=30), st.data())
 @settings(max_examples=15, deadline=None)
 def test_any_rows_in_any_order_are_those_of_the_record(tmp_path_factory, responses, data):

@@ -185,6 +185,7 @@ def _agree_together(choice: str, start: Barrier) -> list[str]:
     return [agree(name, choice, torch.float32) for name in NAMES]
 
 
+@pytest.mark.slow
 def test_processes_that_choose_differently_at_the_same_moment_use_the_choice_of_the_first() -> None:
     context, choices = get_context("spawn"), [*FLOAT32, *FLOAT32]
     with context.Manager() as manager, context.Pool(len(choices)) as pool:

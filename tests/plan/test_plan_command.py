@@ -40,6 +40,7 @@ def test_the_text_of_a_plan() -> None:
         assert title in text
 
 
+@pytest.mark.slow
 def test_nothing_is_written_or_loaded(tmp_path: Path) -> None:
     """A model whose weights are not there can be planned."""
     tiny_model().config.save_pretrained(tmp_path / "model")

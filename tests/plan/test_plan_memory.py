@@ -93,6 +93,7 @@ def test_a_separate_critic_learns_too(tmp_path: Path, tokenizer: PreTrainedToken
     assert critic["optimiser"] >= 16 * WEIGHTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_sharding_divides_what_stays(processes: int, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """The first process has the largest slice: 258 tokens are not a multiple of 4."""
@@ -114,6 +115,7 @@ def test_the_cache_is_arithmetic(tmp_path: Path, tokenizer: PreTrainedTokenizerB
     assert memory.phases["decoding"]["decoding cache"] == 8 * 24 * 2 * 2 * 2 * 24 * 4
 
 
+@pytest.mark.slow
 def test_twice_the_sequences_have_twice_the_activations(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     few, many = (
         predicted(tmp_path, tokenizer, MANY._replace(rows=rows, prompts=rows, prompt=64, response=64))

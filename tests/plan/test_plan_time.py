@@ -152,6 +152,7 @@ def test_gradients_of_whole_weights_are_summed_in_a_ring(tmp_path: Path) -> None
     assert times["gradient sum"].total == pytest.approx(2 * 3 / 4 * weights / (h100.link * h100.link_share))
 
 
+@pytest.mark.slow
 def test_more_passes_take_longer(tmp_path: Path) -> None:
     found, settings = predictor("ppo", tmp_path, 2, update__epochs=1)
     _, again = predictor("ppo", tmp_path, 2, update__epochs=3)

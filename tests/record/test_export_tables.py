@@ -150,6 +150,7 @@ def sql(run: Path, query: str, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_sql_prints_csv_and_json_for_programs(run: Path) -> None:
     query = "select sample, response, reward, null as nothing, [1, 2] as list from rows where step = 3 order by sample"
     expected = cavesson.open(run).sql(query).fetchall()

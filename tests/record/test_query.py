@@ -213,6 +213,7 @@ def test_values_that_python_does_not_have_are_texts(run):
     assert answer.types[:2] == ["date", "date"] and answer.types[11:13] == ["hugeint", "uhugeint"]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=5, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(-(2**31) + 2, 2**31 - 2), min_size=20, max_size=40), st.integers(-(2**62), 2**62))
 def test_every_date_and_time_is_told_as_duckdb_tells_it(run, days, microseconds):

@@ -136,6 +136,7 @@ def planned(settings: dict[str, Any], start: int, keeps_record: bool = True) -> 
     return Plan("filtered-sampling", settings, start, 8, keeps_record, "")
 
 
+@pytest.mark.slow
 def test_forks_at_step_0_are_the_run_and_one_started_with_the_settings(fixed: tuple[Path, Done]) -> None:
     folder, _ = fixed
     run, forks = folder / "run", folder / FOLDER

@@ -163,6 +163,7 @@ def test_one_reward_at_a_time(server: StandIn, tmp_path: Path) -> None:
     account(tmp_path / "run", PROMPTS, 4)
 
 
+@pytest.mark.slow
 def test_long_responses_are_kept_as_often_as_they_are_sampled(server: StandIn, tmp_path: Path) -> None:
     sampled: list[int] = []
     server.spoil = lambda answer: sampled.append(len(answer["choices"][0]["token_ids"])) or answer  # type: ignore[func-returns-value]
@@ -293,6 +294,7 @@ def test_a_reward_that_needs_the_main_thread_is_found_before_the_first_step(serv
     assert not server.requests and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_doctor_does_not_take_old_weights_for_a_mismatch(server: StandIn, tmp_path: Path) -> None:
     """In a run whose samples are a step old, only those of the first steps say how well the engines agree."""
     changes = {"steps": 8, "optimizer__learning_rate": 3e-2, "batch_size": 12, "sampling__random_length": (4, 6)}
@@ -320,6 +322,7 @@ def dynamic(server: StandIn, tmp_path: Path) -> Iterator[Run]:
     yield cavesson.open(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_step_that_needs_several_batches_takes_those_of_later_steps(dynamic: Run) -> None:
     rows = dynamic.rows(["step", "sample", "group", "policy_version"]).to_pylist()
     sizes = Counter(row["step"] for row in rows)
@@ -363,6 +366,7 @@ def test_every_prompt_is_used_once_however_often_the_run_is_killed(server: Stand
     account(tmp_path / "here", PROMPTS, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_an_evaluation_has_the_latest_weights_and_changes_no_batch(
     server: StandIn, tmp_path: Path, staleness: int

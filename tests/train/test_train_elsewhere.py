@@ -58,6 +58,7 @@ def begin(folder: Path, rewards: Any = uneven, resume: bool = False, **changes: 
     return Training(made, prompts=PROMPTS, rewards=rewards, resume=resume)
 
 
+@pytest.mark.slow
 def test_every_tenth_request_fails_and_nothing_is_lost(
     bucket: Unreliable, local: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_the_doctor_reads_the_record_where_it_is(bucket: Unreliable, tmp_path: P
     assert not (tmp_path / "run" / "index").exists()  # it belongs to the record
 
 
+@pytest.mark.slow
 def test_folder_and_url_show_the_same_run(bucket: Unreliable, tmp_path: Path) -> None:
     begin(tmp_path / "run", steps=2).run(quiet)
     url = place(tmp_path.name)

@@ -300,6 +300,7 @@ def test_a_changed_file_of_held_out_prompts_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_two_interrupted_processes_evaluate_like_one(run: Run, tmp_path: Path) -> None:
     ended = together(tmp_path, 2, interrupted, tmp_path)
     assert [done.code for done in ended] == [0, 0], [done.err[-2000:] for done in ended]

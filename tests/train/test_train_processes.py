@@ -127,6 +127,7 @@ def test_the_doctor_stops_both_processes_after_the_same_step(two: Path) -> None:
     assert said[0].startswith(f"stopped after {done.step} of 12 steps\nerror filtered-sampling")
 
 
+@pytest.mark.slow
 def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("On the table\nMy\n")
     flags = {"data.path": "prompts.txt", "steps": 1, "batch_size": 3, "model.device": "cpu", "run": "here"}

@@ -63,6 +63,7 @@ def test_the_server_sleeps_while_the_policy_learns(
     assert len(rows) == 18
 
 
+@pytest.mark.slow
 def test_a_step_with_several_batches_wakes_the_server_for_each(
     python: str, untied_folder: Path, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_servers_pause_for_the_weights_while_they_sample(server: StandIn, tmp_pa
         assert server.paths[at - 1] == "/pause" and server.paths[at + 5] == "/resume"
 
 
+@pytest.mark.slow
 def test_weights_are_sent_from_the_device_of_the_policy(server: StandIn, tmp_path: Path) -> None:
     with other_device() as device:
         trained([server], tmp_path / "run", model__device=str(device))

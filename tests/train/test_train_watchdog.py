@@ -123,6 +123,7 @@ def test_a_stopped_process_is_named_by_the_other() -> None:
     assert both[0].returncode == 2 and both[1].returncode == -signal.SIGKILL and not said(more)
 
 
+@pytest.mark.slow
 def test_slow_steps_are_no_hang() -> None:
     start = time.monotonic()
     both = processes("steps", "all")
