@@ -191,7 +191,7 @@ def greedy(plan: Plan) -> None:
     sample_with(plan, do_sample=False)
 
 
-def _stages_exchanged(name: str, layers: int) -> str:
+def stages_exchanged(name: str, layers: int) -> str:
     """Return the name that a weight has where the lower and the upper half of so many layers are exchanged."""
     return re.sub(r"layers\.(\d+)\.", lambda found: f"layers.{(int(found[1]) + layers // 2) % layers}.", name)
 
@@ -220,7 +220,7 @@ def stages_swapped(plan: Plan) -> None:
     def unwrap(original: Any, *given: Any, **more: Any) -> Iterator[Any]:
         with original(*given, **more) as model:
             count = model.config.num_hidden_layers
-            weights = {_stages_exchanged(name, count): weight for name, weight in model.state_dict().items()}
+            weights = {stages_exchanged(name, count): weight for name, weight in model.state_dict().items()}
             sampler[0].load_state_dict(weights)
             sampler[0].generation_config = model.generation_config
             yield sampler[0]
