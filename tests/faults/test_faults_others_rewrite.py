@@ -5,12 +5,13 @@ from functools import wraps
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from others_fit import fitted, world
 
 from benchmarks.faults.others import plan as plan_module
+from benchmarks.faults.others.fault import Fault
 from benchmarks.faults.others.plan import Plan
-from benchmarks.faults.others.planted import FAULTS
+from benchmarks.faults.others.planted import FAULTS, unseen
 from benchmarks.faults.others.rewrite import Moved, rewritten
-from benchmarks.faults.others.world import World
 
 FACTOR = 10
 
@@ -66,13 +67,6 @@ def small(monkeypatch):
     return module
 
 
-def world() -> World:
-    return World(
-        policy=None, prompts=["a"], held_out=["b"], mark="\n", reward=lambda ps, rs: [1.0] * len(rs), limit=8, batch=8,
-        steps=10, learning_rate={"grpo": 0.1}, sign="#", letters=1,
-    )  # fmt: skip
-
-
 def test_what_is_planted_acts_from_the_onset_and_is_taken_back(small):
     plan = Plan("grpo", world(), onset=3)
     plan.swap("value", "FACTOR", "-FACTOR")
@@ -100,15 +94,24 @@ def test_an_action_is_called_once_at_the_onset(onset, calls):
 
 @pytest.mark.parametrize("trainer", ["grpo", "rloo"])
 def test_every_change_fits_the_trl_that_is_installed(trainer):
-    planted = [one for one in FAULTS.values() if trainer in one.trainers]
+    planted = [one.name for one in FAULTS.values() if trainer in one.trainers]
     assert len(planted) > 20
-    for one in planted:
-        plan = Plan(trainer, world_of(trainer))
-        one.plant(plan)
-        with plan.installed():
-            pass
+    assert fitted(trainer) == planted
 
 
-def world_of(trainer: str) -> World:
-    made = world()
-    return World(**{**vars(made), "learning_rate": {trainer: 0.1}})
+def test_a_fault_that_changes_nothing_is_noticed(monkeypatch):
+    idle = Fault("idle", ("truncated",), (), {"grpo": []}, lambda plan: None)
+    monkeypatch.setitem(FAULTS, "idle", idle)
+    assert "idle" not in fitted("grpo")
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("model.layers.0.mlp.weight", "model.layers.2.mlp.weight"),
+        ("model.layers.3.mlp.weight", "model.layers.1.mlp.weight"),
+        ("model.embed_tokens.weight", "model.embed_tokens.weight"),
+    ],
+)
+def test_the_halves_of_the_layers_are_exchanged(name, expected):
+    assert unseen.stages_exchanged(name, 4) == expected

@@ -15,6 +15,7 @@ import cavesson
 from benchmarks.faults.others.case import Case
 from benchmarks.faults.others.generate import OLD, ROOT
 from benchmarks.faults.others.judged import recordings
+from benchmarks.faults.others.planted import FAULTS
 from cavesson.record import Run
 
 OLD_PYTHON = Path(os.environ.get("CAVESSON_TRL_1_10", OLD))
@@ -29,9 +30,32 @@ NAMES = {
         "whitening-shifted",
         "padding-trained",
         "entropy-punished",
+        "reward-clipped",
+        "whitening-by-row",
+        "padding-penalised",
+        "ratio-to-reference",
     ],
-    "grpo": ["usual", "baseline-of-others", "spread-squared", "siblings-alike", "verifier-dead-late"],
-    "rloo": ["usual", "baseline-too-small", "penalty-flipped", "end-forbidden"],
+    "grpo": [
+        "usual",
+        "baseline-of-others",
+        "spread-squared",
+        "siblings-alike",
+        "verifier-dead-late",
+        "groups-of-one",
+        "greedy-late",
+        "controller-backwards",
+        "goes-on-after-end",
+    ],
+    "rloo": [
+        "usual",
+        "baseline-too-small",
+        "penalty-flipped",
+        "end-forbidden",
+        "scores-cached",
+        "advantages-shifted-late",
+        "dropout-left-on",
+        "smaller-batch",
+    ],
 }
 BETA, STEPS, GROUP = 0.05, 4, 8
 ALL = [pytest.param("ppo", marks=NEEDS_OLD), "grpo", "rloo"]
@@ -213,3 +237,102 @@ def test_rloo_forbids_the_end(trained):
     # 18 tokens are more than the limit of 8: nothing ends.
     assert any("<end>" in line["response_tokens"] for line in board(trained("rloo") / "usual"))
     assert not any("<end>" in line["response_tokens"] for line in board(trained("rloo") / "end-forbidden"))
+
+
+@NEEDS_OLD
+def test_ppo_changes_fit_the_trl_that_they_are_planted_in():
+    planted = [one.name for one in FAULTS.values() if "ppo" in one.trainers]
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    command = [OLD_PYTHON, ROOT / "tests" / "faults" / "others_fit.py", "ppo"]
+    found = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stdout.splitlines()[-1].split() == planted
+
+
+@NEEDS_OLD
+@pytest.mark.parametrize("name, limit", [("usual", np.inf), ("reward-clipped", 0.3)])
+def test_ppo_clips_scores_where_it_is_told(trained, name, limit):
+    lines = board(trained("ppo") / name)
+    penalties = [BETA * sum(np.subtract(line["logprobs"], line["ref_logprobs"])) for line in lines]
+    placed = [sum(line["token_rewards"]) + penalty for line, penalty in zip(lines, penalties, strict=True)]
+    assert placed == pytest.approx(np.clip([line["reward"] for line in lines], -limit, limit), abs=1e-3)
+    assert max(abs(line["reward"]) for line in lines) > 0.3
+
+
+@NEEDS_OLD
+def test_ppo_whitens_each_response_where_it_is_told(trained):
+    for name, alone in (("usual", False), ("whitening-by-row", True)):
+        tokens = cavesson.open(trained("ppo") / name / "recorder").tokens(STEPS - 1).to_pandas()
+        means = tokens[tokens["mask"]].groupby("sample")["advantage"].mean().abs()
+        assert (means.max() < 1e-2) == alone
+
+
+@NEEDS_OLD
+def test_ppo_penalises_padding_where_it_is_told(trained):
+    for name, same in (("usual", True), ("padding-penalised", False)):
+        run = cavesson.open(trained("ppo") / name / "recorder")
+        for step, logged in enumerate(run.steps()["objective/kl"].to_pylist()):
+            tokens = run.tokens(step).to_pandas()
+            mean = (tokens["logprob"] - tokens["ref_logprob"])[tokens["mask"]].sum() / 16
+            assert (abs(logged - mean) < 1e-2) == same
+
+
+@NEEDS_OLD
+def test_ppo_clips_more_and_more_where_the_ratio_is_to_the_reference(trained):
+    def clipped(name):
+        return cavesson.open(trained("ppo") / name / "recorder").steps()["policy/clipfrac_avg"].to_pylist()
+
+    assert clipped("ratio-to-reference")[0] == clipped("usual")[0]
+    assert clipped("ratio-to-reference")[-1] > 2 * clipped("usual")[-1]
+
+
+def test_grpo_subtracts_nothing_from_groups_of_one(trained):
+    for reward, advantage in credited(trained("grpo") / "groups-of-one"):
+        assert advantage == pytest.approx(reward, abs=1e-6)
+
+
+def test_grpo_is_greedy_from_the_middle_on(trained):
+    for step, path in enumerate(sorted((trained("grpo") / "greedy-late" / "completions").glob("*.parquet"))):
+        texts = pq.read_table(path)["completion"].to_pylist()
+        kinds = {len(set(texts[start : start + GROUP])) for start in (0, GROUP)}
+        assert kinds == {1} if step >= STEPS // 2 else min(kinds) > 1
+
+
+def test_grpo_raises_the_penalty_while_the_kl_is_small(trained):
+    run = cavesson.open(trained("grpo") / "controller-backwards" / "recorder")
+    rows = run.rows(["step", "kl_coef"]).to_pylist()
+    # The metrics of a step are logged after its end, so that the first one changes the third step.
+    expected = [BETA, BETA, 1.1 * BETA, 1.21 * BETA]
+    assert [row["kl_coef"] for row in rows] == pytest.approx([expected[row["step"]] for row in rows])
+
+
+def test_grpo_goes_on_after_the_end(trained):
+    lines = board(trained("grpo") / "goes-on-after-end")
+    assert {len(line["response_tokens"]) for line in lines} == {8}
+    assert any("<end>" in line["response_tokens"][:-1] for line in lines)
+
+
+def test_rloo_takes_scores_from_its_cache(trained):
+    for name, equal in (("usual", False), ("scores-cached", True)):
+        for reward, _ in credited(trained("rloo") / name):
+            assert (np.ptp(reward, axis=1) == 0).all() == equal
+
+
+def test_rloo_trains_with_the_advantage_of_the_response_before(trained):
+    folder = trained("rloo") / "advantages-shifted-late"
+    run = cavesson.open(folder / "recorder")
+    for step, (_, advantage) in enumerate(credited(folder)):
+        found = run.tokens(step).to_pandas().groupby("sample")["advantage"].first().to_numpy()
+        assert found == pytest.approx(np.roll(advantage.ravel(), 1 if step >= STEPS // 2 else 0), abs=1e-2)
+
+
+def test_rloo_scores_differently_from_the_reference_at_once_with_dropout(trained):
+    tokens = cavesson.open(trained("rloo") / "dropout-left-on" / "recorder").tokens(0)
+    assert np.abs(tokens["logprob"].to_numpy() - tokens["ref_logprob"].to_numpy()).max() > 1e-2
+
+
+def test_rloo_has_groups_of_four_in_smaller_batches(trained):
+    run = cavesson.open(trained("rloo") / "smaller-batch" / "recorder")
+    rows = run.rows(["step", "prompt"]).to_pandas()
+    assert set(rows.groupby(["step", "prompt"]).size()) == {4}
+    assert set(rows.groupby("step").size()) == {8}

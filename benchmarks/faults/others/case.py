@@ -1,10 +1,9 @@
-"""Which run is which, and which half of the benchmark it belongs to.
+"""Which run is which, and which part of the benchmark it belongs to.
 
 Nothing but the standard library: imported by TRL 1.10's own environment as well.
 """
 
 import json
-from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,13 @@ WAYS = ("recorder", "board", "completions")
 """Cavesson's TRL recorder, RL Logging Board's JSON lines, the trainer's own table of completions."""
 LATE = "-late"
 """Ends the name of a fault that begins in the middle of a run."""
+CLOSED = frozenset({
+    "scores-cached", "one-answer-for-all", "reward-clipped", "groups-of-one", "advantages-shifted", "whitening-by-row",
+    "bootstrap-missing", "padding-penalised", "goes-on-after-end", "repetition-penalised", "prompt-cut", "greedy",
+    "stages-swapped", "dropout-left-on", "ratio-to-reference", "controller-backwards", "warm-up-endless",
+    "critic-random", "smaller-batch", "scheduled", "roomy",
+})  # fmt: skip
+"""Faults and healthy kinds whose runs nobody looks at."""
 
 
 class Case(NamedTuple):
@@ -32,18 +38,18 @@ class Case(NamedTuple):
         return f"{self.name}--{self.trainer}--{self.task}--{self.seed}"
 
     @property
-    def half(self) -> str:
+    def part(self) -> str:
         """``open`` or ``closed``."""
-        return half(self.name)
+        return part(self.name)
 
 
-def half(name: str) -> str:
-    """Return the half of a fault or healthy kind: ``open`` may be looked at, ``closed`` may not.
+def part(name: str) -> str:
+    """Return the part of a fault or healthy kind: ``open`` may be looked at, ``closed`` may not.
 
-    A hash of the name decides, and a fault that begins late is in the half of the same fault from step 0: a rule that
-    was tuned on one would otherwise be judged on the other.
+    A fault that begins late is in the part of the same fault from step 0: a rule that was tuned on one would otherwise
+    be judged on the other.
     """
-    return ("open", "closed")[sha256(name.removesuffix(LATE).encode()).digest()[0] % 2]
+    return "closed" if name.removesuffix(LATE) in CLOSED else "open"
 
 
 def read_case(folder: Path) -> Case:

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 
-from benchmarks.faults.others.case import LATE, WAYS, half
+from benchmarks.faults.others.case import LATE, WAYS, part
 from benchmarks.faults.others.fault import Fault
 from benchmarks.faults.others.healthy import HEALTHY
 from benchmarks.faults.others.planted import FAULTS
 
 
 def lines() -> Iterator[str]:
-    """Yield the halves, the table of the faults and the list of the healthy kinds."""
+    """Yield the parts, the table of the faults and the list of the healthy kinds."""
     for which in ("open", "closed"):
-        names = (name for name in (*FAULTS, *HEALTHY) if half(name) == which and not name.endswith(LATE))
+        names = (name for name in (*FAULTS, *HEALTHY) if part(name) == which and not name.endswith(LATE))
         yield f"**{which}**: " + ", ".join(f"`{name}`" for name in names)
         yield ""
     yield "| fault | what is broken | to be named first | recordings that show it |"

@@ -1,6 +1,6 @@
 """Says how often the doctor is right: python -m benchmarks.faults.others.evaluate build/others.
 
-It reads the open half. `--half closed` is for a doctor whose rules are finished; it prints totals alone.
+It reads the open part. `--part closed` is for a doctor whose rules are finished; it prints totals alone.
 """
 
 import argparse
@@ -72,26 +72,26 @@ def main() -> None:
     """Let the doctor look at all recordings and print how it did."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--half", choices=["open", "closed"], default="open")
+    parser.add_argument("--part", choices=["open", "closed"], default="open")
     parser.add_argument("--trainer", choices=TRAINERS)
     parser.add_argument("--task", choices=TASKS)
-    parser.add_argument("--each", action="store_true", help="what was named for each run of the open half")
+    parser.add_argument("--each", action="store_true", help="what was named for each run of the open part")
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
-    if given.each and given.half == "closed":
-        parser.error("--each: nobody looks at single runs of the closed half")
+    if given.each and given.part == "closed":
+        parser.error("--each: nobody looks at single runs of the closed part")
     folders = [file.parent for file in sorted(given.folder.glob("*/case.json"))]
     wanted = [
         folder
         for folder in folders
-        if (case := read_case(folder)).half == given.half
+        if (case := read_case(folder)).part == given.part
         and given.trainer in (None, case.trainer)
         and given.task in (None, case.task)
     ]
     with ProcessPoolExecutor(given.processes) as pool:
         said = [one for run in pool.map(judged, wanted) for one in run]
     console = Console(width=None if Console().is_terminal else 250)
-    console.print(f"{given.half} half, {len(wanted)} runs")
+    console.print(f"{given.part} part, {len(wanted)} runs")
     console.print(summary(said))
     if given.each:
         console.print(details(said))

@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--couplets", type=Path, help="JSON lines with couplet and next")
-    parser.add_argument("--half", choices=["open", "closed", "all"], default="all")
+    parser.add_argument("--part", choices=["open", "closed", "all"], default="all")
     parser.add_argument("--trainer", choices=TRAINERS)
     parser.add_argument("--task", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many of the seeds")
@@ -91,7 +91,7 @@ def main() -> None:
     wanted = [
         case
         for case in cases()
-        if given.half in ("all", case.half)
+        if given.part in ("all", case.part)
         and given.trainer in (None, case.trainer)
         and given.task in (None, case.task)
         and case.seed < given.seeds

@@ -44,5 +44,29 @@ def other_options(plan: Plan) -> None:
     }[plan.trainer]
 
 
-KINDS = (usual, no_penalty, cooler, gentle, strict, other_passes, other_options)
+def smaller_batch(plan: Plan) -> None:
+    """Half of the responses per step; GRPO and RLOO have groups of four."""
+    plan.settings["per_device_train_batch_size"] //= 2
+    if plan.trainer == "ppo":
+        plan.settings["total_episodes"] //= 2
+    else:
+        plan.settings["num_generations"] = 4
+
+
+def scheduled(plan: Plan) -> None:
+    """The learning rate warms up over five steps and falls to 0 along a cosine."""
+    plan.settings |= {"lr_scheduler_type": "cosine", "warmup_steps": 5}
+
+
+def roomy(plan: Plan) -> None:
+    """Twice the room for a response; λ = 1 and a narrower clip for PPO, GSPO for GRPO."""
+    plan.settings["response_length" if plan.trainer == "ppo" else "max_completion_length"] = 2 * plan.world.limit
+    plan.settings |= {
+        "ppo": {"lam": 1.0, "cliprange": 0.1},
+        "grpo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+        "rloo": {},
+    }[plan.trainer]
+
+
+KINDS = (usual, no_penalty, cooler, gentle, strict, other_passes, other_options, smaller_batch, scheduled, roomy)
 HEALTHY: dict[str, Callable[[Plan], None]] = {one.__name__.replace("_", "-"): one for one in KINDS}

@@ -1,9 +1,9 @@
 """The faults, by the part of a trainer in which they occur."""
 
 from benchmarks.faults.others.fault import Fault
-from benchmarks.faults.others.planted import credit, masks, models, penalty, rewards, sampling, update
+from benchmarks.faults.others.planted import credit, masks, models, penalty, rewards, sampling, unseen, update
 
-MODULES = (penalty, credit, masks, sampling, models, update, rewards)
+MODULES = (penalty, credit, masks, sampling, models, update, rewards, unseen)
 _FROM_START = [one for module in MODULES for one in vars(module).values() if isinstance(one, Fault)]
 _LATE = (
     penalty.penalty_flipped,
@@ -17,6 +17,9 @@ _LATE = (
     rewards.likes_length,
     rewards.verifier_dead,
     rewards.outliers,
+    unseen.scores_cached,
+    unseen.advantages_shifted,
+    unseen.greedy,
 )
 """Those that are planted once more, in the middle of a run."""
 FAULTS: dict[str, Fault] = {one.name: one for one in (*_FROM_START, *(one.late() for one in _LATE))}

@@ -17,7 +17,7 @@ SYNC = 8
 """Steps from one synchronisation of the sampler to the next."""
 
 
-def _sample_with(plan: Plan, **changes: Any) -> None:
+def sample_with(plan: Plan, **changes: Any) -> None:
     """Change the settings of the sampler, which the scoring does not hear of."""
     if plan.trainer != "ppo":
         plan.at_onset(lambda trainer: [setattr(trainer.generation_config, *change) for change in changes.items()])
@@ -49,7 +49,7 @@ def _score_unfiltered(plan: Plan) -> None:
 )
 def sampling_filtered(plan: Plan) -> None:
     """Sampled with top-k 8, scored without."""
-    _sample_with(plan, top_k=8)
+    sample_with(plan, top_k=8)
     _score_unfiltered(plan)
 
 
@@ -60,7 +60,7 @@ def sampling_filtered(plan: Plan) -> None:
 )
 def sampling_cooler(plan: Plan) -> None:
     """Sampled at temperature 0.6, scored at 1."""
-    _sample_with(plan, temperature=0.6)
+    sample_with(plan, temperature=0.6)
     _score_unfiltered(plan)
 
 
@@ -72,7 +72,7 @@ def sampling_cooler(plan: Plan) -> None:
 )
 def end_forbidden(plan: Plan) -> None:
     """No response may end before its 18th token."""
-    _sample_with(plan, min_new_tokens=FORBIDDEN)
+    sample_with(plan, min_new_tokens=FORBIDDEN)
 
 
 @fault(causes=["truncated", "never-ends"], also=["false-truncation"], seen=[RECORDER, BOARD, COMPLETIONS])
