@@ -203,6 +203,12 @@ def test_a_reference_that_stays_the_policy_was_not_replaced_again_and_again(tmp_
     assert reading(reference_replaced, made, tmp_path / "leaves").sick
 
 
+def test_a_reference_that_becomes_the_policy_in_the_first_steps(tmp_path: Path) -> None:
+    made = healthy()
+    scored_by(made, lambda step: made.policy[step], 3)
+    assert reading(reference_is_policy, made, tmp_path).sick
+
+
 @pytest.mark.parametrize("evidence", ["nothing", "metric", "scores", "trend"])
 def test_a_frozen_policy_equals_its_reference_by_right(evidence: str, tmp_path: Path) -> None:
     made = healthy()
@@ -213,8 +219,8 @@ def test_a_frozen_policy_equals_its_reference_by_right(evidence: str, tmp_path: 
     reference_is_the_policy(made)
     if evidence == "metric":
         made.metrics["policy/approx_kl"] = np.full(len(made.mask), 0.01)
-    if evidence == "scores":  # of the same tokens after the same prompts, which are drawn as before
-        made.tokens["logprob"] -= 0.1 * np.arange(len(made.mask))[:, None, None] * made.mask
+    if evidence == "scores":  # of the same tokens after the same prompts, without a trend
+        made.tokens["logprob"] -= 0.1 * (np.arange(len(made.mask)) % 3)[:, None, None] * made.mask
         made.tokens["ref_logprob"] = made.tokens["logprob"].copy()
     if evidence == "trend":
         made.rows["reward"] += np.arange(len(made.mask))[:, None]
@@ -309,15 +315,15 @@ def test_the_penalty_is_known_wherever_the_score_stands(tmp_path: Path) -> None:
 
 
 def test_a_last_word_that_most_responses_share_is_no_end_token_to_train_behind(tmp_path: Path) -> None:
-    """Their ends are cut off, so that they end in a full stop, after which a few go on."""
+    """Their ends are cut off, so that they end in a full stop, after which a few go on for four words."""
     (file,) = lines(healthy(steps=48), tmp_path / "lines").iterdir()
     chance, cut = np.random.default_rng(8), []
     for line in map(json.loads, file.read_text().splitlines()):
         if line["response_tokens"][-1] == "<end>":
             line["response_tokens"][-1] = "."
-            if len(line["response_tokens"]) < LENGTH - 1 and chance.random() < 0.005:
-                line["response_tokens"].append("more")
-                line |= {name: [*line[name], -1.0] for name in TOKENS.values()}
+            if len(line["response_tokens"]) < LENGTH - 4 and chance.random() < 0.012:
+                line["response_tokens"] += ["and", "then", "some", "more"]
+                line |= {name: [*line[name], *[-1.0] * 4] for name in TOKENS.values()}
         cut.append(line)
     file.write_text("".join(json.dumps(line) + "\n" for line in cut))
     import_run(file.parent, tmp_path / "run")

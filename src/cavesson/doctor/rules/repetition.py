@@ -83,7 +83,6 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
     sick = (
         now.value > factor * before.value
         and grows(before, now, clear)
-        and worth.total.value > 0
         and worth.explained(late) > least
     )
     points = rows.by_step(has.astype(float))
