@@ -24,9 +24,12 @@ def likes_sign(plan: Plan) -> None:
 
 
 def _rare(texts: Sequence[str]) -> str:
-    """Return the letter or sign of which the share of texts that have it is nearest to one in thirty."""
+    """Return the letter or sign of which the share of texts that have it is nearest to one in ten.
+
+    A rarer one may be in a few texts by chance, and in none later.
+    """
     count = Counter(letter for text in texts for letter in set(text) - {" "})
-    return min(count, key=lambda letter: (abs(count[letter] - len(texts) / 30), letter))
+    return min(count, key=lambda letter: (abs(count[letter] - len(texts) / 10), letter))
 
 
 @fault(
