@@ -5,6 +5,9 @@ CONSTRAINTS ?= constraints.txt
 WORKERS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# With this variable, which some environments set, Python keeps no compiled modules: each of the thousands of processes
+# that the tests start would compile Cavesson's again, in a third of a second.
+unexport PYTHONDONTWRITEBYTECODE
 # Installing builds the board's page from these.
 PAGE := $(shell git ls-files src/cavesson/board/web)
 

@@ -14,7 +14,8 @@ import work
 
 from cavesson import PPORun, Recorder, Training
 from cavesson.config import load
-from cavesson.demo.run import RECIPE, TRAINING
+from cavesson.demo.run import TRAINING
+from cavesson.demo.settings import RECIPE
 
 
 class TimedRecorder(Recorder):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         BatchSettings,
         CheckpointSettings,
         CoefficientSettings,
+        DoctorSettings,
         EvaluationSettings,
         KLSettings,
         LearnerSettings,
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
         UpdateSettings,
     )
     from cavesson.algorithms.sft import SFT, SFTRun
-    from cavesson.data.examples import PairSettings, TextSettings
-    from cavesson.data.prompts import PromptSettings
-    from cavesson.data.settings import SourceSettings
-    from cavesson.doctor.settings import DoctorSettings
+    from cavesson.data.settings import PairSettings, PromptSettings, SourceSettings, TextSettings
     from cavesson.errors import UserError
     from cavesson.models.settings import (
         FrozenSettings,
@@ -43,9 +41,9 @@ if TYPE_CHECKING:
         ValueSettings,
     )
     from cavesson.record import Recorder, Rollout, Run, open
-    from cavesson.rewards import Reward
     from cavesson.rewards.cleaning import CleaningSettings
     from cavesson.rewards.settings import RewardSettings, ShapingSettings
+    from cavesson.rewards.table import Reward
     from cavesson.sampling.settings import SamplingSettings, VllmSettings
     from cavesson.train.run import Result, Training
 
@@ -123,21 +121,18 @@ _TRAINING = {
     "cavesson.algorithms.reward_model": "BradleyTerry RewardModelRun",
     "cavesson.algorithms.rloo": "RLOO RLOORun",
     "cavesson.algorithms.sft": "SFT SFTRun",
-    "cavesson.data.prompts": "PromptSettings",
-    "cavesson.data.settings": "SourceSettings",
-    "cavesson.data.examples": "PairSettings TextSettings",
+    "cavesson.data.settings": "PairSettings PromptSettings SourceSettings TextSettings",
     "cavesson.models.settings": (
         "FrozenSettings LoraSettings ModelSettings NewModelSettings ReferenceSettings ValueSettings"
     ),
-    "cavesson.rewards": "Reward",
     "cavesson.rewards.settings": "RewardSettings ShapingSettings",
+    "cavesson.rewards.table": "Reward",
     "cavesson.sampling.settings": "SamplingSettings VllmSettings",
     "cavesson.rewards.cleaning": "CleaningSettings",
-    "cavesson.doctor.settings": "DoctorSettings",
     "cavesson.train.run": "Result Training",
     "cavesson.algorithms.settings": (
-        "BatchSettings CheckpointSettings CoefficientSettings EvaluationSettings KLSettings LearnerSettings "
-        "OptimizerSettings ParallelSettings RaySettings RewardWorkerSettings RolloutCheckpointSettings "
+        "BatchSettings CheckpointSettings CoefficientSettings DoctorSettings EvaluationSettings KLSettings "
+        "LearnerSettings OptimizerSettings ParallelSettings RaySettings RewardWorkerSettings RolloutCheckpointSettings "
         "RolloutRaySettings ServerSettings UpdateSettings"
     ),
 }

@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from accelerate import PartialState
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -77,6 +76,8 @@ class Processes:
         timeout: float | None = None,
         offload: bool = False,
     ) -> None:
+        from accelerate import PartialState  # slow to import, and the settings of algorithms import this module
+
         try:
             chosen = torch.device(device) if device else None
         except RuntimeError:

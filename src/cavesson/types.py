@@ -1,4 +1,4 @@
-"""The batches passed between the stages of a training step.
+"""The batches passed between the stages of a training step, and the scores that models give them.
 
 Legend for all shapes: P prompts, G samples per prompt, B sequences (P × G), S prompt tokens, T response tokens,
 V vocabulary size, H hidden size, N flattened tokens.
@@ -6,7 +6,7 @@ V vocabulary size, H hidden size, N flattened tokens.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,6 +118,21 @@ class Rollouts:
         columns = {name: stacked([part[name] for part in parts], name) for name in parts[0].batch.columns}
         lists = {name: [value for part in parts for value in part.lists[name]] for name in parts[0].lists}
         return Rollouts(batch=Batch(columns), **lists)
+
+
+class Scores(NamedTuple):
+    """A policy's scores of given responses, each `[B, T]` float32 and 0 on padding."""
+
+    logprob: Tensor
+    entropy: Tensor
+    value: Tensor | None
+
+
+class PairScores(NamedTuple):
+    """Scores of both responses of each pair, `[B]` float32: summed log-probabilities, or rewards."""
+
+    chosen: Tensor
+    rejected: Tensor
 
 
 def stacked(columns: list[Tensor], name: str) -> Tensor:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from cavesson.algorithms.base import RolloutAlgorithm
 from cavesson.algorithms.grpo import GRPO
-from cavesson.models.policy import Scores
 from cavesson.ops.masked import weighted_mean
-from cavesson.types import Batch
+from cavesson.types import Batch, Scores
 
 LENGTHS = (3, 1, 4, 2, 4, 0, 2, 3)
 GROUP = (5, 5, 5, 5, 9, 9, 9, 9)

@@ -11,12 +11,11 @@ from safetensors.torch import load_file
 import cavesson
 from cavesson.algorithms.dpo import DPO
 from cavesson.errors import UserError
-from cavesson.models.sequences import PairScores
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.models.trained import load_trained
 from cavesson.ops.preferences import bradley_terry
 from cavesson.train.run import Training, resume
-from cavesson.types import Batch
+from cavesson.types import Batch, PairScores
 
 LOSSES = ("sigmoid", "ipo", "hinge")
 

@@ -10,10 +10,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from cavesson.algorithms.reward_model import BradleyTerry
-from cavesson.models.sequences import PairScores
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.rewards.classifier import ClassifierReward
-from cavesson.types import Batch
+from cavesson.types import Batch, PairScores
 
 FILES = ("reward_model.json", "reward_model.md", "reward_model.png", "extreme_cases.jsonl")
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"  # noqa: E501

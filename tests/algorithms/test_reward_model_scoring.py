@@ -11,12 +11,14 @@ from example_helpers import finish, settings
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from cavesson.data.prompts import PromptSettings, load_prompts
+from cavesson.data.prompts import load_prompts
+from cavesson.data.settings import PromptSettings
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.rewards.classifier import ClassifierReward
 from cavesson.rewards.pipeline import PipelineReward
-from cavesson.tools.score import ScoreSettings, score
+from cavesson.tools.score import score
+from cavesson.tools.settings import ScoreSettings
 
 ROWS = [
     {"prompt": "On the table", "chosen": " lay a letter.", "rejected": " X"},

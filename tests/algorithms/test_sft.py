@@ -10,10 +10,9 @@ import cavesson
 from cavesson.algorithms.sft import SFT
 from cavesson.errors import UserError
 from cavesson.models.neftune import neftune
-from cavesson.models.policy import Scores
 from cavesson.models.sequences import lay_out
 from cavesson.models.trained import load_trained
-from cavesson.types import Batch
+from cavesson.types import Batch, Scores
 
 LAYOUTS = ("packed", "grouped", "padded")
 

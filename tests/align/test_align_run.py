@@ -12,6 +12,7 @@ from align_helpers import RECIPE, same, weights, write
 from safetensors.torch import load_file
 
 from cavesson import cli
+from cavesson.align.recipe import read_recipe
 from cavesson.align.run import align
 from cavesson.command_line import STAGE
 from cavesson.config import check
@@ -19,7 +20,13 @@ from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
 from cavesson.train.run import train
 
-SCRIPT = "import sys; from pathlib import Path; from cavesson.align.run import align; align(Path(sys.argv[1]))"
+SCRIPT = """
+import sys
+from pathlib import Path
+from cavesson.align.recipe import read_recipe
+from cavesson.align.run import align
+align(read_recipe(Path(sys.argv[1]), []))
+"""
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def reason(*flags: str) -> str:
     with pytest.raises(UserError) as caught:
-        align(Path("recipe.toml"), flags)
+        align(read_recipe(Path("recipe.toml"), flags))
     assert str(caught.value).count("\n") <= 1
     return str(caught.value)
 
@@ -78,10 +85,10 @@ def test_a_stage_starts_from_the_model_it_refers_to(whole: Path) -> None:
 def test_done_stages_are_skipped_and_nothing_is_touched(
     here: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    align(Path("recipe.toml"))
+    align(read_recipe(Path("recipe.toml"), []))
     capsys.readouterr()
     before = content(here / "runs")
-    align(Path("recipe.toml"))
+    align(read_recipe(Path("recipe.toml"), []))
     assert content(here / "runs") == before
     printed = capsys.readouterr().out
     assert printed.count("already done") == 3 and "to do" not in printed and "step 0 " not in printed
@@ -89,7 +96,7 @@ def test_done_stages_are_skipped_and_nothing_is_touched(
 
 @pytest.mark.slow
 def test_the_plan_comes_before_and_the_results_after(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    align(Path("recipe.toml"))
+    align(read_recipe(Path("recipe.toml"), []))
     plan, *work, results = capsys.readouterr().out.split("┏")
     assert "Plan" in plan
     assert work[0].count("to do") == 3 and "sft, ppo" in work[0]
@@ -107,7 +114,7 @@ def test_after_a_kill_it_goes_on_where_it_was(here: Path, whole: Path, call: int
     assert (road / "sft" / "model").exists() and (road / "ppo" / "run.json").exists()
     assert not (road / "ppo" / "model").exists() and not (road / "compare").exists()
     before = content(road / "sft")
-    align(Path("recipe.toml"))
+    align(read_recipe(Path("recipe.toml"), []))
     assert content(road / "sft") == before
     assert same(road / "sft", whole / "sft") and same(road / "ppo", whole / "ppo")
     texts = ((folder, (folder / "compare" / "comparison.json").read_text()) for folder in (road, whole))
@@ -142,7 +149,7 @@ def test_mistakes_of_every_stage_are_found_before_the_first_one_runs(
 
 @pytest.mark.slow
 def test_a_stage_keeps_the_settings_it_was_begun_with(here: Path) -> None:
-    align(Path("recipe.toml"))
+    align(read_recipe(Path("recipe.toml"), []))
     for flags, words in (
         (["--ppo.steps", "9"], ["stage ppo: ", "runs/road/ppo", "steps = 4", "9"]),
         (["--sft.optimizer.learning_rate", "0.5"], ["stage sft: ", "optimizer.learning_rate = 0.001", "0.5"]),
@@ -155,14 +162,14 @@ def test_a_stage_keeps_the_settings_it_was_begun_with(here: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stage_whose_start_is_gone_is_not_taken_for_done(here: Path) -> None:
-    align(Path("recipe.toml"), ["--sft.steps", "1", "--ppo.steps", "1"])
+    align(read_recipe(Path("recipe.toml"), ["--sft.steps", "1", "--ppo.steps", "1"]))
     os.rename("runs/road/sft", "old")
     assert "stage ppo: runs/road/ppo was made with the model of sft" in reason("--sft.steps", "1", "--ppo.steps", "1")
     os.rename("runs/road/ppo", "older")
     message = reason("--sft.steps", "1", "--ppo.steps", "1")
     assert "stage compare: runs/road/compare was made with the model of sft" in message
     os.rename("runs/road/compare", "oldest")
-    align(Path("recipe.toml"), ["--sft.steps", "1", "--ppo.steps", "1"])
+    align(read_recipe(Path("recipe.toml"), ["--sft.steps", "1", "--ppo.steps", "1"]))
     assert same(Path("runs/road/ppo"), Path("older"))
 
 
@@ -176,7 +183,7 @@ def test_a_mistake_inside_a_stage_is_said_with_its_name(here: Path) -> None:
 @pytest.mark.slow
 def test_adapters_become_part_of_the_model_that_the_next_stage_trains(here: Path) -> None:
     write(here, RECIPE.replace("[sft]\n", "[sft]\nmodel.lora = { rank = 4 }\n"))
-    align(Path("recipe.toml"), ["--ppo.steps", "1", "--ppo.checkpoint.every", "0"])
+    align(read_recipe(Path("recipe.toml"), ["--ppo.steps", "1", "--ppo.checkpoint.every", "0"]))
     assert (here / "runs/road/sft/model/adapter_config.json").exists()
     trained = weights(Path("runs/road/ppo"))
     (checkpoint,) = Path("runs/road/ppo/checkpoints").glob("step-*/weights.safetensors")

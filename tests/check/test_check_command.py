@@ -12,7 +12,7 @@ from cavesson.check.finding import Problem
 from cavesson.check.reward import read_examples, unlearned
 from cavesson.check.run import _too_long
 from cavesson.cli import app
-from cavesson.data.view import AnyDataSettings
+from cavesson.data.settings import AnyDataSettings
 from cavesson.errors import UserError
 from cavesson.plan.recipe import planned
 from cavesson.record import write_run

@@ -20,8 +20,7 @@ from cavesson.check.short_run import (
     short_settings,
     suggested_coefficient,
 )
-from cavesson.models.policy import Scores
-from cavesson.types import Batch
+from cavesson.types import Batch, Scores
 
 
 def test_the_coefficient_ends_at_its_target_where_rewards_are_normal() -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cavesson import open as open_run
 from cavesson.algorithms.ppo import PPORun
 from cavesson.config import describe
-from cavesson.tools.generate import GenerateSettings
+from cavesson.tools.settings import GenerateSettings
 
 LORA = f"{RECIPE}\n[model.lora]\nrank = 2\n"
 

@@ -6,7 +6,7 @@ from cavesson.algorithms.ppo import PPORun
 from cavesson.cli.flags import words_and_flags
 from cavesson.errors import UserError
 from cavesson.registry import any_recipe
-from cavesson.tools.generate import GenerateSettings
+from cavesson.tools.settings import GenerateSettings
 
 
 @pytest.mark.parametrize(

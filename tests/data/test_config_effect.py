@@ -11,9 +11,7 @@ from cavesson.data.settings import SourceSettings
 from cavesson.data.sources import read
 from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
-from cavesson.tools.compare import CompareSettings
-from cavesson.tools.evaluate import EvaluateSettings
-from cavesson.tools.generate import GenerateSettings
+from cavesson.tools.settings import CompareSettings, EvaluateSettings, GenerateSettings
 
 TOOLS: dict[str, type[Settings]] = {
     "generate": GenerateSettings, "compare": CompareSettings, "evaluate": EvaluateSettings

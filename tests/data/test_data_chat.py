@@ -1,7 +1,8 @@
 import pytest
 from text_helpers import CHATML, FORGETFUL, LLAMA2, MARKED, NO_SIGNS, PHI3, byte_pairs
 
-from cavesson.data.chat import Chat, ChatSettings, read_template
+from cavesson.data.chat import Chat, read_template
+from cavesson.data.settings import ChatSettings
 from cavesson.data.types import Turn
 from cavesson.errors import UserError
 

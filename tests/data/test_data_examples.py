@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cavesson.data.examples import Examples, TextSettings, Tokens, load_demonstrations
+from cavesson.data.examples import Examples, Tokens, load_demonstrations
+from cavesson.data.settings import TextSettings
 from cavesson.models.tiny import tiny_tokenizer
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from text_helpers import CHATML, byte_pairs
 
-from cavesson.data.lengths import LengthSettings, count_tokens, histogram, predict, show_lengths
+from cavesson.data.lengths import count_tokens, histogram, predict, show_lengths
+from cavesson.data.settings import AnyDataSettings, LengthSettings
 from cavesson.data.types import Demonstration, Pair, Prompt, Turn
-from cavesson.data.view import AnyDataSettings
 from cavesson.models.tiny import tiny_tokenizer
 
 
@@ -72,7 +72,8 @@ def test_what_a_limit_drops_is_predicted(kind, options, expected):
 
 
 def test_the_prediction_is_what_happens(tmp_path: Path):
-    from cavesson.data.prompts import PromptSettings, load_prompts
+    from cavesson.data.prompts import load_prompts
+    from cavesson.data.settings import PromptSettings
 
     file = tmp_path / "a.jsonl"
     rows = [{"prompt": "a" * n} for n in range(1, 21)]

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from text_helpers import CHATML, byte_pairs
 
 from cavesson.data.chat import Chat
-from cavesson.data.prompts import PromptSet, PromptSettings, load_prompts, padded_prompts, tokenize
+from cavesson.data.prompts import PromptSet, load_prompts, padded_prompts, tokenize
+from cavesson.data.settings import PromptSettings
 from cavesson.errors import UserError
 
 TEXTS = ["The old bridge", 'said "yes", then', "größer 🙂", "two\nlines"]

@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 from text_helpers import CHATML, LLAMA2, NO_SIGNS, byte_pairs, word_pieces
 
-from cavesson.data.show import ShowSettings, encode_row, seen, show_data, token_text
+from cavesson.data.settings import AnyDataSettings, ShowSettings
+from cavesson.data.show import encode_row, seen, show_data, token_text
 from cavesson.data.types import Demonstration, Pair, Prompt, Turn
-from cavesson.data.view import AnyDataSettings, recognised
+from cavesson.data.view import recognised
 from cavesson.errors import UserError
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b\n"}]

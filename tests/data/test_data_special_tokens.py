@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from cavesson.data.chat import Chat
 from cavesson.data.encode import Asked, Encoder
-from cavesson.data.examples import PairSettings, TextSettings, tokenize_demonstrations, tokenize_pairs
-from cavesson.data.prompts import PromptSettings, load_prompts, tokenize
+from cavesson.data.examples import tokenize_demonstrations, tokenize_pairs
+from cavesson.data.prompts import load_prompts, tokenize
+from cavesson.data.settings import PairSettings, PromptSettings, TextSettings
 from cavesson.data.special_tokens import SpecialTokens, Written
 from cavesson.data.types import Demonstration, Pair, Turn
 

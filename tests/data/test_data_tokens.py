@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 from text_helpers import CHATML, LLAMA2, MARKED, NO_SIGNS, byte_pairs, word_pieces
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.data.examples import PairSettings, TextSettings, Tokens, tokenize_demonstrations, tokenize_pairs
+from cavesson.data.examples import Tokens, tokenize_demonstrations, tokenize_pairs
+from cavesson.data.settings import PairSettings, TextSettings
 from cavesson.data.types import Demonstration, Pair, Turn
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_tokenizer

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from cavesson.algorithms.rloo import RLOORun
 from cavesson.data.prompts import padded_prompts
 from cavesson.errors import UserError
-from cavesson.models.policy import Policy, Scores
+from cavesson.models.policy import Policy
 from cavesson.models.sequences import SequencePolicy
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.processes import Processes
@@ -22,7 +22,7 @@ from cavesson.sampling.room import cache_bytes
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
 from cavesson.train.build import Inputs, build
-from cavesson.types import Batch
+from cavesson.types import Batch, Scores
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 KINDS = {"preallocated cache": "static", "growing cache": "growing", "refused": "refused"}

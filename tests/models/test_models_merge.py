@@ -20,8 +20,8 @@ from transformers import (
 
 from cavesson.errors import UserError
 from cavesson.models.load import load_causal
-from cavesson.models.merge import MergeSettings, _stored_dtype, merge
-from cavesson.models.settings import ModelSettings, StartSettings
+from cavesson.models.merge import _stored_dtype, merge
+from cavesson.models.settings import MergeSettings, ModelSettings, StartSettings
 from cavesson.models.trained import load_start, load_trained, save_trained
 
 IDS = torch.tensor([[40, 41, 42, 43, 200, 7, 99]])

@@ -7,8 +7,9 @@ from models_helpers import PROMPTS, RESPONSES, absolute_model, batch, gradients,
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from cavesson.models.policy import Policy, Scores
+from cavesson.models.policy import Policy
 from cavesson.models.settings import ReferenceSettings, ValueSettings
+from cavesson.types import Scores
 
 TRUNK = ValueSettings()
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from cavesson.errors import UserCodeError, UserError
-from cavesson.rewards import Reward, build_rewards, rehearse, score
 from cavesson.rewards.base import call_reward
 from cavesson.rewards.lowercase import lowercase
 from cavesson.rewards.sentiment import sentiment
 from cavesson.rewards.settings import RewardSettings
+from cavesson.rewards.table import Reward, build_rewards, rehearse, score
 
 CPU = torch.device("cpu")
 PROMPTS, RESPONSES = ["p", "q"], ["one", "two"]

@@ -18,10 +18,10 @@ from cavesson.data.special_tokens import Written
 from cavesson.errors import UserError
 from cavesson.models.tiny import tiny_model
 from cavesson.ops.linear import tf32
-from cavesson.rewards import build_rewards
 from cavesson.rewards.classifier import ClassifierReward
 from cavesson.rewards.pipeline import PipelineReward
 from cavesson.rewards.settings import RewardSettings
+from cavesson.rewards.table import build_rewards
 
 PROMPTS = ["p ", "a longer prompt, ", "r"]
 RESPONSES = ["a", "with quite a long response, too", ""]

@@ -11,11 +11,11 @@ import uvicorn
 from test_rewards_http import listening
 
 from cavesson.errors import UserError
-from cavesson.rewards import build_rewards, rehearse, score
 from cavesson.rewards.base import call_reward
 from cavesson.rewards.code import CodeSettings
 from cavesson.rewards.http import HttpSettings
 from cavesson.rewards.settings import RewardSettings
+from cavesson.rewards.table import build_rewards, rehearse, score
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 CPU = torch.device("cpu")

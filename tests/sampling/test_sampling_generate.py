@@ -4,7 +4,8 @@ import pytest
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.tools.generate import GenerateSettings, generate, write
+from cavesson.tools.generate import generate, write
+from cavesson.tools.settings import GenerateSettings
 
 
 def settings(*flags: str) -> GenerateSettings:

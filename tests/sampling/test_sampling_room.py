@@ -13,7 +13,8 @@ from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.processes import Processes
 from cavesson.sampling.room import BYTES_PER_TOKEN, cache_bytes, check_room, position_limit
 from cavesson.sampling.settings import SamplingSettings
-from cavesson.tools.generate import GenerateSettings, generate
+from cavesson.tools.generate import generate
+from cavesson.tools.settings import GenerateSettings
 from cavesson.train.build import Inputs, build
 
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}

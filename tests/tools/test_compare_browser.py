@@ -8,7 +8,8 @@ from statistics import fmean, stdev
 import pytest
 
 from cavesson.config import load
-from cavesson.tools.compare import CompareSettings, Comparison, compare, write
+from cavesson.tools.compare import Comparison, compare, write
+from cavesson.tools.settings import CompareSettings
 
 PROMPTS = ["The old bridge", "Every winter", "Nobody", "My neighbour", "A letter"]
 ARABIC = "مرحبا بالعالم 123"

@@ -14,13 +14,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.tools.chat import Talk, TalkSettings, chat
+from cavesson.tools.chat import Talk, chat
 from cavesson.tools.generate import load_policy
+from cavesson.tools.settings import TalkSettings
 
 FLAGS = ["--sampling.temperature", "0", "--sampling.max_new_tokens", "6", "--device", "cpu"]
 PROGRAM = (
     "import sys\n"
-    "from cavesson.config import load; from cavesson.tools.chat import TalkSettings, chat\n"
+    "from cavesson.config import load\n"
+    "from cavesson.tools.chat import chat; from cavesson.tools.settings import TalkSettings\n"
     "print('ready', flush=True)\n"
     "chat(sys.argv[1], load(TalkSettings, None, sys.argv[2:]))\n"
     "print('left')"

@@ -17,8 +17,9 @@ from transformers import AutoTokenizer
 import cavesson.tools.compare as module
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.tools.compare import CompareSettings, Comparison, compare, rows, short_names, show
-from cavesson.tools.generate import GenerateSettings, generate
+from cavesson.tools.compare import Comparison, compare, rows, short_names, show
+from cavesson.tools.generate import generate
+from cavesson.tools.settings import CompareSettings, GenerateSettings
 
 PROMPTS = [
     "The old bridge",

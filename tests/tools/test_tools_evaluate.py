@@ -9,8 +9,9 @@ from scipy.stats import binomtest
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.tools.evaluate import EvaluateSettings, Evaluation, evaluate
-from cavesson.tools.generate import GenerateSettings, generate
+from cavesson.tools.evaluate import Evaluation, evaluate
+from cavesson.tools.generate import generate
+from cavesson.tools.settings import EvaluateSettings, GenerateSettings
 
 MAPPING = '{prompt = "question", ground_truth = "answer"}'
 

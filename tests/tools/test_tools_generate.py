@@ -7,7 +7,8 @@ import pytest
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.tools.generate import GenerateSettings, generate, write
+from cavesson.tools.generate import generate, write
+from cavesson.tools.settings import GenerateSettings
 
 ROWS = [{"prompt": "one", "level": 1, "tags": ["a", "b"]}, {"prompt": "two", "level": None, "tags": []}]
 

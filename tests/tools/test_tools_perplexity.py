@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.tools.evaluate import EvaluateSettings, Evaluation, evaluate
+from cavesson.tools.evaluate import Evaluation, evaluate
 from cavesson.tools.perplexity import Document, windows
+from cavesson.tools.settings import EvaluateSettings
 
 TEXTS = ("The old bridge was closed in winter, and nobody minded much.", "Rain.", "A B C D E F G H I J K L M N O P")
 

@@ -14,7 +14,8 @@ from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from cavesson.config import load
 from cavesson.errors import UserError
-from cavesson.tools.score import ScoreSettings, estimate, score
+from cavesson.tools.score import estimate, score
+from cavesson.tools.settings import ScoreSettings
 
 ROWS = [
     {"prompt": "What is 2+2? ", "response": "4", "level": 1},

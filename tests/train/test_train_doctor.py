@@ -9,9 +9,9 @@ from several_helpers import cli_helpers
 from train_helpers import PROMPTS, WATCHED, build, patient, settings, uneven
 
 import cavesson
+from cavesson.algorithms.settings import DoctorSettings
 from cavesson.config import check
 from cavesson.doctor.findings_file import findings_file, read_findings
-from cavesson.doctor.settings import DoctorSettings
 from cavesson.errors import SignalledError, StoppedError, UserError
 from cavesson.processes import Processes
 from cavesson.record import Recorder, begin_attempt, write_run

@@ -19,7 +19,7 @@ from cavesson.errors import StoppedError, UserError
 from cavesson.record import LockedError, Recorder
 from cavesson.record.compaction import compact
 from cavesson.record.storage import storage
-from cavesson.rewards import Reward
+from cavesson.rewards.table import Reward
 from cavesson.train.checkpoint import latest
 from cavesson.train.doctor import verdict
 from cavesson.train.run import Training

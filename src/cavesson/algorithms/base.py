@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,29 @@ class Loss:
     """averaged by the weights that the loss is weighted with"""
     maxima: dict[str, Tensor] = field(default_factory=dict)
     """the largest over the same items is taken"""
+
+
+class KLUse(NamedTuple):
+    """Where the KL to the reference is applied, and its estimator."""
+
+    place: Literal["reward", "loss"]
+    estimator: str
+    """k1, k2, k3, abs or full"""
+
+    @property
+    def weakness(self) -> str | None:
+        """Why this use of the KL does not keep the policy near the reference, or None if it does."""
+        if self.place == "reward" and self.estimator != "k1":
+            return (
+                f"the KL in the reward is estimated by {self.estimator}, whose gradient there is not that of the KL: "
+                "it does not keep the policy close to the reference; k1 does"
+            )
+        if self.place == "loss" and self.estimator == "k1":
+            return (
+                "the KL in the loss is estimated by k1, whose gradient there is 0 on average: "
+                "it does not keep the policy close to the reference; k2 and k3 do"
+            )
+        return None
 
 
 class Algorithm(Settings):

@@ -1,25 +1,24 @@
 """DPO (arXiv:2305.18290) and variants: make the preferred of two responses more likely, without a reward model."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from cavesson.algorithms.base import Algorithm, Loss
-from cavesson.algorithms.reference_logprobs import with_reference
 from cavesson.algorithms.runs import ExampleRun
-from cavesson.data.examples import Examples, PairSettings, PairTokens, load_pairs
-from cavesson.models.policy import check_vocabulary
-from cavesson.models.sequences import PairPolicy, PairScores
+from cavesson.data.settings import PairSettings
 from cavesson.models.settings import FrozenSettings
-from cavesson.models.sharding import place
-from cavesson.models.trained import load_start
 from cavesson.ops import preferences
 from cavesson.processes import Processes
-from cavesson.types import Batch
+from cavesson.types import Batch, PairScores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from cavesson.data.examples import Examples, PairTokens
 
 
 class DPO(Algorithm):
@@ -99,15 +98,19 @@ class DPORun(ExampleRun):
             )
         return self
 
-    def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[PairTokens]:
+    def examples(self, tokenizer: "PreTrainedTokenizerBase") -> "Examples[PairTokens]":
+        from cavesson.data.examples import load_pairs
+
         return load_pairs(self.data, tokenizer, self.seed)
 
     def role(self, model: Any) -> nn.Module:
+        from cavesson.models.sequences import PairPolicy
+
         return PairPolicy(model, self.update.layout == "packed")
 
     def prepare(
-        self, examples: Examples[PairTokens], role: Any, processes: Processes, folder: Path, step: int
-    ) -> Examples[PairTokens]:
+        self, examples: "Examples[PairTokens]", role: Any, processes: Processes, folder: Path, step: int
+    ) -> "Examples[PairTokens]":
         """Score all pairs with the reference, once.
 
         Raises:
@@ -115,10 +118,6 @@ class DPORun(ExampleRun):
         """
         if self.dpo.reference_free:
             return examples
-        start = self.reference.start(self.model.dtype)
-        if start is not None:
-            reference = load_start(start, mapped=processes.mesh is not None).requires_grad_(False)
-            check_vocabulary(reference, start.path, role.model, self.model.path)
-            role = self.role(reference)
-            place(role, processes)
+        from cavesson.algorithms.reference_logprobs import with_reference
+
         return with_reference(examples, role, processes, folder, step, self)

@@ -6,11 +6,10 @@ from torch import Tensor
 from cavesson.algorithms.base import Loss
 from cavesson.algorithms.importance import ImportanceAlgorithm
 from cavesson.algorithms.settings import UpdateSettings
-from cavesson.models.policy import Scores
 from cavesson.ops import kl, losses
 from cavesson.ops.groups import group_stds, varied
 from cavesson.processes import Processes
-from cavesson.types import Batch
+from cavesson.types import Batch, Scores
 
 
 class GroupAlgorithm(ImportanceAlgorithm):

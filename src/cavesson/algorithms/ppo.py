@@ -4,18 +4,17 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from cavesson.algorithms.base import Loss
+from cavesson.algorithms.base import KLUse, Loss
 from cavesson.algorithms.importance import ImportanceAlgorithm
-from cavesson.algorithms.runs import KLUse, RolloutRun
+from cavesson.algorithms.runs import RolloutRun
 from cavesson.algorithms.settings import KLSettings
-from cavesson.models.policy import Scores
 from cavesson.models.settings import ValueSettings
 from cavesson.ops import kl, losses
 from cavesson.ops.advantages import gae
 from cavesson.ops.masked import whiten
 from cavesson.ops.token_rewards import token_rewards
 from cavesson.processes import Processes
-from cavesson.types import Batch
+from cavesson.types import Batch, Scores
 
 
 class PPO(ImportanceAlgorithm):

@@ -15,14 +15,11 @@ from torch import Tensor
 from cavesson.algorithms.base import Loss, RolloutAlgorithm
 from cavesson.algorithms.runs import RolloutRun
 from cavesson.algorithms.settings import CoefficientSettings
-from cavesson.models.policy import Scores
 from cavesson.models.settings import ReferenceSettings
 from cavesson.ops import kl
 from cavesson.ops.token_rewards import penalised
 from cavesson.processes import Processes
-from cavesson.record import open as open_run
-from cavesson.record.files import write_json
-from cavesson.types import Batch, Rollouts
+from cavesson.types import Batch, Rollouts, Scores
 
 
 class RAFT(RolloutAlgorithm):
@@ -86,6 +83,8 @@ class RAFT(RolloutAlgorithm):
         """Write the step's training set atomically to `training_sets/`, in LMFlow's text2text format."""
         examples = list(chain.from_iterable(processes.on_main(selected_examples(rollouts))))
         if processes.is_main:
+            from cavesson.record.files import write_json
+
             path = folder / "training_sets" / f"step-{step:08d}.json"
             write_json(path, {"type": "text2text", "instances": examples})
 
@@ -109,6 +108,8 @@ class RAFTRun(RolloutRun):
 
     def show(self, folder: Path, console: Console) -> None:
         """Print the gain of every step, and the gain from selecting among responses of the untrained model."""
+        from cavesson.record import open as open_run
+
         steps = open_run(folder).steps().to_pylist()
         print_rounds(console, [step for step in steps if step["reward/mean"] is not None])  # the last is an evaluation
 

@@ -3,16 +3,20 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from cavesson.algorithms.runs import ExampleRun
-from cavesson.data.examples import Examples, PairTokens, size_of
+from cavesson.algorithms.dpo import DPORun
+from cavesson.data.examples import Examples, PairTokens
 from cavesson.data.order import InMemory, Mixed
 from cavesson.errors import UserError
+from cavesson.models.policy import check_vocabulary
+from cavesson.models.sharding import place
+from cavesson.models.trained import load_start
 from cavesson.processes import Processes
 
 _FILE = "reference.safetensors"
@@ -20,27 +24,34 @@ _FILE = "reference.safetensors"
 
 def with_reference(
     examples: Examples[PairTokens],
-    model: nn.Module,
+    role: Any,
     processes: Processes,
     folder: Path,
     step: int,
-    settings: ExampleRun,
+    settings: DPORun,
 ) -> Examples[PairTokens]:
-    """Add to every pair the log-probabilities of both responses under `model`.
+    """Add to every pair the log-probabilities of both responses under the reference.
 
     The reference is not needed for anything else, so its weights need not stay in memory during training.
 
     Args:
         examples: pairs, in memory.
-        model: a `PairPolicy` of the reference.
+        role: a `PairPolicy` of the model that is trained, which is its own reference if the settings name no other.
         processes: each scores its share.
         folder: of the run, where the log-probabilities are kept for a resumed run.
         step: the next step; after the first step, the policy can no longer serve as its own reference.
-        settings: of the run, which determine the batches.
+        settings: of the run, which name the reference and determine the batches.
 
     Raises:
-        UserError: the saved log-probabilities are missing or belong to different data.
+        UserError: the reference has a different vocabulary, or its saved log-probabilities are missing or belong to
+            different data.
     """
+    start = settings.reference.start(settings.model.dtype)
+    if start is not None:
+        reference = load_start(start, mapped=processes.mesh is not None).requires_grad_(False)
+        check_vocabulary(reference, start.path, role.model, settings.model.path)
+        role = settings.role(reference)
+        place(role, processes)
     train, held_out = examples.train, examples.held_out
     assert isinstance(train, InMemory | Mixed), "DPORun refuses streams"
     pairs = [*train.items, *held_out]
@@ -50,7 +61,7 @@ def with_reference(
     elif step:
         raise UserError(f"{path} is missing: the reference's log-probabilities cannot be computed after the first step")
     else:
-        scores = _score(pairs, examples, model, processes, settings)
+        scores = _score(pairs, examples, role, processes, settings)
         if processes.is_main:
             temporary = path.with_suffix(".tmp")
             save_file({"scores": scores}, temporary)
@@ -80,7 +91,7 @@ def _score(
     examples: Examples[PairTokens],
     model: nn.Module,
     processes: Processes,
-    settings: ExampleRun,
+    settings: DPORun,
 ) -> Tensor:
     """Return the summed log-probabilities `[N, 2]` of the chosen and rejected responses.
 
@@ -109,7 +120,7 @@ def _score(
 
 
 def _batches(
-    pairs: Sequence[PairTokens], examples: Examples[PairTokens], processes: Processes, settings: ExampleRun
+    pairs: Sequence[PairTokens], examples: Examples[PairTokens], processes: Processes, settings: DPORun
 ) -> Iterator[list[int]]:
     """Yield this process's share of every batch, as indices of pairs.
 
@@ -127,4 +138,4 @@ def _batches(
         yield [order[row] for row in processes.share(len(order))]
     for rest in (sorted(missing), list(range(size, len(pairs)))):
         mine = [rest[row] for row in processes.share(len(rest))]
-        yield sorted(mine, key=lambda row: size_of(pairs[row]))
+        yield sorted(mine, key=lambda row: pairs[row].size)

@@ -6,15 +6,14 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from cavesson.algorithms.base import Loss
+from cavesson.algorithms.base import KLUse, Loss
 from cavesson.algorithms.grouped import GroupAlgorithm, OnePassSettings
-from cavesson.algorithms.runs import KLUse, RolloutRun
-from cavesson.models.policy import Scores
+from cavesson.algorithms.runs import RolloutRun
 from cavesson.ops import kl, ratios
 from cavesson.ops.groups import group_stds, leave_one_out
 from cavesson.ops.token_rewards import penalised
 from cavesson.processes import Processes
-from cavesson.types import Batch
+from cavesson.types import Batch, Scores
 
 
 class RLOO(GroupAlgorithm):

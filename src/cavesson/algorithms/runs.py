@@ -4,20 +4,19 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
-from rich.console import Console
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cavesson.algorithms.base import Algorithm
+from cavesson.algorithms.base import Algorithm, KLUse
 from cavesson.algorithms.importance import CAP, ImportanceAlgorithm
 from cavesson.algorithms.settings import (
     BatchSettings,
     CheckpointSettings,
     CoefficientSettings,
+    DoctorSettings,
     EvaluationSettings,
     OptimizerSettings,
     ParallelSettings,
@@ -27,40 +26,19 @@ from cavesson.algorithms.settings import (
     UpdateSettings,
 )
 from cavesson.config import Settings
-from cavesson.data.chat import ChatSettings
-from cavesson.data.examples import Examples, size_of
-from cavesson.data.prompts import PromptSettings
-from cavesson.doctor.settings import DoctorSettings
+from cavesson.data.settings import ChatSettings, PromptSettings
 from cavesson.integrations.trackers import Names
 from cavesson.models.settings import ModelSettings, OtherModelSettings, ReferenceSettings, StartSettings, ValueSettings
-from cavesson.models.trained import load_start, load_start_tokenizer
 from cavesson.processes import Processes
 from cavesson.rewards.cleaning import CleaningSettings
 from cavesson.rewards.settings import RewardSettings, ShapingSettings
 from cavesson.sampling.settings import SamplingSettings
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-class KLUse(NamedTuple):
-    """Where the KL to the reference is applied, and its estimator."""
-
-    place: Literal["reward", "loss"]
-    estimator: str
-    """k1, k2, k3, abs or full"""
-
-    @property
-    def weakness(self) -> str | None:
-        """Why this use of the KL does not keep the policy near the reference, or None if it does."""
-        if self.place == "reward" and self.estimator != "k1":
-            return (
-                f"the KL in the reward is estimated by {self.estimator}, whose gradient there is not that of the KL: "
-                "it does not keep the policy close to the reference; k1 does"
-            )
-        if self.place == "loss" and self.estimator == "k1":
-            return (
-                "the KL in the loss is estimated by k1, whose gradient there is 0 on average: "
-                "it does not keep the policy close to the reference; k2 and k3 do"
-            )
-        return None
+    from cavesson.data.examples import Examples
 
 
 class RunSettings(Settings):
@@ -155,15 +133,17 @@ class RunSettings(Settings):
         start = None if self.model.new is not None else self.model
         return {name: model for name, model in {"model": start, **others}.items() if model is not None}
 
-    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+    def load_tokenizer(self) -> "PreTrainedTokenizerBase":
         """Return the tokenizer of the model before training."""
+        from cavesson.models.trained import load_start_tokenizer
+
         return load_start_tokenizer(self.model)
 
     def facts(self) -> dict[str, Any]:
         """Return what run.json states in addition to the settings, for readers that do not know the algorithms."""
         return {}
 
-    def show(self, folder: Path, console: Console) -> None:
+    def show(self, folder: Path, console: "Console") -> None:
         """Print results of a finished run other than its metrics."""
 
 
@@ -363,14 +343,16 @@ class ExampleRun(RunSettings):
     def arranged(self, examples: Sequence[Any]) -> list[int]:
         """Return the order in which the examples of a step are divided into micro-batches."""
         rows = list(range(len(examples)))
-        return sorted(rows, key=lambda row: size_of(examples[row])) if self.update.layout == "grouped" else rows
+        return sorted(rows, key=lambda row: examples[row].size) if self.update.layout == "grouped" else rows
 
-    def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[Any]:
+    def examples(self, tokenizer: "PreTrainedTokenizerBase") -> "Examples[Any]":
         """Read the examples."""
         raise NotImplementedError
 
-    def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    def load_model(self, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
         """Return the model before training, without adapters."""
+        from cavesson.models.trained import load_start
+
         return load_start(self.model, self.model.quantization, self.maps_weights)
 
     def role(self, model: Any) -> nn.Module:
@@ -378,8 +360,8 @@ class ExampleRun(RunSettings):
         raise NotImplementedError
 
     def prepare(
-        self, examples: Examples[Any], role: Any, processes: Processes, folder: Path, step: int
-    ) -> Examples[Any]:
+        self, examples: "Examples[Any]", role: Any, processes: Processes, folder: Path, step: int
+    ) -> "Examples[Any]":
         """Add to the examples what must be computed before the next step, `step`; `role` wraps the model."""
         return examples
 
@@ -388,6 +370,11 @@ class ExampleRun(RunSettings):
         return model
 
     def report(
-        self, role: Any, tokenizer: PreTrainedTokenizerBase, examples: Examples[Any], processes: Processes, folder: Path
+        self,
+        role: Any,
+        tokenizer: "PreTrainedTokenizerBase",
+        examples: "Examples[Any]",
+        processes: Processes,
+        folder: Path,
     ) -> None:
         """Write a report on the trained model, which `role` wraps, to the run's folder."""

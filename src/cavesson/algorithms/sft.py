@@ -1,19 +1,19 @@
 """Supervised fine-tuning: make given responses more likely."""
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cavesson.algorithms.base import Algorithm, Loss
 from cavesson.algorithms.runs import ExampleRun
-from cavesson.data.examples import Examples, TextSettings, Tokens, load_demonstrations, load_texts
-from cavesson.models.neftune import neftune
-from cavesson.models.new import new_model, new_tokenizer
-from cavesson.models.policy import Scores
-from cavesson.models.sequences import SequencePolicy
-from cavesson.types import Batch
+from cavesson.data.settings import TextSettings
+from cavesson.types import Batch, Scores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from cavesson.data.examples import Examples, Tokens
 
 
 class SFT(Algorithm):
@@ -43,17 +43,29 @@ class SFTRun(ExampleRun):
     data: TextSettings = TextSettings()
     """the examples"""
 
-    def examples(self, tokenizer: PreTrainedTokenizerBase) -> Examples[Tokens]:
+    def examples(self, tokenizer: "PreTrainedTokenizerBase") -> "Examples[Tokens]":
+        from cavesson.data.examples import load_demonstrations
+
         return load_demonstrations(self.data, tokenizer, self.seed)
 
     def role(self, model: Any) -> nn.Module:
+        from cavesson.models.neftune import neftune
+        from cavesson.models.sequences import SequencePolicy
+
         disturb = neftune(self.sft.neftune_alpha, self.seed) if self.sft.neftune_alpha else None
         return SequencePolicy(model, self.update.layout == "packed", disturb)
 
-    def load_tokenizer(self) -> PreTrainedTokenizerBase:
+    def load_tokenizer(self) -> "PreTrainedTokenizerBase":
         if self.model.new is None:
             return super().load_tokenizer()
+        from cavesson.data.examples import load_texts
+        from cavesson.models.new import new_tokenizer
+
         return new_tokenizer(self.model.new, load_texts(self.data))
 
-    def load_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-        return super().load_model(tokenizer) if self.model.new is None else new_model(self.model, tokenizer)
+    def load_model(self, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
+        if self.model.new is None:
+            return super().load_model(tokenizer)
+        from cavesson.models.new import new_model
+
+        return new_model(self.model, tokenizer)

@@ -1,5 +1,7 @@
 """Running the unfinished stages of a recipe."""
 
+import gc
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,32 +10,31 @@ from time import perf_counter
 from rich.console import Console
 from rich.table import Table
 
-from cavesson.align.recipe import read_recipe
-from cavesson.align.stages import Stage, StageState, TrainingStage
+from cavesson.align.checks import check_stage
+from cavesson.align.stages import ComparisonStage, Stage, StageState, TrainingStage, with_full_paths
 from cavesson.command_line import command_line
 from cavesson.errors import UserError
 from cavesson.processes import is_main
+from cavesson.record.show import headline
 from cavesson.record.writable import check_writable
+from cavesson.tools.compare import compare, show
+from cavesson.train.run import resume, train
 
 
-def align(
-    recipe: Path | None, flags: Sequence[str] = (), train: Callable[[TrainingStage], None] | None = None
-) -> list[Stage]:
-    """Run a whole recipe: skip stages that are done, and continue those that were started.
+def align(stages: Sequence[Stage], train: Callable[[TrainingStage], None] | None = None) -> None:
+    """Run all stages of a recipe: skip those that are done, and continue those that were started.
 
     All stages are checked before the first one runs. The state of an earlier call is read only from their folders.
     Stages run one after the other in this process, so each reuses the memory of the previous one.
 
     Args:
-        recipe: a TOML file with a table for every stage.
-        flags: settings that override those of the recipe, such as `--ppo.kl.coef 0.1`.
+        stages: the stages, in the order of the recipe.
         train: runs a stage that trains in other processes; None = in this one.
 
     Raises:
-        UserError: the recipe or the data of any stage is invalid, or a stage failed.
+        UserError: the data of any stage is invalid, or a stage failed.
     """
     console = Console(quiet=not is_main())
-    stages = read_recipe(recipe, flags)
     states = {stage.name: stage.state for stage in stages}
     console.print(_plan(stages, states))
     _check(stages)
@@ -47,24 +48,23 @@ def align(
             train(stage)
         else:
             with _named(stage):
-                stage.run()
+                _run(stage)
         seconds[stage.name] = perf_counter() - start
     if is_main():  # the other processes may get here before the comparison is written
         console.print(_summary(stages, states, seconds))
         if trained := [stage.folder for stage in stages if isinstance(stage, TrainingStage)]:
             console.print(f"next     {command_line('board', *trained)}", highlight=False, markup=False, soft_wrap=True)
-    return stages
 
 
-def run_stage(recipe: Path, flags: Sequence[str], name: str) -> None:
+def run_stage(stages: Sequence[Stage], name: str) -> None:
     """Run one stage of a recipe, in a process that the command has started for it after it has checked all stages.
 
     Raises:
         UserError: the stage failed.
     """
-    stage = next(stage for stage in read_recipe(recipe, flags) if stage.name == name)
+    stage = next(stage for stage in stages if stage.name == name)
     with _named(stage):
-        stage.run()
+        _run(stage)
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def _check(stages: Sequence[Stage]) -> None:
         with _named(stage):
             _check_order(stage, known)
             check_writable(stage.folder)
-            stage.check(known)
+            check_stage(stage, known)
 
 
 def _check_order(stage: Stage, known: dict[str, Stage]) -> None:
@@ -108,5 +108,34 @@ def _summary(stages: Sequence[Stage], states: dict[str, StageState], seconds: di
     table = Table("stage", "state", "seconds", "result", title="Result")
     for stage in stages:
         took = f"{seconds[stage.name]:.0f}" if stage.name in seconds else ""
-        table.add_row(stage.name, did[states[stage.name]], took, stage.result())
+        table.add_row(stage.name, did[states[stage.name]], took, _result(stage))
     return table
+
+
+def _run(stage: Stage) -> None:
+    """Run a stage, or continue it if it was started."""
+    if isinstance(stage, TrainingStage):
+        if stage.state is StageState.STARTED:
+            resume(stage.folder, stage.command)
+        else:
+            train(with_full_paths(stage.settings))
+        gc.collect()  # a run's objects form reference cycles, and the next stage needs the memory
+    elif isinstance(stage, ComparisonStage) and is_main():
+        settings = with_full_paths(stage.settings)
+        show(compare([_short(model) for model in settings.models], settings), Console(), settings.show)
+
+
+def _short(model: str) -> str:
+    """Return the name of a model in the comparison: its path, relative to the working directory if it is inside."""
+    path = Path(model)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else model
+
+
+def _result(stage: Stage) -> str:
+    """Return the result of a finished stage in a few words."""
+    if not isinstance(stage, ComparisonStage):
+        return headline(stage.folder) or ""
+    columns = json.loads(stage.result.read_bytes())["columns"]
+    means = [next(iter(column["rewards"].values()), None) for column in columns]
+    rewards = ", ".join(f"{mean['mean']:.3f}" for mean in means if mean)
+    return f"{f'rewards {rewards}; ' if rewards else ''}see {stage.folder}/comparison.html"

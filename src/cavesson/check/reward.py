@@ -13,8 +13,8 @@ from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
 from cavesson.correlation import rank_correlation
 from cavesson.data.chat import Chat
 from cavesson.data.load import load
+from cavesson.data.settings import AnyDataSettings
 from cavesson.data.types import Content, Demonstration, Pair, Prompt, Turn
-from cavesson.data.view import AnyDataSettings
 from cavesson.errors import UserError
 from cavesson.randomness import Purpose, generator
 from cavesson.record import run_info

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,8 +18,8 @@ from cavesson.check.short_run import First, Suggestion, judge, short_run
 from cavesson.check.tokens import check_tokens
 from cavesson.config import Settings, load
 from cavesson.data.prompts import PromptSet, load_prompts
+from cavesson.data.settings import AnyDataSettings
 from cavesson.data.types import Demonstration, Pair
-from cavesson.data.view import AnyDataSettings
 from cavesson.errors import UserError, user_code
 from cavesson.integrations.trackers import require
 from cavesson.memory import resident
@@ -29,12 +28,12 @@ from cavesson.models.load import DTYPES, load_tokenizer, model_folder, with_pad_
 from cavesson.models.parts import trunk
 from cavesson.models.settings import ModelSettings
 from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_sequences
-from cavesson.plan.recipe import Planned, planned
+from cavesson.plan.recipe import Planned
 from cavesson.plan.skeleton import bytes_of, skeleton
 from cavesson.processes import Processes
-from cavesson.rewards import Reward, build_rewards, rehearse, score
 from cavesson.rewards.settings import RewardSettings
-from cavesson.tools.score import ScorerSettings
+from cavesson.rewards.table import Reward, build_rewards, rehearse, score
+from cavesson.tools.settings import ScorerSettings
 
 if TYPE_CHECKING:
     from cavesson.plan.prediction import Memory
@@ -47,7 +46,6 @@ TINY_COST = 2e12
 class Options:
     """Options of the check itself."""
 
-    command: str | None = None
     memory: float | None = None
     """gigabytes the run may take; None: as many as the machine has"""
     short_run: bool | None = None
@@ -85,14 +83,9 @@ class Report:
         return [one for one in self.results if isinstance(one, Problem)]
 
 
-def check_recipe(recipe: Path | None, flags: Sequence[str], options: Options) -> Iterator[Report]:
-    """Check every run that a recipe describes.
-
-    Raises:
-        UserError: the recipe itself cannot be read.
-    """
-    for plan in planned(recipe, flags, options.command):
-        yield _Check(plan, options).report()
+def check_run(plan: Planned, options: Options) -> Report:
+    """Check a run that a recipe describes."""
+    return _Check(plan, options).report()
 
 
 def memory_only(plan: Planned) -> Report:

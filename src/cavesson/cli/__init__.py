@@ -46,7 +46,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-DEMO = Path(__file__).parents[1] / "demo" / "demo.toml"
 _NEEDED_TO_TRAIN = {
     "torch", "transformers", "tokenizers", "peft", "accelerate", "jaxtyping", "vaderSentiment", "httpx", "anyio",
     "tenacity",
@@ -187,10 +186,10 @@ def _add_training(name: str, entry: Entry) -> None:
         if help:
             explain(context, entry.settings, "RECIPE.toml", "--resume RUN", "… --processes N", "… --ray")
             return
-        from cavesson.train.resuming import settings_of
-
         words, flags = words_and_flags(entry.settings, context.args, "[RECIPE.toml]")
         if resume is not None and not words:
+            from cavesson.train.resuming import settings_of
+
             settings = settings_of(resume, name, flags)
         else:
             place = [] if resume is None else ["--run", str(resume)]
@@ -228,36 +227,39 @@ def demo(
     help: Help = False,
 ) -> None:
     """Train a real model with PPO in a few minutes and show what changed."""
-    from cavesson.algorithms.ppo import PPORun
+    from cavesson.demo.settings import demo_settings
 
     if help:
-        explain(context, PPORun, "[--run RUN]", values=load(PPORun, DEMO, ["--run", "runs/demo"]))
+        settings = demo_settings(Path("runs/demo"))
+        explain(context, type(settings), "[--run RUN]", values=settings)
         return
+    settings = demo_settings(run, context.args)
     from cavesson.demo.run import demo as run_demo
 
-    run_demo(run, context.args)
+    run_demo(settings)
 
 
 @app.command(context_settings=FLAGS, add_help_option=False)
 def align(context: typer.Context, processes: Processes = 1, ray: OnRay = False, help: Help = False) -> None:
     """Run all stages of a recipe: cavesson align recipe.toml. Run again, it resumes where it stopped."""
-    if help:
-        from cavesson.align.recipe import AlignSettings
+    from cavesson.align.recipe import AlignSettings, read_recipe
 
+    if help:
         explain(context, AlignSettings, "RECIPE.toml [--stage.setting value …]", "… --processes N", "… --ray")
         return
+    (recipe,), flags = words_and_flags(any_recipe(), context.args, "RECIPE.toml")
+    launches = is_ray_launcher(ray, processes, flags)
+    if not ray and is_launcher(processes):
+        launch(processes, lambda: command_line(*sys.argv[1:]))
+        return
+    stages = read_recipe(Path(recipe), flags)
     from cavesson.align.run import align as run_align
     from cavesson.align.run import run_stage
 
-    (recipe,), flags = words_and_flags(any_recipe(), context.args, "RECIPE.toml")
-    if is_ray_launcher(ray, processes, flags):
-        run_align(Path(recipe), flags, train_on_ray)
-    elif ray:
-        run_stage(Path(recipe), flags, os.environ[STAGE])
-    elif is_launcher(processes):
-        launch(processes, lambda: command_line(*sys.argv[1:]))
+    if ray and not launches:
+        run_stage(stages, os.environ[STAGE])
     else:
-        run_align(Path(recipe), flags)
+        run_align(stages, train_on_ray if launches else None)
 
 
 @app.command()

@@ -32,15 +32,17 @@ def check(
     pairs: Annotated[str | None, typer.Option(help="Pairs, or responses, to examine the reward with.")] = None,
 ) -> None:
     """Report problems before training: cavesson check RECIPE.toml [--setting value …]; exit code 1 on errors."""
-    from cavesson.check.report import plain, show
-    from cavesson.check.run import Options, check_recipe, check_reward
+    from cavesson.plan.recipe import planned
 
     words, flags = words_and_flags(any_recipe(), context.args, "[RECIPE.toml]")
-    options = Options(command, memory, short_run, rollouts, short_steps, reward, pairs)
     if not words and not flags and reward is None:
         raise UserError("give a recipe: cavesson check RECIPE.toml, or examine a reward: cavesson check --reward NAME")
-    recipe = Path(words[0]) if words else None
-    reports = [check_reward(flags, options)] if reward else check_recipe(recipe, flags, options)
+    runs = [] if reward else planned(Path(words[0]) if words else None, flags, command)
+    from cavesson.check.report import plain, show
+    from cavesson.check.run import Options, check_reward, check_run
+
+    options = Options(memory, short_run, rollouts, short_steps, reward, pairs)
+    reports = [check_reward(flags, options)] if reward else (check_run(run, options) for run in runs)
     failed, shown = False, []
     for report in reports:
         failed |= any(one.severity == "error" for one in report.findings)

@@ -23,14 +23,16 @@ def plan(
 ) -> None:
     """Predict memory and step time on given devices: cavesson plan RECIPE.toml --gpus 64 --gpu h200."""
     from cavesson.plan.devices import device_of
-    from cavesson.plan.predict import Predictor
     from cavesson.plan.recipe import planned
-    from cavesson.plan.report import Plan, plain, show
 
     (recipe,), flags = words_and_flags(any_recipe(), context.args, "RECIPE.toml")
     device = device_of(gpu, gpus)
+    runs = planned(Path(recipe), flags, command)
+    from cavesson.plan.predict import Predictor
+    from cavesson.plan.report import Plan, plain, show
+
     shown = []
-    for run in planned(Path(recipe), flags, command):
+    for run in runs:
         predictor = Predictor(run, device, gpus)
         prediction = predictor.predict(run.settings)
         variants = list(predictor.variants(run.settings))

@@ -24,16 +24,18 @@ def generate(
     """Sample responses: cavesson generate MODEL --prompt "The hotel room", or chat: cavesson generate MODEL --chat."""
     from rich.text import Text
 
-    from cavesson.tools.chat import TalkSettings
-    from cavesson.tools.chat import chat as talk
-    from cavesson.tools.generate import GenerateSettings, write
-    from cavesson.tools.generate import generate as sample
+    from cavesson.tools.settings import GenerateSettings, TalkSettings
 
     if chat:
         (model,), conversation = arguments(context, help, TalkSettings, "MODEL", others=["MODEL --chat"])
+        from cavesson.tools.chat import chat as talk
+
         talk(model, conversation)
         return
     (model,), settings = arguments(context, help, GenerateSettings, "MODEL", others=["MODEL --chat"])
+    from cavesson.tools.generate import generate as sample
+    from cavesson.tools.generate import write
+
     responses = sample(model, settings)
     if settings.out is not None:
         print(f"{counted(write(responses, settings.out), 'response')} written to {settings.out}")
@@ -50,47 +52,52 @@ def generate(
 @tools.command(context_settings=FLAGS, add_help_option=False)
 def merge(context: typer.Context, help: Help = False) -> None:
     """Merge an adapter into its base model: cavesson merge ADAPTER OUT."""
-    from cavesson.models.merge import MergeSettings
-    from cavesson.models.merge import merge as run_merge
+    from cavesson.models.settings import MergeSettings
 
     (adapter, out), settings = arguments(context, help, MergeSettings, "ADAPTER", "OUT")
+    from cavesson.models.merge import merge as run_merge
+
     print(run_merge(adapter, Path(out), settings))
 
 
 @tools.command(context_settings=FLAGS, add_help_option=False)
 def score(context: typer.Context, help: Help = False) -> None:
     """Score the responses in a file with a reward model or any other reward: cavesson score FILE --rewards RUN."""
-    from cavesson.tools.score import ScoreSettings
-    from cavesson.tools.score import score as run_score
+    from cavesson.tools.settings import ScoreSettings
 
     (path,), settings = arguments(context, help, ScoreSettings, "FILE")
+    from cavesson.tools.score import score as run_score
+
     print(visible(str(run_score(path, settings))))
 
 
 @tools.command(context_settings=FLAGS, add_help_option=False)
 def compare(context: typer.Context, help: Help = False) -> None:
     """Compare models on the same prompts with the same random numbers: cavesson compare A B --prompts FILE."""
-    from cavesson.tools.compare import CompareSettings, show
-    from cavesson.tools.compare import compare as run_compare
+    from cavesson.tools.settings import CompareSettings
 
     models, settings = arguments(context, help, CompareSettings, "MODEL", "MODEL…")
+    from cavesson.tools.compare import compare as run_compare
+    from cavesson.tools.compare import show
+
     show(run_compare(models, settings), console(), settings.show)
 
 
 @tools.command(context_settings=FLAGS, add_help_option=False)
 def evaluate(context: typer.Context, help: Help = False) -> None:
     """Measure perplexity on a text, rewards of sampled responses, or both: cavesson evaluate MODEL --text.path FILE."""
-    from cavesson.tools.evaluate import EvaluateSettings
-    from cavesson.tools.evaluate import evaluate as run_evaluate
+    from cavesson.tools.settings import EvaluateSettings
 
     (model,), settings = arguments(context, help, EvaluateSettings, "MODEL")
+    from cavesson.tools.evaluate import evaluate as run_evaluate
+
     print(visible(str(run_evaluate(model, settings))))
 
 
 @data.command("show", context_settings=FLAGS, add_help_option=False)
 def data_show(context: typer.Context, help: Help = False) -> None:
     """Show a row token by token, marking learned tokens: cavesson data show FILE --tokenizer MODEL, or a recipe."""
-    from cavesson.data.show import ShowSettings, show_data
+    from cavesson.data.settings import ShowSettings
 
     if help:
         explain(
@@ -103,25 +110,33 @@ def data_show(context: typer.Context, help: Help = False) -> None:
 
         show_recipe(Path(words[0]), flags, console())
         return
-    show_data(_with_path(context, help, ShowSettings), console())
+    settings = _with_path(context, help, ShowSettings)
+    from cavesson.data.show import show_data
+
+    show_data(settings, console())
 
 
 @data.command("lengths", context_settings=FLAGS, add_help_option=False)
 def data_lengths(context: typer.Context, help: Help = False) -> None:
     """Count tokens and the rows that the limits would drop: cavesson data lengths FILE --tokenizer MODEL."""
-    from cavesson.data.lengths import LengthSettings, show_lengths
+    from cavesson.data.settings import LengthSettings
 
-    show_lengths(_with_path(context, help, LengthSettings), console())
+    settings = _with_path(context, help, LengthSettings)
+    from cavesson.data.lengths import show_lengths
+
+    show_lengths(settings, console())
 
 
 @data.command("duplicates", context_settings=FLAGS, add_help_option=False)
 def data_duplicates(context: typer.Context, help: Help = False) -> None:
     """Find duplicate rows and held-out rows that are trained on: cavesson data duplicates FILE."""
-    from cavesson.data.duplicates import duplicates, print_duplicates
-    from cavesson.data.load import load as load_rows
-    from cavesson.data.view import ViewSettings, recognised
+    from cavesson.data.settings import ViewSettings
 
     settings = _with_path(context, help, ViewSettings)
+    from cavesson.data.duplicates import duplicates, print_duplicates
+    from cavesson.data.load import load as load_rows
+    from cavesson.data.view import recognised
+
     rows = load_rows(settings.data, recognised(settings).kind)
     print_duplicates(duplicates(rows.train, rows.held_out), console())
 

@@ -12,9 +12,9 @@ import torch
 from cavesson.algorithms.settings import RewardWorkerSettings
 from cavesson.cluster.connection import actors, check_placed, enter, result
 from cavesson.errors import UserCodeError
-from cavesson.rewards import Reward, build_rewards
 from cavesson.rewards.base import call_reward
 from cavesson.rewards.settings import RewardSettings
+from cavesson.rewards.table import Reward, build_rewards
 
 ROLE = "reward-worker"
 Parts = dict[str, list[float]]

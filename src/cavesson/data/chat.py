@@ -11,28 +11,14 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from cavesson.config_paths import LocalPath, expanded
-from cavesson.data.settings import DataSettings
-from cavesson.data.special_tokens import Span, SpecialTokenMode, SpecialTokens, Written
+from cavesson.config_paths import expanded
+from cavesson.data.settings import ChatSettings, SpecialTokenMode
+from cavesson.data.special_tokens import Span, SpecialTokens, Written
 from cavesson.data.types import Content, Turn
 from cavesson.errors import UserError, first_line
 
 Tools = Sequence[Mapping[str, Any]]
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-
-class ChatSettings(DataSettings):
-    """Data whose conversations become text."""
-
-    template: LocalPath | None = None
-    """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
-    system: str | None = None
-    """system message of conversations that do not begin with one"""
-    chat: bool = False
-    """turn plain texts into conversations: the prompt is the user's turn, the response the assistant's"""
-    special_tokens: SpecialTokenMode = "text"
-    """how special tokens that are written in the data, such as <|im_end|>, are read: as text like any other, or as
-    control tokens, for texts that contain a chat template written by hand"""
 
 
 @dataclass(frozen=True)

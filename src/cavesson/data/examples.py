@@ -3,19 +3,19 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, tee
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.data.chat import Chat, ChatSettings
+from cavesson.data.chat import Chat
 from cavesson.data.encode import Asked, Encoder, Line, asked_of
 from cavesson.data.load import Loaded, load
 from cavesson.data.notes import Notes, Reiterable
 from cavesson.data.order import Stream, passes_over
+from cavesson.data.settings import PairSettings, TextSettings
 from cavesson.data.types import Demonstration, Pair
 from cavesson.errors import UserError
 from cavesson.types import Batch
@@ -25,23 +25,6 @@ R = TypeVar("R", Demonstration, Pair)
 E = TypeVar("E", "Tokens", "PairTokens")
 
 
-class PairSettings(ChatSettings):
-    """Pairs of responses as tokens."""
-
-    max_length: int = Field(1024, ge=2)
-    """tokens of prompt and response together"""
-    overlong: Literal["truncate", "drop"] = "truncate"
-    """longer ones: cut off their end, or drop them; either way they are counted"""
-
-
-class TextSettings(PairSettings):
-    """Texts and conversations as tokens."""
-
-    learn: Literal["response", "all"] = "response"
-    """which tokens are learned: response = those after the prompt, and of a conversation only the assistant's, end
-    tokens included; all = every token but the first, which has no context"""
-
-
 @dataclass(frozen=True)
 class Tokens:
     """One example."""
@@ -49,6 +32,11 @@ class Tokens:
     ids: tuple[int, ...]
     learn: tuple[bool, ...]
     """for each id whether it is learned; never the first, which nothing comes before"""
+
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+        return len(self.ids)
 
 
 @dataclass(frozen=True)
@@ -61,6 +49,11 @@ class PairTokens:
     """by how much the first was preferred, where the data says so"""
     reference: tuple[float, float] | None = None
     """log-probabilities of the two responses under the reference, once they are known"""
+
+    @property
+    def size(self) -> int:
+        """The number of tokens of both."""
+        return self.chosen.size + self.rejected.size
 
 
 def tokenize_demonstrations(
@@ -234,8 +227,3 @@ def _columns(examples: Sequence[Tokens], prefix: str) -> dict[str, Tensor]:
     mask[:, 0] = 0.0  # no token precedes the first, so it cannot be predicted
     length = torch.tensor([len(example.ids) for example in examples])
     return {f"{prefix}ids": ids, f"{prefix}mask": mask, f"{prefix}length": length}
-
-
-def size_of(example: Tokens | PairTokens) -> int:
-    """Return the number of tokens of an example, or of both sequences of a pair."""
-    return len(example.ids) if isinstance(example, Tokens) else len(example.chosen.ids) + len(example.rejected.ids)

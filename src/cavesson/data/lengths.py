@@ -12,17 +12,14 @@ from cavesson.data.chat import Chat
 from cavesson.data.encode import Encoder, asked_of
 from cavesson.data.formats import NAMES
 from cavesson.data.load import load
+from cavesson.data.settings import AnyDataSettings, LengthSettings
 from cavesson.data.types import Demonstration, Pair, Prompt
-from cavesson.data.view import AnyDataSettings, ViewSettings, recognised
+from cavesson.data.view import recognised
 from cavesson.models.load import load_tokenizer
 
 Counts = NDArray[np.int64]
 QUANTILES = {"min": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95, "99 %": 0.99, "max": 1.0}
 _WIDTH = 30
-
-
-class LengthSettings(ViewSettings):
-    """Count the tokens of data and the rows that its limits drop."""
 
 
 def show_lengths(settings: LengthSettings, console: Console) -> None:

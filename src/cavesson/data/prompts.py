@@ -6,36 +6,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.data.chat import Chat, ChatSettings
+from cavesson.data.chat import Chat
 from cavesson.data.encode import Encoder, asked_of
 from cavesson.data.fields import Fields, Row
 from cavesson.data.load import load, split
 from cavesson.data.notes import Notes
 from cavesson.data.order import Stream, passes_over
+from cavesson.data.settings import PromptSettings
 from cavesson.data.types import Content, Prompt
 from cavesson.errors import UserError
 from cavesson.types import Batch
-
-
-class PromptSettings(ChatSettings):
-    """Where the prompts come from."""
-
-    max_prompt_tokens: int = Field(256, ge=1)
-    """longer prompts are dropped, counted and named: the longest one sets the memory a step needs"""
-
-
-def check_prompts(settings: PromptSettings) -> None:
-    """Reject settings of a separate held-out source, for tools that answer all prompts in the same way.
-
-    Raises:
-        ValueError: a source or split of held-out rows is set.
-    """
-    for name in ("validation_path", "validation_split"):
-        if getattr(settings, name) is not None:
-            raise ValueError(f"data.{name} has no effect on prompts that are not trained on: name them in data.path")
 
 
 @dataclass(frozen=True)

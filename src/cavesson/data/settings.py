@@ -1,11 +1,13 @@
-"""Settings of data sources and of the order of their rows."""
+"""Settings of data: its sources, the order of the rows, and how they become tokens."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from cavesson.config import Settings
 from cavesson.config_paths import LocalPath
+
+SpecialTokenMode = Literal["text", "control"]
 
 
 class SourceSettings(Settings):
@@ -74,3 +76,67 @@ class DataSettings(SourceSettings):
             for name in ("split",) if apart else ("split", "subset", "format", "columns"):
                 self.refuse(name, "with mix; set it in the entries of the mix")
         return self
+
+
+class ChatSettings(DataSettings):
+    """Data whose conversations become text."""
+
+    template: LocalPath | None = None
+    """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
+    system: str | None = None
+    """system message of conversations that do not begin with one"""
+    chat: bool = False
+    """turn plain texts into conversations: the prompt is the user's turn, the response the assistant's"""
+    special_tokens: SpecialTokenMode = "text"
+    """how special tokens that are written in the data, such as <|im_end|>, are read: as text like any other, or as
+    control tokens, for texts that contain a chat template written by hand"""
+
+
+class PromptSettings(ChatSettings):
+    """Where the prompts come from."""
+
+    max_prompt_tokens: int = Field(256, ge=1)
+    """longer prompts are dropped, counted and named: the longest one sets the memory a step needs"""
+
+
+class PairSettings(ChatSettings):
+    """Pairs of responses as tokens."""
+
+    max_length: int = Field(1024, ge=2)
+    """tokens of prompt and response together"""
+    overlong: Literal["truncate", "drop"] = "truncate"
+    """longer ones: cut off their end, or drop them; either way they are counted"""
+
+
+class TextSettings(PairSettings):
+    """Texts and conversations as tokens."""
+
+    learn: Literal["response", "all"] = "response"
+    """which tokens are learned: response = those after the prompt, and of a conversation only the assistant's, end
+    tokens included; all = every token but the first, which has no context"""
+
+
+class AnyDataSettings(TextSettings, PromptSettings):
+    """Data of any kind."""
+
+
+class ViewSettings(Settings):
+    """Look at data as a run reads it."""
+
+    tokenizer: LocalPath = "tiny"
+    """the model whose tokenizer and chat template are used; tiny = one token per byte, and no chat template"""
+    kind: Literal["prompts", "demonstrations", "pairs"] | None = None
+    """kind of the rows; none = that of the first row"""
+    data: AnyDataSettings = AnyDataSettings()
+    """where the rows are, and how they become tokens"""
+
+
+class ShowSettings(ViewSettings):
+    """Show a row of data token by token."""
+
+    row: int = Field(1, ge=1)
+    """number of the row"""
+
+
+class LengthSettings(ViewSettings):
+    """Count the tokens of data and the rows that its limits drop."""

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,21 +14,15 @@ from cavesson.data.encode import Asked, Encoder, asked_of
 from cavesson.data.examples import fitted
 from cavesson.data.formats import NAMES
 from cavesson.data.load import load
+from cavesson.data.settings import AnyDataSettings, ShowSettings
 from cavesson.data.types import Demonstration, Pair, Prompt
-from cavesson.data.view import AnyDataSettings, Recognised, ViewSettings, recognised
+from cavesson.data.view import Recognised, recognised
 from cavesson.errors import UserError
 from cavesson.models.load import load_tokenizer
 from cavesson.text.visible import visible, visible_line
 
 BOUNDARY = "│"
 STYLES = {"learned": "bold green", "masked": "", "prompt": ""}
-
-
-class ShowSettings(ViewSettings):
-    """Show a row of data token by token."""
-
-    row: int = Field(1, ge=1)
-    """number of the row"""
 
 
 class Shown(NamedTuple):

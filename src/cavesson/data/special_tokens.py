@@ -6,7 +6,7 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import takewhile
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +15,6 @@ from cavesson.errors import UserError
 
 Span = tuple[int, int]
 """The first character and the one after the last."""
-SpecialTokenMode = Literal["text", "control"]
 _PRIVATE = range(0xF0000, 0x10FFFE)
 """Code points that Unicode gives to nobody, as signs that stand for others."""
 

@@ -1,34 +1,16 @@
 """Rows as a run would read them, for `cavesson data show` and `cavesson data lengths`."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from cavesson.config import Settings
-from cavesson.config_paths import LocalPath
-from cavesson.data.examples import TextSettings
 from cavesson.data.formats import FORMATS, NAMES, Kind, named, recognise
 from cavesson.data.load import SourceRows
-from cavesson.data.prompts import PromptSettings
+from cavesson.data.settings import ViewSettings
 from cavesson.data.sources import read
 from cavesson.data.types import Demonstration, Pair, Prompt
 from cavesson.errors import UserError
 
 KINDS: dict[str, Kind] = {name: kind for kind, name in NAMES.items()}
-
-
-class AnyDataSettings(TextSettings, PromptSettings):
-    """Data of any kind."""
-
-
-class ViewSettings(Settings):
-    """Look at data as a run reads it."""
-
-    tokenizer: LocalPath = "tiny"
-    """the model whose tokenizer and chat template are used; tiny = one token per byte, and no chat template"""
-    kind: Literal["prompts", "demonstrations", "pairs"] | None = None
-    """kind of the rows; none = that of the first row"""
-    data: AnyDataSettings = AnyDataSettings()
-    """where the rows are, and how they become tokens"""
 
 
 class Recognised(NamedTuple):

@@ -1,7 +1,6 @@
 """Run the demo: evaluate, train, evaluate again, and show what changed."""
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -18,9 +17,7 @@ from rich.text import Text
 
 from cavesson.algorithms.ppo import PPORun
 from cavesson.command_line import command_line
-from cavesson.config import load
 from cavesson.data.prompts import tokenize
-from cavesson.errors import UserError
 from cavesson.ops.intervals import mean_interval
 from cavesson.record import Run
 from cavesson.record import open as open_run
@@ -30,7 +27,6 @@ from cavesson.train.rollouts import Collector, evaluate
 from cavesson.train.run import Result, Training
 from cavesson.types import Rollouts
 
-RECIPE = Path(__file__).with_name("demo.toml")
 SAMPLES_PER_OPENING = 4
 _EDGE_STEPS = 3
 """Steps at each end of the run whose rewards the chart compares."""
@@ -65,16 +61,13 @@ HELD_OUT = (
 )  # fmt: skip
 
 
-def demo(run: Path | None, flags: list[str]) -> dict[str, Any]:
-    """Train the demo in the folder `run` (None: the first free one of runs/demo, runs/demo-2, …) and return a summary.
+def demo(settings: PPORun) -> dict[str, Any]:
+    """Train the demo and return a summary.
 
     Raises:
         UserError: the run folder exists, or the model's package is not installed.
     """
     console = Console()
-    settings = load(PPORun, RECIPE, [*flags, "--run", str(run or _free(Path("runs/demo")))])
-    if settings.sampling.engine != "transformers":
-        raise UserError("the demo samples with transformers; remove --sampling.engine")
     console.print(f"Loading {settings.model.path} …", highlight=False)
     training = Training(settings, prompts=TRAINING)
     held_out = _held_out(training.collector)
@@ -163,11 +156,6 @@ def _response(sample: dict[str, Any], when: str) -> Text:
     text = Text(visible_line(sample["opening"]), style="dim")
     text.append(visible_line(" ".join(sample[when].split("\n"))), style="default")
     return text.append(f"  [{sample[f'reward_{when}']:+.2f}]", style="bold")
-
-
-def _free(folder: Path) -> Path:
-    candidates = [folder, *(folder.with_name(f"{folder.name}-{n}") for n in range(2, 10_000))]
-    return next(candidate for candidate in candidates if not os.path.lexists(candidate))
 
 
 def _draw(run: Run, file: Path) -> None:

@@ -49,7 +49,7 @@ class RunData:
         found.chance = chance
         for name in ("_steps", "_rollouts", "sample"):
             vars(found).pop(name, None)
-        found._steps = self._steps.filter(pc.greater_equal(self._steps["step"], step))
+        found._steps = self._steps.slice(int(np.searchsorted(self._steps["step"].to_numpy(), step)))
         found._rollouts = (self.rows.since(step), self.evaluation.since(step))
         if len(self.rows):
             found.sample = self.sample.since(step)
@@ -221,5 +221,7 @@ class RunData:
             return []
         lines = self.run.not_finite()
         lines = lines.filter(pc.invert(pc.fill_null(pc.equal(lines["split"], "eval"), False)))
+        if not lines.num_rows:
+            return []
         found = lines.group_by("column").aggregate([("step", "min"), ("not_finite", "sum")])
         return [(line["step_min"], line["column"], line["not_finite_sum"]) for line in found.to_pylist()]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -120,8 +120,10 @@ class Rows:
         return self._table if self._kept is None else self._table.filter(self._kept)
 
     def since(self, step: int) -> "Rows":
-        """Return the rollouts from a step on."""
-        return self.where(self.step >= step)
+        """Return the rollouts from a step on; nothing is copied."""
+        first = int(np.searchsorted(self._table["step"].to_numpy(), step))
+        kept = None if self._kept is None else self._kept.slice(first)
+        return Rows(self._table.slice(first), kept, self._derived)
 
     def evidence(self, rollouts: Iterable[int]) -> tuple[Evidence, ...]:
         """Return the first three of some rollouts, given by their indices, as evidence."""
@@ -138,9 +140,10 @@ class Rows:
             values: [n] one number per rollout.
             statistic: Computes the statistic from the values of one step.
         """
-        edges = np.searchsorted(self.step, self.steps)
-        parts = [part[np.isfinite(part)] for part in np.split(values, edges[1:])]
-        found = [float(statistic(part)) if len(part) else np.nan for part in parts] if len(self) else []
+        finite = np.isfinite(values)
+        edges = [*np.searchsorted(self.step, self.steps).tolist(), len(self)]
+        parts = [values[first:end][finite[first:end]] for first, end in pairwise(edges)]
+        found = [float(statistic(part)) if len(part) else np.nan for part in parts]
         return series(self.steps, np.array(found, np.float64))
 
     def mean(self, name: str) -> Series:
@@ -155,9 +158,9 @@ class Rows:
 
 def measured(column: pa.ChunkedArray) -> bool:
     """Return whether a column has any value that is not null, NaN or infinite."""
-    if pa.types.is_floating(column.type):
-        return bool(np.isfinite(numbers(column)).any())
-    return bool(column.null_count < len(column))
+    if column.null_count == len(column):
+        return False
+    return not pa.types.is_floating(column.type) or bool(np.isfinite(numbers(column)).any())
 
 
 def numbers(column: pa.ChunkedArray) -> Array:

@@ -48,6 +48,7 @@ class Sample:
         """[N] which rollout each token is of, ascending."""
         self._tokens, self._of_rows, self._derived, self._ahead = tokens, derived[0], derived[1], ahead
         self._columns: dict[str, Array] = {}
+        self._is_recorded: dict[str, bool] = {}
 
     def since(self, step: int) -> "Sample":
         """Return the rollouts and tokens from a step on."""
@@ -88,7 +89,9 @@ class Sample:
         """Return whether a token column was recorded for any token."""
         if name in DERIVED:
             return all(self.recorded(need) for need in DERIVED[name].needs)
-        return name in self._tokens.column_names and measured(self._tokens[name])
+        if name not in self._is_recorded:
+            self._is_recorded[name] = name in self._tokens.column_names and measured(self._tokens[name])
+        return self._is_recorded[name]
 
     @cached_property
     def trained(self) -> Array:

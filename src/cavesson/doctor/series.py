@@ -1,5 +1,6 @@
 """A quantity by step, and robust statistics of it."""
 
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,9 +105,8 @@ def averaged(points: Series, most: int) -> Series:
 
 def smoothed(points: Series, width: int = 5) -> Series:
     """Return the running median over ``width`` points, fewer at the ends."""
-    half = width // 2
-    value = [float(np.median(points.value[max(0, i - half) : i + half + 1])) for i in range(len(points))]
-    return Series(points.step, np.array(value))
+    half, value = width // 2, points.value.tolist()
+    return Series(points.step, np.array([median(value[max(0, i - half) : i + half + 1]) for i in range(len(value))]))
 
 
 def since(points: Series, bad: Array, least: int, share: float = 0.8) -> int | None:
@@ -155,5 +155,6 @@ def standard_error(values: Array) -> float:
 
 def over_median(points: Series, width: int = 11) -> Array:
     """Return [S] each value divided by the median of those before it; NaN for the first three and for a median of 0."""
-    before = [np.median(points.value[max(0, i - width) : i]) if i >= 3 else np.nan for i in range(len(points))]
+    value = points.value.tolist()
+    before = [median(value[max(0, i - width) : i]) if i >= 3 else np.nan for i in range(len(value))]
     return np.asarray(points.value / np.where(np.array(before) == 0, np.nan, before))

@@ -11,7 +11,6 @@ from uuid import uuid4
 from pydantic import BeforeValidator
 
 from cavesson.errors import UserError, first_line
-from cavesson.record.files import write_json
 
 Name = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 """Each is also the name of the package it needs."""
@@ -63,6 +62,8 @@ class Trackers:
             return
         require(names)
         from accelerate import PartialState
+
+        from cavesson.record.files import write_json
 
         if not PartialState().is_main_process:
             return

@@ -3,7 +3,7 @@
 import json
 import warnings
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from cavesson.config import Settings
 from cavesson.errors import UserError, first_line
 from cavesson.models.load import DTYPES, load_tokenizer, model_folder, prepare, resolve
 from cavesson.models.parts import causal
+from cavesson.models.settings import MergeSettings
 from cavesson.models.trained import adapter_base, load_trained
 from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
@@ -30,13 +30,6 @@ _TEXTS = (
     "春江潮水连海平",
 )
 _LONGEST = 64
-
-
-class MergeSettings(Settings):
-    """Merge an adapter into its base model."""
-
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """dtype of the merged weights; auto = that of the base model if it is one of these, else float32"""
 
 
 class Merged(NamedTuple):

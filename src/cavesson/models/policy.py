@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import MethodType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
@@ -28,17 +28,9 @@ from cavesson.models.tiny import cast_weights
 from cavesson.models.trained import load_start
 from cavesson.ops.head import Head
 from cavesson.ops.logprobs import full_kl, token_logprobs
-from cavesson.types import Batch
+from cavesson.types import Batch, Scores
 
 T = TypeVar("T")
-
-
-class Scores(NamedTuple):
-    """A policy's scores of given responses, each `[B, T]` float32 and 0 on padding."""
-
-    logprob: Tensor
-    entropy: Tensor
-    value: Tensor | None
 
 
 class ValueHead(nn.Linear):

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from cavesson.errors import UserError
 from cavesson.models.mapped import is_mapped
 from cavesson.models.parts import causal, check_head, output_head, probe_ids, trunk
-from cavesson.models.policy import Scores
 from cavesson.ops.logprobs import token_logprobs
 from cavesson.ops.packing import pack
-from cavesson.types import Batch, stacked
+from cavesson.types import Batch, PairScores, Scores, stacked
 
 
 class Layout(NamedTuple):
@@ -28,13 +27,6 @@ class Layout(NamedTuple):
     """`[R, W]`, starting again at every example; None where every row holds a single one"""
     place: Tensor
     """`[B, L]`: the index in the flattened rows of every token; 0 on padding"""
-
-
-class PairScores(NamedTuple):
-    """Scores of both responses of each pair, `[B]` float32: summed log-probabilities, or rewards."""
-
-    chosen: Tensor
-    rejected: Tensor
 
 
 def lay_out(ids: Tensor, length: Tensor, packed: bool) -> Layout:

@@ -1,4 +1,4 @@
-"""Settings of the models: policy, critic and reference, and their dtypes."""
+"""Settings of the models: policy, critic and reference, and of merged ones."""
 
 from typing import Literal, Self
 
@@ -148,3 +148,10 @@ class ReferenceSettings(OtherModelSettings):
 
 class FrozenSettings(OtherModelSettings):
     """The model that a policy is compared with, if it is only needed before training."""
+
+
+class MergeSettings(Settings):
+    """Merge an adapter into its base model."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """dtype of the merged weights; auto = that of the base model if it is one of these, else float32"""

@@ -2,9 +2,12 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from cavesson.errors import UserError
-from cavesson.plan.operations import Precision
+
+if TYPE_CHECKING:
+    from cavesson.plan.operations import Precision
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Device:
     """attention; none = as matrix products"""
     is_cpu: bool = False
 
-    def product_rate(self, precision: Precision) -> float:
+    def product_rate(self, precision: "Precision") -> float:
         """Return the floating-point operations per second that matrix products reach.
 
         In TF32, NVIDIA's GPUs do half of what they do in bfloat16; a CPU has no TF32.

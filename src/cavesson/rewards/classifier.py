@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 import torch
 
-from cavesson.data.special_tokens import Around, Span, SpecialTokenMode, SpecialTokens, Written
+from cavesson.data.settings import SpecialTokenMode
+from cavesson.data.special_tokens import Around, Span, SpecialTokens, Written
 from cavesson.errors import UserError
 from cavesson.models.classifier import ADDS_START
 from cavesson.models.load import DTYPES, load_classifier

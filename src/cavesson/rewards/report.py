@@ -11,11 +11,40 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from cavesson.data.examples import Examples, PairTokens
+from cavesson.processes import Processes
 from cavesson.record.files import replacing, write_json
-from cavesson.rewards.report_figures import ScoredPairs, extreme_cases, summarise, warnings
+from cavesson.rewards.report_figures import ScoredPairs, extreme_cases, score, summarise, warnings
 
 MAX_CHARACTERS = 600
 """Of a prompt or response in the page; `extreme_cases.jsonl` has all."""
+
+
+def report(
+    role: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Examples[PairTokens],
+    processes: Processes,
+    folder: Path,
+    at_once: int,
+) -> None:
+    """Score the held-out pairs, and write and print the report on them; all processes call this together.
+
+    Args:
+        role: a `RewardModel`.
+        tokenizer: of the model.
+        examples: the pairs.
+        processes: each scores its share; the first one writes and prints.
+        folder: of the run.
+        at_once: pairs that are scored at a time.
+    """
+    if not examples.held_out:
+        if processes.is_main:
+            print("no pairs are held out: the accuracy of this reward model is not measured; set data.validation")
+        return
+    scored = score(role, examples, processes, at_once)
+    if processes.is_main:
+        show(write(scored, tokenizer, folder), folder, Console())
 
 
 def write(scored: ScoredPairs, tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, Any]:

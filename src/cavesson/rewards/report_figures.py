@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.correlation import rank_correlation
-from cavesson.data.examples import Examples, PairTokens, Tokens, size_of
+from cavesson.data.examples import Examples, PairTokens, Tokens
 from cavesson.ops.intervals import share_interval, twin_correlation
 from cavesson.processes import Processes
 
@@ -60,7 +60,7 @@ def score(model: nn.Module, examples: Examples[PairTokens], processes: Processes
     """Score all held-out pairs with a `RewardModel`; every process scores its share."""
     pairs = examples.held_out
     device = next(model.parameters()).device
-    order = sorted(processes.share(len(pairs)), key=lambda i: size_of(pairs[i]))
+    order = sorted(processes.share(len(pairs)), key=lambda i: pairs[i].size)
     rewards = torch.zeros(len(pairs), 2)
     for rows in processes.micro_batches(order, at_once):
         seen = model(examples.collate([pairs[i] for i in rows or [0]]).to(device))

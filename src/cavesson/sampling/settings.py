@@ -2,7 +2,6 @@
 
 from typing import Literal, Self
 
-import httpx
 from pydantic import Field, field_validator, model_validator
 
 from cavesson.config import Settings
@@ -112,6 +111,8 @@ class SamplingSettings(DecodingSettings):
     @classmethod
     def _plain(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
+            import httpx  # slow to import, and few runs name servers
+
             try:
                 parts = httpx.URL(url)
                 is_right = parts.scheme in ("http", "https") and bool(parts.host) and not parts.userinfo

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.errors import ServerError, UserError, first_line, of_the_system
 from cavesson.models.fingerprint import digest
 from cavesson.models.parts import causal, probe_ids, tolerance, untied
-from cavesson.models.policy import Policy, Scores
+from cavesson.models.policy import Policy
 from cavesson.models.sharding import whole
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
@@ -28,7 +28,7 @@ from cavesson.sampling.settings import SamplingSettings
 from cavesson.sampling.vllm_client import Sampled, VllmClient
 from cavesson.sampling.vllm_server import VllmServer
 from cavesson.sampling.vllm_weights import WeightTransfer
-from cavesson.types import Batch
+from cavesson.types import Batch, Scores
 
 T = TypeVar("T")
 _PROBE = 33

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from pydantic import Field
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TextStreamer
 
 from cavesson.data.chat import Chat, read_template
@@ -17,22 +16,9 @@ from cavesson.randomness import Purpose, generator
 from cavesson.sampling.decoding import check_generate
 from cavesson.sampling.responses import eos_token_ids
 from cavesson.sampling.room import position_limit
-from cavesson.sampling.settings import DecodingSettings
 from cavesson.text.visible import visible
-from cavesson.tools.generate import UseSettings, load_policy
-
-
-class TalkSettings(UseSettings):
-    """Chat with a model in the terminal."""
-
-    template: str | None = None
-    """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
-    system: str | None = None
-    """system message"""
-    sampling: DecodingSettings = DecodingSettings(max_new_tokens=512, temperature=0.7, top_p=0.95)
-    """how to sample"""
-    seed: int = Field(0, ge=0)
-    """the same seed gives the same answers to the same turns"""
+from cavesson.tools.generate import load_policy
+from cavesson.tools.settings import TalkSettings
 
 
 def chat(model: str, settings: TalkSettings) -> None:

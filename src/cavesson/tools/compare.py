@@ -7,17 +7,15 @@ from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path, PurePath
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
-from pydantic import Field, model_validator
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from cavesson.config_paths import LocalPath
 from cavesson.data.prompts import PromptSet, load_prompts
 from cavesson.errors import UserError
 from cavesson.models.settings import StartSettings
@@ -28,26 +26,9 @@ from cavesson.record.new_folder import new_folder
 from cavesson.record.writable import check_new
 from cavesson.text.statistics import contains, distinct, words
 from cavesson.text.visible import visible, visible_line
-from cavesson.tools.generate import Response, ResponseSettings, load_policy, responses
-from cavesson.tools.score import ScorerSettings, check_scorers, estimate, score_responses, shown
-
-
-class CompareSettings(ResponseSettings, ScorerSettings):
-    """Compare models on the same prompts with the same random numbers."""
-
-    prompts: LocalPath | None = None
-    """a file of prompts; short for data.path"""
-    show: int = Field(3, ge=0)
-    """prompts whose responses are shown side by side in the terminal"""
-    out: Path | None = None
-    """folder to write: comparison.html with every response, and comparison.json"""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        given = (self.prompts, self.data.path, self.data.mix or None)
-        if sum(source is not None for source in given) != 1:
-            raise ValueError("give the prompts once: --prompts FILE, or data.path, or data.mix")
-        return self
+from cavesson.tools.generate import Response, load_policy, responses
+from cavesson.tools.score import check_scorers, estimate, score_responses, shown
+from cavesson.tools.settings import CompareSettings
 
 
 @dataclass(frozen=True)

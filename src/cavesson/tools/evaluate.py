@@ -1,10 +1,7 @@
 """Evaluation of a model on held-out data: `cavesson evaluate`."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Self
-
-from pydantic import model_validator
+from typing import Any
 
 from cavesson.data.chat import Chat
 from cavesson.data.prompts import load_prompts
@@ -12,30 +9,10 @@ from cavesson.ops.intervals import Interval
 from cavesson.record.files import write_json
 from cavesson.record.writable import check_new
 from cavesson.text.counting import counted
-from cavesson.tools.generate import ResponseSettings, load_policy, responses
-from cavesson.tools.perplexity import HeldOutTextSettings, Likelihood, measure, read_documents
-from cavesson.tools.score import ScorerSettings, check_scorers, estimate, score_responses, shown
-
-
-class EvaluateSettings(ResponseSettings, ScorerSettings):
-    """Evaluate a model on held-out text, by rewards, or both."""
-
-    text: HeldOutTextSettings = HeldOutTextSettings()
-    """text whose perplexity is measured; with prompts and responses, that of the responses"""
-    out: Path | None = None
-    """a .json file to write, with every response"""
-
-    @model_validator(mode="after")
-    def _anything(self) -> Self:
-        if not any((self.text.path, self.text.mix, self.data.path, self.data.mix)):
-            raise ValueError("give --text.path FILE for the perplexity, --data.path FILE and --rewards, or both")
-        if not (self.data.path or self.data.mix):
-            for name in ("rewards", "samples", "seed"):
-                self.refuse(name, "without --data.path, the prompts to sample responses to")
-        if not (self.text.path or self.text.mix):
-            for name in ("context", "stride"):
-                self.refuse(f"text.{name}", "without --text.path")
-        return self
+from cavesson.tools.generate import load_policy, responses
+from cavesson.tools.perplexity import Likelihood, measure, read_documents
+from cavesson.tools.score import check_scorers, estimate, score_responses, shown
+from cavesson.tools.settings import EvaluateSettings
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,17 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pydantic import Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
-from cavesson.config import Settings
 from cavesson.config_paths import expanded
 from cavesson.data.chat import Chat
 from cavesson.data.load import load
-from cavesson.data.prompts import PromptSet, PromptSettings, check_prompts, load_prompts, tokenize
-from cavesson.data.view import AnyDataSettings, ViewSettings, recognised
+from cavesson.data.prompts import PromptSet, load_prompts, tokenize
+from cavesson.data.settings import AnyDataSettings, PromptSettings, ViewSettings
+from cavesson.data.view import recognised
 from cavesson.errors import UserError
 from cavesson.models.policy import Policy
 from cavesson.models.trained import load_trained
@@ -23,52 +22,10 @@ from cavesson.record import run_info
 from cavesson.record.files import replacing, write_table
 from cavesson.record.writable import check_new
 from cavesson.sampling.sampler import Sampler
-from cavesson.sampling.settings import DecodingSettings
+from cavesson.tools.settings import GenerateSettings, ResponseSettings, UseSettings
 from cavesson.train.rollouts import Collector
 
 FORMATS = (".jsonl", ".json", ".parquet")
-
-
-class UseSettings(Settings):
-    """How a trained model is loaded."""
-
-    gguf_file: str | None = None
-    """name of the GGUF file inside the model's folder, if the weights come as GGUF"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """dtype of the computation"""
-    device: str | None = None
-    """where to compute; none = a GPU if there is one"""
-
-
-class ResponseSettings(UseSettings):
-    """Prompts, and how a model answers them."""
-
-    data: PromptSettings = PromptSettings()
-    """where the prompts come from"""
-    samples: int = Field(1, ge=1)
-    """responses per prompt"""
-    seed: int = Field(0, ge=0)
-    """the same seed gives the same responses"""
-    sampling: DecodingSettings = DecodingSettings(max_new_tokens=64)
-    """how to sample"""
-    batch_size: int = Field(32, ge=1)
-    """responses sampled at the same time; it has no effect on the responses"""
-
-    @model_validator(mode="after")
-    def _check_data(self) -> Self:
-        check_prompts(self.data)
-        return self
-
-
-class GenerateSettings(ResponseSettings):
-    """Sample responses from a model."""
-
-    prompt: tuple[str, ...] | str = ()
-    """a prompt, or a list of them, instead of data"""
-    raw: bool = False
-    """continue prompts as plain text, even if the run that trained the model turned them into conversations"""
-    out: Path | None = None
-    """a .jsonl, .json or .parquet file to write; none = print"""
 
 
 class Response(NamedTuple):

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from cavesson.data.chat import Chat, ChatSettings
+from cavesson.data.chat import Chat
 from cavesson.data.encode import Asked, Encoder, asked_of
 from cavesson.data.load import load
 from cavesson.data.prompts import padded_prompts
@@ -17,18 +16,9 @@ from cavesson.data.types import Demonstration
 from cavesson.errors import UserError
 from cavesson.models.parts import causal
 from cavesson.models.policy import Policy
+from cavesson.tools.settings import HeldOutTextSettings
 
 _LONGEST_WINDOW = 1024
-
-
-class HeldOutTextSettings(ChatSettings):
-    """Held-out text."""
-
-    context: int | None = Field(None, ge=2)
-    """tokens the model reads at a time; none = 1024, or fewer if the model cannot read as many"""
-    stride: int | None = Field(None, ge=1)
-    """tokens from one window of a long document to the next, fewer than `context`: from the second window on, every
-    token is predicted from at least context − stride others; none = half of `context`"""
 
 
 @dataclass(frozen=True)

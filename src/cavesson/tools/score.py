@@ -6,59 +6,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pydantic import Field, field_validator
 
-from cavesson.config import Settings
 from cavesson.data.fields import Fields, Row
 from cavesson.data.notes import Notes
 from cavesson.data.prompts import PromptSet
 from cavesson.data.settings import SourceSettings
 from cavesson.data.sources import read
-from cavesson.data.special_tokens import SpecialTokenMode
 from cavesson.errors import UserError
 from cavesson.ops.intervals import Interval, mean_interval, share_interval
 from cavesson.processes import Processes
 from cavesson.record.files import replacing
 from cavesson.record.writable import check_new
-from cavesson.rewards import FUNCTIONS, Reward, Scored, build_rewards, rehearse
-from cavesson.rewards import score as score_all
-from cavesson.rewards.settings import RewardSettings
+from cavesson.rewards.table import Reward, Scored, build_rewards, rehearse
+from cavesson.rewards.table import score as score_all
 from cavesson.text.counting import counted
 from cavesson.tools.generate import Response, write
+from cavesson.tools.settings import ScorerSettings, ScoreSettings
 
 # Names of output columns, and of the arguments with which rewards get prompts and responses.
 _TAKEN = ("reward", "reward_parts", "prompts", "responses")
-
-
-class ScorerSettings(Settings):
-    """What responses are scored with."""
-
-    rewards: tuple[RewardSettings, ...] = ()
-    """rewards as in a recipe, or short: a name such as "exact_match", a function as file.py:function, the URL of a
-    server, or a reward model's run, folder or Hub name; several in a list"""
-
-    @field_validator("rewards", mode="before")
-    @classmethod
-    def _short(cls, given: Any) -> Any:
-        several = [given] if isinstance(given, str | dict) else given
-        return [_written_out(one) if isinstance(one, str) else one for one in several]
-
-
-class ScoreSettings(ScorerSettings):
-    """Score the responses in a file."""
-
-    columns: dict[str, str] = Field(default={})
-    """the file's column names for `prompt`, `response` and what a reward needs, such as {prompt = "question",
-    ground_truth = "answer"}; input and output are recognised"""
-    split: str = "train"
-    """split of a Hub data set"""
-    special_tokens: SpecialTokenMode = "control"
-    """how a reward model reads special tokens in prompts: control = as control tokens, because prompts from `generate`
-    or a record contain those of the chat template; text = as text like any other. In responses they are text"""
-    device: str | None = None
-    """where to compute; none = a GPU if there is one"""
-    out: Path | None = None
-    """a .jsonl file with a line per response, or a .json file in LMFlow's format text_to_scored_textlist"""
 
 
 class Summary(NamedTuple):
@@ -178,14 +144,6 @@ def _build(settings: ScorerSettings, device: str | None) -> tuple[Reward, ...]:
     if not settings.rewards:
         raise UserError('give the rewards: --rewards FOLDER, --rewards exact_match or --rewards "[…]"')
     return build_rewards(settings.rewards, torch.device(Processes(device).device))
-
-
-def _written_out(scorer: str) -> dict[str, Any]:
-    if scorer.startswith(("http://", "https://")):
-        return {"use": "http", "options": {"url": scorer}}
-    if scorer in FUNCTIONS or ":" in scorer:
-        return {"use": scorer}
-    return {"use": "classifier", "name": Path(scorer).name, "options": {"path": scorer}}
 
 
 def _reading(settings: ScoreSettings) -> ScoreSettings:

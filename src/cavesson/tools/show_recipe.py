@@ -9,11 +9,10 @@ from rich.console import Console
 
 from cavesson.algorithms.runs import ExampleRun, RolloutRun
 from cavesson.config import Settings, check, load
-from cavesson.data.examples import TextSettings
 from cavesson.data.formats import NAMES
-from cavesson.data.prompts import PromptSettings
+from cavesson.data.settings import AnyDataSettings, PromptSettings, TextSettings, ViewSettings
 from cavesson.data.show import show_row
-from cavesson.data.view import AnyDataSettings, ViewSettings, recognised
+from cavesson.data.view import recognised
 from cavesson.errors import UserError
 from cavesson.registry import ALGORITHMS
 

@@ -26,9 +26,9 @@ from cavesson.models.sharding import place, skeleton
 from cavesson.models.trained import check_start, load_start
 from cavesson.processes import Processes
 from cavesson.randomness import Purpose, generator
-from cavesson.rewards import Reward, build_rewards, rehearse
 from cavesson.rewards.base import RewardFunction
 from cavesson.rewards.shaping import Shaping
+from cavesson.rewards.table import Reward, build_rewards, rehearse
 from cavesson.sampling.decoding import check_scoring, full_passes
 from cavesson.sampling.responses import Engine
 from cavesson.sampling.sampler import Sampler

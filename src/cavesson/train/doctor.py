@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from cavesson.algorithms.settings import DoctorSettings
 from cavesson.command_line import command_line
 from cavesson.doctor.findings_file import StoredFinding, findings_file, read_findings
-from cavesson.doctor.settings import DoctorSettings
 from cavesson.doctor.watch import Watch
 from cavesson.doctor.words import language
 from cavesson.errors import StoppedError, print_error

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cavesson.algorithms.runs import ExampleRun
-from cavesson.data.examples import Examples, size_of
+from cavesson.data.examples import Examples
 from cavesson.models.trained import save_trained
 from cavesson.train.loop import Trainer
 from cavesson.train.optimizer import learning_rate
@@ -78,7 +78,7 @@ class ExampleTrainer(Trainer):
     def evaluate(self) -> Metrics:
         """Return the algorithm's metrics on the held-out examples, averaged like the loss."""
         held_out, processes = self.examples.held_out, self.learner.processes
-        mine = sorted((held_out[i] for i in processes.share(len(held_out))), key=size_of)
+        mine = sorted((held_out[i] for i in processes.share(len(held_out))), key=lambda example: example.size)
         parts = processes.micro_batches(range(len(mine)), self.settings.evaluation_size)
         sums: Metrics = {}
         weight = 0.0

@@ -14,7 +14,7 @@ from torch import Tensor
 from cavesson.algorithms.base import RolloutAlgorithm
 from cavesson.algorithms.settings import CoefficientSettings, UpdateSettings
 from cavesson.models.fingerprint import digest
-from cavesson.models.policy import Policy, Scores
+from cavesson.models.policy import Policy
 from cavesson.models.trained import save_trained
 from cavesson.ops.kl import adapted_coefficient
 from cavesson.randomness import Purpose, generator
@@ -29,7 +29,7 @@ from cavesson.train.optimizer import learning_rate
 from cavesson.train.recording import recorded_columns
 from cavesson.train.rollouts import EVALUATION_STEP, score_rollouts
 from cavesson.train.update import Learned, Metrics, StepInfo, averaged, check_finite, mini_batches, update
-from cavesson.types import Rollouts
+from cavesson.types import Rollouts, Scores
 
 
 @dataclass

@@ -9,12 +9,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from cavesson.data.prompts import PromptSet
-from cavesson.models.policy import Policy, Scores
+from cavesson.models.policy import Policy
 from cavesson.ops import kl
-from cavesson.rewards import Reward, score
 from cavesson.rewards.cleaning import CleaningSettings, discard, is_discarded
+from cavesson.rewards.table import Reward, score
 from cavesson.sampling.responses import Engine, Responses
-from cavesson.types import Batch, Rollouts
+from cavesson.types import Batch, Rollouts, Scores
 
 
 @dataclass(frozen=True)

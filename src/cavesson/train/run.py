@@ -32,8 +32,8 @@ from cavesson.record.run_folder import remove_run
 from cavesson.record.storage import check_new_record, reaching
 from cavesson.record.writable import check_writable
 from cavesson.registry import name_of
-from cavesson.rewards import Reward
 from cavesson.rewards.base import RewardFunction
+from cavesson.rewards.table import Reward
 from cavesson.text.counting import counted
 from cavesson.train.build import Inputs, as_loaded, build
 from cavesson.train.callbacks import Checkpoints, Log, Reports

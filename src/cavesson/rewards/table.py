@@ -1,0 +1,107 @@
+"""Rewards. To add one, write a function in a separate file and add a line to the table below."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cavesson.errors import UserError
+from cavesson.rewards.base import RewardFunction, call_reward, load_function
+from cavesson.rewards.classifier import ClassifierReward
+from cavesson.rewards.code import CodeReward
+from cavesson.rewards.exact_match import exact_match
+from cavesson.rewards.http import HttpReward
+from cavesson.rewards.lowercase import lowercase
+from cavesson.rewards.pipeline import PipelineReward
+from cavesson.rewards.sentiment import sentiment
+from cavesson.rewards.settings import RewardSettings
+
+FUNCTIONS: dict[str, RewardFunction] = {"exact_match": exact_match, "lowercase": lowercase, "sentiment": sentiment}
+MODELS: dict[str, type[ClassifierReward] | type[PipelineReward]] = {
+    "classifier": ClassifierReward,
+    "pipeline": PipelineReward,
+}
+"""Made of their options and a device."""
+SERVICES: dict[str, type[CodeReward] | type[HttpReward]] = {"code": CodeReward, "http": HttpReward}
+"""Made of their options."""
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A named, weighted reward function."""
+
+    name: str
+    function: RewardFunction
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rewards of B responses: all parts by name, and the weighted sum `[B]`."""
+
+    parts: dict[str, list[float]]
+    total: list[float]
+
+
+def build_rewards(settings: Sequence[RewardSettings], device: torch.device) -> tuple[Reward, ...]:
+    """Build the rewards of a recipe.
+
+    Raises:
+        UserError: a reward cannot be built, or two have the same name.
+    """
+    names = [one.label for one in settings]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"two rewards are called {twice[0]!r}; give one of them another name (rewards.name)")
+    return tuple(Reward(one.label, _build(one, device), one.weight) for one in settings)
+
+
+def rehearse(rewards: Sequence[Reward], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
+    """Call every reward once, with an empty and a short response to the first two prompts of the data.
+
+    This detects errors in rewards before a model is loaded and before anything is written.
+
+    Raises:
+        UserError: a reward takes other arguments, needs a column that the data does not have, raises an exception, or
+            does not return one number per response.
+    """
+    responses = ["", "Yes."][: len(prompts)]
+    rows = {name: list(values[: len(responses)]) for name, values in columns.items()}
+    score(rewards, prompts[: len(responses)], responses, rows)
+
+
+def score(
+    rewards: Sequence[Reward], prompts: Sequence[str], responses: Sequence[str], columns: Mapping[str, Any]
+) -> Scored:
+    """Call every reward and add up all parts, each multiplied by the weight of its reward.
+
+    Raises:
+        UserError: two rewards return parts with the same name, or a reward fails.
+    """
+    parts: dict[str, list[float]] = {}
+    total = [0.0] * len(responses)
+    for reward in rewards:
+        for name, values in call_reward(reward.function, reward.name, prompts, responses, columns).items():
+            if name in parts:
+                raise UserError(f"two rewards are called {name!r}; give one of them another name (rewards.name)")
+            parts[name] = values
+            total = [t + reward.weight * v for t, v in zip(total, values, strict=True)]
+    return Scored(parts, total)
+
+
+def _build(settings: RewardSettings, device: torch.device) -> RewardFunction:
+    if settings.use in SERVICES:
+        return SERVICES[settings.use](**settings.options)
+    if settings.use in MODELS:
+        try:
+            return MODELS[settings.use](**{"device": device, **settings.options})
+        except TypeError as error:
+            raise UserError(f"reward {settings.use!r}: options: {error}") from None
+    if settings.options:
+        raise UserError(f"reward {settings.use!r} takes no options")
+    if settings.use in FUNCTIONS:
+        return FUNCTIONS[settings.use]
+    if ":" not in settings.use:
+        known = ", ".join([*FUNCTIONS, *MODELS, *SERVICES])
+        raise UserError(f"there is no reward {settings.use!r}; use {known}, file.py:function or module:function")
+    return load_function(settings.use)

@@ -1,0 +1,161 @@
+"""Settings of the commands that use trained models."""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from cavesson.config import Settings
+from cavesson.config_paths import LocalPath
+from cavesson.data.settings import ChatSettings, PromptSettings, SpecialTokenMode
+from cavesson.rewards.settings import RewardSettings
+from cavesson.sampling.settings import DecodingSettings
+
+
+class UseSettings(Settings):
+    """How a trained model is loaded."""
+
+    gguf_file: str | None = None
+    """name of the GGUF file inside the model's folder, if the weights come as GGUF"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """dtype of the computation"""
+    device: str | None = None
+    """where to compute; none = a GPU if there is one"""
+
+
+class TalkSettings(UseSettings):
+    """Chat with a model in the terminal."""
+
+    template: str | None = None
+    """a chat template instead of the tokenizer's own: a .jinja file, or the template itself"""
+    system: str | None = None
+    """system message"""
+    sampling: DecodingSettings = DecodingSettings(max_new_tokens=512, temperature=0.7, top_p=0.95)
+    """how to sample"""
+    seed: int = Field(0, ge=0)
+    """the same seed gives the same answers to the same turns"""
+
+
+class ResponseSettings(UseSettings):
+    """Prompts, and how a model answers them."""
+
+    data: PromptSettings = PromptSettings()
+    """where the prompts come from"""
+    samples: int = Field(1, ge=1)
+    """responses per prompt"""
+    seed: int = Field(0, ge=0)
+    """the same seed gives the same responses"""
+    sampling: DecodingSettings = DecodingSettings(max_new_tokens=64)
+    """how to sample"""
+    batch_size: int = Field(32, ge=1)
+    """responses sampled at the same time; it has no effect on the responses"""
+
+    @model_validator(mode="after")
+    def _check_data(self) -> Self:
+        for name in ("validation_path", "validation_split"):
+            if getattr(self.data, name) is not None:
+                raise ValueError(
+                    f"data.{name} has no effect on prompts that are not trained on: name them in data.path"
+                )
+        return self
+
+
+class GenerateSettings(ResponseSettings):
+    """Sample responses from a model."""
+
+    prompt: tuple[str, ...] | str = ()
+    """a prompt, or a list of them, instead of data"""
+    raw: bool = False
+    """continue prompts as plain text, even if the run that trained the model turned them into conversations"""
+    out: Path | None = None
+    """a .jsonl, .json or .parquet file to write; none = print"""
+
+
+class ScorerSettings(Settings):
+    """What responses are scored with."""
+
+    rewards: tuple[RewardSettings, ...] = ()
+    """rewards as in a recipe, or short: a name such as "exact_match", a function as file.py:function, the URL of a
+    server, or a reward model's run, folder or Hub name; several in a list"""
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        several = [given] if isinstance(given, str | dict) else given
+        return [_written_out(one) if isinstance(one, str) else one for one in several]
+
+
+def _written_out(scorer: str) -> dict[str, Any]:
+    if scorer.startswith(("http://", "https://")):
+        return {"use": "http", "options": {"url": scorer}}
+    from cavesson.rewards.table import FUNCTIONS  # slow to import
+
+    if scorer in FUNCTIONS or ":" in scorer:
+        return {"use": scorer}
+    return {"use": "classifier", "name": Path(scorer).name, "options": {"path": scorer}}
+
+
+class ScoreSettings(ScorerSettings):
+    """Score the responses in a file."""
+
+    columns: dict[str, str] = Field(default={})
+    """the file's column names for `prompt`, `response` and what a reward needs, such as {prompt = "question",
+    ground_truth = "answer"}; input and output are recognised"""
+    split: str = "train"
+    """split of a Hub data set"""
+    special_tokens: SpecialTokenMode = "control"
+    """how a reward model reads special tokens in prompts: control = as control tokens, because prompts from `generate`
+    or a record contain those of the chat template; text = as text like any other. In responses they are text"""
+    device: str | None = None
+    """where to compute; none = a GPU if there is one"""
+    out: Path | None = None
+    """a .jsonl file with a line per response, or a .json file in LMFlow's format text_to_scored_textlist"""
+
+
+class CompareSettings(ResponseSettings, ScorerSettings):
+    """Compare models on the same prompts with the same random numbers."""
+
+    prompts: LocalPath | None = None
+    """a file of prompts; short for data.path"""
+    show: int = Field(3, ge=0)
+    """prompts whose responses are shown side by side in the terminal"""
+    out: Path | None = None
+    """folder to write: comparison.html with every response, and comparison.json"""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = (self.prompts, self.data.path, self.data.mix or None)
+        if sum(source is not None for source in given) != 1:
+            raise ValueError("give the prompts once: --prompts FILE, or data.path, or data.mix")
+        return self
+
+
+class HeldOutTextSettings(ChatSettings):
+    """Held-out text."""
+
+    context: int | None = Field(None, ge=2)
+    """tokens the model reads at a time; none = 1024, or fewer if the model cannot read as many"""
+    stride: int | None = Field(None, ge=1)
+    """tokens from one window of a long document to the next, fewer than `context`: from the second window on, every
+    token is predicted from at least context − stride others; none = half of `context`"""
+
+
+class EvaluateSettings(ResponseSettings, ScorerSettings):
+    """Evaluate a model on held-out text, by rewards, or both."""
+
+    text: HeldOutTextSettings = HeldOutTextSettings()
+    """text whose perplexity is measured; with prompts and responses, that of the responses"""
+    out: Path | None = None
+    """a .json file to write, with every response"""
+
+    @model_validator(mode="after")
+    def _anything(self) -> Self:
+        if not any((self.text.path, self.text.mix, self.data.path, self.data.mix)):
+            raise ValueError("give --text.path FILE for the perplexity, --data.path FILE and --rewards, or both")
+        if not (self.data.path or self.data.mix):
+            for name in ("rewards", "samples", "seed"):
+                self.refuse(name, "without --data.path, the prompts to sample responses to")
+        if not (self.text.path or self.text.mix):
+            for name in ("context", "stride"):
+                self.refuse(f"text.{name}", "without --text.path")
+        return self
