@@ -80,11 +80,7 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
     before, now = (share_of(has[part], prompt[part]) for part in (early, late))
     clear = clear_of(data.chance, 1)
     worth = Worth(has, rows["reward"], comparable(rows, prompt), length, prompt, clear)
-    sick = (
-        now.value > factor * before.value
-        and grows(before, now, clear)
-        and worth.explained(late) > least
-    )
+    sick = now.value > factor * before.value and grows(before, now, clear) and worth.explained(late) > least
     points = rows.by_step(has.astype(float))
     high = factor * before.value
     first = since(points, smoothed(points).value > high, 4) if sick else None
