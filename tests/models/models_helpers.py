@@ -1,8 +1,17 @@
 from collections.abc import Sequence
+from pathlib import Path
 
+import gguf
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from cavesson.models.load import prepare
 from cavesson.models.policy import Policy, build_policy
@@ -89,3 +98,46 @@ def chosen(logprobs: list[Tensor], data: Batch) -> Tensor:
     """The log-probabilities `[N]` of the response tokens, row after row."""
     tokens = [ids[mask > 0] for ids, mask in zip(data["response_ids"], data["mask"], strict=True)]
     return torch.cat([p.gather(1, t[:, None]).squeeze(1) for p, t in zip(logprobs, tokens, strict=True)])
+
+
+def small_llama(vocabulary: int = 40) -> PreTrainedModel:
+    """A Llama with heads of two numbers, whose rows have the same order in a GGUF file."""
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 16}
+    shape = {"vocab_size": vocabulary, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(**shape, **heads, tie_word_embeddings=False))
+
+
+def save_gguf(
+    file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, without: str | None = None
+) -> None:
+    """A Llama's weights, except for one, in blocks of 8 bits, and a tokenizer of bytes, if any, with one more token."""
+    config = model.config
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    if tokenizer is not None:
+        vocabulary = tokenizer.get_vocab()
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([*sorted(vocabulary, key=vocabulary.__getitem__), "Ġt"])
+        writer.add_token_merges(["Ġ t"])
+        writer.add_eos_token_id(tokenizer.eos_token_id)
+        writer.add_pad_token_id(tokenizer.pad_token_id)
+        writer.add_chat_template("{% for turn in messages %}{{ turn.content }}{% endfor %}")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        if name == without:
+            continue
+        kind = gguf.GGMLQuantizationType.Q8_0 if weight.dim() == 2 else gguf.GGMLQuantizationType.F32
+        packed = gguf.quantize(weight.numpy(), kind)
+        writer.add_tensor(names.get_name(name, (".weight",)), packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -2,10 +2,9 @@ import json
 import logging
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
-from models_helpers import batch, policy_of, scramble, sharp_model
+from models_helpers import batch, policy_of, save_gguf, scramble, sharp_model, small_llama
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -151,36 +150,10 @@ def test_a_folder_without_tokenizer_is_named(tmp_path):
         load_tokenizer(str(tmp_path))
 
 
-def save_gguf(file: Path, model: torch.nn.Module) -> None:
-    """A Llama's weights in blocks of 8 bits; with heads of two numbers GGUF's order of the rows is ours."""
-    config = model.config
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, weight in model.state_dict().items():
-        kind = gguf.GGMLQuantizationType.Q8_0 if weight.dim() == 2 else gguf.GGMLQuantizationType.F32
-        packed = gguf.quantize(weight.numpy(), kind)
-        writer.add_tensor(names.get_name(name, (".weight",)), packed, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_gguf_file_is_unpacked_without_a_warning(tmp_path, caplog, monkeypatch, dtype):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    heads = {"num_attention_heads": 16, "num_key_value_heads": 16}
-    shape = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    original = LlamaForCausalLM(LlamaConfig(**shape, **heads, tie_word_embeddings=False))
+    original = small_llama()
     save_gguf(tmp_path / "a.gguf", original)
     model = load_causal(str(tmp_path), "a.gguf", dtype)
     assert caplog.records == []

@@ -26,6 +26,7 @@ from cavesson.errors import UserError, first_line
 from cavesson.models.mapped import can_be_mapped, mark, read
 from cavesson.models.quantized import keep_unpacked
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
+from cavesson.models.unpacked import kept, read_once
 from cavesson.ops.linear import is_chosen, linear
 
 M = TypeVar("M", bound=nn.Module)
@@ -65,21 +66,17 @@ def load_causal(
         return prepare(tiny_model(dtype=DTYPES[dtype]))
     source = resolve(path)
     gguf_file = gguf_file or only_gguf(source)
-    if gguf_file is not None:
-        _check_quantization(path, quantization, "its weights come as GGUF")
     transformers_logging.disable_progress_bar()
-    mapped = mapped and gguf_file is None and quantization is None
     with _errors_told(path, quantization):
-        model, info = _loaded(
-            AutoModelForCausalLM,
-            source,
-            DTYPES[dtype],
-            mapped,
-            gguf_file=gguf_file,
-            quantization_config=_quantized(quantization, dtype) or _unpacked(gguf_file),
-        )
-    _check_head(path, model, info["missing_keys"])
-    return prepare(_without_quantization(model))
+        if gguf_file is not None:
+            _check_quantization(path, quantization, "its weights come as GGUF")
+            model = _from_gguf(path, source, gguf_file, DTYPES[dtype])
+        else:
+            config = _quantized(quantization, dtype)
+            mapped = mapped and quantization is None
+            model, info = _loaded(AutoModelForCausalLM, source, DTYPES[dtype], mapped, quantization_config=config)
+            _check_head(path, model, info["missing_keys"])
+    return prepare(model)
 
 
 def load_tokenizer(path: str, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
@@ -97,12 +94,28 @@ def load_tokenizer(path: str, gguf_file: str | None = None) -> PreTrainedTokeniz
         names = ", ".join(TOKENIZER_FILES[:3])
         raise UserError(f"{path} has no tokenizer (none of {names} …): copy that of its base model into it")
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, gguf_file=gguf_file, padding_side="left"
-        )
+        tokenizer = _tokenizer_of_gguf(source, gguf_file) if gguf_file else _tokenizer(source)
     except (OSError, ValueError) as error:
         raise UserError(explain(path, error)) from error
     return with_pad_token(tokenizer, path)
+
+
+def _tokenizer(source: str, **options: Any) -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, padding_side="left", **options)
+    return tokenizer
+
+
+def _tokenizer_of_gguf(source: str, gguf_file: str) -> PreTrainedTokenizerBase:
+    folder = kept(
+        expanded(source) / gguf_file,
+        "tokenizer",
+        lambda folder: _tokenizer(source, gguf_file=gguf_file).save_pretrained(folder),
+    )
+    if folder is None:
+        return _tokenizer(source, gguf_file=gguf_file)
+    tokenizer = _tokenizer(str(folder))
+    tokenizer.name_or_path = source
+    return tokenizer
 
 
 def with_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
@@ -220,6 +233,30 @@ def _loaded(auto: Any, source: str, dtype: torch.dtype, mapped: bool, **options:
     return model, info
 
 
+def _from_gguf(path: str, source: str, gguf_file: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the language model in a GGUF file of a folder, unpacked."""
+
+    def read(dtype: torch.dtype) -> tuple[Any, bool]:
+        """Return the model, and whether the file has all of its weights."""
+        options = {"gguf_file": gguf_file, "quantization_config": _unpacked()}
+        model, info = _loaded(AutoModelForCausalLM, source, dtype, False, **options)
+        _check_head(path, model, info["missing_keys"])
+        return _without_quantization(model), not info["missing_keys"]
+
+    def save(folder: Path) -> None:
+        model, is_whole = read(torch.float32)
+        if is_whole:
+            model.save_pretrained(folder)
+
+    with read_once():
+        folder = kept(expanded(source) / gguf_file, "model", save)
+        if folder is None:
+            return read(dtype)[0]  # type: ignore[no-any-return]
+    model, _ = _loaded(AutoModelForCausalLM, str(folder), dtype, False)
+    model.name_or_path = model.config.name_or_path = source
+    return model  # type: ignore[no-any-return]
+
+
 @contextmanager
 def _errors_told(path: str, quantization: str | None) -> Iterator[None]:
     """Convert errors about a model's files, its architecture or its quantization to a one-line UserError."""
@@ -263,13 +300,13 @@ def _quantized(quantization: str | None, dtype: str) -> BitsAndBytesConfig | Non
     return None
 
 
-def _unpacked(gguf_file: str | None) -> Any:
+def _unpacked() -> Any:
     """Return the config that unpacks a GGUF file: newer versions of transformers may keep its weights packed.
 
     Packed weights cannot be trained.
     """
     config = getattr(transformers, "GgufConfig", None)
-    return config(dequantize=True) if gguf_file is not None and config is not None else None
+    return None if config is None else config(dequantize=True)
 
 
 def _without_quantization(model: PreTrainedModel) -> PreTrainedModel:
