@@ -231,7 +231,7 @@ def test_of_the_other_commands(folder: Path, mistake: str) -> None:
     arguments, texts = OTHERS[mistake]
     before = {path.name for path in folder.iterdir()}
     refused(cavesson(folder, *arguments), *texts)
-    own = {".out", ".err", ".operations"}
+    own = {".out", ".err", ".operations", "__pycache__"}
     assert {path.name for path in folder.iterdir()} - own == before
 
 
