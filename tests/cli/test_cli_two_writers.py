@@ -94,4 +94,4 @@ def test_a_deleted_folder_ends_the_training(here: Path) -> None:
         assert process.exitcode == 2, err
         assert err.splitlines()[-1] == f"cavesson: {Path('run') / gone} was deleted or moved while it was being written"
         steps = (here / ".out").read_text().count("reward")
-        assert 0 < steps < STEPS - 5
+        assert steps < STEPS - 5  # none at all where it was stopped before it printed the first

@@ -69,9 +69,8 @@ class VllmServer:
         self.folder = folder
         python = settings.python or sys.executable
         _check_installed(python)
-        with socket.socket() as free:
-            free.bind((host, 0))
-            port = free.getsockname()[1]
+        held = hold_port(host)
+        port = held.getsockname()[1]
         self.url = f"http://{host}:{port}"
         self._log = NamedTemporaryFile(prefix="cavesson-vllm-", suffix=".log")  # noqa: SIM115  # for the run
         flags = ["--model", folder.name, "--dtype", dtype, "--max-model-len", str(longest), "--port", str(port)]
@@ -91,7 +90,7 @@ class VllmServer:
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the run, which ends the server itself
         )
-        self._end = weakref.finalize(self, _end, self._process)  # at the latest when this process ends
+        self._end = weakref.finalize(self, _end, self._process, held)  # at the latest when this process ends
         self._wait()
 
     def close(self) -> None:
@@ -126,6 +125,19 @@ class VllmServer:
                 if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).is_success:
                     return
             time.sleep(0.5)
+
+
+def hold_port(host: str) -> socket.socket:
+    """Return a socket that holds a free port until it is closed.
+
+    A server binds its port only seconds after it has started. If another process got the port meanwhile, the run would
+    sample from that process's model.
+    """
+    held = socket.socket()
+    # The server sets this option too, so it can listen on the port. The kernel chooses a held port for nobody else.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, 0))
+    return held
 
 
 def saved_model(
@@ -180,7 +192,7 @@ def _environment(settings: VllmSettings, python: str) -> dict[str, str]:
     return kept | ({"CUDA_VISIBLE_DEVICES": ",".join(map(str, settings.devices))} if settings.devices else {})
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", held: socket.socket) -> None:
     """End a server and what it has started: an engine can outlive a server that was killed, and holds its memory."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -188,3 +200,4 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    held.close()
