@@ -79,7 +79,7 @@ def reward_clipped(plan: Plan) -> None:
     trainers=GROUPED,
 )
 def groups_of_one(plan: Plan) -> None:
-    """Every response has an identifier of its own and is a group alone: nothing is subtracted from its reward."""
+    """Every response forms a group by itself: nothing is subtracted from its reward."""
     if plan.trainer == "grpo":
         plan.swap(SCORING, "rewards - mean_grouped_rewards", "rewards")
         plan.swap(SCORING, "advantages / (std_rewards + 1e-4)", "advantages")

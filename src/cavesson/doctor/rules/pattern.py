@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Set
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,11 +15,11 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, since
-from cavesson.doctor.worth import Worth, clear_of, comparable, grows, late_parts, prompts_of, share_of, without_means
+from cavesson.doctor.worth import Rewards, Worth, clear_of, early_part, grows, late_parts, share_of
 
 PIECES = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]+")
 """Words, the signs of languages that write without spaces, and runs of other signs."""
-MIN_ROLLOUTS = 60
+MIN_ROLLOUTS = 120
 FREQUENT = 0.2
 GROWTH = 3.0
 SEVERAL = 3
@@ -61,80 +62,70 @@ def is_word(piece: str) -> bool:
     return piece[0].isalnum() or piece[0] == "_"
 
 
-def spreading(rows: Rows, late: Array, chance: float = CHANCE) -> list[Pattern]:
-    """Return the patterns that became more frequent, sorted by how much of the reward they explain.
-
-    Args:
-        rows: The rollouts.
-        late: [n] which of them are compared with the first ones.
-        chance: Probability with which any of the patterns may be returned, or said to explain something, by chance.
-    """
-    early, texts = rows.step <= np.quantile(rows.steps, 0.15), _Texts(rows)
-    if early.sum() < MIN_ROLLOUTS / 2 or late.sum() < MIN_ROLLOUTS / 2:
-        return []
-    old, new = texts.counts(early), texts.counts(late)
-    n, m = int(early.sum()), int(late.sum())
-    frequent = [text for text, count in new.items() if count / m > FREQUENT]
-    often = [text for text in frequent if new[text] / m > GROWTH * old[text] / n]
-    grown = [text for text in often if texts.grows(text, early, late, clear_of(chance, len(new)))]
-    words = [text for text in frequent if " " not in text] if grown else []
-    others = {text: texts.worth(text, clear_of(chance, len(words))) for text in words}
-    # The words of patterns lengthen a response themselves. What one is worth must hold with and without them.
-    rest = texts.length_without({part for text in grown for part in text.split()})
-    patterns = []
-    for text in grown:
-        worth = texts.worth(text, clear_of(chance, len(grown)))
-        equal = [name for name, other in others.items() if name not in text.split() and other.is_worth(worth.total)]
-        if len(equal) < SEVERAL:  # otherwise the reward favours many words, which is what it asks for
-            without = texts.worth(text, clear_of(chance, len(grown)), rest)
-            explains = min(worth.explained(late), without.explained(late))
-            patterns.append(Pattern(text, old[text] / n, new[text] / m, texts.lift(text), explains))
-    return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
-
-
-class _Texts:
+class Texts:
     """The responses of rollouts and their rewards."""
 
     def __init__(self, rows: Rows) -> None:
         self._words = [_words(text) for text in rows.texts("response")]
-        self._rows, self._found, self._prompt = rows, [_with_parts(some) for some in self._words], prompts_of(rows)
-        self._keys = comparable(rows, self._prompt)
-        self._length = np.array([len(some) for some in self._words])
+        self._found = [_with_parts(some) for some in self._words]
+        self.early, self.rewards = early_part(rows), Rewards(rows)
 
     def counts(self, part: Array) -> Counter[str]:
         """Return the number of responses with each pattern among those for which ``part`` [n] is true."""
         return Counter(text for i in np.flatnonzero(part) for text in self._found[i])
 
-    def grows(self, text: str, early: Array, late: Array, clear: float) -> bool:
-        """Return whether a pattern is more frequent late, by so many standard errors."""
-        has = self._has(text)
-        now, before = (share_of(has[part], self._prompt[part]) for part in (late, early))
+    def having(self, text: str) -> Array:
+        """Return [n] which responses have a pattern."""
+        return np.array([text in some for some in self._found])
+
+    def grows(self, text: str, late: Array, clear: float) -> bool:
+        """Return whether a pattern is more frequent late than early, by so many standard errors."""
+        has, prompt = self.having(text), self.rewards.prompt
+        before, now = (share_of(has[part], prompt[part]) for part in (self.early, late))
         return grows(before, now, clear)
 
-    def length_without(self, parts: set[str]) -> Array:
+    def length(self, without: Set[str] = frozenset()) -> Array:
         """Return [n] the lengths in words, without these words and the runs that consist of these signs."""
 
         def counts(word: str) -> bool:
-            return word not in parts if is_word(word) else not parts.issuperset(word)
+            return word not in without if is_word(word) else not without >= set(word)
 
         return np.array([sum(map(counts, words)) for words in self._words])
 
-    def worth(self, text: str, clear: float, length: Array | None = None) -> Worth:
-        """Return what a pattern is worth among responses of similar length [n], by default in all words."""
-        length = self._length if length is None else length
-        return Worth(self._has(text), self._rows["reward"], self._keys, length, self._prompt, clear)
 
-    def lift(self, text: str) -> float:
-        """Return the mean reward with a pattern − without it, in standard deviations of the reward."""
-        has = self._has(text)
-        if has.all():
-            return 0.0
-        reward = without_means(self._rows["reward"], self._keys)
-        difference = float(np.nanmean(reward[has]) - np.nanmean(reward[~has]))
-        return difference / (float(np.nanstd(reward)) or 1.0)
+def spreading(texts: Texts, late: Array, chance: float = CHANCE) -> list[Pattern]:
+    """Return the patterns that became more frequent, sorted by how much of the reward they explain.
 
-    def _has(self, text: str) -> Array:
-        return np.array([text in some for some in self._found])
+    Args:
+        texts: The responses.
+        late: [n] which of them are compared with the first ones.
+        chance: Probability with which any of the patterns may be returned, or said to explain something, by chance.
+    """
+    early, rewards = texts.early, texts.rewards
+    if early.sum() < MIN_ROLLOUTS / 4 or late.sum() < MIN_ROLLOUTS / 4:
+        return []
+    old, new = texts.counts(early), texts.counts(late)
+    n, m = int(early.sum()), int(late.sum())
+    frequent = [text for text, count in new.items() if count / m > FREQUENT]
+    often = [text for text in frequent if new[text] / m > GROWTH * old[text] / n]
+    grown = [text for text in often if texts.grows(text, late, clear_of(chance, len(new)))]
+    if not grown:
+        return []
+    plain = Worth(rewards, texts.length(), late)
+    # The words of patterns lengthen a response themselves. What one is worth must hold with and without them.
+    without = Worth(rewards, texts.length({part for text in grown for part in text.split()}), late)
+    words = [text for text in frequent if " " not in text]
+    slopes = [(text, plain.over_run.slope(texts.having(text))) for text in words]
+    asked_for = [(text, slope.value) for text, slope in slopes if slope.deviate > clear_of(chance, len(words))]
+    patterns = []
+    for text in grown:
+        has = texts.having(text)
+        worth = plain.over_run.slope(has).value
+        equal = [other for other, value in asked_for if other not in text.split() and value >= worth]
+        if len(equal) < SEVERAL:  # otherwise the reward favours many words, which is what it asks for
+            explains = min(each.explained(has, clear_of(chance, len(grown))) for each in (plain, without))
+            patterns.append(Pattern(text, old[text] / n, new[text] / m, rewards.lift(has), explains))
+    return sorted(patterns, key=lambda pattern: (-pattern.explains, pattern.text))
 
 
 def _discarding(value: list[str], data: RunData, reading: Reading) -> list[str]:
@@ -170,13 +161,13 @@ def _below_all(value: float | None, data: RunData, reading: Reading) -> float | 
 def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading | None:
     rows = data.sample.rows
     rows = rows.where(np.array([bool(text) for text in rows.texts("response")], bool))  # empty ones lack every pattern
-    if len(rows) < 2 * MIN_ROLLOUTS:
+    if len(rows) < MIN_ROLLOUTS:
         return None
     most = 0.0
     # A desired property has many words, each of which explains only some hundredths of the variance.
-    parts = late_parts(rows)
+    texts, parts = Texts(rows), late_parts(rows)
     for late in parts:
-        found = [pattern for pattern in spreading(rows, late, data.chance / len(parts)) if pattern.lift > 0]
+        found = [pattern for pattern in spreading(texts, late, data.chance / len(parts)) if pattern.lift > 0]
         if found and found[0].explains >= limit:
             return _spread(rows, found[0], late)
         most = max(most, found[0].explains if found else 0.0)

@@ -9,11 +9,9 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
-from cavesson.doctor.rules.pattern import PIECES, is_word
+from cavesson.doctor.rules.pattern import MIN_ROLLOUTS, PIECES, is_word
 from cavesson.doctor.series import Array, since, smoothed
-from cavesson.doctor.worth import Worth, clear_of, comparable, grows, late_parts, prompts_of, share_of
-
-MIN_ROLLOUTS = 120
+from cavesson.doctor.worth import Rewards, Worth, clear_of, early_part, grows, late_parts, share_of
 
 
 @rule(
@@ -76,11 +74,10 @@ def _rewarded(data: RunData, factor: float, least: float) -> Reading | None:
         return None
     texts = [[word for word in words if is_word(word)] for words in _pieces(rows)]
     has, length = np.array([_returns(words) > 0 for words in texts]), np.array([len(words) for words in texts])
-    early, late, prompt = rows.step <= np.quantile(rows.steps, 0.15), late_parts(rows)[0], prompts_of(rows)
-    before, now = (share_of(has[part], prompt[part]) for part in (early, late))
-    clear = clear_of(data.chance, 1)
-    worth = Worth(has, rows["reward"], comparable(rows, prompt), length, prompt, clear)
-    sick = now.value > factor * before.value and grows(before, now, clear) and worth.explained(late) > least
+    early, late, rewards = early_part(rows), late_parts(rows)[0], Rewards(rows)
+    before, now = (share_of(has[part], rewards.prompt[part]) for part in (early, late))
+    clear, worth = clear_of(data.chance, 1), Worth(rewards, length, late)
+    sick = now.value > factor * before.value and grows(before, now, clear) and worth.explained(has, clear) > least
     points = rows.by_step(has.astype(float))
     high = factor * before.value
     first = since(points, smoothed(points).value > high, 4) if sick else None
