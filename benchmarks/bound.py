@@ -4,10 +4,13 @@ Each model passes over the data as seldom as possible: the policy once to sample
 log-probabilities are the old ones as well), the critic once with gradients, reference and reward model once without.
 """
 
+from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import torch
 import work
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
@@ -46,7 +49,8 @@ def states(trunk: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
 
 def logprobs(model: PreTrainedModel, hidden: Tensor, response: Tensor) -> Tensor:
     logits = model.get_output_embeddings()(hidden)
-    return -nn.functional.cross_entropy(logits.flatten(0, 1), response.flatten(), reduction="none").view_as(response)
+    flat = logits.flatten(0, 1).float()
+    return -nn.functional.cross_entropy(flat, response.flatten(), reduction="none").view_as(response)
 
 
 def advantages(rewards: Tensor, values: Tensor) -> Tensor:
@@ -72,16 +76,47 @@ def loss(logprob: Tensor, value: Tensor, reference: Tensor, score: Tensor) -> Te
     return (policy + VALUE_COEF * 0.5 * (value - gained - old_value) ** 2).mean()
 
 
+def adapters_dtype() -> torch.dtype:
+    """Return bfloat16, or float32 where the processor lacks it and PyTorch's products in it are slower."""
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+
+
+def with_reference(folder: str) -> tuple[Any, nn.Module, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """Return a model, what of it is trained, and the reference's log-probabilities: two models, every weight learns."""
+    policy, reference = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2))
+
+    def compared(ids: Tensor, mask: Tensor, response: Tensor) -> Tensor:
+        return logprobs(reference, states(reference.model, ids, mask), response)
+
+    return policy, policy, compared
+
+
+def with_adapters(folder: str) -> tuple[Any, nn.Module, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """Return the same of one model with LoRA of rank 16 on all products but the vocabulary's."""
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=adapters_dtype())
+    adapted = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+    def compared(ids: Tensor, mask: Tensor, response: Tensor) -> Tensor:
+        with adapted.disable_adapter():
+            return logprobs(base, states(base.model, ids, mask), response)
+
+    return base, adapted, compared
+
+
+def optimizer_of(trained: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([weight for weight in trained.parameters() if weight.requires_grad], lr=1e-5, fused=True)
+
+
 def main() -> None:
     """Print seconds, tokens per second and peak memory."""
-    given = work.arguments(__doc__, ("four", "trunk"))
+    given = work.arguments(__doc__, ("four", "trunk", "own"))
     tokenizer = AutoTokenizer.from_pretrained(given.model, padding_side="left")
-    policy, reference = (AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32) for _ in range(2))
-    scorer = AutoModelForSequenceClassification.from_pretrained(f"{given.model}-classifier", dtype=torch.float32)
+    policy, learns, compare = (with_adapters if given.mode == "own" else with_reference)(given.model)
+    dtype = adapters_dtype() if given.mode == "own" else torch.float32
+    scorer = AutoModelForSequenceClassification.from_pretrained(f"{given.model}-classifier", dtype=dtype)
     critic = AutoModel.from_pretrained(given.model, dtype=torch.float32) if given.mode == "four" else None
     value_head = nn.Linear(policy.config.hidden_size, 1)
-    trained = nn.ModuleList([policy, value_head, *([critic] if critic is not None else [])])
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-5, fused=True)
+    optimizer = optimizer_of(nn.ModuleList([learns, value_head, *([critic] if critic is not None else [])]))
     texts = work.prompts(given.batch * given.steps)
     start = perf_counter()
     for step in range(given.steps):
@@ -91,11 +126,12 @@ def main() -> None:
         ids = torch.cat([prompts.input_ids, response], dim=1)
         mask = torch.cat([prompts.attention_mask, torch.ones_like(response)], dim=1)
         with torch.no_grad():
-            score = scorer(input_ids=ids, attention_mask=mask).logits[:, 0]
-            compared = logprobs(reference, states(reference.model, ids, mask), response)
+            score = scorer(input_ids=ids, attention_mask=mask).logits[:, 0].float()
+            compared = compare(ids, mask, response)
         hidden = states(policy.model, ids, mask)
         judged = hidden if critic is None else states(critic, ids, mask)
-        loss(logprobs(policy, hidden, response), value_head(judged).squeeze(-1), compared, score).backward()
+        value = value_head(judged.float()).squeeze(-1)
+        loss(logprobs(policy, hidden, response), value, compared, score).backward()
         optimizer.step()
         optimizer.zero_grad()
     work.print_result(perf_counter() - start, given.batch, given.steps, work.peak_gib())

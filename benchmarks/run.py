@@ -45,35 +45,37 @@ class Compared(NamedTuple):
     theirs: str = "trl_ppo.py"
     steps: int = 3
     unit: str = "response_tokens_per_second"
-    bound: bool = False
-    """whether bound.py does the same work"""
-    of_bound: float | None = None
-    """tokens per second over the bound's, at least"""
+    bound: str | None = None
+    """what does the same work in bare PyTorch"""
+    of_bound: float = 1.0
+    """examples or tokens per second over the bound's, at least"""
     memory: float | None = None
     """peak memory over TRL's, at most"""
 
 
+_NOW = {"ours": "ours_now.py", "theirs": "trl_now.py", "bound": "bound_now.py"}
+
+
 def _examples(model: str, mode: str) -> Compared:
-    scripts = {"ours": "ours_now.py", "theirs": "trl_now.py"}
-    return Compared(model, 8, mode, 2.0, mode, **scripts, steps=6, unit="examples_per_second", memory=0.6)
+    return Compared(model, 8, mode, 3.0, mode, **_NOW, steps=6, unit="examples_per_second", memory=0.6)
 
 
 def _grpo(model: str, batch: int, mode: str, faster: float) -> Compared:
-    return Compared(model, batch, mode, faster, "grpo", "ours_now.py", "trl_now.py", memory=0.6)
+    return Compared(model, batch, mode, faster, "grpo", **_NOW, memory=0.6)
 
 
 COMPARED = (
-    Compared("smol", 16, "four", 1.3, bound=True, of_bound=0.9),
-    Compared("smol", 16, "trunk", 1.9, bound=True),
-    Compared("smol", 16, "own", 3.5, memory=0.4),
-    Compared("tiny", 64, "four", 2.0, bound=True, of_bound=0.9),
+    Compared("smol", 16, "four", 1.6, bound="bound.py", memory=0.6),
+    Compared("smol", 16, "trunk", 2.3, bound="bound.py", memory=0.6),
+    Compared("smol", 16, "own", 4.5, bound="bound.py", memory=0.6),
+    Compared("tiny", 64, "four", 3.0, bound="bound.py", memory=0.6),
     _examples("smol", "sft"),
     _examples("tiny", "sft"),
     _examples("smol", "reward"),
     _examples("tiny", "reward"),
-    _grpo("smol", 16, "grpo", 1.4),
-    _grpo("smol", 16, "grpo-lora", 2.5),
-    _grpo("tiny", 16, "grpo", 2.0),
+    _grpo("smol", 16, "grpo", 2.2),
+    _grpo("smol", 16, "grpo-lora", 4.0),
+    _grpo("tiny", 16, "grpo", 2.5),
 )
 RECORDED = {"smol": ("smol", "32", "2"), "tiny": ("tiny", "64", "20")}
 """model, batch and steps of recording.py; "tiny" without a folder is Cavesson's own 0.3 million parameters"""
@@ -145,7 +147,7 @@ def _sides(line: Compared, trl: Path | None) -> dict[str, tuple[Path | str | Non
     """Python, script and mode of every side; TRL 1.16, which has no PPO, is one of this project's own tools."""
     theirs = trl if line.theirs == "trl_ppo.py" else sys.executable
     sides = {"ours": (sys.executable, line.ours, line.mode), "TRL": (theirs, line.theirs, line.peer)}
-    return sides | ({"bound": (sys.executable, "bound.py", line.mode)} if line.bound else {})
+    return sides | ({"bound": (sys.executable, line.bound, line.mode)} if line.bound else {})
 
 
 def _key(side: str, line: Compared) -> str:
