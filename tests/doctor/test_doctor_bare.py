@@ -18,7 +18,11 @@ from cavesson.importers import import_run
 TOKENS = {"logprob": "logprobs", "ref_logprob": "ref_logprobs", "value": "values", "token_reward": "token_rewards"}
 
 
-def lines(made: Made, folder: Path, padded: bool = False) -> Path:
+UNNAMED = "¤"
+"""Text of an end token that no well-known model has."""
+
+
+def lines(made: Made, folder: Path, padded: bool = False, end: str = UNNAMED) -> Path:
     """Write the lines; ``padded``: as TRL has it, with the score on a padding token behind the end."""
     folder.mkdir(parents=True)
     with (folder / "rank_0.jsonl").open("w") as file:
@@ -27,7 +31,7 @@ def lines(made: Made, folder: Path, padded: bool = False) -> Path:
                 line = {name: made.rows[name][step, row] for name in ("prompt", "response")}
                 line |= {"step": step, "reward": float(made.rows["reward"][step, row])}
                 ids = made.tokens["token_id"][step, row][mask]
-                line["response_tokens"] = ["<end>" if i == END else WORDS[i] for i in ids]
+                line["response_tokens"] = [end if i == END else WORDS[i] for i in ids]
                 for name, key in TOKENS.items():
                     line[key] = made.tokens[name][step, row][mask].tolist()
                 if padded and ids[-1] == END:
@@ -38,8 +42,8 @@ def lines(made: Made, folder: Path, padded: bool = False) -> Path:
     return folder
 
 
-def diagnosis(made: Made, folder: Path, padded: bool = False) -> tuple[RunData, Diagnosis]:
-    import_run(lines(made, folder / "lines", padded), folder / "run")
+def diagnosis(made: Made, folder: Path, padded: bool = False, end: str = UNNAMED) -> tuple[RunData, Diagnosis]:
+    import_run(lines(made, folder / "lines", padded, end), folder / "run")
     data = RunData(cavesson.open(folder / "run"))
     return data, diagnose(data, RULES)
 
@@ -87,7 +91,7 @@ def test_whitening_counts_the_score_behind_the_end(tmp_path: Path) -> None:
 def test_a_word_that_also_occurs_inside_is_no_end_token(tmp_path: Path) -> None:
     folder = lines(healthy(), tmp_path / "lines")
     (file,) = folder.iterdir()
-    file.write_text(file.read_text().replace("<end>", WORDS[1]))
+    file.write_text(file.read_text().replace(json.dumps(UNNAMED), json.dumps(WORDS[1])))
     import_run(folder, tmp_path / "run")
     assert RunData(cavesson.open(tmp_path / "run")).setting("eos_token_ids") is None
 
@@ -194,3 +198,14 @@ def test_filters_of_the_sampler_cannot_be_seen_and_this_is_said(tmp_path: Path) 
     _, found = diagnosis(made, tmp_path)
     (said,) = [one for one in not_excluded(found) if "filtered-sampling" in one.failure.rules]
     assert "tokens.sampler_logprob" in " ".join(said.lacking)
+
+
+@pytest.mark.parametrize("end", [UNNAMED, "</s>", "<|IM_END|>"])
+def test_an_end_token_that_does_not_end_the_response_is_known_by_its_name(end: str, tmp_path: Path) -> None:
+    made = healthy()
+    made.tokens["token_id"][..., 5] = END
+    made.tokens["mask"] = np.ones_like(made.mask)
+    made.settle()
+    data, found = diagnosis(made, tmp_path, end=end)
+    assert ("trained-behind-end" in causes(found)) == (end != UNNAMED)
+    assert set(data.rows.texts("finish_reason")) <= {"length", None}

@@ -8,19 +8,21 @@ import numpy as np
 import pytest
 from doctor_helpers import END, LENGTH, WORDS, Made, healthy, log_softmax, reading, texts
 from sick import put, resample
-from test_doctor_bare import TOKENS, causes, diagnosis, lines
+from test_doctor_bare import TOKENS, UNNAMED, causes, diagnosis, lines
 
 import cavesson
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.rules import RULES
+from cavesson.doctor.rules.diversity import distinct_collapse
 from cavesson.doctor.rules.group_advantages import group_advantages
-from cavesson.doctor.rules.invariants import reference_is_policy, reference_replaced, trained_behind_end
+from cavesson.doctor.rules.invariants import ratio_not_one, reference_is_policy, reference_replaced, trained_behind_end
 from cavesson.doctor.rules.kl import kl_explosion
 from cavesson.doctor.rules.noise import reward_is_noise
-from cavesson.doctor.rules.reward import verifier_dead
-from cavesson.doctor.rules.update import advantage_sign, update_kl_large
+from cavesson.doctor.rules.reward import query_dominated, verifier_dead
+from cavesson.doctor.rules.sampling import end_forbidden
+from cavesson.doctor.rules.update import advantage_scale, advantage_sign, update_kl_large
 from cavesson.doctor.rules.value import value_not_fitting
 from cavesson.importers import import_run
 
@@ -183,7 +185,7 @@ def test_padding_that_is_trained(since: int, columns: tuple[str, ...], tmp_path:
     chance, padded = np.random.default_rng(8), []
     for line in map(json.loads, file.read_text().splitlines()):
         count = min(3, LENGTH - len(line["response_tokens"]))
-        if line["response_tokens"][-1] == "<end>" and line["step"] >= since:
+        if line["response_tokens"][-1] == UNNAMED and line["step"] >= since:
             line["response_tokens"] += ["<pad>"] * count
             line |= {name: line[name] + chance.normal(-1, 0.5, count).tolist() for name in TOKENS.values()}
         padded.append({name: value for name, value in line.items() if name in columns or name not in TOKENS.values()})
@@ -396,3 +398,76 @@ def test_a_critic_is_worse_than_the_mean_if_it_is_so_by_a_tenth(left: float, sic
     found = reading(value_not_fitting, made, tmp_path)
     assert found.seen == pytest.approx(1 - left, abs=0.05)
     assert found.sick == sick
+
+
+def test_each_response_whitened_alone(tmp_path: Path) -> None:
+    made = healthy()
+    for row in np.ndindex(*made.mask.shape[:2]):
+        inside, values = made.mask[row], made.tokens["advantage"][row]
+        values[inside] = (values[inside] - values[inside].mean()) / (values[inside].std() or 1.0)
+    found = reading(advantage_scale, made, tmp_path)
+    assert found.sick and found.since == 0 and "each response alone" in str(found.words["how"])
+    assert found.seen == pytest.approx(1, abs=0.1) and found.words["mean"] == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(("updates", "sick"), [(1, True), (4, None)])
+def test_clipped_tokens_where_nothing_has_changed(updates: int, sick: bool | None, tmp_path: Path) -> None:
+    """With a single update per step the ratio is 1 everywhere, so that no token is clipped."""
+    made = healthy()
+    made.metrics = {"clip_ratio/region_mean": np.full(24, 0.16)}
+    made.info = {"trainer": "trl 1.16.0", "config": {
+        "num_iterations": 1, "steps_per_generation": updates, "gradient_accumulation_steps": 1,
+    }}  # fmt: skip
+    found = diagnose(made.data(tmp_path), [ratio_not_one])
+    assert bool(found.findings) == bool(sick)
+    if sick:
+        # A clipped token is off by 0.2 at least, so the root mean square of all is √0.16 · 0.2.
+        assert found.findings[0].reading.seen == pytest.approx(0.08)
+    else:
+        assert [one.rule for one in found.skipped] == ["ratio-not-one"]
+
+
+def test_no_clipped_token_does_not_exclude_a_wrong_ratio(tmp_path: Path) -> None:
+    made = healthy()
+    made.metrics = {"clip_ratio/region_mean": np.zeros(24)}
+    made.info["config"] |= {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 1}
+    assert [one.rule for one in diagnose(made.data(tmp_path), [ratio_not_one]).skipped] == ["ratio-not-one"]
+
+
+def test_scores_by_prompt_are_found_from_where_they_begin(tmp_path: Path) -> None:
+    """The spread of all rewards does not change; that within the groups does."""
+    made, begins = healthy(steps=64), 32
+    reward = made.rows["reward"]
+    made.rows["group"] = made.rows["group"] + 100 * np.arange(64)[:, None]  # no prompt recurs
+    for step in range(begins, len(reward)):
+        for group in np.unique(made.rows["group"][step]):
+            members = np.flatnonzero(made.rows["group"][step] == group)
+            reward[step, members] = reward[step, members[0]]
+    (found,) = diagnose(made.data(tmp_path), [query_dominated]).findings
+    assert found.reading.since is not None and abs(found.reading.since - begins) <= 2
+
+
+def test_answers_that_repeat_each_other_do_not_show_a_ban_on_short_ones(tmp_path: Path) -> None:
+    """Without chance, each prompt has one answer; that many of these are equal does not make their length special."""
+    made = healthy()
+    first = np.array([np.searchsorted(group, group) for group in made.rows["group"]])
+    for name, column in made.tokens.items():
+        made.tokens[name] = np.take_along_axis(column, first[..., None], 1)
+    made.rows["response"] = np.take_along_axis(made.rows["response"], first, 1)
+    made.settle()
+    assert not reading(end_forbidden, made, tmp_path).sick
+
+
+def test_variety_in_a_language_without_spaces(tmp_path: Path) -> None:
+    """Each sign is a word there: the same texts with and without spaces lose the same variety."""
+    signs = [chr(0x4E00 + i) for i in range(400)]
+    seen = []
+    for name, space in (("with", " "), ("without", "")):
+        made, chance = healthy(), np.random.default_rng(5)
+        for step, row in np.ndindex(*made.rows["response"].shape):
+            few = 400 if step < HALF else 12
+            made.rows["response"][step, row] = space.join(signs[i] for i in chance.integers(0, few, 30))
+        found = reading(distinct_collapse, made, tmp_path / name)
+        seen.append(found.seen)
+        assert found.sick and found.since == HALF
+    assert seen[0] == seen[1]

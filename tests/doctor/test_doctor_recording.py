@@ -31,7 +31,7 @@ VALUES: dict[str, Any] = {
     "prompts": ["p", "q"], "responses": ["a", "b c"], "rewards": [0.5, 1.0], "splits": ["train", "eval"],
     "finish_reasons": ["eos", "length"], "kl_coefs": [0.1, 0.1], "token_ids": [[1], [2, 3]], "groups": [0, 0],
     "advantages": [[0.5], [-0.25, -0.25]], "objective": 0.25, "approx_kl": 0.01,
-    "clip_fraction": 0.1, "first_ratio_error": 0.0, "ratio": 1.0,
+    "clip_fraction": 0.1, "first_ratio_error": 0.0, "ratio": 1.0, "coef": 0.05, "grad_norm": 0.5,
 }  # fmt: skip
 """Of the variables in the lines; those of all other token columns are numbers."""
 

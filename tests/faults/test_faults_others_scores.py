@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.faults.others.case import CLOSED, LATE, TRAINERS, WAYS, Case, part
+from benchmarks.faults.others.case import LATE, SECOND, TRAINERS, WAYS, Case, part
 from benchmarks.faults.others.document import lines
 from benchmarks.faults.others.evaluate import cells
 from benchmarks.faults.others.fault import Fault
@@ -94,7 +94,7 @@ def test_the_benchmark_has_what_it_promises():
     assert len({name.removesuffix(LATE) for name in FAULTS}) >= 20
     assert len(HEALTHY) >= 6
     assert set(SMOL) <= set(FAULTS)
-    for which in ("open", "closed"):
+    for which in ("first", "second"):
         assert sum(part(name) == which for name in FAULTS) >= 15
         assert sum(part(name) == which for name in HEALTHY) >= 3
     healthy = Counter(case.name for case in every if case.healthy and case.task == "couplets")
@@ -105,16 +105,16 @@ def test_the_benchmark_has_what_it_promises():
         assert {case.trainer for case in planted} == set(one.trainers)
 
 
-def test_the_closed_part_is_what_was_written_after_the_rules():
+def test_the_second_part_is_what_was_written_after_the_rules():
     unseen_faults = {one.name for one in vars(unseen).values() if isinstance(one, Fault)}
-    assert unseen_faults | {"smaller-batch", "scheduled", "roomy"} == CLOSED
-    assert set(HEALTHY) > CLOSED - unseen_faults
+    assert unseen_faults | {"smaller-batch", "scheduled", "roomy"} == SECOND
+    assert set(HEALTHY) > SECOND - unseen_faults
     assert unseen_faults.isdisjoint(SMOL)
 
 
 @pytest.mark.parametrize(
     "name, expected",
-    [("penalty-flipped", "open"), ("reward-first", "open"), ("greedy-late", "closed"), ("roomy", "closed")],
+    [("penalty-flipped", "first"), ("reward-first", "first"), ("greedy-late", "second"), ("roomy", "second")],
 )
 def test_the_part_of_a_name_does_not_change(name, expected):
     assert part(name) == expected

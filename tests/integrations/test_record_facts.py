@@ -30,8 +30,8 @@ def test_without_a_model_it_is_not_known():
     assert dtype_of(None, SimpleNamespace(bf16=False, fp16=False)) is None
 
 
-@pytest.mark.parametrize(("known", "found"), [([7, 9], {7, 9}), (None, {7})])
-def test_all_end_tokens_count_that_the_trainer_knows(known, found):
+@pytest.mark.parametrize(("known", "found"), [([7, 9], {7, 9}), (None, {7}), ([9], {7, 9}), ([-1], {7})])
+def test_all_end_tokens_count_that_the_trainer_or_the_tokenizer_knows(known, found):
     trainer = SimpleNamespace(processing_class=SimpleNamespace(eos_token_id=7))
     if known:  # TRL 1.16 has them
         trainer.eos_token_ids = known

@@ -13,13 +13,13 @@ WAYS = ("recorder", "board", "completions")
 """Cavesson's TRL recorder, RL Logging Board's JSON lines, the trainer's own table of completions."""
 LATE = "-late"
 """Ends the name of a fault that begins in the middle of a run."""
-CLOSED = frozenset({
+SECOND = frozenset({
     "scores-cached", "one-answer-for-all", "reward-clipped", "groups-of-one", "advantages-shifted", "whitening-by-row",
     "bootstrap-missing", "padding-penalised", "goes-on-after-end", "repetition-penalised", "prompt-cut", "greedy",
     "stages-swapped", "dropout-left-on", "ratio-to-reference", "controller-backwards", "warm-up-endless",
     "critic-random", "smaller-batch", "scheduled", "roomy",
 })  # fmt: skip
-"""Faults and healthy kinds whose runs nobody looks at."""
+"""Faults and healthy kinds written after the rules, and evaluated once before anybody looked at their runs."""
 
 
 class Case(NamedTuple):
@@ -39,17 +39,17 @@ class Case(NamedTuple):
 
     @property
     def part(self) -> str:
-        """``open`` or ``closed``."""
+        """``first`` or ``second``."""
         return part(self.name)
 
 
 def part(name: str) -> str:
-    """Return the part of a fault or healthy kind: ``open`` may be looked at, ``closed`` may not.
+    """Return the part of a fault or healthy kind, ``first`` or ``second``.
 
     A fault that begins late is in the part of the same fault from step 0: a rule that was tuned on one would otherwise
     be judged on the other.
     """
-    return "closed" if name.removesuffix(LATE) in CLOSED else "open"
+    return "second" if name.removesuffix(LATE) in SECOND else "first"
 
 
 def read_case(folder: Path) -> Case:

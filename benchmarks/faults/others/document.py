@@ -10,7 +10,7 @@ from benchmarks.faults.others.planted import FAULTS
 
 def lines() -> Iterator[str]:
     """Yield the parts, the table of the faults and the list of the healthy kinds."""
-    for which in ("open", "closed"):
+    for which in ("first", "second"):
         names = (name for name in (*FAULTS, *HEALTHY) if part(name) == which and not name.endswith(LATE))
         yield f"**{which}**: " + ", ".join(f"`{name}`" for name in names)
         yield ""

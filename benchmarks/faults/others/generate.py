@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--couplets", type=Path, help="JSON lines with couplet and next")
-    parser.add_argument("--part", choices=["open", "closed", "all"], default="all")
+    parser.add_argument("--part", choices=["first", "second", "all"], default="all")
     parser.add_argument("--trainer", choices=TRAINERS)
     parser.add_argument("--task", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many of the seeds")

@@ -33,6 +33,7 @@ FAILURES = (
     Failure(Phrase("the wrong tokens are trained"), ("trained-behind-end", "end-not-trained", "padding-counted")),
     Failure(Phrase("updates are too large"),
             ("ratio-not-one", "update-kl-large", "ratio-blow-up", "clip-fraction-high", "not-finite")),
+    Failure(Phrase("the policy does not learn"), ("kl-flat", "zero-gradient", "coefficient-runaway")),
     Failure(Phrase("the reward does not depend on the response"),
             ("reward-is-noise", "verifier-dead", "query-dominated", "reward-outliers")),
 )  # fmt: skip

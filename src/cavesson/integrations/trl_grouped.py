@@ -13,6 +13,11 @@ from cavesson.integrations.tensors import as_array, without_padding
 from cavesson.integrations.trl import RecorderCallback, reward_rows, text_rows, truths_of
 from cavesson.record.precision import Array
 
+PENALTIES = {
+    "GRPOConfig": {"place": "loss", "estimator": "k3"},
+    "RLOOConfig": {"place": "reward", "estimator": "k1"},
+}
+"""Where each trainer applies its KL penalty and how it estimates the KL, by the class of its settings."""
 LINE = "cavesson_line"
 """Goes with the batch through the trainer's shuffling and splitting, and says which rollout each line of it is."""
 
@@ -27,6 +32,9 @@ def watch(trainer: Any, callback: RecorderCallback) -> None:
     callback.step_ended = watcher.write
     if ends := _ends(trainer):  # at the first one, TRL ends its mask
         callback.settings["eos_token_ids"] = sorted(ends)
+    kind = next((known for one in type(trainer.args).__mro__ if (known := PENALTIES.get(one.__name__))), None)
+    if kind is not None and trainer.beta > 0:
+        callback.settings["kl"] = kind
 
 
 class _Batch:
@@ -138,10 +146,10 @@ def _rows(trainer: Any, output: Any, now: int) -> dict[str, list[Any]]:
 
 
 def _ends(trainer: Any) -> set[int]:
-    """Return the end tokens: those that the trainer knows, or the tokenizer's in versions of TRL that know one only."""
+    """Return the end tokens: those that the trainer knows, and the tokenizer's, at which it may forget to stop."""
     tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-    known = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
-    return {int(end) for end in known if end is not None}
+    known = [*(getattr(trainer, "eos_token_ids", None) or []), tokenizer.eos_token_id]
+    return {int(end) for end in known if end is not None and end >= 0}
 
 
 def _tokens(output: Any, scored: list[Any]) -> dict[str, Array]:

@@ -13,6 +13,7 @@ DERIVATIONS: tuple[Derivation, ...] = (
     texts.cut_texts,
     versions.policy_versions,
     scores.distance_before_training,
+    scores.clipped_at_once,
     scores.movement,
     penalty.rewards_whitened,
     penalty.kl_penalty,

@@ -7,7 +7,7 @@ import numpy as np
 
 from cavesson.doctor.derive.derivation import Found, derivation
 from cavesson.doctor.sample import Sample
-from cavesson.doctor.series import Array
+from cavesson.doctor.series import Array, Series
 
 if TYPE_CHECKING:
     from cavesson.doctor.data import RunData
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 FEWEST_TOKENS, FEWEST_STEPS = 40, 3
 ERROR = 0.01
 """Largest standard error of γ and λ, from their differences between steps."""
+FEW_TOKENS = 4
+"""Tokens of a response from which a mean and a deviation of its own say something."""
+ALONE, MOST = 0.05, 0.9
+"""Largest difference of these from 0 and 1, and share of the responses for which it must be so small."""
 LEFT = 1e-4
 """Largest share of the variance that an exact identity leaves, because columns are rounded."""
 
@@ -67,6 +71,9 @@ def _from_advantages(sample: Sample, at: Array) -> tuple[float, float] | None:
 )
 def advantages_whitened(data: "RunData") -> Found:
     sample = data.sample
+    alone = whitened_alone(sample, sample["advantage"]).value
+    if len(alone) and np.median(alone) > MOST:  # along the wrong axis, but whitened
+        return {"info.config.ppo.whiten_advantages": True}
     steps = np.unique(sample.step)
     found = []
     for step in steps:
@@ -81,6 +88,17 @@ def advantages_whitened(data: "RunData") -> Found:
         return {"info.config.ppo.whiten_advantages": False}
     # Whitening divides every step by its own standard deviation; a constant factor is only a scale.
     return {"info.config.ppo.whiten_advantages": True} if np.std(slope) > 0.01 * abs(np.mean(slope)) else None
+
+
+def whitened_alone(sample: Sample, advantage: Array) -> Series:
+    """Return by step the share of the responses of which the advantages [N] alone have mean 0 and deviation 1."""
+    there = sample.trained & np.isfinite(advantage)
+    line, size = sample.line[there], len(sample.rows)
+    count = np.maximum(np.bincount(line, minlength=size), 1)
+    mean = np.bincount(line, advantage[there], size) / count
+    sd = np.sqrt(np.bincount(line, (advantage[there] - mean[line]) ** 2, size) / count)
+    alone = (np.abs(mean) < ALONE) & (np.abs(sd - 1) < 2 * ALONE)
+    return sample.rows.by_step(np.where(count >= FEW_TOKENS, alone, np.nan))
 
 
 def _fitted(columns: Sequence[Array], goal: Array) -> Array | None:

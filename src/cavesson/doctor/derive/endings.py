@@ -21,6 +21,12 @@ EXPLAINED = 0.95
 """Smallest share of the shorter responses whose end must be understood."""
 PILE = 3.0
 """Times the mean of the lengths just below it by which the longest length must be more frequent to be a limit."""
+NAMES = frozenset({
+    "</s>", "<eos>", "[eos]", "<end>", "<|end|>", "<|eos|>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>",
+    "<|eot_id|>", "<|eom_id|>", "<|end_of_turn|>", "<end_of_turn>", "<turn|>", "<|endofturn|>", "<|return|>",
+    "<|end_of_sentence|>", "<｜end▁of▁sentence｜>", "<|end_of_turn_token|>",
+})  # fmt: skip
+"""Texts of the end tokens of well-known models, in lower case."""
 SIGNS = 5
 """Different last signs that most finished responses share."""
 
@@ -39,10 +45,14 @@ def _numbered(sample: Sample) -> Array:
 @derivation(
     gives=["info.eos_token_ids"],
     needs=["tokens.token_id"],
-    how="the tokens that responses shorter than the longest end in, and that nothing but padding follows",
+    how="the tokens with the name of an end token; else those that responses shorter than the longest end in, and that "
+    "nothing but padding follows",
 )
 def end_tokens(data: "RunData") -> Found:
     sample = data.sample
+    named = named_ends(sample)
+    if len(named):
+        return {"info.eos_token_ids": named.astype(int).tolist()}
     last, shorter = _last_token(sample), _shorter(sample)
     padding = padding_of(sample)
     found = []
@@ -54,6 +64,15 @@ def end_tokens(data: "RunData") -> Found:
     if shorter.sum() < FEWEST or np.mean(np.isin(last[shorter], found)) < EXPLAINED:
         return None
     return {"info.eos_token_ids": found}
+
+
+def named_ends(sample: Sample) -> Array:
+    """Return the tokens whose text is that of an end token; none if the record has no texts of tokens."""
+    if not sample.recorded("token"):
+        return np.zeros(0)
+    texts = sample.column("token").combine_chunks().dictionary_encode()
+    ends = [number for number, text in enumerate(texts.dictionary.to_pylist()) if text and text.lower() in NAMES]
+    return np.unique(sample["token_id"][np.isin(texts.indices.to_numpy(zero_copy_only=False), ends)])
 
 
 def _last_token(sample: Sample) -> Array:

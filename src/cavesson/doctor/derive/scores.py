@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 SMALLEST = 1e-3
 """Nats by which a policy that moves is further from a reference that does not."""
+RARE = 0.01
+"""Share of clipped tokens that rounding between sampler and trainer may explain."""
+CLIP = 0.2
+"""Usual clip range, in nats."""
 CLEAR = 3.0
 """Standard errors by which a KL must be above what it is compared with."""
 
@@ -42,6 +46,26 @@ def distance_before_training(data: "RunData") -> Found:
     if after <= before + SMALLEST or left <= 0:
         return None
     return {"steps.policy/first_approx_kl": Series(updates.step[:1], np.array([left**2 / 2]))}
+
+
+@derivation(
+    gives=["steps.policy/clipped_kl"],
+    needs=["steps.policy/clip_fraction", "info.config.num_iterations"],
+    how="the clipped tokens of updates before which nothing has changed, whose ratio is off by the clip range or more",
+)
+def clipped_at_once(data: "RunData") -> Found:
+    """Return what the clipped tokens alone make of the approximate KL where a step of TRL is a single update.
+
+    It is a lower bound, so nothing is returned where hardly a token is clipped.
+    """
+    clipped = data.metric("policy/clip_fraction")
+    batches, parts = (
+        data.setting(f"config.{name}") for name in ("steps_per_generation", "gradient_accumulation_steps")
+    )
+    is_single = data.setting("config.num_iterations") == 1 and batches is not None and batches == parts
+    if not is_single or np.median(clipped.value) < RARE:
+        return None
+    return {"steps.policy/clipped_kl": Series(clipped.step, clipped.value * CLIP**2 / 2)}
 
 
 @derivation(

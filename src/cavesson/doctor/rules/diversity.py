@@ -1,12 +1,13 @@
 """Rules on the entropy and the diversity of the responses."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pyarrow.compute as pc
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Percent, Reading
+from cavesson.doctor.finding import Curve, Percent, Reading, Words
 from cavesson.doctor.groups import within
 from cavesson.doctor.proposal import calmer, stronger, tighter
 from cavesson.doctor.readings import collapse, is_clear
@@ -14,6 +15,7 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, since, smoothed, together, trend
+from cavesson.text.statistics import words
 
 BUDGET = 4000
 """Words of a step that distinct-2 is measured over: with more words, fewer pairs are new, whatever their variety."""
@@ -34,12 +36,12 @@ def entropy(data: RunData) -> Series:
 def distinct(rows: Rows) -> Series:
     """Return by step the share of distinct word pairs over a fixed number of words."""
     steps, values = [], []
-    responses = rows.texts("response")
+    responses = [words(text or "") for text in rows.texts("response")]
     edges = np.append(np.searchsorted(rows.step, rows.steps), len(rows))
-    totals = [sum(len((responses[i] or "").split()) for i in range(a, b)) for a, b in pairwise(edges)]
+    totals = [sum(map(len, responses[start:stop])) for start, stop in pairwise(edges)]
     budget = min(BUDGET, int(np.quantile(totals, 0.1))) if totals else 0
     for step, (start, stop) in zip(rows.steps.tolist(), pairwise(edges), strict=True):
-        pairs = [pair for text in responses[start:stop] for pair in pairwise((text or "").split())]
+        pairs = [pair for response in responses[start:stop] for pair in pairwise(response)]
         if budget >= 50 and len(pairs) >= budget // 2:
             steps.append(step)
             values.append(len(set(pairs[: budget // 2])) / (budget // 2))
@@ -118,15 +120,18 @@ def _uniform(data: RunData) -> float:
     title="The responses lose variety",
     cause="The share of distinct word pairs falls from {before} to {seen}: the policy says the same things in the same "
     "words.",
-    healthy="distinct-2 over a fixed number of words: above {limit} times its start",
+    healthy="distinct-2 over a fixed number of words: above {limit} times its start, or less than {drop} below it",
     fix="raise kl.coef, sampling.temperature = 1.0, check what the reward favours (a pattern, a length)",
     settings={"kl.coef": stronger, "kl.target": tighter, "sampling.temperature": 1.0},
     source="LMFlow's RAFT (0.39 → 0.22); 2310.06452",
     explains=["template-collapse", "kl-explosion", "truncated"],
     windows=True,
 )
-def distinct_collapse(data: RunData, *, limit: float = 0.7) -> Reading | None:
-    return collapse(data, distinct(data.sample.rows), limit)
+def distinct_collapse(data: RunData, *, limit: float = 0.7, drop: float = 0.1) -> Reading | None:
+    points = distinct(data.sample.rows)
+    found = collapse(data, points, limit)
+    # Where responses are alike from the start, as with a low temperature, a few pairs make a large share.
+    return found and replace(found, sick=found.sick and points.first() - points.last() > drop)
 
 
 @rule(
@@ -149,9 +154,9 @@ def template_collapse(data: RunData, *, limit: float = 0.2) -> Reading | None:
         return None
     left = max(0.0, after[0] - after[1]) / (before[0] - before[1])
     sick = left < limit and after[1] > 1.5 * before[1]
-    words = {"same": after[0], "other": after[1]}
+    alike: Words = {"same": after[0], "other": after[1]}
     curve = Curve(_left_of(rows, before[0] - before[1]), low=limit)
-    return Reading(left, sick, int(late.steps[0]), data.step_evidence(late.steps[-1:]), words, curve)
+    return Reading(left, sick, int(late.steps[0]), data.step_evidence(late.steps[-1:]), alike, curve)
 
 
 def _left_of(rows: Rows, start: float, stretches: int = 8) -> Series:
@@ -171,7 +176,7 @@ def _third(rows: Rows, which: int) -> Array:
 def _belonging(rows: Rows, pairs: int = 400) -> tuple[float, float] | None:
     """Return the mean Jaccard index of the words of two responses: to the same prompt, and to different prompts."""
     prompts = rows.texts("prompt")
-    words = [set((text or "").lower().split()) for text in rows.texts("response")]
+    different = [set(words((text or "").lower())) for text in rows.texts("response")]
     asked: dict[str | None, list[int]] = {}
     for i, prompt in enumerate(prompts):
         asked.setdefault(prompt, []).append(i)
@@ -183,15 +188,15 @@ def _belonging(rows: Rows, pairs: int = 400) -> tuple[float, float] | None:
     size = np.array([len(members) for members in several])[chosen]
     first = generator.integers(0, size)
     second = (first + generator.integers(1, size)) % size  # another one
-    same = [_alike(words, several[i][a], several[i][b]) for i, a, b in zip(chosen, first, second, strict=True)]
-    some = generator.integers(0, len(words), (pairs, 2))
-    other = [_alike(words, i, j) for i, j in some if prompts[i] != prompts[j]]
+    same = [_alike(different, several[i][a], several[i][b]) for i, a, b in zip(chosen, first, second, strict=True)]
+    some = generator.integers(0, len(different), (pairs, 2))
+    other = [_alike(different, i, j) for i, j in some if prompts[i] != prompts[j]]
     return float(np.mean(same)), float(np.mean(other))
 
 
-def _alike(words: list[set[str]], i: int, j: int) -> float:
-    union = words[i] | words[j]
-    return len(words[i] & words[j]) / len(union) if union else 1.0
+def _alike(responses: list[set[str]], i: int, j: int) -> float:
+    union = responses[i] | responses[j]
+    return len(responses[i] & responses[j]) / len(union) if union else 1.0
 
 
 @rule(
@@ -219,9 +224,9 @@ def echo_trap(data: RunData, *, limit: float = Percent(0.3)) -> Reading | None:
         return Reading(Percent(share[-1]), False)
     typical = float(np.median(norm.value[norm.step <= narrow]))
     spikes = norm.step[(norm.step > narrow) & (norm.value > 5 * typical)]
-    words = {"step": int(spikes[0]) if len(spikes) else 0}
+    spike: Words = {"step": int(spikes[0]) if len(spikes) else 0}
     curve = Curve(Series(spread.step, share), low=limit)
-    return Reading(Percent(share[-1]), len(spikes) >= 2, narrow, data.step_evidence(spikes), words, curve)
+    return Reading(Percent(share[-1]), len(spikes) >= 2, narrow, data.step_evidence(spikes), spike, curve)
 
 
 @rule(

@@ -1,6 +1,7 @@
 """The rule on the advantages of groups, which the rewards of the responses to a prompt determine."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,33 @@ EXACT = 1e-4
 """Share of the variance of a group's advantages that rounding leaves where they follow from its rewards."""
 SETTLED = 5
 """Steps without anything else from which every later step is judged."""
+TIE = 1e-3
+"""Standard deviations of its group by which two advantages, or two rewards, are the same."""
+SOME = 0.2
+"""Share of the groups of a step in which rewards must be tied to be called clipped."""
+KEPT = 0.2
+"""Share of the mean square of the advantages of a step from which their mean is not what weights or rounding leave."""
 KNOWN = 0.9
 """Share of the groups of a step that must be exact: elsewhere, advantages contain something that is not recorded."""
+HOW = (
+    Phrase(": it falls where the reward rises"),
+    Phrase(": the mean of another prompt's group, as if the groups were interleaved"),
+    Phrase(": they stand in another order than the responses, so that each response has that of another one"),
+    Phrase(": different rewards have the same advantage, as if rewards were clipped first"),
+    Phrase(": their mean is far from 0, so that what was subtracted is not the mean of the rewards"),
+)
+
+
+class Columns(NamedTuple):
+    """The rollouts of whole groups whose rewards differ, each column [n]."""
+
+    step: Array
+    group: Array
+    signal: Array
+    """What advantages are computed from."""
+    advantage: Array
+    mixed: Array
+    """The signal minus the means of interleaved groups."""
 
 
 @rule(
@@ -27,8 +53,8 @@ KNOWN = 0.9
     min_steps=5,
     title="Advantages are not relative to their group",
     cause="An advantage is a reward minus the mean of its group or step, in units that its group or step share. {seen} "
-    "of the variance of the advantages within a step is something else{how}.",
-    healthy="share of the variance of the advantages within a step that rewards minus means do not explain: 0, at most "
+    "of the mean square of the advantages of a step is something else{how}.",
+    healthy="share of the mean square of a step's advantages that rewards minus means do not explain: 0, at most "
     "{limit}",
     fix="check that the responses to a prompt stand next to each other, and what is subtracted and divided by: the "
     "mean and standard deviation of the group (GRPO), or the mean of the other responses (RLOO)",
@@ -38,30 +64,55 @@ KNOWN = 0.9
 def group_advantages(data: RunData, *, limit: float = Share(0.001)) -> Reading | None:
     rows = data.sample.rows
     signal, advantage = _signal(data), rows["advantage"]
-    used = _comparable(rows.group, signal, advantage)
+    whole = _whole(rows.group, signal, advantage)
+    used = whole & _differs(rows.group, np.where(whole, signal, np.nan))
     if not repeated(rows) or not used.any():
         return None
+    steps = np.unique(rows.step[used])
+    anywhere = _in_any_order(rows.step, rows.group, signal, advantage, whole)[np.isin(rows.steps, steps)]
     mixed = signal - _tiled_means(data, signal)
-    step, group, signal, advantage, mixed = (one[used] for one in (rows.step, rows.group, signal, advantage, mixed))
-    of_mixed = _left(step, [mixed, mixed / _spread(group, signal)], advantage)
-    judged = (of_mixed <= limit) | (_exact(step, group, signal, advantage) >= KNOWN)
-    left = _left(step, _forms(step, group, signal), advantage)
-    # Once rewards have explained all advantages for some steps, whatever else they contain later is new.
-    judged |= np.cumsum(judged & (left <= limit)) >= SETTLED
-    left = np.where(judged, left, np.nan)
-    points = series(np.unique(step), left)
+    columns = Columns(*(one[used] for one in (rows.step, rows.group, signal, advantage, mixed)))
+    share, signs = _wrong(columns, anywhere <= EXACT, limit)
+    points = series(steps, share)
     if len(points) < 5:
         return None
     bad = points.value > limit
     first = since(points, bad, 3)
-    how = ""
-    if first is not None and _covariance(group, signal, advantage)[group[step >= first]].sum() < 0:
-        how = ": it falls where the reward rises"
-    elif np.mean(of_mixed <= limit) > np.mean(left <= limit):
-        how = ": the mean of another prompt's group, as if the groups were interleaved"
+    how = Phrase("")
+    if first is not None:
+        how = next((what for what, shown in zip(HOW, signs, strict=True) if np.mean(shown[steps >= first]) > 0.5), how)
     seen = Share(np.median(points.after(first).value))
     evidence = data.step_evidence(points.step[bad])
-    return Reading(seen, first is not None, first, evidence, {"how": Phrase(how)}, Curve(points, high=limit))
+    return Reading(seen, first is not None, first, evidence, {"how": how}, Curve(points, high=limit))
+
+
+def _wrong(columns: Columns, anywhere: Array, limit: float) -> tuple[Array, tuple[Array, ...]]:
+    """Return [S] how much of the mean square of the advantages rewards do not explain, and whether each of HOW does.
+
+    The share is NaN for steps that are not judged, since advantages contain something that is not recorded.
+
+    Args:
+        columns: Of the rollouts.
+        anywhere: [S] whether rewards explain the advantages of a step if these may stand in any order.
+        limit: Share above which something else is in the advantages.
+    """
+    step, group, signal, advantage, mixed = columns
+    forms = _forms(step, group, signal)
+    left = _left(step, forms, advantage)
+    is_mixed = _left(step, [mixed, mixed / _spread(group, signal)], advantage) <= limit
+    is_elsewhere = anywhere & (left > limit) & (_left(step, forms, -advantage) > limit)
+    linear, ordered, tied = _shares_of_groups(step, group, signal, advantage)
+    is_clipped = (ordered >= KNOWN) & (tied > SOME) & (linear < KNOWN)
+    judged = is_mixed | is_elsewhere | is_clipped | (linear >= KNOWN)
+    # Once rewards have explained all advantages for some steps, whatever else they contain later is new.
+    judged |= np.cumsum(judged & (left <= limit)) >= SETTLED
+    # Whatever else they contain, those of a group or of a step have the mean 0.
+    mean = _share_of_mean(step, advantage)
+    is_kept = mean > KEPT
+    share = np.where(judged, left * (1 - mean), 0.0) + np.where(is_kept, mean, 0.0)
+    falls = np.bincount(np.unique(step, return_inverse=True)[1], _product(group, signal, advantage)) < 0
+    signs = (falls & ~is_elsewhere, is_mixed, is_elsewhere, is_clipped, is_kept)
+    return np.where(judged | is_kept, share, np.nan), signs
 
 
 def _signal(data: RunData) -> Array:
@@ -75,13 +126,17 @@ def _signal(data: RunData) -> Array:
     return np.asarray(reward - np.where(rows["kl_coef"] == 0, 0.0, rows["kl_coef"] * spent))
 
 
-def _comparable(group: Array, signal: Array, advantage: Array) -> Array:
-    """Return [n] whether a rollout is of a group of the usual size, at least 3, all known, whose rewards differ."""
+def _whole(group: Array, signal: Array, advantage: Array) -> Array:
+    """Return [n] whether a rollout is of a group of the usual size, at least 3, all of which is known."""
     size, known = np.bincount(group), np.bincount(group, np.isfinite(signal + advantage))
     whole = (size == known) & (size >= 3)
     usual = np.argmax(np.bincount(size[whole])) if whole.any() else 0
-    used = (whole & (size == usual))[group]
-    spread = np.where(used, _spread(group, signal), 0.0)
+    return np.asarray((whole & (size == usual))[group])
+
+
+def _differs(group: Array, signal: Array) -> Array:
+    """Return [n] whether the rewards of the group of a rollout differ; those that are not finite do not count."""
+    spread = np.where(np.isfinite(signal), _spread(group, signal), 0.0)
     return np.asarray(spread > 0.01 * np.median(spread[spread > 0])) if np.any(spread > 0) else spread > 0
 
 
@@ -90,25 +145,69 @@ def _spread(group: Array, signal: Array) -> Array:
     return np.sqrt(mean_of(group, (signal - mean_of(group, signal)) ** 2))
 
 
+def _product(group: Array, one: Array, other: Array) -> Array:
+    """Return [n] the products of two columns, each minus its group mean."""
+    return np.asarray((one - mean_of(group, one)) * (other - mean_of(group, other)))
+
+
 def _covariance(group: Array, one: Array, other: Array) -> Array:
     """Return [g] the sums of products of two columns, each minus its group mean."""
-    return np.bincount(group, (one - mean_of(group, one)) * (other - mean_of(group, other)))
+    return np.bincount(group, _product(group, one, other))
 
 
-def _exact(step: Array, group: Array, signal: Array, advantage: Array) -> Array:
-    """Return [S] the share of the groups of each step in which the advantage is a linear function of the reward."""
+def _shares_of_groups(step: Array, group: Array, signal: Array, advantage: Array) -> tuple[Array, Array, Array]:
+    """Return [S] the shares of the groups of each step in which the advantage is exactly a function of the reward.
+
+    Of groups in which it is linear; in which it never falls; in which it is the same for some different rewards.
+    """
     _, at, group = np.unique(group, return_index=True, return_inverse=True)
     of_signal, of_both, of_advantage = (
         _covariance(group, one, other) for one, other in ((signal, signal), (signal, advantage), (advantage, advantage))
     )
-    is_exact = of_advantage - of_both**2 / of_signal <= EXACT * of_advantage
+    is_linear = of_advantage - of_both**2 / of_signal <= EXACT * of_advantage
+    order = np.lexsort((-advantage, signal, group))
+    same, at_once = np.diff(group[order]) == 0, group[order][1:]
+    rises = np.diff(advantage[order]) / np.maximum(_spread(group, advantage)[order][1:], 1e-12)
+    differs = np.diff(signal[order]) > TIE * _spread(group, signal)[order][1:]
+    falls, level = (
+        np.bincount(at_once[same & some], minlength=len(at)) for some in (rises < -TIE, differs & (rises <= TIE))
+    )
     of_step = np.unique(step[at], return_inverse=True)[1]
-    return np.asarray(np.bincount(of_step, is_exact) / np.bincount(of_step))
+    count = np.bincount(of_step)
+    linear, ordered, tied = (np.bincount(of_step, which) / count for which in (is_linear, falls == 0, level > 0))
+    return linear, ordered, tied
+
+
+def _share_of_mean(step: Array, advantage: Array) -> Array:
+    """Return [S] the share of the mean square of the advantages of each step that their mean makes."""
+    of_step = np.unique(step, return_inverse=True)[1]
+    count = np.bincount(of_step)
+    square = np.bincount(of_step, advantage**2) / count
+    return np.asarray((np.bincount(of_step, advantage) / count) ** 2 / np.maximum(square, 1e-12))
+
+
+def _in_any_order(step: Array, group: Array, signal: Array, advantage: Array, whole: Array) -> Array:
+    """Return what ``_left`` does, [S] of all steps, if the advantages of a step may stand in any order.
+
+    NaN for steps some of whose groups are not whole.
+    """
+    steps, of_step = np.unique(step, return_inverse=True)
+    complete = np.bincount(of_step, ~whole) == 0
+    found = np.full(len(steps), np.nan)
+    if not complete.any():
+        return found
+    inside = complete[of_step]
+    step, group, signal, advantage = (one[inside] for one in (step, group, signal, advantage))
+    ordered = advantage[np.lexsort((advantage, step))]
+    forms = [form[np.lexsort((form, step))] for form in _forms(step, group, signal)]
+    found[complete] = _left(np.sort(step), forms, ordered)
+    return found
 
 
 def _forms(step: Array, group: Array, signal: Array) -> list[Array]:
     """Return the usual forms of an advantage, each [n], up to a scale and an offset of the step."""
     spread = _spread(group, signal)
+    spread = np.where(spread > 1e-6 * spread.max(initial=0.0), spread, 1.0)
     of_step = np.unique(step, return_inverse=True)[1]
     in_group, in_step = signal - mean_of(group, signal), signal - mean_of(of_step, signal)
     return [in_group, in_group / spread, in_step, in_step / spread]

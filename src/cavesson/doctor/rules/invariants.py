@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.derive.endings import padding_of
+from cavesson.doctor.derive.endings import named_ends, padding_of
 from cavesson.doctor.derive.versions import policy_changes
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.onset import of_events
@@ -14,6 +14,7 @@ from cavesson.doctor.readings import at_least, exceeds
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH, RUNAWAY
+from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step
 
 EXACT, ROUNDED = 1e-3, 0.05
@@ -37,7 +38,7 @@ def is_exact(data: RunData) -> bool:
 
 @rule(
     number=1,
-    needs=["steps.policy/first_ratio_error|steps.policy/first_approx_kl"],
+    needs=["steps.policy/first_ratio_error|steps.policy/first_approx_kl|steps.policy/clipped_kl"],
     severity="error",
     title="The probability ratio is not 1 before the first update",
     cause="Before the first update of a step, the policy being trained is the policy that was scored, so π/π_old is 1 "
@@ -48,13 +49,15 @@ def is_exact(data: RunData) -> bool:
     fix="score and train with the same code: dropout 0, the same attention mask and position ids, the same temperature",
     source="TRL's PPO page; trlX issue 107; Huang et al., The N implementation details of RLHF with PPO",
     explains=["clip-fraction-high", "ratio-blow-up", "update-kl-large", "kl-at-start", "negative-kl", "penalty-wrong",
-              "reward-position", "reward-accounting", "kl-explosion", *MISMATCH, *RUNAWAY],
+              "reward-position", "reward-accounting", "kl-explosion", "unknown-estimate", *MISMATCH, *RUNAWAY],
     windows=True,
 )  # fmt: skip
 def ratio_not_one(
     data: RunData, *, exact: float = EXACT, rounded: float = ROUNDED, largest: float = 0.5
 ) -> Reading | None:
     largest_errors, squares = data.metric("policy/first_ratio_error"), data.metric("policy/first_approx_kl")
+    if not len(largest_errors) and not len(squares):
+        squares = data.metric("policy/clipped_kl")
     errors = Series(squares.step, np.sqrt(2 * squares.value))
     points, limit = errors, rounded  # rounding errors have a tail over many tokens, so use the root mean square
     if len(largest_errors) and (is_exact(data) or not len(squares)):
@@ -217,19 +220,25 @@ def double_start(data: RunData, *, limit: float = Share(0.95)) -> Reading | None
               "false-truncation", "end-forbidden", *MISMATCH],
 )  # fmt: skip
 def trained_behind_end(data: RunData, *, limit: float = Share(1e-3)) -> Reading | None:
-    sample = data.sample
-    ends = np.isin(sample["token_id"], np.array(data.setting("eos_token_ids"), np.float64))
-    # End tokens before each token in its own response: the running count minus that at the start of the response.
-    before: Array = np.cumsum(ends) - ends
-    start = np.searchsorted(sample.line, np.arange(len(sample.rows)))
-    behind = (before - before[np.minimum(start, len(sample) - 1)][sample.line]) > 0
+    sample, ends = data.sample, np.array(data.setting("eos_token_ids"), np.float64)
+    behind = _behind(sample, ends)
     if not data.recorded("info.eos_token_ids"):  # a token that ends nearly all responses may stand inside of a few
         behind &= np.isin(sample["token_id"], padding_of(sample))
+        behind |= _behind(sample, named_ends(sample))
     wrong = np.flatnonzero(behind & sample.trained)
     share = Share(len(wrong) / max(1, int(sample.trained.sum())))
     curve = Curve(sample.mean_by_step(behind.astype(float)), high=limit)
     first, undecided = earliest(sample.step[wrong]), None if data.own else MASK_OF_LOSS
     return Reading(share, share > limit, first, sample.spans(wrong), curve=curve, undecided=undecided)
+
+
+def _behind(sample: Sample, ends: Array) -> Array:
+    """Return [N] whether one of some tokens stands before each token in its own response."""
+    is_end = np.isin(sample["token_id"], ends)
+    # The running count minus that at the start of the response.
+    before: Array = np.cumsum(is_end) - is_end
+    start = np.searchsorted(sample.line, np.arange(len(sample.rows)))
+    return np.asarray(before > before[np.minimum(start, len(sample) - 1)][sample.line])
 
 
 @rule(

@@ -6,6 +6,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
+from cavesson.doctor.groups import first_of_equal
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH
@@ -15,6 +16,8 @@ from cavesson.doctor.series import Array, Series, since, smoothed, standard_erro
 ALIKE = {"float32": 0.005, "float64": 0.005}
 ROUNDED = 0.15
 """Nats by which sampler and trainer differ on a token by rounding alone."""
+FORM = 0.02
+"""Share of the shortest responses that a little longer ones are at most if all have a form that sets the length."""
 SEVERAL, OFTEN = 4, 0.2
 """Number of steps, and share of the responses in them, that show what is usual."""
 SURPRISE, NOISE = 0.03, 5.0
@@ -161,7 +164,9 @@ def _begin_to_end(data: RunData, counts: Array, least: int) -> float:
 def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     began, rows = _short_gone_since(data.rows), data.sample.rows
     first = int(rows.steps[0]) if began is None else began
-    length = np.where(rows.step >= first, rows["length"], np.nan)
+    # A response that is given again and again, as without chance, says nothing new about the lengths.
+    new = first_of_equal(rows) if rows.has("response") else np.ones(len(rows), bool)
+    length = np.where((rows.step >= first) & new, rows["length"], np.nan)
     known = length[np.isfinite(length) & (length > 0)].astype(int)
     if len(known) < 50:
         return None
@@ -172,7 +177,9 @@ def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     until = banned_until(data)
     asked = data.setting("config.sampling.min_new_tokens")
     # Texts of a fixed form also share a length, so this criterion counts only if the settings do not exclude a minimum.
-    piled = least >= 3 and longest > least + 3 and pile > limit and counts[least] >= 8
+    # At the end of a ban, those that would have ended earlier pile up; others still end soon after it.
+    is_form = near.sum() < FORM * counts[least]
+    piled = least >= 3 and longest > least + 3 and pile > limit and counts[least] >= 8 and not is_form
     begin = _begin_to_end(data, counts, least)
     sick = (until is not None and until >= 2) or ((piled or begin > limit) and asked != 0)
     words: Words = {

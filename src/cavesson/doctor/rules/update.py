@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Phrase, Reading, Share
+from cavesson.doctor.derive.critic import whitened_alone
+from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.proposal import calmer
 from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, exceeding, exceeds, spikes
 from cavesson.doctor.rows import Rows
@@ -15,7 +16,7 @@ from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, earliest, since, smoothed, trend
 
 UNCLEAR, AGREE = 0.05, 0.9
-"""Relative size below which the sign of a number is rounding, and share of the tokens whose sizes must agree."""
+"""Relative size below which the sign of a number is rounding, and share of the tokens or responses that must agree."""
 
 
 @rule(
@@ -143,10 +144,11 @@ def zero_gradient(data: RunData, *, limit: float = Share(0.2)) -> Reading | None
     min_steps=3,
     severity="error",
     title="Advantages are not whitened as configured",
-    cause="Whitened advantages have mean 0 and standard deviation 1 over the trained tokens; here the mean is {mean} "
-    "and the standard deviation {seen}: padding was included, or the whitening is missing.",
-    healthy="standard deviation of whitened advantages over the trained tokens: {low} to {high}, |mean| below {offset}",
-    fix="whiten over the response's mask only",
+    cause="Whitened advantages have mean 0 and standard deviation 1 over the trained tokens of all responses; here the "
+    "mean is {mean} and the standard deviation {seen}{how}.",
+    healthy="standard deviation of whitened advantages over the trained tokens: {low} to {high}, |mean| below "
+    "{offset}; not so within each response",
+    fix="whiten over the masks of all responses together, and over nothing else",
     source="The N implementation details of RLHF with PPO; rlprobe",
     explains=["update-kl-large", "clip-fraction-high"],
     algorithms=["ppo"],
@@ -164,10 +166,15 @@ def advantage_scale(data: RunData, *, low: float = 0.5, high: float = 2.0, offse
         return None
     mean, sd = means.value, np.sqrt(variances.value)
     flat = sd < 1e-3  # in a step without variation, the scale is undefined
-    bad = ((np.abs(mean) > offset) | (sd > high) | (sd < low)) & ~flat
+    each = whitened_alone(sample, advantage)
+    alone = np.isin(means.step, each.step[each.value > AGREE])
+    bad = ((np.abs(mean) > offset) | (sd > high) | (sd < low) | alone) & ~flat
     # Missing whitening affects most steps; a problem in only a few steps has another cause.
     first = since(means, bad, 3) if exceeds(data, int(bad.sum()), len(bad), 0.5) else None
-    words = {"mean": float(np.median(mean))}
+    how = Phrase(": padding was included, or the whitening is missing")
+    if np.mean(alone) > 0.5:
+        how = Phrase(", also within each response alone: no response counts for more than another")
+    words: Words = {"mean": float(np.median(mean)), "how": how}
     curve = Curve(Series(means.step, sd), low, high)
     if np.median(np.abs(mean)) > offset:
         curve = Curve(means, -offset, offset, Phrase("mean of the advantages"))
