@@ -15,7 +15,7 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import diagnose
 from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.rules import RULES
-from cavesson.doctor.rules.diversity import distinct_collapse
+from cavesson.doctor.rules.diversity import distinct_collapse, template_collapse
 from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.invariants import ratio_not_one, reference_is_policy, reference_replaced, trained_behind_end
 from cavesson.doctor.rules.kl import kl_explosion
@@ -408,6 +408,8 @@ def test_each_response_whitened_alone(tmp_path: Path) -> None:
     found = reading(advantage_scale, made, tmp_path)
     assert found.sick and found.since == 0 and "each response alone" in str(found.words["how"])
     assert found.seen == pytest.approx(1, abs=0.1) and found.words["mean"] == pytest.approx(0, abs=0.1)
+    made.info = {}
+    assert made.data(tmp_path / "bare").setting("config.ppo.whiten_advantages") is True
 
 
 @pytest.mark.parametrize(("updates", "sick"), [(1, True), (4, None)])
@@ -447,15 +449,17 @@ def test_scores_by_prompt_are_found_from_where_they_begin(tmp_path: Path) -> Non
     assert found.reading.since is not None and abs(found.reading.since - begins) <= 2
 
 
-def test_answers_that_repeat_each_other_do_not_show_a_ban_on_short_ones(tmp_path: Path) -> None:
-    """Without chance, each prompt has one answer; that many of these are equal does not make their length special."""
-    made = healthy()
-    first = np.array([np.searchsorted(group, group) for group in made.rows["group"]])
-    for name, column in made.tokens.items():
-        made.tokens[name] = np.take_along_axis(column, first[..., None], 1)
-    made.rows["response"] = np.take_along_axis(made.rows["response"], first, 1)
+@pytest.mark.parametrize("form", [True, False])
+def test_a_form_that_sets_the_length_is_not_a_ban_on_short_answers(form: bool, tmp_path: Path) -> None:
+    """Verses of 8 or 16 words have nothing between; after a ban before the eighth word, others end soon."""
+    made, chance = healthy(), np.random.default_rng(4)
+    made.info = {}
+    made.rows["finish_reason"] = np.full(made.mask.shape[:2], "eos", object)
+    verses = np.where(chance.random(made.mask.shape[:2]) < 0.7, 8, 16)
+    banned = np.minimum(7 + chance.geometric(0.6, made.mask.shape[:2]), LENGTH)
+    made.tokens["mask"] = np.arange(LENGTH) < (verses if form else banned)[..., None]
     made.settle()
-    assert not reading(end_forbidden, made, tmp_path).sick
+    assert reading(end_forbidden, made, tmp_path).sick != form
 
 
 def test_variety_in_a_language_without_spaces(tmp_path: Path) -> None:
@@ -470,4 +474,29 @@ def test_variety_in_a_language_without_spaces(tmp_path: Path) -> None:
         found = reading(distinct_collapse, made, tmp_path / name)
         seen.append(found.seen)
         assert found.sick and found.since == HALF
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(("few", "sick"), [(12, True), (24, False)])
+def test_variety_that_is_missing_from_the_start_is_not_lost(few: int, sick: bool, tmp_path: Path) -> None:
+    """Half of 25 different pairs is a large share, but few pairs; half of 400 is not."""
+    made, chance = healthy(), np.random.default_rng(5)
+    alike = not sick
+    for step, row in np.ndindex(*made.rows["response"].shape):
+        among = (4 if step < HALF else 3) if alike else (400 if step < HALF else few)
+        made.rows["response"][step, row] = " ".join(str(i) for i in chance.integers(0, among, 15))
+    found = reading(distinct_collapse, made, tmp_path)
+    assert found.seen < 0.7 * found.words["before"] and found.sick == sick
+
+
+def test_answers_without_the_prompt_in_a_language_without_spaces(tmp_path: Path) -> None:
+    seen = []
+    for name, space in (("with", " "), ("without", "")):
+        made, chance = healthy(), np.random.default_rng(5)
+        for step, row in np.ndindex(*made.rows["response"].shape):
+            begins = 20 * (1 + int(made.rows["group"][step, row])) if step < HALF else 0  # signs of the prompt's own
+            made.rows["response"][step, row] = space.join(chr(0x4E00 + begins + i) for i in chance.integers(0, 20, 12))
+        found = reading(template_collapse, made, tmp_path / name)
+        assert found.sick
+        seen.append(found.seen)
     assert seen[0] == seen[1]

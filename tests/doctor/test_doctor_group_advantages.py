@@ -11,7 +11,13 @@ import pytest
 import cavesson
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Reading
-from cavesson.doctor.rules.group_advantages import group_advantages
+from cavesson.doctor.rules.group_advantages import (
+    Columns,
+    _in_any_order,
+    _shares_of_groups,
+    _wrong,
+    group_advantages,
+)  # fmt: skip
 from cavesson.doctor.rules.token_rewards import penalty_wrong
 from cavesson.record import Recorder
 
@@ -161,6 +167,55 @@ def test_a_mean_is_found_whatever_else_advantages_contain(tmp_path: Path) -> Non
     assert found is not None and found.sick and "mean is far from 0" in str(found.words["how"])
     mean_square = 1 + 0.3**2 / 3 + 0.3 * 1.7 / 2 + 1.7**2 / 3 + 1 + 4  # of groups, rewards, the score and the mean
     assert found.seen == pytest.approx(4 / mean_square, abs=0.15)
+
+
+def test_what_the_mean_and_the_rest_make_together(tmp_path: Path) -> None:
+    """Of advantages that have a mean and a wrong scale, the share is that of an ordinary regression."""
+    found = read(written(tmp_path / "run", lambda r: WRONG["divided by the variance"](r) + 2))
+    rows = RunData(cavesson.open(tmp_path / "run")).sample.rows
+    expected = []
+    for step in rows.steps:
+        at = rows.step == step
+        reward, advantage = (rows[name][at].reshape(GROUPS, SIZE) for name in ("reward", "advantage"))
+        left = []
+        for centre in (reward.mean(1, keepdims=True), reward.mean()):
+            for scale in (1.0, reward.std(1, keepdims=True)):
+                form = ((reward - centre) / scale).ravel()
+                fitted = np.polynomial.Polynomial.fit(form, advantage.ravel(), 1)(form)
+                left.append(np.sum((advantage.ravel() - fitted) ** 2))
+        expected.append((min(left) + advantage.size * advantage.mean() ** 2) / np.sum(advantage**2))
+    assert found is not None and found.seen == pytest.approx(np.median(expected), rel=1e-3)
+
+
+def of_one_step(signal: list[float], advantage: list[float]) -> Columns:
+    signals = np.array(signal)
+    return Columns(
+        np.zeros(len(signal), int), np.arange(len(signal)) // 4, signals, np.array(advantage), signals + np.nan
+    )
+
+
+def test_flipped_advantages_that_might_also_be_in_another_order_are_called_flipped() -> None:
+    """Half of the rewards are 1: as a set, their advantages do not change with the sign."""
+    signal = [0.0, 0.0, 1.0, 1.0] * 3
+    columns = of_one_step(signal, [0.5 - one for one in signal])
+    _, (falls, _, is_elsewhere, *_) = _wrong(columns, np.array([True]), 0.001)
+    assert falls.all() and not is_elsewhere.any()
+
+
+def test_equal_rewards_with_different_advantages_are_not_clipped_rewards() -> None:
+    columns = of_one_step([0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 1.0, 2.0])
+    _, ordered, _ = _shares_of_groups(*columns[:4])
+    assert ordered.tolist() == [0.0]
+
+
+def test_the_order_is_judged_in_whole_steps_only() -> None:
+    step, group = np.repeat([0, 1], 8), np.arange(16) // 4
+    signal = np.random.default_rng(3).normal(size=16)
+    advantage = np.roll(signal - np.repeat(signal.reshape(4, 4).mean(1), 4), 1)
+    whole = np.arange(16) >= 1  # one of the first group is not known
+    advantage[8:] = np.roll(signal[8:] - np.repeat(signal[8:].reshape(2, 4).mean(1), 4), 1)
+    found = _in_any_order(step, group, signal, advantage, whole)
+    assert np.isnan(found[0]) and found[1] == pytest.approx(0, abs=1e-12)
 
 
 def test_a_score_that_is_not_recorded_leaves_it_open(tmp_path: Path) -> None:

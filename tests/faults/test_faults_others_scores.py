@@ -10,9 +10,11 @@ from benchmarks.faults.others.evaluate import cells
 from benchmarks.faults.others.fault import Fault
 from benchmarks.faults.others.generate import ROOT, SMOL, cases
 from benchmarks.faults.others.healthy import HEALTHY
-from benchmarks.faults.others.judged import Judged
+from benchmarks.faults.others.judged import Judged, _not_excluded
 from benchmarks.faults.others.planted import FAULTS, unseen
 from benchmarks.faults.others.scores import score
+from cavesson.doctor.diagnosis import Diagnosis, Finding
+from cavesson.doctor.finding import Reading
 from cavesson.doctor.rules import RULES
 
 FLIPPED = Case("penalty-flipped", False, "ppo", "couplets", 0)
@@ -129,3 +131,10 @@ def test_new_faults_leave_the_runs_of_the_others_as_they_are():
 def test_the_page_lists_the_faults_as_they_are():
     page = (ROOT / "benchmarks" / "faults" / "others" / "README.md").read_text(encoding="utf-8")
     assert "\n".join(lines()) in page
+
+
+def test_a_kind_of_failure_that_is_found_is_not_excluded():
+    rule = next(rule for rule in RULES if rule.name == "reward-falls")
+    nothing, falls = Diagnosis((), (), ()), Diagnosis((Finding(rule, Reading(0.0, True)),), (), ())
+    assert _not_excluded(nothing) == ()
+    assert "group-advantages" in _not_excluded(falls) and "penalty-wrong" not in _not_excluded(falls)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cavesson.integrations.trl import dtype_of
-from cavesson.integrations.trl_grouped import _ends
+from cavesson.integrations.trl_grouped import _ends, watch
 
 
 def weights(*parts: tuple[int, torch.dtype]) -> torch.nn.Module:
@@ -36,3 +36,26 @@ def test_all_end_tokens_count_that_the_trainer_or_the_tokenizer_knows(known, fou
     if known:  # TRL 1.16 has them
         trainer.eos_token_ids = known
     assert _ends(trainer) == found
+
+
+@pytest.mark.parametrize(
+    ("config", "beta", "found"),
+    [
+        ("GRPOConfig", 0.04, {"place": "loss", "estimator": "k3"}),
+        ("RLOOConfig", 0.05, {"place": "reward", "estimator": "k1"}),
+        ("GRPOConfig", 0.0, None),
+        ("OtherConfig", 0.04, None),
+    ],
+)
+def test_where_the_penalty_is_applied_is_that_of_the_trainer(config, beta, found):
+    """TRL 1.16: GRPO adds k3 to the loss, RLOO subtracts k1 from the reward."""
+    methods = dict.fromkeys(
+        ("_generate_and_score_completions", "_calculate_rewards", "_get_per_token_logps_and_entropies", "_compute_loss")
+    )
+    kind = type("OwnConfig", (type(config, (), {}),), {})
+    trainer = SimpleNamespace(
+        args=kind(), beta=beta, processing_class=SimpleNamespace(eos_token_id=7), model=None, **methods
+    )
+    callback = SimpleNamespace(settings={})
+    watch(trainer, callback)
+    assert callback.settings.get("kl") == found

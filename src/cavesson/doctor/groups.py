@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
@@ -39,19 +38,6 @@ def groups(rows: Rows, values: Array) -> Groups:
 def repeated(rows: Rows) -> bool:
     """Return whether prompts have several responses by design, and not because some were drawn twice by chance."""
     return bool(np.mean(np.bincount(rows.group) >= 2) > 0.8) if len(rows) else False
-
-
-def first_of_equal(rows: Rows) -> Array:
-    """Return [n] whether no earlier rollout has the same prompt and response: a repeated response says nothing new."""
-    pairs = pa.table({"prompt": pa.array(rows["group"]), "response": rows.column("response")})
-    first = (
-        pairs.append_column("at", pa.array(np.arange(len(rows))))
-        .group_by(["prompt", "response"])
-        .aggregate([("at", "min")])
-    )
-    found = np.zeros(len(rows), bool)
-    found[first["at_min"].to_numpy()] = True
-    return found
 
 
 def within(rows: Rows, values: Array) -> Array:

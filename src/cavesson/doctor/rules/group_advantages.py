@@ -102,7 +102,7 @@ def _wrong(columns: Columns, anywhere: Array, limit: float) -> tuple[Array, tupl
     is_mixed = _left(step, [mixed, mixed / _spread(group, signal)], advantage) <= limit
     is_elsewhere = anywhere & (left > limit) & (_left(step, forms, -advantage) > limit)
     linear, ordered, tied = _shares_of_groups(step, group, signal, advantage)
-    is_clipped = (ordered >= KNOWN) & (tied > SOME) & (linear < KNOWN)
+    is_clipped = (ordered >= KNOWN) & (tied > SOME)
     judged = is_mixed | is_elsewhere | is_clipped | (linear >= KNOWN)
     # Once rewards have explained all advantages for some steps, whatever else they contain later is new.
     judged |= np.cumsum(judged & (left <= limit)) >= SETTLED

@@ -4,11 +4,12 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from cavesson.correlation import rank_correlation
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
-from cavesson.doctor.groups import first_of_equal, groups, repeated, within
+from cavesson.doctor.groups import groups, repeated, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import rounded, stronger, tighter
 from cavesson.doctor.readings import at_least, exceeding, exceeds, is_clear, length_column
@@ -39,7 +40,7 @@ FEWEST = 30
 def query_dominated(data: RunData, *, limit: float = Share(0.8)) -> Reading | None:
     rows, reward = data.sample.rows, data.sample.rows.trained_reward
     prompt = rows["group"]
-    there = np.isfinite(reward) & np.isfinite(prompt) & first_of_equal(rows)
+    there = np.isfinite(reward) & np.isfinite(prompt) & _first_of_equal(rows)
     # As the policy changes over time, rewards are measured relative to the mean of their step.
     value = reward - np.interp(rows.step, *rows.by_step(reward))
     _, key, count = np.unique(prompt[there], return_inverse=True, return_counts=True)
@@ -67,6 +68,19 @@ def _course(data: RunData) -> Series:
         return everywhere
     inside, everywhere = together(rows.by_step(within(rows, rows["reward"]), np.std), everywhere)
     return Series(inside.step, 1 - inside.value / np.maximum(everywhere.value, 1e-9))
+
+
+def _first_of_equal(rows: Rows) -> Array:
+    """Return [n] whether no earlier rollout has the same prompt and response: a repeated response says nothing new."""
+    pairs = pa.table({"prompt": pa.array(rows["group"]), "response": rows.column("response")})
+    first = (
+        pairs.append_column("at", pa.array(np.arange(len(rows))))
+        .group_by(["prompt", "response"])
+        .aggregate([("at", "min")])
+    )
+    found = np.zeros(len(rows), bool)
+    found[first["at_min"].to_numpy()] = True
+    return found
 
 
 def _between(key: Array, value: Array) -> tuple[float, float, float]:

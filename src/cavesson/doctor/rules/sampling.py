@@ -6,7 +6,6 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
-from cavesson.doctor.groups import first_of_equal
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import MISMATCH
@@ -164,9 +163,7 @@ def _begin_to_end(data: RunData, counts: Array, least: int) -> float:
 def end_forbidden(data: RunData, *, limit: float = 3.0) -> Reading | None:
     began, rows = _short_gone_since(data.rows), data.sample.rows
     first = int(rows.steps[0]) if began is None else began
-    # A response that is given again and again, as without chance, says nothing new about the lengths.
-    new = first_of_equal(rows) if rows.has("response") else np.ones(len(rows), bool)
-    length = np.where((rows.step >= first) & new, rows["length"], np.nan)
+    length = np.where(rows.step >= first, rows["length"], np.nan)
     known = length[np.isfinite(length) & (length > 0)].astype(int)
     if len(known) < 50:
         return None
