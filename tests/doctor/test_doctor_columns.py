@@ -12,6 +12,7 @@ import pytest
 from doctor_helpers import LENGTH, WORDS, Made, healthy
 from test_doctor_bare import cut_more_and_more
 from test_doctor_rules import BY_NAME, SICK
+from test_doctor_temperature import draw_in_contexts
 
 import cavesson
 from cavesson.doctor.data import RunData
@@ -78,7 +79,7 @@ def world(name: str, columns: Columns) -> Made:
         cut_more_and_more(made)
         made.rows["response"] += np.where(made.rows["finish_reason"] == "eos", ".", "").astype(object)
     else:
-        SICK[name][0](made)
+        INSTEAD.get(name, SICK[name][0])(made)
     if name == "ratio-not-one":
         made.metrics["policy/approx_kl"][0] = 0.1  # more than the policy has moved by the next step
     if name == "reference-is-policy":  # the policy becomes more certain, and the reference with it
@@ -96,6 +97,8 @@ def world(name: str, columns: Columns) -> Made:
     return made
 
 
+INSTEAD = {"temperature-missing": lambda made: draw_in_contexts(made, 0.6)}
+"""Contexts that are all alike, as in the usual case, tell no temperature."""
 PENALTIES = {
     "penalty-wrong": (np.full(24, -0.05), "k1"),
     "penalty-mis-scaled": (np.full(24, 50.0), "k1"),

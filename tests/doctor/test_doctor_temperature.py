@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from doctor_helpers import LENGTH, healthy, log_softmax
+from doctor_helpers import LENGTH, Made, healthy, log_softmax
 from sick import put
 
 from cavesson.doctor.diagnosis import diagnose
@@ -45,10 +45,9 @@ def test_contexts_that_are_all_alike_tell_no_temperature(entropy: float) -> None
     assert entropy_temperature(surprise, np.full(1000, entropy)) is None
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
-def test_a_record_without_the_samplers_scores(temperature: float, tmp_path: Path) -> None:
-    made, chance = healthy("grpo"), np.random.default_rng(0)
-    sharpness = np.linspace(0.5, 3.0, LENGTH)
+def draw_in_contexts(made: Made, temperature: float) -> None:
+    """Draw all tokens again, from distributions that are the sharper the later a token stands."""
+    chance, sharpness = np.random.default_rng(0), np.linspace(0.5, 3.0, LENGTH)
     for step in range(len(made.mask)):
         tables = np.stack([log_softmax(made.policy[step] * scale) for scale in sharpness])
         sampler = np.stack([log_softmax(table / temperature) for table in tables])
@@ -61,6 +60,12 @@ def test_a_record_without_the_samplers_scores(temperature: float, tmp_path: Path
         start = np.stack([log_softmax(made.policy[0] * scale) for scale in sharpness])
         made.tokens["ref_logprob"][step] = np.where(made.mask[step], start[places, ids], 0.0)
     made.settle()
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
+def test_a_record_without_the_samplers_scores(temperature: float, tmp_path: Path) -> None:
+    made = healthy("grpo")
+    draw_in_contexts(made, temperature)
     del made.tokens["sampler_logprob"]
     found = diagnose(made.data(tmp_path), RULES)
     named = [one.rule.name for one in found.causes if one.rule.name in ("temperature-missing", "filtered-sampling")]

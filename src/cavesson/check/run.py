@@ -12,6 +12,7 @@ from cavesson.algorithms.runs import RolloutRun, RunSettings
 from cavesson.check.data import check_examples, check_prompts
 from cavesson.check.disk import check_disk, gigabytes
 from cavesson.check.finding import Fine, Problem, Result, Results, SkippedCheck
+from cavesson.check.precision import check_precision
 from cavesson.check.reward import ROWS, examine, read_examples, unlearned
 from cavesson.check.settings import check_settings
 from cavesson.check.short_run import First, Suggestion, judge, short_run
@@ -157,6 +158,7 @@ class _Check:
         require(self.settings.trackers)
         self.device = Processes(self.settings.model.device).device
         yield Fine("device", str(self.device), "device of the run")
+        yield from check_precision(self.settings.model.dtype, self.device)
 
     def _model(self) -> Results:
         settings: RunSettings = self.settings
