@@ -5,6 +5,7 @@ import pytest
 from doctor_helpers import healthy
 from scipy import stats
 
+from cavesson.doctor.finding import Curve, Reading
 from cavesson.doctor.onset import CONFIDENCE, of_events, onset, with_onset
 from cavesson.doctor.rules.reward import reward_falls
 from cavesson.doctor.series import Series
@@ -96,3 +97,13 @@ def test_a_problem_has_begun_by_the_step_at_which_its_rule_sees_it(tmp_path):
     found = reward_falls.statistic(data)
     low, high = with_onset(found, data).between
     assert low <= high <= found.since
+
+
+def test_the_first_step_of_a_window_is_not_a_step_at_which_a_rule_sees_a_problem(tmp_path):
+    """The rule says of the whole window that something is wrong in it; the curve says from where."""
+    made = healthy(steps=64)
+    made.metrics["kl/objective"] = np.where(np.arange(64) < 54, 1.0, 3.0) + np.random.default_rng(0).normal(0, 0.05, 64)
+    data = made.data(tmp_path / "run")
+    found = Reading(0.5, True, 48, curve=Curve(data.metric("kl/objective")), window=(48, 63))
+    low, high = with_onset(found, data).between
+    assert low <= 54 <= high
