@@ -69,8 +69,8 @@ def with_onset(reading: Reading, data: RunData) -> Reading:
     found = onset(points, rising, perhaps_always=reading.since == first)
     if found.step == first or _was_sick(curve, found, reading.course is not None):
         return replace(reading, since=first, between=(first, first))
-    # A problem that the rule already sees at a step has begun by then, even if the curve changes most after it. That a
-    # window shows it says nothing about the first step of the window.
+    # A problem that the rule already sees at a step has begun by then, even if the curve changes most after it. The
+    # first step of a window is not such a step: the problem may begin anywhere in the window.
     begin = first if reading.window is None else reading.window[0]
     latest = reading.since if reading.since > begin else found.high
     return replace(reading, since=min(found.step, latest), between=(min(found.low, latest), min(found.high, latest)))

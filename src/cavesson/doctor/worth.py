@@ -72,8 +72,8 @@ def late_parts(rows: Rows) -> list[Array]:
 class Rewards:
     """The rewards of rollouts, and which of them are compared with each other.
 
-    Those are of the same group or step and, where prompts recur, of the same prompt: a prompt may earn more than others
-    for reasons of its own, whatever its responses contain.
+    Those are of the same group or step and, where prompts recur, of the same prompt, because some prompts earn more
+    than others whatever their responses contain.
     """
 
     def __init__(self, rows: Rows) -> None:

@@ -16,7 +16,7 @@ FEWEST_TOKENS, FEWEST_STEPS = 40, 3
 ERROR = 0.01
 """Largest standard error of γ and λ, from their differences between steps."""
 FEW_TOKENS = 4
-"""Tokens of a response from which a mean and a deviation of its own say something."""
+"""Minimum number of tokens of a response whose own mean and standard deviation are compared."""
 ALONE, MOST = 0.05, 0.9
 """Largest difference of these from 0 and 1, and share of the responses for which it must be so small."""
 LEFT = 1e-4

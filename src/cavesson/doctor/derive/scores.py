@@ -14,8 +14,6 @@ SMALLEST = 1e-3
 """Nats by which a policy that moves is further from a reference that does not."""
 RARE = 0.01
 """Share of clipped tokens that rounding between sampler and trainer may explain."""
-CLIP = 0.2
-"""Usual clip range, in nats."""
 CLEAR = 3.0
 """Standard errors by which a KL must be above what it is compared with."""
 
@@ -63,9 +61,10 @@ def clipped_at_once(data: "RunData") -> Found:
         data.setting(f"config.{name}") for name in ("steps_per_generation", "gradient_accumulation_steps")
     )
     is_single = data.setting("config.num_iterations") == 1 and batches is not None and batches == parts
-    if not is_single or np.median(clipped.value) < RARE:
+    clip = data.setting("config.epsilon")
+    if not is_single or clip is None or np.median(clipped.value) < RARE:
         return None
-    return {"steps.policy/clipped_kl": Series(clipped.step, clipped.value * CLIP**2 / 2)}
+    return {"steps.policy/clipped_kl": Series(clipped.step, clipped.value * float(clip) ** 2 / 2)}
 
 
 @derivation(
