@@ -25,6 +25,7 @@ from benchmarks.faults.fault import ONLINE
 from benchmarks.faults.healthy import HEALTHY
 from benchmarks.faults.planted import FAULTS, LATE, PAIRS
 from benchmarks.faults.setup import Setup, train
+from cavesson.errors import SignalledError
 
 LATE_STEPS = 48
 """Number of steps of a run in the middle of which a fault begins."""
@@ -114,6 +115,8 @@ def make(case: Case, folder: Path) -> float:
 def _try(case: Case, folder: Path, unfinished: Path) -> None:
     try:
         train(planted(case, folder), unfinished)
+    except SignalledError:
+        raise  # stopped from outside: the run is trained again the next time
     except Exception:
         # A fault may end a run early: its record up to there is what a user would have.
         unfinished.mkdir(exist_ok=True)
@@ -142,6 +145,18 @@ def still(most: float = 3.0) -> Iterator[list[float]]:
         thread.join()
 
 
+def make_all(wanted: list[Case], folder: Path, processes: int) -> None:
+    """Train several runs at a time; what ends this also ends the runs that have not begun."""
+    with ProcessPoolExecutor(processes) as pool:
+        futures = {pool.submit(make, case, folder): case for case in wanted}
+        try:
+            for number, future in enumerate(as_completed(futures), 1):
+                print(f"{number}/{len(wanted)} {futures[future].folder} {future.result():.1f} s", flush=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
 def main() -> None:
     """Read the arguments and train what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -163,10 +178,10 @@ def main() -> None:
     for size in sorted({case.size for case in wanted}):
         base(given.folder, size)
     print(f"{len(wanted)} runs to train", file=sys.stderr)
-    with ProcessPoolExecutor(given.processes) as pool:
-        futures = {pool.submit(make, case, given.folder): case for case in wanted}
-        for number, future in enumerate(as_completed(futures), 1):
-            print(f"{number}/{len(wanted)} {futures[future].folder} {future.result():.1f} s", flush=True)
+    try:
+        make_all(wanted, given.folder, given.processes)
+    except (KeyboardInterrupt, SignalledError):
+        sys.exit("stopped; the same command trains the rest")
 
 
 if __name__ == "__main__":

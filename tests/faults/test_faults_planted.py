@@ -1,5 +1,9 @@
 """The doctor names faults planted in real training, and is silent on healthy runs: a part of benchmarks/faults."""
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -85,3 +89,28 @@ def test_a_time_in_which_the_machine_stood_still_is_noticed() -> None:
         time.sleep(0.3)
         sum(range(60_000_000))
     assert stills
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+from benchmarks.faults.case import Case
+from benchmarks.faults.generate import make_all
+cases = [Case("usual", -1, name, "small", seed) for seed in range(3) for name in ("ppo", "grpo")]
+make_all(cases, Path(sys.argv[1]), processes=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_interrupted_does_not_count_as_a_run(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "base-small-0").symlink_to(folder / "base-small-0")
+    command = [sys.executable, "-c", STOPPED, str(tmp_path)]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        deadline = time.monotonic() + 300
+        while not any(tmp_path.glob("*.part/record")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        process.wait(timeout=300)
+    assert process.returncode
+    assert not list(tmp_path.glob("*/case.json"))

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cavesson.correlation import rank_correlation
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
+from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.groups import groups, repeated, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import rounded, stronger, tighter
-from cavesson.doctor.readings import at_least, exceeding, exceeds, is_clear, length_column
+from cavesson.doctor.readings import at_least, exceeding, exceeds, is_clear
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
@@ -190,75 +189,6 @@ def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     evidence = data.evaluation.evidence(np.searchsorted(data.evaluation.step, smooth.step[[best, -1]]))
     curve = Curve(held_out, name=Phrase("held-out reward"))
     return Reading(fall, sick, int(smooth.step[best]), evidence, {"gain": gain}, curve)
-
-
-@rule(
-    number=51,
-    needs=["rows.reward", "rows.length|rows.characters"],
-    min_steps=8,
-    title="The reward favours length",
-    cause="Within a step, length and reward are correlated (Spearman {seen}), and the responses grew from {before} to "
-    "{after} {unit}: the policy gains reward by length.",
-    healthy="rank correlation of length and reward within a step: below {limit}, or responses that grow by less than "
-    "{growth}; more if responses need to be longer",
-    fix='a reward that does not grow with the length (subtract what length explains), grpo.overlong = "penalty"',
-    source="2310.03716; Secrets of RLHF 2307.04964; rlprobe",
-    explains=["truncated", "repetition-loops", "kl-explosion", "pattern-spreading", "distinct-collapse",
-              "entropy-explosion", "likelihood-displacement", *CRITIC],
-    windows=True,
-)  # fmt: skip
-def length_exploited(data: RunData, *, limit: float = 0.6, growth: float = Share(0.25)) -> Reading | None:
-    rows, (column, unit) = data.rows, length_column(data)
-    reward, length = within(rows, rows["reward"]), within(rows, rows[column])
-    there = np.isfinite(reward) & np.isfinite(length)
-    points = rows.mean(column)
-    before, after = points.first(), points.last()
-    # The relation shows only while lengths grow: at the limit, all responses have the same length.
-    grown = smoothed(points).value > before + 0.9 * (after - before)
-    there &= rows.step <= (points.step[int(np.argmax(grown))] if grown.any() else rows.steps[-1])
-    before = max(before, data.whole.rows.mean(column).first())  # a part of a run may begin where lengths are short
-    first = since(points, points.value > 1.15 * before, 4)
-    # Before that, the reward may have been another one.
-    growing = there & (rows.step >= (rows.steps[0] if first is None else first))
-    there = growing if growing.sum() >= 100 else there
-    found = rank_correlation(length[there], reward[there]) if there.sum() >= 100 else None
-    if found is None:
-        return None
-    sick = found > limit and after > (1 + growth) * before and first is not None and is_clear(data, points)
-    words: Words = {"before": before, "after": after, "unit": unit}
-    name = Phrase("mean length in tokens" if column == "length" else "mean length in characters")
-    curve = Curve(points, high=(1 + growth) * before, name=name)
-    return Reading(found, sick, first, rows.highest(rows[column]), words, curve)
-
-
-@rule(
-    number=52,
-    needs=["rows.reward", "rows.length|rows.characters"],
-    min_steps=20,
-    algorithms=["grpo"],
-    title="Bad responses grow longer",
-    cause="Bad responses are {seen} {unit} longer than good ones, and the gap widens: dividing each response's loss by "
-    "its length makes long mistakes cheap.",
-    healthy="mean length of the worse half − of the better half: not rising",
-    fix='grpo.normalise = "token" or "constant" (Dr. GRPO)',
-    settings={"grpo.normalise": "token"},
-    source="Dr. GRPO 2503.20783; DAPO 2503.14476",
-    windows=True,
-)
-def length_bias(data: RunData) -> Reading | None:
-    rows, (column, unit) = data.rows, length_column(data)
-    if data.algorithm is None and not repeated(rows):
-        return None  # without groups it is not GRPO
-    reward, length = within(rows, rows["reward"]), within(rows, rows[column])
-    bad = np.where(reward < 0, length, np.nan)
-    low, high = together(rows.by_step(bad), rows.by_step(np.where(reward > 0, length, np.nan)))
-    if len(low) < 20:
-        return None
-    points = Series(low.step, low.value - high.value)
-    found = trend(points)
-    sick = found.p < data.chance and found.change > 0.2 * float(np.nanmean(rows[column])) and points.last() > 0
-    first = since(points, points.value > points.first(), 5)
-    return Reading(points.last(), sick, first, rows.highest(bad), {"unit": unit}, Curve(points))
 
 
 @rule(
