@@ -4,14 +4,14 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.faults.others.case import LATE, SECOND, TRAINERS, WAYS, Case, part
+from benchmarks.faults.others.case import LATE, PARTS, SECOND, THIRD, TRAINERS, WAYS, Case, part
 from benchmarks.faults.others.document import lines
 from benchmarks.faults.others.evaluate import cells
 from benchmarks.faults.others.fault import Fault
 from benchmarks.faults.others.generate import ROOT, SMOL, cases
 from benchmarks.faults.others.healthy import HEALTHY
 from benchmarks.faults.others.judged import Judged, _not_excluded
-from benchmarks.faults.others.planted import FAULTS, unseen
+from benchmarks.faults.others.planted import FAULTS, third, unseen
 from benchmarks.faults.others.scores import score
 from cavesson.doctor.diagnosis import Diagnosis, Finding
 from cavesson.doctor.finding import Reading
@@ -96,7 +96,7 @@ def test_the_benchmark_has_what_it_promises():
     assert len({name.removesuffix(LATE) for name in FAULTS}) >= 20
     assert len(HEALTHY) >= 6
     assert set(SMOL) <= set(FAULTS)
-    for which in ("first", "second"):
+    for which in PARTS:
         assert sum(part(name) == which for name in FAULTS) >= 15
         assert sum(part(name) == which for name in HEALTHY) >= 3
     healthy = Counter(case.name for case in every if case.healthy and case.task == "couplets")
@@ -107,16 +107,23 @@ def test_the_benchmark_has_what_it_promises():
         assert {case.trainer for case in planted} == set(one.trainers)
 
 
-def test_the_second_part_is_what_was_written_after_the_rules():
-    unseen_faults = {one.name for one in vars(unseen).values() if isinstance(one, Fault)}
-    assert unseen_faults | {"smaller-batch", "scheduled", "roomy"} == SECOND
-    assert set(HEALTHY) > SECOND - unseen_faults
-    assert unseen_faults.isdisjoint(SMOL)
+@pytest.mark.parametrize("module, listed, kinds", [(unseen, SECOND, 3), (third, THIRD, 4)])
+def test_a_later_part_is_what_was_written_after_the_rules(module, listed, kinds):
+    written = {one.name for one in vars(module).values() if isinstance(one, Fault)}
+    assert written < listed and written.isdisjoint(SMOL)
+    assert len(listed - written) == kinds and listed - written < set(HEALTHY)
 
 
 @pytest.mark.parametrize(
     "name, expected",
-    [("penalty-flipped", "first"), ("reward-first", "first"), ("greedy-late", "second"), ("roomy", "second")],
+    [
+        ("penalty-flipped", "first"),
+        ("reward-first", "first"),
+        ("greedy-late", "second"),
+        ("roomy", "second"),
+        ("verifier-lenient-late", "third"),
+        ("accumulated", "third"),
+    ],
 )
 def test_the_part_of_a_name_does_not_change(name, expected):
     assert part(name) == expected

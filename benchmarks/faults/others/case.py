@@ -19,7 +19,16 @@ SECOND = frozenset({
     "stages-swapped", "dropout-left-on", "ratio-to-reference", "controller-backwards", "warm-up-endless",
     "critic-random", "smaller-batch", "scheduled", "roomy",
 })  # fmt: skip
-"""Faults and healthy kinds written after the rules, and evaluated once before anybody looked at their runs."""
+"""Written after the rules for the first part, and evaluated once before anybody looked at their runs."""
+THIRD = frozenset({
+    "score-everywhere", "rewards-centred", "logits-rounded", "reference-warmer", "critic-rate-high",
+    "reward-in-percent", "end-unrecognised", "all-masked", "double-start", "padding-attended", "sampler-quantised",
+    "adapter-merged-twice", "estimator-swapped", "loss-by-length", "part-in-percent", "verifier-lenient",
+    "verifier-overloaded", "verifier-hangs", "rollouts-aborted", "temperature-high", "clip-higher",
+    "other-optimiser", "accumulated", "other-loss",
+})  # fmt: skip
+"""Those written after rules had been changed for the second part, without the rules at hand."""
+PARTS = ("first", "second", "third")
 
 
 class Case(NamedTuple):
@@ -39,17 +48,18 @@ class Case(NamedTuple):
 
     @property
     def part(self) -> str:
-        """``first`` or ``second``."""
+        """One of ``PARTS``."""
         return part(self.name)
 
 
 def part(name: str) -> str:
-    """Return the part of a fault or healthy kind, ``first`` or ``second``.
+    """Return the part of a fault or healthy kind, one of ``PARTS``.
 
     A fault that begins late is in the part of the same fault from step 0: a rule that was tuned on one would otherwise
     be judged on the other.
     """
-    return "second" if name.removesuffix(LATE) in SECOND else "first"
+    plain = name.removesuffix(LATE)
+    return "third" if plain in THIRD else "second" if plain in SECOND else "first"
 
 
 def read_case(folder: Path) -> Case:

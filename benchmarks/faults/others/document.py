@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from benchmarks.faults.others.case import LATE, WAYS, part
+from benchmarks.faults.others.case import LATE, PARTS, WAYS, part
 from benchmarks.faults.others.fault import Fault
 from benchmarks.faults.others.healthy import HEALTHY
 from benchmarks.faults.others.planted import FAULTS
@@ -10,7 +10,7 @@ from benchmarks.faults.others.planted import FAULTS
 
 def lines() -> Iterator[str]:
     """Yield the parts, the table of the faults and the list of the healthy kinds."""
-    for which in ("first", "second"):
+    for which in PARTS:
         names = (name for name in (*FAULTS, *HEALTHY) if part(name) == which and not name.endswith(LATE))
         yield f"**{which}**: " + ", ".join(f"`{name}`" for name in names)
         yield ""

@@ -1,6 +1,6 @@
 """Says how often the doctor is right: python -m benchmarks.faults.others.evaluate build/others.
 
-It reads the first part; `--part second` reads the other.
+It reads the first part; `--part second` and `--part third` read the others.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.faults.others.case import TASKS, TRAINERS, WAYS, read_case
+from benchmarks.faults.others.case import PARTS, TASKS, TRAINERS, WAYS, read_case
 from benchmarks.faults.others.judged import Judged, judged
 from benchmarks.faults.others.scores import Score, score
 
@@ -72,7 +72,7 @@ def main() -> None:
     """Let the doctor look at all recordings and print how it did."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--part", choices=["first", "second"], default="first")
+    parser.add_argument("--part", choices=PARTS, default="first")
     parser.add_argument("--trainer", choices=TRAINERS)
     parser.add_argument("--task", choices=TASKS)
     parser.add_argument("--each", action="store_true", help="what was named for each run")

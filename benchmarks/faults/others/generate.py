@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.faults.others import couplets, smol
-from benchmarks.faults.others.case import TASKS, TRAINERS, Case
+from benchmarks.faults.others.case import PARTS, TASKS, TRAINERS, Case
 from benchmarks.faults.others.healthy import HEALTHY
 from benchmarks.faults.others.planted import FAULTS
 
@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--couplets", type=Path, help="JSON lines with couplet and next")
-    parser.add_argument("--part", choices=["first", "second", "all"], default="all")
+    parser.add_argument("--part", choices=[*PARTS, "all"], default="all")
     parser.add_argument("--trainer", choices=TRAINERS)
     parser.add_argument("--task", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many of the seeds")

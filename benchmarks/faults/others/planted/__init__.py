@@ -1,10 +1,11 @@
 """The faults, by the part of a trainer in which they occur."""
 
-from benchmarks.faults.others.fault import Fault
-from benchmarks.faults.others.planted import credit, masks, models, penalty, rewards, sampling, unseen, update
+from types import ModuleType
 
-MODULES = (penalty, credit, masks, sampling, models, update, rewards, unseen)
-_FROM_START = [one for module in MODULES for one in vars(module).values() if isinstance(one, Fault)]
+from benchmarks.faults.others.fault import Fault
+from benchmarks.faults.others.planted import credit, masks, models, penalty, rewards, sampling, third, unseen, update
+
+_MODULES = (penalty, credit, masks, sampling, models, update, rewards, unseen)
 _LATE = (
     penalty.penalty_flipped,
     credit.advantage_flipped,
@@ -22,4 +23,13 @@ _LATE = (
     unseen.greedy,
 )
 """Those that are planted once more, in the middle of a run."""
-FAULTS: dict[str, Fault] = {one.name: one for one in (*_FROM_START, *(one.late() for one in _LATE))}
+_LATE_OF_THIRD = (third.end_unrecognised, third.verifier_lenient, third.rollouts_aborted)
+
+
+def _of(*modules: ModuleType) -> list[Fault]:
+    return [one for module in modules for one in vars(module).values() if isinstance(one, Fault)]
+
+
+# New faults come last: the number of a fault decides which trainer it is planted in with which seed.
+_EVERY = (*_of(*_MODULES), *(one.late() for one in _LATE), *_of(third), *(one.late() for one in _LATE_OF_THIRD))
+FAULTS: dict[str, Fault] = {one.name: one for one in _EVERY}
