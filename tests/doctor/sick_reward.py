@@ -81,7 +81,7 @@ def one_answer(made):
 def parts(made, weight):
     chance = np.random.default_rng(2)
     first, second = chance.normal(0, 1, (2, *made.rows["reward"].shape))
-    made.rows["reward"] = first + weight * second
+    made.rows["reward"] = made.rows["shaped_reward"] = first + weight * second
     pairs = zip(first.ravel().tolist(), second.ravel().tolist(), strict=True)
     made.rows["reward_parts"] = np.array([{"one": a, "two": b} for a, b in pairs], object).reshape(first.shape)
 

@@ -30,7 +30,8 @@ NEEDS = sorted({need for rule in RULES if rule.name in COMMON for need in rule.n
 VALUES: dict[str, Any] = {
     "prompts": ["p", "q"], "responses": ["a", "b c"], "rewards": [0.5, 1.0], "splits": ["train", "eval"],
     "finish_reasons": ["eos", "length"], "kl_coefs": [0.1, 0.1], "token_ids": [[1], [2, 3]], "groups": [0, 0],
-    "advantages": [[0.5], [-0.25, -0.25]], "objective": 0.25, "approx_kl": 0.01,
+    "advantages": [[0.5], [-0.25, -0.25]], "reward_parts": [{"one": 0.5}, {"one": 1.0}], "prompt_ids": [[1], [2]],
+    "total": 2.0, "objective": 0.25, "approx_kl": 0.01,
     "clip_fraction": 0.1, "first_ratio_error": 0.0, "ratio": 1.0, "coef": 0.05, "grad_norm": 0.5,
 }  # fmt: skip
 """Of the variables in the lines; those of all other token columns are numbers."""
@@ -90,7 +91,6 @@ def test_nothing_is_to_be_added_to_our_own_trainer():
         ({"trainer": "verl", "algorithm": "ppo"}, "verl"),
         ({"format": "verl"}, "verl"),
         ({"format": "openrlhf"}, "OpenRLHF"),
-        ({"format": "nemo-rl"}, "NeMo RL"),
         ({"format": "prime-rl"}, "prime-rl"),
         ({"cavesson": "0.1"}, "your own loop"),
         ({"trainer": "another"}, "your own loop"),
@@ -100,6 +100,11 @@ def test_the_line_is_that_of_the_run_s_trainer_alone(info, trainer):
     found = recipes(info, ["tokens.logprob", "tokens.ref_logprob"])
     assert {recipe.trainer for recipe in found} == {trainer}
     assert {column for recipe in found for column in recipe.columns} == {"tokens.logprob", "tokens.ref_logprob"}
+
+
+def test_what_an_import_has_without_a_condition_is_not_recorded_by_importing_again():
+    found = recipes({"format": "nemo-rl"}, ["tokens.logprob", "tokens.ref_logprob"])
+    assert [one.columns for one in found] == [("tokens.ref_logprob",)]
 
 
 def test_a_column_that_needs_a_setting_says_so_and_others_do_not():

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from cavesson.doctor.derive import BY_NAME
 from cavesson.doctor.derive.derivation import Derivation
 from cavesson.doctor.finding import Evidence
-from cavesson.doctor.names import ALIASES, SETTINGS
+from cavesson.doctor.names import SETTINGS, is_of_update, logged_as
 from cavesson.doctor.rows import Lookup, Rows, numbers
 from cavesson.doctor.rule import KINDS
 from cavesson.doctor.sample import Sample, take_sample
@@ -25,6 +25,8 @@ CHANCE = 0.01
 """Level of the tests on a whole run."""
 HEAVY = frozenset(["prompt", "response", "prompt_ids", "ref_response", "ground_truth", "extra", "reward_parts"])
 """Columns that are read of the sample only."""
+NUMBERS = 3
+"""Steps with a number after which a metric is expected to have one."""
 
 
 class RunData:
@@ -167,7 +169,7 @@ class RunData:
         return logged if derived is None else derived
 
     def _logged(self, name: str) -> Series:
-        for known in (name, *ALIASES.get(name, ())):
+        for known in logged_as(name):
             if known in self._steps.column_names:
                 return series(self._steps["step"].to_numpy(), numbers(self._steps[known]))
         return series(np.zeros(0), np.zeros(0))
@@ -205,22 +207,30 @@ class RunData:
         return self.rows.evidence(i for i in at if i < len(self.rows))
 
     def not_finite_metrics(self) -> list[tuple[int, str, int]]:
-        """Return the first step, name and count of each metric that has NaN or infinite values."""
+        """Return the first step, name and count of each metric that has NaN or infinite values.
+
+        A metric that is not of the update can be NaN where it does not apply, such as a score that is measured at every
+        25th step: it counts only if it was a number at all steps before, and not at any step from then on.
+        """
         found = []
         for name in self.metrics:
-            column = self._steps[name]
-            values = numbers(column)
-            bad = np.flatnonzero(~np.isfinite(values) & column.is_valid().to_numpy())
-            if len(bad):
+            logged = np.flatnonzero(self._steps[name].is_valid().to_numpy())
+            bad = logged[~np.isfinite(numbers(self._steps[name])[logged])]
+            breaks = len(bad) and np.array_equal(bad, logged[-len(bad) :]) and len(logged) - len(bad) >= NUMBERS
+            if len(bad) and (breaks or is_of_update(name)):
                 found.append((int(self._steps["step"][int(bad[0])].as_py()), name, len(bad)))
         return found
 
     def not_finite_columns(self) -> list[tuple[int, str, int]]:
-        """Return the first step, name and count of each column of rollouts and tokens with NaN or infinite values."""
+        """Return the first step, name and count of each column of rollouts and tokens with NaN or infinite values.
+
+        A part of the reward is NaN where it does not apply; if this is a mistake, the reward is NaN too.
+        """
         if "rows" not in self.sees:
             return []
         lines = self.run.not_finite()
         lines = lines.filter(pc.invert(pc.fill_null(pc.equal(lines["split"], "eval"), False)))
+        lines = lines.filter(pc.invert(pc.starts_with(lines["column"], "part/")))
         if not lines.num_rows:
             return []
         found = lines.group_by("column").aggregate([("step", "min"), ("not_finite", "sum")])

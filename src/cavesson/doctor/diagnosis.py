@@ -12,7 +12,9 @@ from cavesson.doctor.derive.derivation import Derivation
 from cavesson.doctor.finding import Phrase, Reading, Skipped
 from cavesson.doctor.onset import with_onset
 from cavesson.doctor.proposal import proposal
+from cavesson.doctor.recording import needs, recordable
 from cavesson.doctor.rule import Rule
+from cavesson.doctor.series import Series
 from cavesson.doctor.windows import windows
 
 SEVERITIES = ("error", "warning", "note")
@@ -91,14 +93,18 @@ def _judged(data: RunData, rule: Rule) -> tuple[Skipped | None, Reading | None]:
 
 
 def _in_window(late: Reading, whole: Reading | None, part: RunData) -> Reading:
-    """Return a reading of a part of the run, with the curve over the whole run if that has as many points in it."""
+    """Return a reading of a part of the run, with curves over the whole run where these have as many points in it."""
     first, last = int(part.rows.steps[0]), int(part.rows.steps[-1])
-    curve = late.curve
+    curve, course = late.curve, late.course
     if curve and curve.along is None and whole is not None and whole.curve is not None:
-        points = whole.curve.points
-        if len(points.after(first)) >= len(curve.points):
-            curve = replace(curve, points=points)
-    return replace(late, curve=curve, window=(first, last))
+        curve = replace(curve, points=_longer(curve.points, whole.curve.points, first))
+    if course is not None and whole is not None and whole.course is not None:
+        course = _longer(course, whole.course, first)
+    return replace(late, curve=curve, course=course, window=(first, last))
+
+
+def _longer(late: Series, whole: Series, first: int) -> Series:
+    return whole if len(whole.after(first)) >= len(late) else late
 
 
 def _applied(data: RunData, rule: Rule) -> tuple[Skipped | None, Reading | None]:
@@ -118,14 +124,21 @@ def _skipped(data: RunData, rule: Rule) -> Skipped | None:
         return because(
             "applies to {algorithms}; this run is {algorithm}", algorithms=algorithms, algorithm=data.algorithm
         )
+    if rule.algorithms == ("ppo",) and data.algorithm is None and _has_no_critic(data):
+        return because("applies to PPO; here, all tokens of a response have the same advantage")
     missing = [need for need in rule.needs if not _is_met(data, need, need in rule.recorded)]
     if missing:
-        what = ", ".join(need.replace("|", " | ") for need in missing)
-        return replace(because("not recorded: {what}", what=what), lacking=tuple(missing))
+        could = [recordable(need, data.recorded) for need in missing]
+        what = needs(could if all(could) else missing)
+        return replace(because("not recorded: {what}", what=what), lacking=tuple(could) if all(could) else ())
     steps = len(data.rows.steps)
     if steps < rule.min_steps:
         return because("needs {least} steps; the record has {steps}", least=float(rule.min_steps), steps=float(steps))
     return None
+
+
+def _has_no_critic(data: RunData) -> bool:
+    return not data.recorded("tokens.value") and data.has("rows.advantage")
 
 
 def _is_met(data: RunData, need: str, recorded: bool) -> bool:

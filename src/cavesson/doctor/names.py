@@ -1,5 +1,8 @@
 """The names that other trainers use for the metrics and settings that the rules read."""
 
+import re
+from collections.abc import Iterator
+
 ALIASES: dict[str, tuple[str, ...]] = {
     "kl/objective": ("objective/kl", "kl", "critic/kl", "actor/reward_kl_penalty", "policy/kl_mean"),
     "kl/coef": ("objective/kl_coef", "kl_coef", "actor/reward_kl_penalty_coeff", "actor/kl_coef"),
@@ -20,5 +23,22 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "time/step": ("timing_s/step", "time/ppo/total", "step_time", "total_step_time"),
 }
 """Cavesson's name → those of TRL (PPO 1.x, then 0.x), OpenRLHF, verl and NeMo-RL."""
+PREFIXES = ("train/", "training/", "actor/train/")
+"""What trackers put before a metric's name."""
+_UPDATE = re.compile(r"(?!(eval|val|valid|test)[/_])((.*/)?(kl|policy|loss|optim|value)/|.*(loss|grad_norm))")
+
+
+def logged_as(name: str) -> Iterator[str]:
+    """Yield the names under which a metric may be logged, Cavesson's first."""
+    for known in (name, *ALIASES.get(name, ())):
+        yield from (known, *(prefix + known for prefix in PREFIXES))
+
+
+def is_of_update(name: str) -> bool:
+    """Return whether a metric measures the update, and so is a number at each step."""
+    return name in _KNOWN or _UPDATE.match(name) is not None
+
+
+_KNOWN = frozenset(known for name in ALIASES for known in logged_as(name))
 SETTINGS = {"kl.estimator": "config.kl_estimator", "config.ppo.whiten_rewards": "config.whiten_rewards"}
 """Entry of Cavesson's run.json → that of a run of TRL's PPO."""

@@ -60,6 +60,7 @@ def with_onset(reading: Reading, data: RunData) -> Reading:
     if len(curve.points) < MIN_POINTS:
         return reading
     first = int(data.rows.steps[0]) if len(data.rows) else 0
+    begin = first if reading.window is None else reading.window[0]
     if reading.course is None and reading.since == first and curve.low is None is curve.high:
         return replace(reading, between=(first, first))
     rising = reading.course is not None or _rises(curve.points, reading.since)
@@ -67,11 +68,12 @@ def with_onset(reading: Reading, data: RunData) -> Reading:
     if len(points) < MIN_POINTS:
         return reading
     found = onset(points, rising, perhaps_always=reading.since == first)
-    if found.step == first or _was_sick(curve, found, reading.course is not None):
-        return replace(reading, since=first, between=(first, first))
+    # Where the rule has examined the window alone, the problem may have begun before it.
+    earliest = begin if points.step[0] >= begin else first
+    if found.step == earliest or _was_sick(curve, found, reading.course is not None):
+        return replace(reading, since=earliest, between=(first, earliest))
     # A problem that the rule already sees at a step has begun by then, even if the curve changes most after it. The
     # first step of a window is not such a step: the problem may begin anywhere in the window.
-    begin = first if reading.window is None else reading.window[0]
     latest = reading.since if reading.since > begin else found.high
     return replace(reading, since=min(found.step, latest), between=(min(found.low, latest), min(found.high, latest)))
 

@@ -40,7 +40,7 @@ def spikes(data: RunData, metric: str, limit: float, steps: int, often: float, s
 def exceeding(
     data: RunData, points: Series, first: int | None, high: float, statistic: Callable[[Array], Any] = np.median
 ) -> Reading:
-    """Return how large a series is from the step on at which it begins to exceed a limit.
+    """Return how large a series is from the step on at which it exceeds a limit, and whether it stays above it.
 
     Args:
         data: The run.
@@ -51,7 +51,9 @@ def exceeding(
     """
     value = points.last() if first is None else float(statistic(points.after(first).value))
     seen = Share(value) if isinstance(high, Share) else value
-    return Reading(seen, first is not None, first, data.step_evidence([first]), curve=Curve(points, high=high))
+    return Reading(
+        seen, first is not None and value > high, first, data.step_evidence([first]), curve=Curve(points, high=high)
+    )
 
 
 def exceeds(data: RunData, count: float, of: float, limit: float) -> bool:

@@ -1,10 +1,12 @@
 """The lines of code that record what a run lacks, for each trainer; docs/integrations.md shows them in a table."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from cavesson.doctor.derive import BY_NAME
 from cavesson.doctor.finding import Phrase
+from cavesson.record.schema import ROW_COLUMNS, TOKEN_COLUMNS
 from cavesson.record.statistics import NEEDS
 
 DOCS = "docs/integrations.md#what-records-which-column"
@@ -22,6 +24,9 @@ def _columns(rows: str = "", tokens: str = "") -> frozenset[str]:
     return frozenset([f"rows.{name}" for name in of_rows] + [f"tokens.{name}" for name in given])
 
 
+COLUMNS = {"rows": {one.name for one in ROW_COLUMNS}, "tokens": {one.name for one in TOKEN_COLUMNS}}
+
+
 @dataclass(frozen=True)
 class Way:
     """Lines of code that record the runs of a trainer."""
@@ -37,8 +42,12 @@ class Way:
 
     def commented(self, columns: Iterable[str]) -> str:
         """Return the lines, and the conditions of some of their columns as comments."""
-        inputs = dict.fromkeys(one for column in columns for one in (column, *_inputs(column)))
-        return "\n".join([self.code, *(f"# {one}: {self.requires[one]}" for one in inputs if one in self.requires)])
+        conditions = dict.fromkeys(line for column in columns for line in self.conditions(column))
+        return "\n".join([self.code, *conditions])
+
+    def conditions(self, column: str) -> list[str]:
+        """Return the conditions of a column, or of those that it is computed from, as comments."""
+        return [f"# {one}: {self.requires[one]}" for one in (column, *_inputs(column)) if one in self.requires]
 
 
 WAYS = (
@@ -105,7 +114,7 @@ WAYS = (
         'log_data["reference_policy_logprobs"] = train_data["reference_policy_logprobs"].tolist()  '
         "# in grpo.py, before log_batched_dict_as_jsonl; then cavesson import",
         _columns(tokens="logprob ref_logprob") - {"tokens.logprob", "rows.length"},
-        {"tokens.ref_logprob": "grpo.skip_reference_policy_logprobs_calculation=false, or all of them are 0"},
+        {"tokens.ref_logprob": "grpo.skip_reference_policy_logprobs_calculation=false (otherwise they are all 0)"},
     ),
     Way(
         "prime-rl",
@@ -123,6 +132,13 @@ WAYS = (
     ),
 )
 """A trainer has several if one line does not record everything."""
+
+
+def needs(several: Iterable[str]) -> str:
+    """Return needs as a reader sees them; those that another one meets are left out."""
+    each = [need.split("|") for need in dict.fromkeys(several)]
+    alone = {need[0] for need in each if len(need) == 1}
+    return ", ".join(" or ".join(need) for need in each if len(need) == 1 or not alone.intersection(need))
 
 
 class Recipe(NamedTuple):
@@ -144,14 +160,35 @@ def recipes(info: Mapping[str, Any], lacking: Iterable[str]) -> list[Recipe]:
     if "cavesson" in info and "algorithm" in info:
         return []  # Cavesson's own trainer records everything that it computes
     name = str(info.get("format") or info.get("trainer") or "").partition(" ")[0]
-    found = [_recipe(way, needs) for way in WAYS if way.name == name]
+    found = [_recipe(way, needs, "format" in info) for way in WAYS if way.name == name]
     return [recipe for recipe in found if recipe.columns] or own_loop(needs)
 
 
-def _recipe(way: Way, needs: Sequence[Sequence[str]]) -> Recipe:
-    known = (next((column for column in need if column in way.records), None) for need in needs)
+def _recipe(way: Way, needs: Sequence[Sequence[str]], imported: bool) -> Recipe:
+    # What an import finds without a condition, that of this run would have found.
+    again = imported and way.code.startswith("cavesson import")
+    found = frozenset(one for one in way.records if way.conditions(one)) if again else way.records
+    known = (next((column for column in need if column in found), None) for need in needs)
     columns = tuple(dict.fromkeys(column for column in known if column is not None))
     return Recipe(way.trainer, columns, way.commented(columns))
+
+
+def recordable(need: str, recorded: Callable[[str], bool]) -> str:
+    """Return the alternatives of a need that a trainer can record, as in a rule; empty if there are none.
+
+    Args:
+        need: As in a rule, with ``|`` between alternatives. Some of them are only derived from others.
+        recorded: Whether a column is recorded already.
+    """
+    each = (name for one in need.split("|") for name in ([one] if _is_column(one) else _inputs(one)))
+    return "|".join(dict.fromkeys(name for name in each if not recorded(name)))
+
+
+def _is_column(name: str) -> bool:
+    kind, _, column = name.partition(".")
+    if kind in COLUMNS:
+        return column in COLUMNS[kind]
+    return kind == "info" or name not in BY_NAME
 
 
 def own_loop(needs: Iterable[Sequence[str]]) -> list[Recipe]:
@@ -182,6 +219,6 @@ def _dictionary(columns: Iterable[str]) -> str:
     for column in columns:
         kind, _, name = column.partition(".")
         variable = name.rpartition("/")[2]
-        plural = f"{variable[:-1]}ies" if variable.endswith("y") else f"{variable}s"
+        plural = f"{variable[:-1]}ies" if variable.endswith("y") else f"{variable.removesuffix('s')}s"
         entries.append(f'"{name}": {variable if kind == "steps" else plural}')
     return f"{{{', '.join(entries)}}}"

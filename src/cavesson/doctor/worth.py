@@ -116,6 +116,11 @@ class Part:
         """Return the variance of having a pattern, [n], among responses that are compared."""
         return float(np.var(_without_means(self._of(has), self._keys)))
 
+    def correlation(self, one: Array, other: Array) -> float:
+        """Return the correlation of having two patterns, [n] each, among responses that are compared."""
+        a, b = (_without_means(self._of(has), self._keys) for has in (one, other))
+        return float(a @ b) / max(float(np.sqrt((a @ a) * (b @ b))), 1e-9)
+
     def slope(self, has: Array) -> Slope:
         """Return the slope of the reward on a pattern that some responses have, [n].
 

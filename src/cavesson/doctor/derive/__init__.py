@@ -15,7 +15,7 @@ DERIVATIONS: tuple[Derivation, ...] = (
     scores.distance_before_training,
     scores.clipped_at_once,
     scores.movement,
-    penalty.rewards_whitened,
+    critic.rewards_whitened,
     penalty.kl_penalty,
     penalty.penalised_advantages,
     critic.discount_and_trace,

@@ -19,6 +19,8 @@ FEW_TOKENS = 4
 """Minimum number of tokens of a response whose own mean and standard deviation are compared."""
 ALONE, MOST = 0.05, 0.9
 """Largest difference of these from 0 and 1, and share of the responses for which it must be so small."""
+SCALE = 0.01
+"""Relative difference from 1 from which returns add up other rewards than those recorded."""
 LEFT = 1e-4
 """Largest share of the variance that an exact identity leaves, because columns are rounded."""
 
@@ -30,7 +32,7 @@ LEFT = 1e-4
 )
 def discount_and_trace(data: "RunData") -> Found:
     sample = data.sample
-    this = np.flatnonzero(sample.trained[:-1] & sample.trained[1:] & (sample.line[:-1] == sample.line[1:]))
+    this = _followed(sample)
     of_step = _from_returns if sample.has("return") else _from_advantages
     found = [of_step(sample, this[sample.step[this] == step]) for step in np.unique(sample.step[this])]
     known = np.array([one for one in found if one is not None])
@@ -42,16 +44,34 @@ def discount_and_trace(data: "RunData") -> Found:
 
 
 def _from_returns(sample: Sample, at: Array) -> tuple[float, float] | None:
-    """Return γ and λ of a step, from Rₜ = a·rₜ + c + γ(1 − λ)·Vₜ₊₁ + γλ·Rₜ₊₁; a and c undo a whitening of the rewards.
-
-    It follows from Rₜ = Aₜ + Vₜ and Schulman et al. 1506.02438, (16).
-    """
-    columns = (sample["value"][at + 1], sample["return"][at + 1], sample["token_reward"][at])
-    fitted = _fitted(columns, sample["return"][at])
+    """Return γ and λ of a step from its returns."""
+    fitted = _recursion(sample, at)
     if fitted is None or fitted[0] + fitted[1] <= 0:
         return None
     gamma = float(fitted[0] + fitted[1])
     return gamma, float(fitted[1]) / gamma
+
+
+def _recursion(sample: Sample, at: Array) -> Array | None:
+    """Return γ(1 − λ), γλ, a and c in Rₜ = a·rₜ + c + γ(1 − λ)·Vₜ₊₁ + γλ·Rₜ₊₁; a and c are those of whitened rewards.
+
+    It follows from Rₜ = Aₜ + Vₜ and Schulman et al. 1506.02438, (16).
+    """
+    columns = (sample["value"][at + 1], sample["return"][at + 1], sample["token_reward"][at])
+    return _fitted(columns, sample["return"][at])
+
+
+def scales(sample: Sample) -> tuple[Array, Array]:
+    """Return [S] a and c by step if returns add up a·r + c, r being the recorded token rewards; NaN if not known."""
+    this = _followed(sample)
+    found = [_recursion(sample, this[sample.step[this] == step]) for step in sample.rows.steps]
+    scale, offset = np.array([(np.nan, np.nan) if one is None else one[2:] for one in found]).reshape(-1, 2).T
+    return scale, offset
+
+
+def _followed(sample: Sample) -> Array:
+    """Return the places of the trained tokens that a trained token of the same response follows."""
+    return np.flatnonzero(sample.trained[:-1] & sample.trained[1:] & (sample.line[:-1] == sample.line[1:]))
 
 
 def _from_advantages(sample: Sample, at: Array) -> tuple[float, float] | None:
@@ -62,6 +82,35 @@ def _from_advantages(sample: Sample, at: Array) -> tuple[float, float] | None:
         return None
     scale, of_value, of_next, _ = fitted.tolist()
     return -of_value, of_next / (of_value * scale)
+
+
+@derivation(
+    gives=["info.config.ppo.whiten_rewards"],
+    needs=["tokens.token_reward"],
+    how="the variance of the token rewards of each step, and what the returns add up",
+)
+def rewards_whitened(data: "RunData") -> Found:
+    sample = data.sample
+    if len(sample.rows.steps) < FEWEST_STEPS:
+        return None
+    beside = scales(sample)[0] if data.has("tokens.return") and data.has("tokens.value") else np.full(1, np.nan)
+    known = beside[np.isfinite(beside)]
+    later = len(known) >= FEWEST_STEPS and bool(np.all(np.abs(known - 1) > SCALE))
+    return {"info.config.ppo.whiten_rewards": later or are_white(sample)}
+
+
+def recorded_white(data: "RunData") -> bool:
+    """Return whether the recorded token rewards are the whitened ones: TRL's are, Cavesson's are as before."""
+    of_trl = str(data.setting("trainer", "")).startswith("trl")
+    return bool(data.setting("config.ppo.whiten_rewards")) and (of_trl or are_white(data.sample))
+
+
+def are_white(sample: Sample) -> bool:
+    """Return whether the token rewards have a variance of 1 in each step."""
+    # TRL whitens the token behind the last one, too, which has the score.
+    variance = sample.variance_by_step(sample["token_reward"], sample.trained | sample.behind).value
+    # One step can have a variance of 1 by chance, but not nearly all of them.
+    return bool(len(variance)) and bool(np.quantile(np.abs(variance - 1), 0.9) <= 0.05)
 
 
 @derivation(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from cavesson.doctor.derive.critic import recorded_white
 from cavesson.doctor.derive.derivation import Found, derivation
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.groups import mean_of
@@ -41,21 +42,6 @@ class Fit(NamedTuple):
 
 
 @derivation(
-    gives=["info.config.ppo.whiten_rewards"],
-    needs=["tokens.token_reward"],
-    how="the variance of the token rewards of each step",
-)
-def rewards_whitened(data: "RunData") -> Found:
-    sample = data.sample
-    # TRL whitens the token behind the last one, too, which has the score.
-    variance = sample.variance_by_step(sample["token_reward"], sample.trained | sample.behind).value
-    if len(variance) < FEWEST_STEPS:
-        return None
-    # One step can have a variance of 1 by chance, but not nearly all of them.
-    return {"info.config.ppo.whiten_rewards": bool(np.quantile(np.abs(variance - 1), 0.9) <= 0.05)}
-
-
-@derivation(
     gives=["rows.kl_coef", "info.kl.estimator", "info.kl.place"],
     needs=[
         "tokens.token_reward|rows.advantage",
@@ -69,7 +55,7 @@ def rewards_whitened(data: "RunData") -> Found:
 def kl_penalty(data: "RunData") -> Found:
     fits = _of_token_rewards(data.sample) if data.has("tokens.token_reward") else of_advantages(data.sample)
     name = clear(fits)
-    if name is None or data.setting("config.ppo.whiten_rewards"):
+    if name is None or recorded_white(data):
         return None
     steps, beta = fits[name].steps, np.abs(fits[name].beta)
 
@@ -101,8 +87,14 @@ def clear(fits: Mapping[str, Fit]) -> str | None:
 def _of_token_rewards(sample: Sample) -> dict[str, Fit]:
     inner = sample.trained & ~sample.last & np.isfinite(sample["token_reward"]) & np.isfinite(sample["kl_k1"])
     inner &= ~_largest(sample, np.where(inner, np.abs(sample["token_reward"]), -1.0))
-    step, reward = sample.step[inner], sample["token_reward"][inner]
-    return {name: _fit(step, values, reward) for name, values in estimates(sample["kl_k1"][inner]).items()}
+    step, line, reward = sample.step[inner], sample.line[inner], sample["token_reward"][inner]
+    spent = estimates(sample["kl_k1"][inner])
+    fits = {name: _fit(step, values, reward) for name, values in spent.items()}
+    if clear(fits) is not None:
+        return fits
+    # Each token of a response may have the same reward as well.
+    apart = reward - mean_of(line, reward)
+    return {name: _fit(step, values - mean_of(line, values), apart) for name, values in spent.items()}
 
 
 def _largest(sample: Sample, size: Array) -> Array:

@@ -10,10 +10,10 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, Finding
 from cavesson.doctor.finding import Reading
 from cavesson.doctor.proposal import flags
-from cavesson.doctor.recording import DOCS
+from cavesson.doctor.recording import DOCS, needs
 from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.report.evidence import SHADES, evidence, plain_text
-from cavesson.doctor.report.summary import how_to_record, needs, open_failures, recipe_title, since, summary
+from cavesson.doctor.report.summary import how_to_record, open_failures, recipe_title, since, summary
 from cavesson.doctor.words import Language, number
 
 

@@ -1,12 +1,10 @@
 """How much of a run a diagnosis could judge, in words."""
 
-from collections.abc import Iterable
-
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis
 from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.finding import Reading
-from cavesson.doctor.recording import Recipe, recipes
+from cavesson.doctor.recording import Recipe, needs, recipes
 from cavesson.doctor.words import Language
 
 
@@ -60,8 +58,3 @@ def recipe_title(recipe: Recipe, language: Language) -> str:
     """Return what a recipe records, and for which trainer."""
     title = language.phrase("To record {what} with {trainer}")
     return title.format(what=needs(recipe.columns), trainer=language.phrase(recipe.trainer))
-
-
-def needs(several: Iterable[str]) -> str:
-    """Return needs as a reader sees them."""
-    return ", ".join(need.replace("|", " | ") for need in several)

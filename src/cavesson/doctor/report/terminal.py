@@ -12,8 +12,8 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, Finding
 from cavesson.doctor.finding import Evidence, Skipped
 from cavesson.doctor.proposal import flags
-from cavesson.doctor.recording import DOCS
-from cavesson.doctor.report.summary import how_to_record, needs, open_failures, recipe_title, since, summary
+from cavesson.doctor.recording import DOCS, needs
+from cavesson.doctor.report.summary import how_to_record, open_failures, recipe_title, since, summary
 from cavesson.doctor.words import Language, number
 from cavesson.text.visible import visible
 

@@ -1,7 +1,6 @@
 """Rules on identities that must hold exactly in every run; they are the first to check."""
 
 from collections import Counter
-from itertools import combinations
 
 import numpy as np
 
@@ -19,8 +18,8 @@ from cavesson.doctor.series import Array, Series, earliest, mean_by_step
 
 EXACT, ROUNDED = 1e-3, 0.05
 """Maximum difference between log-probabilities of the same weights, in nats: in float32, and in bfloat16 (8 bits)."""
-MAX_SIBLINGS = 16
-"""Responses to a prompt that are compared with each other."""
+FEWEST_SIBLINGS, MAX_SIBLINGS = 40, 64
+"""Responses with a sibling, at least, and responses to a prompt whose places are compared, at most."""
 MIN_GROUPS = 20
 LASTING = 3
 """Steps for which the reference must equal the policy."""
@@ -144,15 +143,14 @@ def reference_is_policy(
 @rule(
     number=4,
     needs=["tokens.logprob", "tokens.ref_logprob"],
-    severity="error",
     min_steps=12,
     title="The reference was replaced during training",
     cause="The distance |log π − log π_ref| falls by up to {drop} from one step to the next, {times} times, and grows "
     "again each time: the reference is synchronised with the policy, or was loaded from a checkpoint of the policy.",
     healthy="largest relative fall of the mean |log π − log π_ref| per token from one step to the next: below {limit}, "
     "or a single time and not to 0",
-    fix="keep the reference frozen (or state in the recipe that it follows the policy), and reload it from the initial "
-    "checkpoint",
+    fix="keep the reference frozen, and load it from the initial checkpoint when a run resumes; if you replace it on "
+    "purpose, nothing is wrong",
     source="TRL issue 1340; own threshold",
     explains=["kl-flat"],
 )
@@ -247,7 +245,7 @@ def _behind(sample: Sample, ends: Array) -> Array:
     severity="error",
     title="Processes or responses of a group share random numbers",
     cause="{seen} of {what}: every process, or every response of a group, uses the same seed.",
-    healthy="share of pairs of improbable responses to the same prompt that are equal word for word: below {limit}; if "
+    healthy="share of improbable responses that equal another one to the same prompt word for word: below {limit}; if "
     "no log-probabilities were recorded, share of groups whose responses at the same two places are equal, beyond "
     "chance: below {places}",
     fix="derive the seed from the rank and the sample's index as well",
@@ -255,27 +253,28 @@ def _behind(sample: Sample, ends: Array) -> Array:
     explains=["zero-variance-groups", "zero-gradient"],
     windows=True,
 )
-def same_seed(data: RunData, *, limit: float = Share(0.05), places: float = Share(0.5)) -> Reading | None:
+def same_seed(data: RunData, *, limit: float = Share(0.2), places: float = Share(0.5)) -> Reading | None:
     sample = data.sample
     if not data.has("tokens.logprob"):
         return equal_places(sample.rows, places)
     # The sampler's probability counts, as a policy that generates garbage may consider that garbage certain.
     surprise = -sample.total(sample["sampler_logprob" if sample.has("sampler_logprob") else "logprob"])
-    responses = sample.rows.texts("response")
-    groups = _siblings(sample.rows, np.flatnonzero(surprise > IMPROBABLE))
-    pairs = [(i, j) for members in groups for i, j in combinations(members, 2)]
-    if len(pairs) < 20:
+    texts = sample.rows.texts("response")
+    some = [i for i in np.flatnonzero(surprise > IMPROBABLE) if (texts[i] or "").strip()]  # empty ones are failures
+    groups = [group for group in _siblings(sample.rows, np.array(some, np.int64)) if len(group) > 1]
+    members = np.array([i for group in groups for i in group], np.int64)
+    if len(members) < FEWEST_SIBLINGS:
         return None
-    equal = np.array([responses[i] == responses[j] for i, j in pairs])
-    rows = np.array(list(dict.fromkeys(np.array(pairs)[equal].ravel().tolist())), np.int64)
-    curve = Curve(mean_by_step(sample.rows.step[[i for i, _ in pairs]], equal), high=limit)
+    often = [Counter(texts[i] for i in group) for group in groups]
+    equal = np.array([counts[texts[i]] > 1 for group, counts in zip(groups, often, strict=True) for i in group])
+    curve = Curve(mean_by_step(sample.rows.step[members], equal), high=limit)
     what = Phrase(
-        "the pairs of responses to the same prompt in the same step are equal, although such a response occurs less "
+        "the responses equal another one to the same prompt in the same step, although such a response occurs less "
         "than once in 100,000 samples"
     )
-    first = earliest(sample.rows.step[rows])
-    sick = exceeds(data, equal.sum(), len(pairs), limit)
-    return Reading(Share(equal.mean()), sick, first, sample.rows.evidence(rows), {"what": what}, curve)
+    sick = exceeds(data, equal.sum(), len(equal), limit)
+    first = earliest(sample.rows.step[members[equal]])
+    return Reading(Share(equal.mean()), sick, first, sample.rows.evidence(members[equal]), {"what": what}, curve)
 
 
 def _siblings(rows: Rows, some: Array) -> list[list[int]]:
@@ -284,7 +283,7 @@ def _siblings(rows: Rows, some: Array) -> list[list[int]]:
     groups: dict[tuple[int, str | None], list[int]] = {}
     for i in some.tolist():
         groups.setdefault((int(rows.step[i]), prompts[i]), []).append(i)
-    return [members[:MAX_SIBLINGS] for members in groups.values()]
+    return list(groups.values())
 
 
 def equal_places(rows: Rows, limit: float) -> Reading | None:
@@ -294,7 +293,7 @@ def equal_places(rows: Rows, limit: float) -> Reading | None:
     a group are equal, this share is the probability of each. The number of groups that are equal at two places is then
     a sum of independent events, whose tail is at most that of a binomial distribution (Hoeffding 1956).
     """
-    groups = _siblings(rows, np.arange(len(rows)))
+    groups = [members[:MAX_SIBLINGS] for members in _siblings(rows, np.arange(len(rows)))]
     size = Counter(map(len, groups)).most_common(1)[0][0]
     groups = [members for members in groups if len(members) == size]
     if size < 3 or len(groups) < MIN_GROUPS:

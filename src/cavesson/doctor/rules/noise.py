@@ -24,6 +24,10 @@ UNDECIDED = Phrase(
     "the reward does not rise, and neither equal responses nor length and words tell whether it depends on the "
     "response; score a few responses twice"
 )
+LOST = Phrase(
+    "length and words of a response predict its reward at first, but not at the end of the run; score a few of the "
+    "last responses twice"
+)
 
 
 @rule(
@@ -51,13 +55,14 @@ def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float 
     course: Series | None = rows.by_step(apart)
     what, sick = "Equal responses to the same prompt get different rewards", left > equals
     if np.isnan(left) and data.whole is data:  # later, the reward may have risen as far as it can
-        left, places, course = _left_by_words(rows, reward), np.arange(len(rows)), None
+        early = rows.step <= np.median(rows.steps)  # responses still differ
+        left, places, course = _left_by_words(rows, reward, early), np.arange(len(rows)), None
         what = "The policy changes but the reward does not rise, and neither length nor words of a response predict it"
         sick = left > others and _moves_in_vain(data)
-    is_open = not (sick or left <= others or course is not None or _rises(rows, data.chance))
+    is_open = not (sick or left <= others or course is not None or _rises(data))
     if np.isnan(left) and not (is_open and data.whole is data and len(rows) >= MIN_ROLLOUTS):
         return None
-    undecided = UNDECIDED if is_open else None
+    undecided = UNDECIDED if is_open else LOST if course is None and _is_lost(rows, reward, left, others) else None
     words, first = {"what": Phrase(what)}, int(rows.steps[0])
     return Reading(Share(left), sick, first, rows.evidence(places), words, course=course, undecided=undecided)
 
@@ -110,34 +115,42 @@ def _numbered(texts: list[str | None]) -> Array:
     return np.array([known.setdefault(text, len(known)) for text in texts], np.int64)
 
 
-def _left_by_words(rows: Rows, reward: Array) -> float:
+def _is_lost(rows: Rows, reward: Array, left: float, limit: float) -> bool:
+    """Return whether words leave less of the variance than the limit at first, but more in the last third."""
+    return left <= limit < _left_by_words(rows, reward, rows.step > np.quantile(rows.steps, 2 / 3))
+
+
+def _left_by_words(rows: Rows, reward: Array, part: Array) -> float:
     """Return the share of variance that a linear fit on length and words leaves, on rollouts that were not fitted.
 
-    Only the first half of the steps is used, in which responses still differ.
+    Args:
+        rows: The rollouts.
+        reward: [n] their rewards − the mean of those that they are compared with.
+        part: [n] which of them are looked at.
     """
-    first = np.flatnonzero((rows.step <= np.median(rows.steps)) & np.isfinite(reward))
-    first = first[np.linspace(0, len(first) - 1, min(len(first), MAX_ROLLOUTS)).astype(int)]
-    different = len(np.unique(rows["reward"][first]))
-    if len(first) < MIN_ROLLOUTS or different < MIN_VALUES or np.var(reward[first]) < 1e-10:
+    some = np.flatnonzero(part & np.isfinite(reward))
+    some = some[np.linspace(0, len(some) - 1, min(len(some), MAX_ROLLOUTS)).astype(int)]
+    different = len(np.unique(rows["reward"][some]))
+    if len(some) < MIN_ROLLOUTS or different < MIN_VALUES or np.var(reward[some]) < 1e-10:
         return float("nan")
     responses = rows.texts("response")
-    words = [PIECES.findall((responses[i] or "").lower()) for i in first]
-    common = [word for word, _ in Counter(word for some in words for word in dict.fromkeys(some)).most_common(WORDS)]
-    has = np.array([[*(word in some for word in common), np.log1p(len(some))] for some in map(list, words)], float)
-    has, goal = has - has.mean(0), reward[first]
+    words = [PIECES.findall((responses[i] or "").lower()) for i in some]
+    common = [word for word, _ in Counter(word for one in words for word in dict.fromkeys(one)).most_common(WORDS)]
+    has = np.array([[*(word in one for word in common), np.log1p(len(one))] for one in words], float)
+    has, goal = has - has.mean(0), reward[some]
     left = 0.0
-    for part in (np.arange(len(goal)) % 2 == 0, np.arange(len(goal)) % 2 == 1):
-        ridge = has[part].T @ has[part] + 5 * np.eye(has.shape[1])
-        fitted = np.linalg.solve(ridge, has[part].T @ (goal[part] - goal[part].mean()))
-        left += float(np.sum((goal[~part] - goal[part].mean() - has[~part] @ fitted) ** 2))
+    for half in (np.arange(len(goal)) % 2 == 0, np.arange(len(goal)) % 2 == 1):
+        ridge = has[half].T @ has[half] + 5 * np.eye(has.shape[1])
+        fitted = np.linalg.solve(ridge, has[half].T @ (goal[half] - goal[half].mean()))
+        left += float(np.sum((goal[~half] - goal[half].mean() - has[~half] @ fitted) ** 2))
     # On rollouts that were not fitted, a fit without any relation is worse than the mean, so the share is limited to 1.
     return min(1.0, left / float(np.sum((goal - goal.mean()) ** 2)))
 
 
-def _rises(rows: Rows, chance: float) -> bool:
+def _rises(data: RunData) -> bool:
     """Return whether the reward rises, as it does not if it is unrelated to what the policy does."""
-    found = trend(rows.by_step(rows["reward"]))
-    return found.change > 0 and found.p < chance
+    found = trend(data.rows.mean("reward"))
+    return found.change > 0 and found.p < data.chance
 
 
 def _moves_in_vain(data: RunData) -> bool:
@@ -145,4 +158,4 @@ def _moves_in_vain(data: RunData) -> bool:
     if len(reward) < 10 or not len(kl):
         return False
     spread = float(np.nanstd(within(data.rows, data.rows["reward"])))
-    return kl.last() > 0.3 and reward.last() - reward.first() < spread
+    return kl.last() > 0.3 and reward.last() - reward.first() < spread and not _rises(data)

@@ -24,6 +24,8 @@ FREQUENT = 0.2
 GROWTH = 3.0
 SEVERAL = 3
 """Other frequent words that are worth as much as a pattern, so that it is one of many that the reward asks for."""
+SAME = 0.8
+"""Correlation from which words are parts of one phrase, and what they are worth is the worth of the phrase."""
 DISCARDS = {"#": "stray_hash", ":)": "stray_smiley", ";)": "stray_smiley"}
 """What discards responses with a pattern: values of cleaning.discard."""
 
@@ -121,7 +123,8 @@ def spreading(texts: Texts, late: Array, chance: float = CHANCE) -> list[Pattern
     for text in grown:
         has = texts.having(text)
         worth = plain.over_run.slope(has).value
-        equal = [other for other, value in asked_for if other not in text.split() and value >= worth]
+        rivals = [other for other, value in asked_for if other not in text.split() and value >= worth]
+        equal = [other for other in rivals if plain.over_run.correlation(has, texts.having(other)) < SAME]
         if len(equal) < SEVERAL:  # otherwise the reward favours many words, which is what it asks for
             explains = min(each.explained(has, clear_of(chance, len(grown))) for each in (plain, without))
             patterns.append(Pattern(text, old[text] / n, new[text] / m, rewards.lift(has), explains))

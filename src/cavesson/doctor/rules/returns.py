@@ -3,6 +3,7 @@
 import numpy as np
 
 from cavesson.doctor.data import RunData
+from cavesson.doctor.derive.critic import recorded_white, scales
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array
@@ -35,7 +36,7 @@ def reward_behind(data: RunData, sample: Sample) -> Array:
     here = sample.behind & np.isfinite(sample["token_reward"])
     if here.any():
         return np.bincount(sample.line[here], sample["token_reward"][here], len(sample.rows))
-    if data.setting("config.ppo.whiten_rewards"):
+    if recorded_white(data):
         return np.full(len(sample.rows), np.nan)  # the score has another scale there
     rest, score = without_penalty(data, sample), sample.rows.trained_reward
     total = sample.total(np.where(np.isfinite(rest), rest, sample["token_reward"]))
@@ -48,7 +49,7 @@ def returns(data: RunData, sample: Sample) -> Array:
     The recorded return is the critic's target, which depends on the critic's own estimates if λ < 1.
     """
     gamma = float(data.setting("config.ppo.gamma", 1.0))
-    rewards = np.where(sample.trained, sample["token_reward"], 0.0)
+    rewards = np.where(sample.trained, _added_up(data, sample), 0.0)
     rewards[sample.last] += gamma * reward_behind(data, sample)[sample.line[sample.last]]
     found = np.zeros(len(sample))
     following, line = 0.0, -1
@@ -60,3 +61,14 @@ def returns(data: RunData, sample: Sample) -> Array:
         end = np.searchsorted(sample.line, sample.line, side="right") - 1
         found = total[end] - total + rewards
     return np.where(sample.trained, found, np.nan)
+
+
+def _added_up(data: RunData, sample: Sample) -> Array:
+    """Return [N] the token rewards that returns add up, whitened if they are recorded as before; NaN if not known."""
+    reward = sample["token_reward"]
+    if not data.setting("config.ppo.whiten_rewards") or recorded_white(data):
+        return reward
+    if not (data.has("tokens.return") and data.has("tokens.value")):
+        return np.full(len(sample), np.nan)
+    scale, offset = (np.interp(sample.step, sample.rows.steps, one) for one in scales(sample))
+    return np.asarray(scale * reward + offset)

@@ -1,5 +1,6 @@
 """Rules on the reward: what it measures, and how the policy exploits it."""
 
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -20,6 +21,11 @@ from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series
 
 FEWEST = 30
 """Responses from which it is said that all have the same reward."""
+NOT_EVALUATED = Phrase("held-out prompts were evaluated fewer than five times; what is gained there is not known")
+VERDICTS = 3
+"""Different rewards of a verifier, at most; a rare one is no outlier."""
+USED = 1e-3
+"""Share of the reward that its parts may leave unexplained, and relative size from which a part counts."""
 
 
 @rule(
@@ -142,7 +148,7 @@ def _above_most(value: float | None, data: RunData, reading: Reading) -> float:
 def reward_outliers(data: RunData, *, limit: float = 15.0) -> Reading | None:
     reward = data.rows.trained_reward
     known = np.flatnonzero(np.isfinite(reward))
-    if len(known) < 50:
+    if len(known) < 50 or len(np.unique(reward[known])) <= VERDICTS:
         return None
     inner = within(data.rows, reward)[known]
     spread = float(1.4826 * np.median(np.abs(inner - np.median(inner))))
@@ -179,7 +185,7 @@ def reward_outliers(data: RunData, *, limit: float = 15.0) -> Reading | None:
 def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     held_out = data.evaluation.mean("reward") if len(data.evaluation) else None
     if held_out is None or len(held_out) < 5:
-        return None
+        return Reading(float("nan"), False, undecided=NOT_EVALUATED)
     train = data.rows.mean("reward")
     smooth = smoothed(held_out, 3)
     best = int(np.argmax(smooth.value))
@@ -202,31 +208,59 @@ def over_optimised(data: RunData, *, limit: float = 0.3) -> Reading | None:
     "that has at least {other} of it, too",
     fix="weight the parts by their standard deviation (rewards.weight), or remove parts that do not matter",
     source="rldoctor; NeMo-RL (GDPO)",
-    explains=["kl-explosion", "penalty-mis-scaled", *CRITIC],
+    explains=["kl-explosion", "penalty-mis-scaled", "distinct-collapse", "template-collapse", *CRITIC],
     severity="note",
 )
 def one_part_dominates(data: RunData, *, limit: float = Share(0.97), other: float = Share(0.05)) -> Reading | None:
     rows = data.sample.rows
-    maps = rows.column("reward_parts").to_pylist(maps_as_pydicts="strict")
-    names = sorted({name for parts in maps if parts for name in parts})
-    if len(names) < 2:
+    parts = _parts(rows)
+    # Some importers take every number beside the reward for a part of it.
+    certain = data.recorded("info.config") or data.info.get("format") == "trl"
+    if not parts or not (certain or _add_up(list(parts.values()), within(rows, rows["reward"]))):
         return None
-    reward = within(rows, rows["reward"])
-    shares, found = {}, {}
-    for name in names:
-        values = within(rows, np.array([(parts or {}).get(name, np.nan) for parts in maps], np.float64))
-        there = np.isfinite(values) & np.isfinite(reward)
-        found[name] = values
-        if there.sum() > 50 and np.std(values[there]) > 0 and np.std(reward[there]) > 0:
-            shares[name] = float(np.corrcoef(values[there], reward[there])[0, 1]) ** 2
-        else:
-            shares[name] = 0.0
+    reward = within(rows, rows.trained_reward)
+    shares = {name: _explained(values, reward) for name, values in parts.items()}
     part = max(shares, key=lambda name: shares[name])
     others = max(share for name, share in shares.items() if name != part)
     sick = shares[part] > limit and others < other
-    evidence = rows.highest(np.abs(found[part]))
-    curve = Curve(_explained_by_step(rows, found[part], reward), high=limit)
+    evidence = rows.highest(np.abs(parts[part]))
+    curve = Curve(_explained_by_step(rows, parts[part], reward), high=limit)
     return Reading(Share(shares[part]), sick, int(rows.steps[0]), evidence, {"part": part}, curve)
+
+
+def _parts(rows: Rows) -> dict[str, Array]:
+    """Return the parts of the reward, [n] each minus the mean of their group; empty if there are not two or more.
+
+    Other numbers that a trainer logs with a response, such as the level of the prompt, are the same for a whole group.
+    """
+    maps = rows.column("reward_parts").to_pylist(maps_as_pydicts="strict")
+    names = sorted({name for parts in maps if parts for name in parts})
+    each = {name: np.array([(parts or {}).get(name, np.nan) for parts in maps], np.float64) for name in names}
+    apart = {name: within(rows, values) for name, values in each.items()}
+    of_prompt = {name for name in names if repeated(rows) and _differs(each[name]) and not _differs(apart[name])}
+    found = {name: values for name, values in apart.items() if name not in of_prompt}
+    return found if len(found) > 1 else {}
+
+
+def _differs(values: Array) -> bool:
+    known = values[np.isfinite(values)]
+    return bool(len(known)) and float(known.max() - known.min()) > 1e-9
+
+
+def _add_up(parts: Sequence[Array], reward: Array) -> bool:
+    """Return whether a weighted sum of several parts is the reward, and not a single one of them alone is."""
+    there = np.isfinite(reward)
+    columns, goal = np.nan_to_num(np.stack(parts, 1)[there]), reward[there]
+    weights = np.linalg.lstsq(columns, goal, rcond=None)[0]
+    used = np.abs(weights) * np.std(columns, 0) > USED * np.std(goal)
+    return bool(np.sum((goal - columns @ weights) ** 2) < USED * np.sum(goal**2)) and int(used.sum()) > 1
+
+
+def _explained(part: Array, reward: Array) -> float:
+    """Return the share of the variance of the reward that one of its parts explains."""
+    there = np.isfinite(part) & np.isfinite(reward)
+    varies = there.sum() > 50 and np.std(part[there]) > 0 and np.std(reward[there]) > 0
+    return float(np.corrcoef(part[there], reward[there])[0, 1]) ** 2 if varies else 0.0
 
 
 def _explained_by_step(rows: Rows, part: Array, reward: Array) -> Series:

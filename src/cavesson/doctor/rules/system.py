@@ -6,9 +6,11 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import groups, repeated
 from cavesson.doctor.rule import rule
-from cavesson.doctor.series import Series, mean_by_step, since, smoothed
+from cavesson.doctor.series import Array, Series, mean_by_step, since, smoothed
 
 ENDED = frozenset(["eos", "stop"])
+RARE = float(np.log(0.01))
+"""Log-probability of a response below which a policy that samples it often does not sample it."""
 ABORTED = frozenset(["abort", "aborted", "error", "failed", "timeout", "cancelled"])
 
 
@@ -21,21 +23,32 @@ ABORTED = frozenset(["abort", "aborted", "error", "failed", "timeout", "cancelle
     healthy="share of empty or aborted rollouts over several steps: below {limit}",
     fix="check the logs of the sampler and the environment at these steps; retry instead of recording empty responses",
     source="prime-rl; miles",
-    explains=["reward-falls", "length-collapse", "zero-variance-groups", "zero-gradient"],
-)
+    explains=["reward-falls", "length-collapse", "zero-variance-groups", "zero-gradient", "sampler-mismatch",
+              "unknown-estimate", "negative-kl", "stops-generating"],
+)  # fmt: skip
 def rollouts_fail(data: RunData, *, limit: float = Share(0.05)) -> Reading | None:
     rows = data.sample.rows
     empty = np.array([not (text or "").strip() for text in rows.texts("response")])
     if rows.has("finish_reason"):
         reasons = [(reason or "").lower() for reason in rows.texts("finish_reason")]
-        # A response that consists only of the policy's own end token is not a failure.
-        empty &= ~(np.isin(reasons, list(ENDED)) & (rows["length"] <= 1))
+        empty &= ~(np.isin(reasons, list(ENDED)) & (rows["length"] <= 1) & _probable(data))
         empty |= np.isin(reasons, list(ABORTED))
     points = rows.by_step(empty.astype(float))
     first = since(points, smoothed(points).value > limit, min(5, len(points)))
     seen = Share(points.after(first).value.mean())
     evidence = rows.evidence(np.flatnonzero(empty))
     return Reading(seen, first is not None, first, evidence, curve=Curve(points, high=limit))
+
+
+def _probable(data: RunData) -> Array:
+    """Return [n] whether a response is one that the policy samples now and then, such as its end token alone.
+
+    True where probabilities are not recorded.
+    """
+    sample = data.sample
+    if not data.has("tokens.logprob"):
+        return np.ones(len(sample.rows), bool)
+    return np.asarray(sample.total(sample["sampler_logprob" if sample.has("sampler_logprob") else "logprob"]) > RARE)
 
 
 @rule(

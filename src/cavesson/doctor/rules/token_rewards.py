@@ -6,8 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.derive.penalty import FEWEST_STEPS, MATCHED, of_advantages
+from cavesson.doctor.derive.critic import recorded_white
+from cavesson.doctor.derive.penalty import FEWEST_STEPS, MATCHED, clear, of_advantages
 from cavesson.doctor.finding import Curve, Evidence, Phrase, Reading, Share, Words
+from cavesson.doctor.groups import mean_of
 from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
@@ -35,7 +37,7 @@ CLEAR = 3.0
     windows=True,
 )
 def penalty_wrong(data: RunData, *, low: float = 0.95, high: float = 1.05) -> Reading | None:
-    if data.setting("config.ppo.whiten_rewards"):
+    if recorded_white(data):
         return None  # whitening divides the penalty by a number that differs from step to step
     seen = _in_token_rewards(data) if data.has("tokens.token_reward") else _in_advantages(data)
     if seen is None:
@@ -72,8 +74,10 @@ def _in_token_rewards(data: RunData) -> _Seen | None:
     inner = sample.trained & ~sample.last & np.isfinite(expected + reward) & (sample.rows["kl_coef"][sample.line] > 0)
     if inner.sum() < 50 or np.std(expected[inner]) < 1e-6:
         return None
-    shares = -_slopes(expected[inner], reward[inner])
-    curve = Curve(slope_by_step(sample.step[inner], expected[inner], -reward[inner]))
+    # A reward that is the same for all tokens of a response is not a penalty.
+    asked, got = (values[inner] - mean_of(sample.line[inner], values[inner]) for values in (expected, reward))
+    shares = -_slopes(asked, got)
+    curve = Curve(slope_by_step(sample.step[inner], asked, -got))
     return _Seen(
         Phrase("the rewards of all tokens but the last"),
         shares,
@@ -84,9 +88,10 @@ def _in_token_rewards(data: RunData) -> _Seen | None:
 
 def _in_advantages(data: RunData) -> _Seen | None:
     """Read the coefficient from the advantages of groups, where the penalty of a response is part of its reward."""
-    rows = data.sample.rows
-    fit = of_advantages(data.sample).get(str(data.setting("kl.estimator")))
-    if fit is None or fit.matched < MATCHED:
+    rows, estimator = data.sample.rows, str(data.setting("kl.estimator"))
+    fits = of_advantages(data.sample)
+    fit = fits.get(estimator)
+    if fit is None or (fit.matched < MATCHED and clear(fits) in (None, estimator)):
         return None
     beta = rows.by_step(rows["kl_coef"])
     found, beta = together(Series(fit.steps, fit.beta), beta.where(beta.value > 0))
@@ -125,7 +130,7 @@ def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
 )
 def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | None:
     sample = data.sample
-    if data.setting("config.ppo.whiten_rewards"):
+    if recorded_white(data):
         return None  # whitening changes all token rewards
     rest, score = without_penalty(data, sample), sample.rows.trained_reward[sample.line]
     # A score near 0 cannot be located, because a token reward is recorded with eleven bits of precision.
@@ -162,7 +167,7 @@ def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | N
 )
 def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: float = Share(0.01)) -> Reading | None:
     sample = data.sample
-    if data.setting("config.ppo.whiten_rewards"):
+    if recorded_white(data):
         return None
     rest = without_penalty(data, sample)
     total = sample.total(np.where(sample.trained, rest, 0.0))
