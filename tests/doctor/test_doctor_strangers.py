@@ -7,7 +7,9 @@ from doctor_helpers import END, Made, healthy, reading
 from cavesson.doctor.diagnosis import Diagnosis, diagnose
 from cavesson.doctor.recording import needs, recipes, recordable
 from cavesson.doctor.rules import RULES
+from cavesson.doctor.rules.diversity import entropy_explosion
 from cavesson.doctor.rules.invariants import same_seed
+from cavesson.doctor.rules.kl import unknown_estimate
 from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.pattern import pattern_spreading
 from cavesson.doctor.rules.reward import one_part_dominates, reward_outliers, zero_variance_groups
@@ -300,3 +302,25 @@ def test_a_run_whose_responses_have_one_advantage_has_no_critic(tmp_path):
     made.tokens["advantage"] = np.where(made.mask, made.rows["reward"][..., None], 0.0)
     reasons = {one.rule: str(one.reason) for one in diagnose(made.data(tmp_path), RULES).skipped}
     assert reasons["value-not-fitting"].startswith("applies to PPO")
+
+
+@pytest.mark.parametrize("kinds, filtered, sick", [(400, False, True), (20, False, False), (400, True, False)])
+def test_nearly_uniform_choices_are_noise_from_the_start(kinds, filtered, sick, tmp_path):
+    """A choice among few labels may be uniform at first; one among hundreds of tokens that are all sampled is none."""
+    made, chance = healthy(), np.random.default_rng(0)
+    made.tokens["token_id"] = np.where(made.mask, chance.integers(1, kinds, made.mask.shape), END)
+    made.tokens["entropy"] = np.where(made.mask, 0.95 * np.log(kinds), 0.0)
+    made.tokens["logprob"] = -made.tokens["entropy"] * (0.5 if filtered else 1.0)
+    made.metrics.pop("policy/entropy")
+    found = reading(entropy_explosion, made, tmp_path)
+    assert found.sick == sick and (not sick or found.since == 0)
+
+
+def test_a_logged_kl_that_fits_until_the_middle(tmp_path):
+    made = healthy()
+    moved(made)
+    delta = np.where(made.mask, made.tokens["logprob"] - made.tokens["ref_logprob"], 0.0)
+    made.metrics["kl/objective"] = delta.sum(-1).mean(-1)
+    made.metrics["kl/objective"][HALF:] += 5.0
+    (found,) = diagnose(made.data(tmp_path), [unknown_estimate]).findings
+    assert found.reading.since == HALF

@@ -40,20 +40,19 @@ def spikes(data: RunData, metric: str, limit: float, steps: int, often: float, s
 def exceeding(
     data: RunData, points: Series, first: int | None, high: float, statistic: Callable[[Array], Any] = np.median
 ) -> Reading:
-    """Return how large a series is from the step on at which it exceeds a limit, and whether it stays above it.
+    """Return how large a series is where it exceeds a limit.
 
     Args:
         data: The run.
         points: The series.
-        first: This step; None if the series does not exceed the limit for long, and the reading is where it ends.
+        first: The step from which it exceeds the limit; None if it does not for long, and the reading is where it ends.
         high: The limit; the number seen is a share if the limit is one.
-        statistic: Of the values from this step on.
+        statistic: Of the values above the limit, from this step on.
     """
-    value = points.last() if first is None else float(statistic(points.after(first).value))
+    later = points.after(first).value
+    value = points.last() if first is None else float(statistic(later[later > high]))
     seen = Share(value) if isinstance(high, Share) else value
-    return Reading(
-        seen, first is not None and value > high, first, data.step_evidence([first]), curve=Curve(points, high=high)
-    )
+    return Reading(seen, first is not None, first, data.step_evidence([first]), curve=Curve(points, high=high))
 
 
 def exceeds(data: RunData, count: float, of: float, limit: float) -> bool:

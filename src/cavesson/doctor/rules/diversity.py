@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.finding import Curve, Percent, Reading, Words
+from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share, Words
 from cavesson.doctor.groups import within
 from cavesson.doctor.proposal import calmer, stronger, tighter
 from cavesson.doctor.readings import collapse, is_clear
@@ -17,6 +17,8 @@ from cavesson.doctor.rules.consequences import CRITIC
 from cavesson.doctor.series import Array, Series, since, smoothed, together, trend
 from cavesson.text.statistics import words
 
+MANY = float(np.log(100))
+"""Entropy of a uniform choice among so many tokens that no task asks for one, in nats."""
 BUDGET = 4000
 """Words of a step that distinct-2 is measured over: with more words, fewer pairs are new, whatever their variety."""
 
@@ -86,25 +88,41 @@ def entropy_collapse(data: RunData, *, limit: float = 0.1) -> Reading | None:
     needs=["rows.entropy|tokens.logprob|steps.policy/entropy"],
     min_steps=10,
     title="The entropy explodes",
-    cause="The policy's entropy rose from {before} to {seen} nats per token: the policy is forgetting how to write.",
+    cause="The policy's entropy is {seen} nats per token ({before} at the start): {what}.",
     healthy="entropy per token, in nats: below {factor} times its start (with a small vocabulary: nearer to its start "
-    "than to a uniform choice), or less than {rise} above it",
+    "than to a uniform choice), or less than {rise} above it; and below {noise} of that of a uniform choice among the "
+    "tokens that occur",
     fix="lower optimizer.learning_rate, ppo.entropy_coef = 0, check whether sampler and trainer disagree",
     settings={"optimizer.learning_rate": calmer, "ppo.entropy_coef": 0.0},
     source="2505.22617; prime-rl, docs/training.md",
     explains=["reward-falls", "likelihood-displacement", "truncated", "kl-explosion", *CRITIC],
     windows=True,
 )
-def entropy_explosion(data: RunData, *, factor: float = 1.5, rise: float = 0.5) -> Reading | None:
-    points = entropy(data)
+def entropy_explosion(
+    data: RunData, *, factor: float = 1.5, rise: float = 0.5, noise: float = Share(0.85)
+) -> Reading | None:
+    points, uniform = entropy(data), _uniform(data)
     if len(points) < 10 or points.first() < 1e-3:
         return None
-    before, smooth = points.first(), smoothed(points)
-    high = max(min(factor * before, (before + _uniform(data)) / 2), before + rise)
+    before, smooth, evidence = points.first(), smoothed(points), data.step_evidence(points.step[-1:])
+    high = max(min(factor * before, (before + uniform) / 2), before + rise)
     sick = since(points, smooth.value > high, 4) is not None and trend(points).change > 0 and is_clear(data, points)
     began = since(points, smooth.value > (before + high) / 2, 4)
-    evidence = data.step_evidence(points.step[-1:])
-    return Reading(points.last(), sick, began, evidence, {"before": before}, Curve(points, high=high))
+    what = "it rises, and the policy is forgetting how to write"
+    if not sick and MANY < uniform < np.inf and _surprise(data) > noise * uniform:
+        began, high = since(points, smooth.value > noise * uniform, 4), noise * uniform
+        what, sick = "nearly that of a uniform choice, so that responses are noise", began is not None
+    words: Words = {"before": before, "what": Phrase(what)}
+    return Reading(points.last(), sick, began, evidence, words, Curve(points, high=high))
+
+
+def _surprise(data: RunData) -> float:
+    """Return the mean of −log π of the last responses, in nats per token; 0 if it is not recorded.
+
+    Where sampling is filtered, few tokens occur, and a policy that would choose among many is not to blame.
+    """
+    sample = data.sample
+    return sample.mean_by_step(-sample["logprob"]).last() if data.recorded("tokens.logprob") else 0.0
 
 
 def _uniform(data: RunData) -> float:

@@ -320,17 +320,18 @@ def unknown_estimate(data: RunData, *, limit: float = 0.2) -> Reading | None:
     sample, logged = data.sample, data.metric("kl/objective")
     if len(sample.rows) < len(data.rows):
         return None  # the mean over a sample of the rollouts need not equal the logged mean over all of them
-    found: list[tuple[float, str]] = []
+    found: list[tuple[float, str, Series]] = []
     for name, values in estimates(sample["kl_k1"]).items():
         per_response = sample.total(np.where(sample.trained, values, 0.0))
         for unit, mine in (("per response", per_response), ("per token", per_response / np.maximum(sample.length, 1))):
             ours, theirs = together(sample.rows.by_step(mine), logged)
             scale = float(np.abs(theirs.value).mean())
             if len(ours) and scale > 0.01:
-                found.append((float(np.abs(ours.value - theirs.value).mean()) / scale, f"{name} {unit}"))
+                away = np.abs(ours.value - theirs.value) / scale
+                found.append((float(away.mean()), f"{name} {unit}", Series(ours.step, away)))
     if not found:
         return None
-    distance, name = min(found)
+    distance, name, course = min(found, key=lambda one: one[0])
     evidence = sample.rows.evidence(range(len(sample.rows)))
-    curve = Curve(logged, name=Phrase("logged KL"))
-    return Reading(distance, distance > limit, int(logged.step[0]), evidence, {"name": Phrase(name)}, curve)
+    curve, first = Curve(logged, name=Phrase("logged KL")), int(logged.step[0])
+    return Reading(distance, distance > limit, first, evidence, {"name": Phrase(name)}, curve, course)

@@ -12,7 +12,7 @@ from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.groups import groups, repeated, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import rounded, stronger, tighter
-from cavesson.doctor.readings import at_least, exceeding, exceeds, is_clear
+from cavesson.doctor.readings import at_least, exceeds, is_clear
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
@@ -124,7 +124,10 @@ def zero_variance_groups(data: RunData, *, limit: float = Share(0.5)) -> Reading
     if len(step) < 8 or not repeated(data.rows):
         return None
     points = mean_by_step(step, sd < 1e-9)
-    return exceeding(data, points, since(points, smoothed(points).value > limit, 5), limit, np.mean)
+    first = since(points, smoothed(points).value > limit, 5)
+    share = Share(points.after(first).value.mean())  # that a few steps exceed the limit can be chance
+    sick = first is not None and share > limit
+    return Reading(share, sick, first, data.step_evidence([first]), curve=Curve(points, high=limit))
 
 
 def _above_most(value: float | None, data: RunData, reading: Reading) -> float:
