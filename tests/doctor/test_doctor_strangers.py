@@ -149,7 +149,8 @@ def test_the_words_of_a_phrase_are_one_pattern(apart, sick, tmp_path):
     """Many words that are worth as much are what a reward asks for; those of one phrase are not many."""
     made = healthy(steps=48)
     phrase_spreads(made, "hope this helps you today friend", apart)
-    assert reading(pattern_spreading, made, tmp_path).sick == sick
+    found = reading(pattern_spreading, made, tmp_path)
+    assert found.sick == sick and (not sick or " " in str(found.words["pattern"]))
 
 
 def with_parts(made: Made, **parts: np.ndarray) -> None:

@@ -21,13 +21,13 @@ def _gap(sample: Sample) -> Array:
     number=24,
     needs=["tokens.logprob", "tokens.sampler_logprob|tokens.entropy"],
     title="Sampler and trainer disagree on the log-probabilities",
-    cause="{what}: different kernels, precision or routing, or old weights. The trainer learns from samples of another "
-    "policy than it assumes.",
+    cause="{what}: different kernels, precision or routing, old weights, or a temperature or filter that only one of "
+    "them applies. The trainer learns from samples of another policy than it assumes.",
     healthy="mean e^|δ| per token, where δ is the difference between the log-probabilities of sampler and trainer: "
     "below {limit} (|δ| is usually 0.01 to 0.02 nats); if the sampler's are not recorded, surprise (−log π) − entropy, "
     "in nats per token: at most {surprise}, or within its noise",
-    fix="same dtype on both sides, new weights for the sampler after every update, a float32 output layer, or "
-    "truncated importance sampling (grpo.importance = 2.0)",
+    fix="same dtype and sampling settings on both sides, new weights for the sampler after every update, a float32 "
+    "output layer, or truncated importance sampling (grpo.importance = 2.0)",
     source="NeMo-RL, guides/grpo.md; verl, rollout_corr.md; TRL issue 5312",
     explains=["clip-fraction-high", "ratio-blow-up", "gradient-spike", "mismatch-growing", "mismatch-rare-tokens",
               "negative-kl"],

@@ -172,9 +172,17 @@ def pattern_spreading(data: RunData, *, limit: float = Share(0.12)) -> Reading |
     for late in parts:
         found = [pattern for pattern in spreading(texts, late, data.chance / len(parts)) if pattern.lift > 0]
         if found and found[0].explains >= limit:
-            return _spread(rows, found[0], late)
+            return _spread(rows, _longest(texts, found), late)
         most = max(most, found[0].explains if found else 0.0)
     return Reading(Share(most), False)
+
+
+def _longest(texts: Texts, found: list[Pattern]) -> Pattern:
+    """Return the longest of the patterns that are in the same responses as the first one, such as words of a phrase."""
+    best, has = found[0], texts.having(found[0].text)
+    same = [one for one in found if one.explains > SAME * best.explains]
+    same = [one for one in same if np.corrcoef(has, texts.having(one.text))[0, 1] > SAME]
+    return best if best.text in DISCARDS else max(same, key=lambda one: len(one.text), default=best)
 
 
 def _spread(rows: Rows, best: Pattern, late: Array) -> Reading:
