@@ -20,7 +20,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/engines -m "not slow" --hypothesis-profile quick
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/engines $(if $(SLOW_PART),--slow-part $(SLOW_PART))
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore tests/engines $(if $(SLOW_PART),--slow-part $(SLOW_PART) --hypothesis-profile quick)
 
 # vLLM pins its own PyTorch, so it gets an environment of its own: 3.4 GB, without a GPU. Ray (0.3 GB) needs none.
 test-engines: $(INSTALLED) .venv/.ray-installed .venv-vllm/.installed
