@@ -56,7 +56,7 @@ def _check_training(stage: TrainingStage, known: Mapping[str, Stage]) -> None:
         return
     _check_rewards(settings.rewards, known, load_prompts(settings.data, tokenizer))
     if not settings.rewards:
-        raise UserError("there is no reward: add rewards to the stage")
+        raise UserError("the stage has no reward: add one to its rewards")
 
 
 def _check_comparison(stage: ComparisonStage, known: Mapping[str, Stage]) -> None:

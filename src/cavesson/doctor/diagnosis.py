@@ -129,8 +129,9 @@ def _skipped(data: RunData, rule: Rule) -> Skipped | None:
     missing = [need for need in rule.needs if not _is_met(data, need, need in rule.recorded)]
     if missing:
         could = [recordable(need, data.recorded) for need in missing]
-        what = needs(could if all(could) else missing)
-        return replace(because("not recorded: {what}", what=what), lacking=tuple(could) if all(could) else ())
+        if not all(could):  # what would be derived from recorded columns does not follow from them
+            return because("the recorded columns do not determine what this rule judges")
+        return replace(because("not recorded: {what}", what=needs(could)), lacking=tuple(could))
     steps = len(data.rows.steps)
     if steps < rule.min_steps:
         return because("needs {least} steps; the record has {steps}", least=float(rule.min_steps), steps=float(steps))

@@ -130,6 +130,11 @@ class Sample:
         found[1:] = self.last[:-1] & (self.line[1:] == self.line[:-1])
         return read_only(found)
 
+    @property
+    def drawn(self) -> Array:
+        """[N] the log-probability with which each token was sampled: the sampler's own, or the trainer's without it."""
+        return self["sampler_logprob" if self.has("sampler_logprob") else "logprob"]
+
     def total(self, values: Array) -> Array:
         """Return [n] the sum over the trained tokens of each rollout; NaN if one of them was not measured."""
         return np.bincount(self.line[self.trained], values[self.trained], minlength=len(self.rows))

@@ -105,7 +105,7 @@ def critic_rate_high(plan: Plan) -> None:
 
 @fault(
     causes=["value-not-fitting", "value-constant", "penalty-mis-scaled"],
-    # Compared with such rewards there is no penalty; the critic moves 0.2 at a time.
+    # Beside such rewards, the penalty is negligible, and the critic moves by 0.2 at most.
     also=["value-start", "kl-explosion", "estimator-misplaced", "value-loss-spike", "pattern-spreading", *TOO_FAR],
     seen=TOKENS,
     trainers=["ppo"],

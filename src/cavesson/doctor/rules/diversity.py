@@ -18,7 +18,7 @@ from cavesson.doctor.series import Array, Series, since, smoothed, together, tre
 from cavesson.text.statistics import words
 
 MANY = float(np.log(100))
-"""Entropy of a uniform choice among so many tokens that no task asks for one, in nats."""
+"""Entropy of a uniform choice among 100 tokens, in nats. A task may ask for one among fewer, such as labels."""
 BUDGET = 4000
 """Words of a step that distinct-2 is measured over: with more words, fewer pairs are new, whatever their variety."""
 

@@ -258,7 +258,7 @@ def same_seed(data: RunData, *, limit: float = Share(0.2), places: float = Share
     if not data.has("tokens.logprob"):
         return equal_places(sample.rows, places)
     # The sampler's probability counts, as a policy that generates garbage may consider that garbage certain.
-    surprise = -sample.total(sample["sampler_logprob" if sample.has("sampler_logprob") else "logprob"])
+    surprise = -sample.total(sample.drawn)
     texts = sample.rows.texts("response")
     some = [i for i in np.flatnonzero(surprise > IMPROBABLE) if (texts[i] or "").strip()]  # empty ones are failures
     groups = [group for group in _siblings(sample.rows, np.array(some, np.int64)) if len(group) > 1]

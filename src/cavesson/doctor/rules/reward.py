@@ -23,7 +23,7 @@ FEWEST = 30
 """Responses from which it is said that all have the same reward."""
 NOT_EVALUATED = Phrase("held-out prompts were evaluated fewer than five times; what is gained there is not known")
 VERDICTS = 3
-"""Different rewards of a verifier, at most; a rare one is no outlier."""
+"""Maximum number of different rewards of a verifier, whose rare verdicts are not outliers."""
 USED = 1e-3
 """Share of the reward that its parts may leave unexplained, and relative size from which a part counts."""
 

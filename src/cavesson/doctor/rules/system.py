@@ -48,7 +48,7 @@ def _probable(data: RunData) -> Array:
     sample = data.sample
     if not data.has("tokens.logprob"):
         return np.ones(len(sample.rows), bool)
-    return np.asarray(sample.total(sample["sampler_logprob" if sample.has("sampler_logprob") else "logprob"]) > RARE)
+    return np.asarray(sample.total(sample.drawn) > RARE)
 
 
 @rule(
