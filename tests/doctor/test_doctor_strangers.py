@@ -74,19 +74,20 @@ def test_what_exceeds_its_limit_for_a_while_is_not_a_finding(later, sick, tmp_pa
     assert found.sick == sick and (found.seen > 0.5) == sick
 
 
-@pytest.mark.parametrize("begins", [76, 90, 110])
+@pytest.mark.parametrize("begins", [88, 96, 140])
 def test_the_onset_of_what_a_window_shows_is_looked_for_in_the_whole_run(begins, tmp_path):
     """Equal responses have equal rewards, until scores are shuffled within each step."""
-    made, chance = healthy(steps=128), np.random.default_rng(3)
+    made, chance = healthy(steps=160), np.random.default_rng(3)
     made.info, made.tokens = {}, {"mask": made.mask, "token_id": made.tokens["token_id"]}
     word = chance.integers(0, 4, made.rows["response"].shape)
     made.rows["response"] = np.array(["yes", "no", "perhaps", "never"], object)[word]
     made.rows["reward"] = word.astype(float)
-    for step in range(begins, 128):
+    for step in range(begins, 160):
         made.rows["reward"][step] = chance.permutation(made.rows["reward"][step])
     (found,) = diagnose(made.data(tmp_path), [reward_is_noise]).findings
     assert found.reading.window is not None
     assert found.reading.since is not None and abs(found.reading.since - begins) <= 2
+    assert found.reading.between is not None and found.reading.between[0] >= begins - 3
 
 
 def moved(made: Made) -> np.ndarray:
