@@ -23,15 +23,15 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "time/step": ("timing_s/step", "time/ppo/total", "step_time", "total_step_time"),
 }
 """Cavesson's name → those of TRL (PPO 1.x, then 0.x), OpenRLHF, verl and NeMo-RL."""
-PREFIXES = ("train/", "training/", "actor/train/")
-"""What trackers put before a metric's name."""
+TRACKED = "train/"
+"""What TRL's callbacks for trackers put before a metric's name."""
 _UPDATE = re.compile(r"(?!(eval|val|valid|test)[/_])((.*/)?(kl|policy|loss|optim|value)/|.*(loss|grad_norm))")
 
 
 def logged_as(name: str) -> Iterator[str]:
     """Yield the names under which a metric may be logged, Cavesson's first."""
     for known in (name, *ALIASES.get(name, ())):
-        yield from (known, *(prefix + known for prefix in PREFIXES))
+        yield from (known, TRACKED + known)
 
 
 def is_of_update(name: str) -> bool:
