@@ -68,7 +68,8 @@ def save_model(size: Size, folder: Path) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        Qwen2ForCausalLM(config).save_pretrained(folder)
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            Qwen2ForCausalLM(config).save_pretrained(folder)
     finally:
         torch.set_default_dtype(before)
     tiny_tokenizer().save_pretrained(folder)
@@ -93,6 +94,11 @@ def settings_of(algorithm: str, size: Size, folder: Path, given: Namespace) -> d
         "checkpoint": {"every": 0},
         "doctor": {"on_finding": "ignore"},
     }  # fmt: skip
+
+
+def prompts(size: Size) -> list[str]:
+    """Return as many different prompts as a step has groups."""
+    return ["".join(chr(97 + (n * 7 + i) % 26) for i in range(PROMPT)) for n in range(size.batch // GROUP)]
 
 
 def variety(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
@@ -139,7 +145,7 @@ def measure(algorithm: str, size: Size, folder: Path, given: Namespace) -> dict[
     values = settings_of(algorithm, size, folder, given)
     training = Training(
         ALGORITHMS[algorithm].settings.model_validate(values),
-        prompts=["".join(chr(97 + (n * 7 + i) % 26) for i in range(PROMPT)) for n in range(size.batch // GROUP)],
+        prompts=prompts(size),
         rewards=variety,
     )
     device = training.processes.device
@@ -152,6 +158,7 @@ def measure(algorithm: str, size: Size, folder: Path, given: Namespace) -> dict[
     peak = peak_tflops(device, given.peak)
     tokens = size.batch * given.response
     found = {
+        "step, s": [seen["time/total"] for seen in metrics],
         "sampled tokens/s": [tokens / seen["time/generate"] for seen in metrics],
         "updated tokens/s": [size.batch * (PROMPT + given.response) / seen["time/update"] for seen in metrics],
         "update TFLOP/s": [flops / seen["time/update"] / 1e12 for seen in metrics],
@@ -231,12 +238,12 @@ def main() -> None:
         for algorithm in given.algorithm or ("ppo", "grpo"):
             with TemporaryDirectory(prefix="cavesson-bench-") as place:
                 save_model(size, Path(place) / "model")
-                predicted = predicted_gb(algorithm, size, Path(place), given)
                 found = measure(algorithm, size, Path(place), given)
-            kind = "adapters" if size.lora else "all weights"
-            print(f"{algorithm}, {name}, {kind}, {size.batch} responses of {given.response} tokens, median (range)")
-            for figure, values in found.items():
-                print(f"  {figure:18} {median(values):.4g} ({min(values):.4g} to {max(values):.4g})")
+                kind = "adapters" if size.lora else "all weights"
+                print(f"{algorithm}, {name}, {kind}, {size.batch} responses of {given.response} tokens, median (range)")
+                for figure, values in found.items():
+                    print(f"  {figure:18} {median(values):.4g} ({min(values):.4g} to {max(values):.4g})", flush=True)
+                predicted = predicted_gb(algorithm, size, Path(place), given)
             if predicted is not None:
                 print(f"  {'predicted, GB':18} {predicted:.4g}")
             if torch.cuda.is_available():

@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import cavesson
 from cavesson.models.tiny import tiny_model, tiny_tokenizer
 from cavesson.processes import Processes
+from cavesson.sampling.decoding import CacheKind, Decoder, Decoding, choose_decoding, full_passes, new_cache
 from cavesson.sampling.vllm_weights import NcclGroup
 from cavesson.train.batches import begin_thread
 from cavesson.train.loop import Report
@@ -68,6 +69,41 @@ def test_a_seed_draws_the_same_tokens_as_on_the_cpu(tmp_path: Path) -> None:
     assert sum(one != other for one, other in zip(cpu, cuda, strict=True)) <= 1
 
 
+def test_a_replayed_step_computes_the_same_bits() -> None:
+    """With and without a CUDA graph, and after rows have left the batch."""
+    model = tiny_model(seed=3).to("cuda").eval()
+    ids = torch.arange(2, 26, device="cuda").view(4, 6)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    tokens = torch.arange(30, 70, device="cuda").view(10, 4)
+
+    @torch.no_grad()
+    def logits(kind: CacheKind) -> list[torch.Tensor]:
+        decoder = Decoder(model, ids, mask, new_cache(model, kind, 16), kind == "recorded")
+        seen, kept = [decoder.read()], torch.arange(4, device="cuda")
+        for step, token in enumerate(tokens):
+            if step == 5:
+                kept = kept[1::2]
+                decoder.keep(kept)
+            seen.append(decoder.append(token[kept]).clone())
+        return seen
+
+    for one, other in zip(logits("static"), logits("recorded"), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_steps_are_replayed_where_their_kernels_can_be_recorded() -> None:
+    """8-bit layers wait for the GPU in each step."""
+    model = tiny_model(seed=3).to("cuda").eval()
+    assert choose_decoding(model, 16, full_passes(model, 16)) == Decoding("recorded")
+    layer = model.get_submodule("model.layers.0.mlp")
+    inner = layer.forward
+    layer.forward = lambda x: inner(x) * float((x * 0 + 1).mean())  # type: ignore[assignment]
+    cache, why = choose_decoding(model, 16, full_passes(model, 16))
+    assert cache == "static" and str(why).startswith("decoding raises AcceleratorError (CUDA error: ")
+    assert torch.ones(2, device="cuda").sum() == 2  # the GPU computes as before
+
+
 def test_a_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With PyTorch's deterministic kernels: by default, attention sums gradients in any order."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -93,16 +129,15 @@ def test_two_processes_with_nccl_are_one(tmp_path: Path, shard: str) -> None:
     assert responses(tmp_path / "one") == responses(tmp_path / "two")
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes: pip install cavesson[qlora]"
-)
+@needs_bitsandbytes
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
-def test_adapters_are_trained_on_quantized_weights(tmp_path: Path, quantization: str) -> None:
+def test_adapters_are_trained_on_quantized_weights(tmp_path: Path, quantization: str, device: str) -> None:
     tiny_model().save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
     seen: list[dict[str, float]] = []
     flags = {"model__path": str(tmp_path / "model"), "model__lora__rank": 4, "model__dtype": "bfloat16"}
-    run = tiny_run("ppo", tmp_path / "run", model__device="cuda", model__quantization=quantization, **flags)
+    run = tiny_run("ppo", tmp_path / "run", model__device=device, model__quantization=quantization, **flags)
     run.run(first_metrics(seen))
     assert all(torch.isfinite(torch.tensor(metrics["loss/total"])) for metrics in seen)
 

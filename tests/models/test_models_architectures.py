@@ -16,7 +16,7 @@ from cavesson.models.policy import Policy
 from cavesson.models.sequences import SequencePolicy
 from cavesson.models.tiny import tiny_tokenizer
 from cavesson.processes import Processes
-from cavesson.sampling.decoding import CacheKind, check_generate, check_scoring, choose_cache, full_passes
+from cavesson.sampling.decoding import CacheKind, check_generate, check_scoring, choose_decoding, full_passes
 from cavesson.sampling.responses import Responses
 from cavesson.sampling.room import cache_bytes
 from cavesson.sampling.sampler import Sampler
@@ -43,7 +43,7 @@ def sampled(policy: Policy, prompts: Batch, **settings: object) -> tuple[Batch, 
 
 
 def cache_of(model: PreTrainedModel, size: int) -> CacheKind:
-    return choose_cache(model, size, full_passes(model, size))
+    return choose_decoding(model, size, full_passes(model, size)).cache
 
 
 def test_many_architectures_are_documented_once():

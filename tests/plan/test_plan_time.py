@@ -55,6 +55,19 @@ def test_causal_attention_does_half_of_the_work() -> None:
     assert attend(True) == attend(False) // 2
 
 
+def test_grouped_queries_do_the_work_of_all_their_heads() -> None:
+    def work() -> None:
+        q = torch.empty(3, 4, 5, 16, requires_grad=True)
+        k, v = (torch.empty(3, 2, 7, 16, requires_grad=True) for _ in range(2))
+        attended = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        attended.sum().backward()
+
+    seen = operations(work)
+    product = 2 * 3 * 4 * 5 * 7 * 16  # of all queries and keys of three rows and four heads
+    # Forward scores and values; backward the scores again, and four gradients.
+    assert sum(one.flops * times for one, times in seen.items()) == (2 + 5) * product
+
+
 def test_what_moves_no_memory_is_no_work() -> None:
     """A view, uninitialised memory, and queries of a tensor."""
     assert not operations(lambda: torch.empty(6).view(2, 3).device)

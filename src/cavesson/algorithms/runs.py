@@ -353,7 +353,7 @@ class ExampleRun(RunSettings):
         """Return the model before training, without adapters."""
         from cavesson.models.trained import load_start
 
-        return load_start(self.model, self.model.quantization, self.maps_weights)
+        return load_start(self.model, self.model.quantization, self.maps_weights, self.model.device)
 
     def role(self, model: Any) -> nn.Module:
         """Wrap a model so that, given a batch, it computes what the algorithm's loss needs."""

@@ -32,7 +32,7 @@ def load_reward_model(settings: ModelSettings, pad: int, mapped: bool = False) -
     """
     if is_classifier(settings.path):
         return load_scalar_classifier(settings, mapped)
-    base = load_start(settings, settings.quantization, mapped)
+    base = load_start(settings, settings.quantization, mapped, settings.device)
     config = base.config
     config.num_labels, config.pad_token_id = 1, pad
     try:

@@ -48,6 +48,7 @@ def load_causal(
     dtype: str = "float32",
     quantization: str | None = None,
     mapped: bool = False,
+    device: str | None = None,
 ) -> PreTrainedModel:
     """Load a causal language model, with dropout off.
 
@@ -57,6 +58,7 @@ def load_causal(
         dtype: dtype of the forward pass.
         quantization: "nf4" or "int8" stores the weights in 4 or 8 bits, with bitsandbytes.
         mapped: whether to leave the weights in their files, see `mapped`, if that is possible.
+        device: where bitsandbytes quantizes the weights, which must stay there; None = a GPU, if there is one.
 
     Raises:
         UserError: there is no such model, or it has no language-model head.
@@ -72,9 +74,9 @@ def load_causal(
             _check_quantization(path, quantization, "its weights come as GGUF")
             model = _from_gguf(path, source, gguf_file, DTYPES[dtype])
         else:
-            config = _quantized(quantization, dtype)
             mapped = mapped and quantization is None
-            model, info = _loaded(AutoModelForCausalLM, source, DTYPES[dtype], mapped, quantization_config=config)
+            options = _quantized(quantization, dtype, device)
+            model, info = _loaded(AutoModelForCausalLM, source, DTYPES[dtype], mapped, **options)
             _check_head(path, model, info["missing_keys"])
     return prepare(model)
 
@@ -286,18 +288,21 @@ def _check_head(path: str, model: PreTrainedModel, missing: Iterable[str]) -> No
         raise UserError(f"{path} has no language-model head ({reason}); give a causal language model")
 
 
-def _quantized(quantization: str | None, dtype: str) -> BitsAndBytesConfig | None:
-    match quantization:
-        case "nf4":  # format and double quantisation of arXiv:2305.14314, section 3
-            return BitsAndBytesConfig(
-                load_in_4bit=True,
-                bnb_4bit_quant_type="nf4",
-                bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=DTYPES[dtype],
-            )
-        case "int8":
-            return BitsAndBytesConfig(load_in_8bit=True)
-    return None
+def _quantized(quantization: str | None, dtype: str, device: str | None) -> dict[str, Any]:
+    """Return the options of transformers for a quantization, on a device."""
+    if quantization is None:
+        return {}
+    if quantization == "nf4":  # format and double quantisation of arXiv:2305.14314, section 3
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=DTYPES[dtype],
+        )
+    else:
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    # By default on a GPU, if there is one; what belongs to 8-bit weights would stay there if they moved.
+    return {"quantization_config": config, **({} if device is None else {"device_map": {"": device}})}
 
 
 def _unpacked() -> Any:

@@ -51,15 +51,18 @@ def load_trained(
     return _load_model(path, gguf_file, dtype, quantization), load_tokenizer(place, None if is_adapter else gguf_file)
 
 
-def load_start(settings: StartSettings, quantization: str | None = None, mapped: bool = False) -> PreTrainedModel:
+def load_start(
+    settings: StartSettings, quantization: str | None = None, mapped: bool = False, device: str | None = None
+) -> PreTrainedModel:
     """Load the model that a run starts from; adapters of an earlier run are merged into their base.
 
     Args:
         settings: the model.
         quantization: as in `load_causal`.
         mapped: as in `load_causal`; what adapters are merged into is read.
+        device: as in `load_causal`.
     """
-    model = _load_model(settings.path, settings.gguf_file, settings.dtype, quantization, mapped)
+    model = _load_model(settings.path, settings.gguf_file, settings.dtype, quantization, mapped, device)
     if not isinstance(model, PeftModel):
         return model
     merged: PreTrainedModel = prepare(model.merge_and_unload())
@@ -68,14 +71,19 @@ def load_start(settings: StartSettings, quantization: str | None = None, mapped:
 
 
 def _load_model(
-    path: str, gguf_file: str | None, dtype: str, quantization: str | None, mapped: bool = False
+    path: str,
+    gguf_file: str | None,
+    dtype: str,
+    quantization: str | None,
+    mapped: bool = False,
+    device: str | None = None,
 ) -> PreTrainedModel | PeftModel:
     place = model_folder(path)
     if not (Path(place) / "adapter_config.json").exists():
-        return load_causal(place, gguf_file, dtype, quantization, mapped)
+        return load_causal(place, gguf_file, dtype, quantization, mapped, device)
     base = adapter_base(Path(place))
     start = StartSettings(path=base["path"], gguf_file=base["gguf_file"], dtype=dtype)
-    start_model = load_start(start, quantization)
+    start_model = load_start(start, quantization, device=device)
     with _damage_told(Path(place)):
         return prepare(PeftModel.from_pretrained(start_model, place))
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 _aten, _c10d = torch.ops.aten, torch.ops.c10d
 _WRITE_ONLY = {_aten.copy_, _aten.zero_, _aten.fill_, _aten.zeros_like, _aten.ones_like, _aten.full_like,
@@ -24,11 +24,15 @@ _ALLOCATE = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty
 """Operations that neither read nor write."""
 _TO_WEIGHTS = "fsdp::split_with_sizes_copy"
 """Name of the operation that copies what FSDP2 has gathered into weights, for which it has just got memory."""
-_ATTENTION: dict[Any, tuple[Callable[..., int], int, int]] = {
-    _aten._scaled_dot_product_flash_attention_for_cpu: (sdpa_flop_count, 3, 4),
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (sdpa_backward_flop_count, 4, 7),
+_ATTENTION: dict[Any, tuple[int, int, int, int]] = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: (0, 1, 1, 4),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 3, 2, 7),
 }
-"""What counts the operations of attention, from so many tensors, and which argument says whether it is causal."""
+"""The place of the queries, which keys and values follow, among the arguments of attention; how many products sum over
+the numbers of a key, and how many over those of a value; and the argument that says whether it is causal.
+
+Forward, those are queries · keys, and scores · values. Backward computes the scores again and the gradients of queries,
+keys, scores and values (arXiv:2205.14135, algorithm 4)."""
 Precision = Literal["half", "tf32", "full"]
 """Of matrix products: of factors in 16 bits; of float32 ones that are rounded to TF32 on a GPU; or not rounded."""
 
@@ -118,8 +122,9 @@ def _flops(function: Any, args: Any, kwargs: Any, result: Any) -> int:
     if packet is torch.ops.mkldnn._linear_pointwise:
         return 2 * int(prod(args[0].shape)) * len(args[1])
     if packet in _ATTENTION:
-        count, tensors, causal = _ATTENTION[packet]
-        flops = count(*(x.shape for x in args[:tensors]))
+        first, of_keys, of_values, causal = _ATTENTION[packet]
+        (rows, heads, queries, key), (*_, keys, _), (*_, value) = (x.shape for x in args[first : first + 3])
+        flops = 2 * int(rows * heads * queries * keys * (of_keys * key + of_values * value))
         return flops // 2 if len(args) > causal and args[causal] else flops  # half of the pairs of tokens are masked
     return int(flop_registry[packet](*args, **kwargs, out_val=result)) if packet in flop_registry else 0
 

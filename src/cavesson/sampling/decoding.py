@@ -1,14 +1,15 @@
 """Decoding with a key-value cache: one pass over the prompt, then one token at a time.
 
-A preallocated cache is faster, but some architectures compute different results with it, and some handle padding or the
-end of a sliding window correctly only in a full pass. So decoding is compared with a full forward pass before it is
-used.
+A preallocated cache is faster, and on a GPU its steps can be replayed as a CUDA graph. But some architectures compute
+different results with it, and some handle padding or the end of a sliding window correctly only in a full pass. So
+decoding is compared with a full forward pass before it is used.
 """
 
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import GenerationConfig, PretrainedConfig, StaticCache
 
 from cavesson.data.prompts import padded_prompts
@@ -18,9 +19,10 @@ from cavesson.models.policy import Policy, positions
 from cavesson.models.quantized import without_rounding
 from cavesson.models.shared_prompts import distinct
 from cavesson.ops.head import head_logits
+from cavesson.sampling.recorded import RecordedStep, can_record
 
-CacheKind = Literal["static", "growing"]
-"""Preallocated, or what the model makes by itself."""
+CacheKind = Literal["recorded", "static", "growing"]
+"""Preallocated, with steps replayed as a CUDA graph; preallocated; or what the model makes by itself."""
 
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
 """Fields of configs that say how far attention reaches back."""
@@ -38,12 +40,14 @@ class Decoder:
         ids: prompts `[B, S]`, padded on the left.
         mask: 0 on the padding.
         cache: an empty cache; None = the model creates one.
+        recorded: whether to replay steps as a CUDA graph; `can_record` must hold for the cache.
     """
 
-    def __init__(self, model: nn.Module, ids: Tensor, mask: Tensor, cache: Any) -> None:
+    def __init__(self, model: nn.Module, ids: Tensor, mask: Tensor, cache: Any, recorded: bool = False) -> None:
         self._trunk, self._head = trunk(model), output_head(model).float()
         self._ids, self._mask, self._position = ids, mask, positions(mask)
-        self._cache = cache
+        self._cache, self._recorded = cache, recorded
+        self._step: RecordedStep | None = None
 
     def read(self) -> Tensor:
         """Read the prompts and return the logits `[B, V]` of their first tokens."""
@@ -52,16 +56,23 @@ class Decoder:
         logits = self._logits(*prompts)[among.prompt]
         among.spread(self._cache)
         self._position = self._position[:, -1:]
+        if self._recorded:  # a mask of fixed shape; what is not there yet is masked as the future
+            self._mask = pad(self._mask, (0, self._cache.layers[0].max_cache_len - self._mask.shape[1]), value=1)
         return logits
 
     def append(self, token: Tensor) -> Tensor:
         """Append one token `[B]` to each row and return the logits `[B, V]` of the next ones."""
         ids, self._position = token[:, None], self._position + 1
-        self._mask = torch.cat([self._mask, torch.ones_like(ids)], dim=1)
-        return self._logits(ids, self._mask, self._position)
+        if not self._recorded:
+            self._mask = pad(self._mask, (0, 1), value=1)
+            return self._logits(ids, self._mask, self._position)
+        if self._step is None:
+            self._step = RecordedStep(self._logits, (ids, self._mask, self._position), self._cache)
+        return self._step(ids, self._mask, self._position)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows of the batch but these `[K]`."""
+        self._step = None
         self._mask, self._position = self._mask[rows], self._position[rows]
         self._cache.reorder_cache(rows)
 
@@ -77,7 +88,7 @@ class Decoder:
 
 def new_cache(model: nn.Module, kind: CacheKind, size: int) -> StaticCache | None:
     """Return an empty cache for sequences of `size` tokens, or None if the model creates the cache."""
-    return StaticCache(config=causal(model).config, max_cache_len=size) if kind == "static" else None
+    return None if kind == "growing" else StaticCache(config=causal(model).config, max_cache_len=size)
 
 
 class FullPasses(NamedTuple):
@@ -112,25 +123,32 @@ def full_passes(model: nn.Module, size: int) -> FullPasses:
     return FullPasses(prompts, answers, torch.stack(rows))
 
 
-@torch.no_grad()
-def choose_cache(model: nn.Module, size: int, expected: FullPasses) -> CacheKind:
-    """Return the kind of cache, for `size` tokens, with which decoding agrees with full forward passes.
+class Decoding(NamedTuple):
+    """How a model is decoded."""
 
-    The preallocated cache is preferred.
+    cache: CacheKind
+    unrecorded: str | None = None
+    """on a GPU, why its steps are not replayed as a CUDA graph"""
+
+
+@torch.no_grad()
+def choose_decoding(model: nn.Module, size: int, expected: FullPasses) -> Decoding:
+    """Return the fastest decoding of up to `size` tokens that agrees with full forward passes.
 
     Raises:
-        UserError: decoding agrees with neither kind.
+        UserError: decoding agrees with neither kind of cache.
     """
-    kinds: tuple[CacheKind, ...] = ("static", "growing")
-    with without_rounding(model):
-        for kind in kinds:
-            reason = _disagreement(model, kind, size, expected)
-            if reason is None:
-                return kind
-    raise UserError(
-        f"{causal(model).config.model_type} cannot be sampled from: decoding with a cache {reason}; choose another "
-        "architecture"
-    )
+    kind, unrecorded = causal(model).config.model_type, None
+    if causal(model).device.type == "cuda":
+        unrecorded = _unrecorded(model, size, expected)
+        if unrecorded is None:
+            return Decoding("recorded")
+    caches: tuple[CacheKind, ...] = ("static", "growing")
+    for cache in caches:
+        reason = _disagreement(model, cache, size, expected)
+        if reason is None:
+            return Decoding(cache, unrecorded)
+    raise UserError(f"{kind} cannot be sampled from: decoding with a cache {reason}; choose another architecture")
 
 
 @torch.no_grad()
@@ -191,22 +209,39 @@ def _rows(config: PretrainedConfig, size: int) -> tuple[list[list[int]], Tensor]
     return [long, long[:1], long], torch.arange(7, 16).view(3, _COMPARED) % tokens
 
 
+def _unrecorded(model: nn.Module, size: int, expected: FullPasses) -> str | None:
+    """Return why steps cannot be replayed as a CUDA graph, or None if they can."""
+    if not can_record(new_cache(model, "recorded", size)):
+        return "its cache keeps more than keys and values of all tokens"
+    reason = _disagreement(model, "recorded", size, expected)
+    return None if reason is None else f"decoding {reason}"
+
+
 def _disagreement(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> str | None:
     """Return what is wrong with decoding with this cache, or None if it agrees with the full forward pass."""
-    device = causal(model).device
-    batch, answers, kept = padded_prompts(expected.prompts, 0), expected.answers.to(device), _KEPT.to(device)
-    ids, mask = batch["prompt_ids"].to(device), batch["prompt_mask"].to(device)
     try:
-        decoder = Decoder(model, ids, mask, new_cache(model, kind, size))
-        logits = [decoder.read(), decoder.append(answers[:, 0])]
-        decoder.keep(kept)
-        seen = torch.cat([*logits, decoder.append(answers[kept, 1])])
+        with without_rounding(model):
+            seen = _decoded(model, kind, size, expected)
+        if kind == "recorded":  # the kernels of quantized layers too, some of which wait for the GPU
+            _decoded(model, kind, size, expected)
     except torch.OutOfMemoryError:
         raise
     except UNSUPPORTED as error:
         return f"raises {type(error).__name__} ({first_line(error)})"
+    kept = _KEPT.to(seen.device)
     wanted = torch.cat([expected.logits[:, 0], expected.logits[:, 1], expected.logits[kept, 2]])
     if bool(close(seen, wanted, causal(model).dtype).all()):
         return None
     difference = (seen.log_softmax(-1) - wanted.log_softmax(-1)).abs().max()
     return f"differs from a full forward pass by up to {float(difference):.2g} nats"
+
+
+def _decoded(model: nn.Module, kind: CacheKind, size: int, expected: FullPasses) -> Tensor:
+    """Return the logits of the tokens that are compared, those of each step after those of the one before."""
+    device = causal(model).device
+    batch, answers, kept = padded_prompts(expected.prompts, 0), expected.answers.to(device), _KEPT.to(device)
+    ids, mask = batch["prompt_ids"].to(device), batch["prompt_mask"].to(device)
+    decoder = Decoder(model, ids, mask, new_cache(model, kind, size), kind == "recorded")
+    logits = [decoder.read(), decoder.append(answers[:, 0])]
+    decoder.keep(kept)
+    return torch.cat([*logits, decoder.append(answers[kept, 1])])

@@ -9,15 +9,24 @@ from transformers import PreTrainedTokenizerBase
 from cavesson.models.policy import Policy
 from cavesson.models.sharding import gathered
 from cavesson.randomness import token_uniforms
-from cavesson.sampling.decoding import CacheKind, Decoder, check_scoring, choose_cache, full_passes, new_cache
+from cavesson.sampling.decoding import (
+    CacheKind,
+    Decoder,
+    Decoding,
+    check_scoring,
+    choose_decoding,
+    full_passes,
+    new_cache,
+)
 from cavesson.sampling.distribution import draw, sampling_logprobs
 from cavesson.sampling.responses import Growing, Responses, StopTexts, eos_token_ids, joined, length_limits
 from cavesson.sampling.room import check_room
 from cavesson.sampling.settings import DecodingSettings
 from cavesson.types import Batch
 
-KEPT = 0.75
-"""Share of running rows at which those that have ended leave the batch; not at each end, as the cache is copied."""
+KEPT: dict[CacheKind, float] = {"recorded": 0.5, "static": 0.75, "growing": 0.75}
+"""Share of running rows at which those that have ended leave the batch; not at each end, as the cache is copied, and a
+CUDA graph is recorded again."""
 
 
 class Sampler:
@@ -45,7 +54,7 @@ class Sampler:
         self.seed = seed
         self.is_scored = is_scored
         self.stop = StopTexts(tokenizer, settings.stop)
-        self._cache: CacheKind = "static"
+        self.decoding = Decoding("static")
         self._rows = self._size = 0  # the largest sizes prepared for
         self._version = 0
         self.eos = torch.tensor(eos_token_ids(policy, tokenizer, settings), device=policy.device)
@@ -68,7 +77,7 @@ class Sampler:
         if size > self._size:
             self.policy.eval()
             expected = self.policy.during(lambda: full_passes(self.policy.model, size))
-            self._cache = self.policy.during(lambda: choose_cache(self.policy.model, size, expected))
+            self.decoding = self.policy.during(lambda: choose_decoding(self.policy.model, size, expected))
             if self.is_scored:
                 check_scoring(self.policy, expected)
         self._rows, self._size = max(rows, self._rows), max(size, self._size)
@@ -109,14 +118,15 @@ class Sampler:
         numbers, rows = torch.from_numpy(uniforms).to(device), torch.arange(len(prompts), device=device)
         logprobs = torch.zeros(len(prompts), longest := int(limits.max()), device=device)
         ids, mask = (prompts[name].to(device) for name in ("prompt_ids", "prompt_mask"))
-        decoder = Decoder(model, ids, mask, new_cache(model, self._cache, ids.shape[1] + longest))
+        kind = self.decoding.cache
+        decoder = Decoder(model, ids, mask, new_cache(model, kind, ids.shape[1] + longest), kind == "recorded")
         logits = decoder.read()
         for t in range(longest):
             token, logprobs[rows, t] = self._next(logits, settings, t, numbers[rows, t])
             growing.append(numbered := rows.tolist(), token.tolist())
             if growing.all_done:
                 break
-            if len(left := growing.left(numbered)) <= KEPT * len(rows):
+            if len(left := growing.left(numbered)) <= KEPT[kind] * len(rows):
                 kept = torch.tensor(left, device=device)
                 rows, token = rows[kept], token[kept]
                 decoder.keep(kept)

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.cuda import nccl
 from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from cavesson.errors import ServerError, UserError, first_line
 from cavesson.models.parts import causal
 from cavesson.processes import Processes
+from cavesson.sampling.nccl import Communicator, new_identity, unavailable
 from cavesson.sampling.vllm_client import VllmClient
 from cavesson.sampling.vllm_server import NCCL_FLAGS
 
@@ -45,17 +45,17 @@ class NcclGroup:
 
     def __init__(self, identity: bytes, size: int, device: torch.device) -> None:
         with torch.cuda.device(device):
-            self._communicator = nccl.init_rank(size, identity, 0)
+            self._communicator = Communicator(identity, size)
             # A separate stream: if a server does not receive, everything else on the GPU goes on.
             self._stream = torch.cuda.Stream(device)
-            self._send(nccl.all_reduce, torch.zeros(1, device=device))  # workers of vLLM begin with the same
+            number = torch.zeros(1, device=device)
+            self._communicator.sum(number, self._after(device))  # workers of vLLM begin with the same
             self._stream.synchronize()
 
     @staticmethod
     def new_identity() -> bytes:
         """Return an identity for a new group."""
-        identity: bytes = nccl.unique_id()
-        return identity
+        return new_identity()
 
     @staticmethod
     def check(device: torch.device, servers: Sequence[int]) -> None:
@@ -66,7 +66,7 @@ class NcclGroup:
             servers: GPUs of the server, as the machine counts them.
 
         Raises:
-            UserError: the policy is not on a GPU, or on one of the server's.
+            UserError: the policy is not on a GPU, or on one of the server's, or PyTorch has no NCCL.
         """
         name = 'sampling.vllm.transfer "nccl"'
         if device.type != "cuda":
@@ -78,18 +78,21 @@ class NcclGroup:
                 f"{name} cannot connect two processes on one GPU, but GPU {number} trains and is one of "
                 'sampling.vllm.devices; use "files", or another GPU'
             )
+        if why := unavailable():
+            raise UserError(f'{name} needs a PyTorch with NCCL ({why}); use "files"')
 
     def broadcast(self, tensor: Tensor) -> None:
         """Begin to send a contiguous tensor on this group's GPU to all workers; it must exist until `is_idle`."""
-        self._send(nccl.broadcast, tensor)
+        self._communicator.broadcast(tensor, self._after(tensor.device))
 
     def is_idle(self) -> bool:
         """Return whether everything has been sent."""
         return self._stream.query()
 
-    def _send(self, operation: Any, tensor: Tensor) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        operation([tensor], streams=[self._stream], comms=[self._communicator])
+    def _after(self, device: torch.device) -> torch.cuda.Stream:
+        """Return the stream of the group, on which what follows comes after all that the GPU has been told before."""
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        return self._stream
 
 
 class WeightTransfer:

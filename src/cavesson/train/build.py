@@ -158,7 +158,7 @@ def build_rollout_trainer(settings: RolloutRun, inputs: Inputs, processes: Proce
         kl_coef=settings.kl.coef,
         updates=settings.update,
         held_out=_held_out(settings, collector),
-        remarks=[*_remarks(settings, prompts), *whole_reads],
+        remarks=[*_remarks(settings, prompts), *whole_reads, *sampling_remarks(sampler)],
     )
 
 
@@ -196,6 +196,13 @@ def _try_rewards(settings: RolloutRun, rewards: Sequence[Reward], prompts: Promp
         rehearse(rewards, prompts.texts, prompts.columns)
 
 
+def sampling_remarks(sampler: Engine) -> list[str]:
+    """Return a note for the user if a GPU samples more slowly than it could."""
+    if not isinstance(sampler, Sampler) or sampler.decoding.unrecorded is None:
+        return []
+    return [f"sampling does not use a CUDA graph, which would be faster: {sampler.decoding.unrecorded}"]
+
+
 def _remarks(settings: RolloutRun, prompts: PromptSet) -> list[str]:
     """Return notes for the user on the prompts, and on settings that weaken the KL penalty."""
     notes: list[str] = []
@@ -228,8 +235,9 @@ def _remarks_on(prompts: PromptSet, name: str) -> list[str]:
 def _model(settings: RolloutRun, inputs: Inputs) -> PreTrainedModel:
     """Load the model that the run starts from, without adapters."""
     _seed_initial_weights(settings.seed)  # adapters are initialised at random
+    given = settings.model
     model: PreTrainedModel = prepare(
-        inputs.model or load_start(settings.model, settings.model.quantization, settings.maps_weights)
+        inputs.model or load_start(given, given.quantization, settings.maps_weights, given.device)
     )
     return model
 

@@ -1,0 +1,91 @@
+"""NCCL, as far as one sender of weights needs it.
+
+`torch.cuda.nccl` cannot create a communicator since Python 3.10: it parses its arguments in a way that Python has given
+up. The library that PyTorch has loaded is called directly.
+"""
+
+from ctypes import CDLL, POINTER, Structure, byref, c_char, c_char_p, c_int, c_size_t, c_void_p
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cavesson.errors import first_line
+
+_DTYPES = {
+    torch.int8: 0, torch.uint8: 1, torch.int32: 2, torch.int64: 4, torch.float16: 6, torch.float32: 7,
+    torch.float64: 8, torch.bfloat16: 9,
+}  # fmt: skip
+"""ncclDataType_t of nccl.h."""
+_SUM = 0
+"""ncclRedOp_t of nccl.h."""
+
+
+class _Identity(Structure):
+    _fields_ = (("internal", c_char * 128),)
+
+
+class Communicator:
+    """A group of processes, of which this one is rank 0. The constructor waits for all of them.
+
+    Args:
+        identity: what `new_identity` has returned, the same for all.
+        size: ranks.
+
+    Raises:
+        RuntimeError: NCCL failed.
+    """
+
+    def __init__(self, identity: bytes, size: int) -> None:
+        self._handle = c_void_p()
+        _call("ncclCommInitRank", byref(self._handle), size, _Identity.from_buffer_copy(identity), 0)
+
+    def broadcast(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+        """Send a contiguous tensor to all others, on a stream."""
+        place = c_void_p(tensor.data_ptr())
+        kind, queue = _DTYPES[tensor.dtype], c_void_p(stream.cuda_stream)
+        _call("ncclBroadcast", place, place, tensor.numel(), kind, 0, self._handle, queue)
+
+    def sum(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+        """Sum a contiguous tensor over all, in place, on a stream."""
+        place = c_void_p(tensor.data_ptr())
+        kind, queue = _DTYPES[tensor.dtype], c_void_p(stream.cuda_stream)
+        _call("ncclAllReduce", place, place, tensor.numel(), kind, _SUM, self._handle, queue)
+
+
+def new_identity() -> bytes:
+    """Return an identity for a new group."""
+    identity = _Identity()
+    _call("ncclGetUniqueId", byref(identity))
+    return bytes(identity)
+
+
+def unavailable() -> str | None:
+    """Return why NCCL cannot be used, or None if it can."""
+    try:
+        _library()
+    except OSError as error:
+        return first_line(error)
+    return None
+
+
+@cache
+def _library() -> Any:
+    library = CDLL("libnccl.so.2")  # found, because PyTorch has loaded it
+    buffers = [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p]
+    for name, kinds in {
+        "ncclGetUniqueId": [POINTER(_Identity)],
+        "ncclCommInitRank": [POINTER(c_void_p), c_int, _Identity, c_int],
+        "ncclBroadcast": buffers,
+        "ncclAllReduce": buffers,
+    }.items():
+        getattr(library, name).argtypes = kinds
+    library.ncclGetErrorString.argtypes, library.ncclGetErrorString.restype = [c_int], c_char_p
+    return library
+
+
+def _call(name: str, *arguments: Any) -> None:
+    library = _library()
+    if code := getattr(library, name)(*arguments):
+        raise RuntimeError(f"{name}: {library.ncclGetErrorString(code).decode()}")

@@ -1,0 +1,50 @@
+"""A decoding step as a CUDA graph: recorded once, then replayed in one launch.
+
+A step of a small model launches hundreds of kernels that each take less time than Python needs to launch the next.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StaticCache
+from transformers.cache_utils import StaticLayer
+
+
+class RecordedStep:
+    """Replays the computation of logits for inputs of the same shapes.
+
+    The graph reads and writes the memory of its first run: inputs are copied there, and the logits are overwritten by
+    the next call. The warm-up and the recording leave the cache as it was.
+
+    Args:
+        compute: returns the logits of the inputs, and appends their keys and values to the cache.
+        inputs: example inputs, of the shapes of all later ones.
+        cache: that `compute` appends to; `can_record` must hold.
+    """
+
+    def __init__(self, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...], cache: StaticCache) -> None:
+        self._inputs = tuple(each.clone() for each in inputs)
+        self._graph = torch.cuda.CUDAGraph()
+        lengths: list[Any] = [layer.cumulative_length for layer in cache.layers]  # type: ignore[union-attr]
+        compute(*self._inputs)  # libraries allocate workspaces and load kernels, which must not be recorded
+        for length in lengths:
+            length.sub_(1)
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._logits = compute(*self._inputs)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return the logits; the next call overwrites them."""
+        for kept, given in zip(self._inputs, inputs, strict=True):
+            kept.copy_(given)
+        self._graph.replay()
+        return self._logits
+
+
+def can_record(cache: object) -> bool:
+    """Return whether a cache keeps all that it counts in GPU memory: a graph repeats nothing that Python does."""
+    return isinstance(cache, StaticCache) and all(
+        type(layer) is StaticLayer and isinstance(getattr(layer, "cumulative_length", None), Tensor)
+        for layer in cache.layers
+    )
