@@ -243,7 +243,7 @@ def test_every_metric_is_explained_and_every_explained_one_is_there(tmp_path: Pa
     assert set(result.metrics[0]) | set(result.final) == explained("dpo.md")
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "computed again"])
 @pytest.mark.parametrize("adapters", [None, {"rank": 4, "alpha": 8}], ids=["full", "lora"])

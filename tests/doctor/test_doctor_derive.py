@@ -80,6 +80,7 @@ def lacking(folder: Path, **columns: Collection[str]) -> RunData:
     return RunData(cast(Run, Without(cavesson.open(folder), **columns)))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.8), (1.0, 1.0), (0.97, 0.0)])
 @pytest.mark.parametrize("hidden", ["advantage", "return"])
 @pytest.mark.parametrize("whiten", ["whiten_rewards", "whiten_advantages", None])
@@ -102,6 +103,7 @@ def test_whitening_of_advantages(whiten: bool) -> None:
     assert data.setting("config.ppo.whiten_advantages") is whiten
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "changes", "estimator"),
     [

@@ -163,7 +163,7 @@ def learns_the_opposite(made: Made) -> None:
     ],
 )
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.sampled(17)
+@pytest.mark.sampled(8)
 def test_the_fault_is_named_first(
     fault: Callable[[Made], None], cause: str, since: int | None, padded: bool, tmp_path: Path
 ) -> None:

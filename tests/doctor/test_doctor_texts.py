@@ -325,6 +325,7 @@ def places_of(texts: np.ndarray) -> bool | None:
     return None if found is None else found.sick
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [3, 4, 8])
 @pytest.mark.parametrize("words", [2, 3, 20])
 def test_a_policy_of_few_words_repeats_itself_by_chance(size, words):

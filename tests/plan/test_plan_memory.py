@@ -156,6 +156,7 @@ def test_few_layers_stand_for_many(tmp_path: Path, tokenizer: PreTrainedTokenize
         assert flops[0] == pytest.approx(flops[1])
 
 
+@pytest.mark.slow
 def test_an_architecture_without_a_preallocated_cache(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     sizes = {"hidden_size": 32, "n_layer": 2, "n_head": 4}
     BloomForCausalLM(BloomConfig(vocab_size=258, **sizes)).save_pretrained(tmp_path / "bloom")
@@ -187,6 +188,7 @@ def test_the_largest_sequences_of_a_run(tmp_path: Path, tokenizer: PreTrainedTok
     assert (largest.rows, largest.width, largest.packed, largest.learned) == (4, 27, False, 40)
 
 
+@pytest.mark.slow
 def test_every_algorithm_of_examples(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     pairs = [{"prompt": "Say", "chosen": "aa" * n, "rejected": "b" * n} for n in range(1, 9)]
     (tmp_path / "pairs").mkdir()
@@ -202,6 +204,7 @@ def test_every_algorithm_of_examples(tmp_path: Path, tokenizer: PreTrainedTokeni
     assert 0 < seen["reward-model"].added("learning") < seen["dpo"].added("learning")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", ["raft", "rloo", "grpo"])
 def test_every_algorithm_of_rollouts(command: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     run = run_of(command, tmp_path, samples_per_prompt=4)

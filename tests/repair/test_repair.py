@@ -156,6 +156,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: " ".join(settings) or "nothing")
 def test_a_fork_is_the_run_that_is_resumed_from_the_checkpoint_with_the_settings(
     settings: dict[str, Any], place: Path
@@ -222,6 +223,7 @@ def test_the_command_is_proposed_and_repeated_at_once(fixed: tuple[Path, Done]) 
     assert "steps 0–7" in again.out and "no checkpoint is older than the problem" in again.out
 
 
+@pytest.mark.slow
 def test_a_repair_that_was_killed_goes_on(place: Path, fixed: tuple[Path, Done]) -> None:
     (place / "fate").write_text("6")
     done = cavesson(place, "doctor", "run", "--fix", "--json")

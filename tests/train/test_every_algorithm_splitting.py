@@ -66,7 +66,7 @@ def test_the_layout_of_examples_changes_nothing(tmp_path: Path, name: str, model
     moved(name, tmp_path / "start", packed, **changes)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ONLINE)
 def test_the_size_of_micro_batches_changes_nothing(tmp_path: Path, name: str, model: str) -> None:

@@ -27,7 +27,7 @@ CLIPPED = 0.05
 """Gradient norm, far below those of the first steps"""
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", [*OFFLINE, *ONLINE])
 def test_a_run_is_the_same_bit_for_bit(tmp_path: Path, name: str, model: str) -> None:

@@ -113,6 +113,7 @@ def with_token(**fields: Any) -> Any:
     return spoil
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -157,6 +158,7 @@ def test_a_server_that_stalls_is_named(server: StandIn, tmp_path: Path) -> None:
         run(server, tmp_path / "run", sampling__vllm__timeout=0.5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("failing", "said"),
     [

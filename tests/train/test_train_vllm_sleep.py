@@ -33,6 +33,7 @@ def state(training: Training) -> dict[str, Any]:
     return httpx.get(f"{client.servers[0].url}/health").json()  # type: ignore[no-any-return]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("lora", "level"), [(None, 2), (LORA, 1)], ids=["all weights", "adapters"])
 def test_the_server_sleeps_while_the_policy_learns(
     python: str, untied_folder: Path, tmp_path: Path, lora: Any, level: int

@@ -105,6 +105,7 @@ def sharded(urls: list[str], folder: Path, dtype: str, shard: str) -> None:
     training.run(quiet)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("dtype", "shard"), [("float32", "full"), ("bfloat16", "full"), ("float32", "none")])
 def test_two_processes_send_the_weights_of_one(server: StandIn, tmp_path: Path, dtype: str, shard: str) -> None:
     for done in together(tmp_path, 2, sharded, [server.url], server.folder, dtype, shard):

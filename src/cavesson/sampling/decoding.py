@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 from transformers import GenerationConfig, PretrainedConfig, StaticCache
 
@@ -211,8 +212,10 @@ def _rows(config: PretrainedConfig, size: int) -> tuple[list[list[int]], Tensor]
 
 def _unrecorded(model: nn.Module, size: int, expected: FullPasses) -> str | None:
     """Return why steps cannot be replayed as a CUDA graph, or None if they can."""
+    if any(isinstance(weight, DTensor) for weight in model.parameters()):
+        return "the weights are sharded"
     if not can_record(new_cache(model, "recorded", size)):
-        return "its cache keeps more than keys and values of all tokens"
+        return "the cache keeps more than keys and values of all tokens"
     reason = _disagreement(model, "recorded", size, expected)
     return None if reason is None else f"decoding {reason}"
 
