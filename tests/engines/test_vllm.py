@@ -334,6 +334,7 @@ def begun(command: list[str], tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_a_run_starts_its_own_server_and_survives_its_death(folder: Path, tmp_path: Path) -> None:
     """Two processes of one run share the server; it is killed, the run says so and how to continue, and continues."""
     command = [sys.executable, "-m", "cavesson"]
