@@ -57,7 +57,8 @@ def overview(found: Mapping[str, Sequence[Result]], own: Mapping[Case, Result] |
     for name, results in found.items():
         one = scores.score(results)
         shares = map(per_cent, (one.first, one.third, one.named, one.precision))
-        rows.append([name, str(one.runs), *shares, f"{one.healthy_steps:,}", f"{one.alarms:.1f}"])
+        rows.append([name, str(one.runs), *shares, f"{one.healthy_steps:,}"])
+        rows[-1].append(f"{one.alarms:.1f}" if one.healthy_steps else "–")
         if own is not None:
             seen = scores.score(scores.visible(results, own))
             rows[-1] += [str(seen.runs), per_cent(seen.named)]
