@@ -96,11 +96,6 @@ def settings_of(algorithm: str, size: Size, folder: Path, given: Namespace) -> d
     }  # fmt: skip
 
 
-def prompts(size: Size) -> list[str]:
-    """Return as many different prompts as a step has groups."""
-    return ["".join(chr(97 + (n * 7 + i) % 26) for i in range(PROMPT)) for n in range(size.batch // GROUP)]
-
-
 def variety(prompts: list[str], responses: list[str], **_: Any) -> list[float]:
     """How many different characters a response has: a reward that costs nothing."""
     return [float(len(set(response))) for response in responses]
@@ -145,7 +140,7 @@ def measure(algorithm: str, size: Size, folder: Path, given: Namespace) -> dict[
     values = settings_of(algorithm, size, folder, given)
     training = Training(
         ALGORITHMS[algorithm].settings.model_validate(values),
-        prompts=prompts(size),
+        prompts=["".join(chr(97 + (n * 7 + i) % 26) for i in range(PROMPT)) for n in range(size.batch // GROUP)],
         rewards=variety,
     )
     device = training.processes.device

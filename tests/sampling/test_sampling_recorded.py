@@ -2,8 +2,10 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from transformers import DynamicCache
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
@@ -11,6 +13,7 @@ from sampling_helpers import sharp_policy
 from small_models import small_model
 
 from cavesson.models.parts import causal
+from cavesson.sampling import decoding
 from cavesson.sampling.decoding import Decoding, new_cache
 from cavesson.sampling.recorded import can_record
 from cavesson.sampling.sampler import Sampler
@@ -29,6 +32,35 @@ from cavesson.train.build import sampling_remarks
 )
 def test_caches_that_count_in_python_are_not_recorded(architecture: str, recorded: bool) -> None:
     assert can_record(new_cache(small_model(architecture), "static", 16)) == recorded
+
+
+class Launched:
+    """Takes the place of the graph, which needs a GPU: computes each step, of inputs of the same shapes."""
+
+    def __init__(self, compute: Any, inputs: tuple[torch.Tensor, ...], cache: object) -> None:
+        self.compute, self.shapes = compute, [each.shape for each in inputs]
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        assert [each.shape for each in inputs] == self.shapes
+        return self.compute(*inputs)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def test_inputs_of_fixed_shape_give_the_same_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "RecordedStep", Launched)
+    model = small_model("llama", sliding_window=None)
+    ids = torch.arange(2, 26).view(4, 6)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    decoders = [decoding.Decoder(model, ids, mask, new_cache(model, "static", 12), which) for which in (False, True)]
+    seen = [[decoder.read()] for decoder in decoders]
+    for step, token in enumerate(torch.arange(30, 54).view(6, 4)):
+        for decoder, logits in zip(decoders, seen, strict=True):
+            if step == 3:
+                decoder.keep(torch.tensor([0, 3]))
+            logits.append(decoder.append(token if step < 3 else token[:2]))
+    for one, other in zip(*seen, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_caches_that_grow_are_not_recorded() -> None:

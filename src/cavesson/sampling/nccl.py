@@ -1,7 +1,7 @@
 """NCCL, as far as one sender of weights needs it.
 
-`torch.cuda.nccl` cannot create a communicator since Python 3.10: it parses its arguments in a way that Python has given
-up. The library that PyTorch has loaded is called directly.
+With PyTorch 2.11, `torch.cuda.nccl` cannot create a communicator on Python 3.10 or newer: it parses its arguments in a
+way that Python has given up. The library that PyTorch has loaded is called directly.
 """
 
 from ctypes import CDLL, POINTER, Structure, byref, c_char, c_char_p, c_int, c_size_t, c_void_p
@@ -43,15 +43,18 @@ class Communicator:
 
     def broadcast(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         """Send a contiguous tensor to all others, on a stream."""
-        place = c_void_p(tensor.data_ptr())
-        kind, queue = _DTYPES[tensor.dtype], c_void_p(stream.cuda_stream)
-        _call("ncclBroadcast", place, place, tensor.numel(), kind, 0, self._handle, queue)
+        self._run("ncclBroadcast", tensor, 0, stream)
 
     def sum(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         """Sum a contiguous tensor over all, in place, on a stream."""
-        place = c_void_p(tensor.data_ptr())
-        kind, queue = _DTYPES[tensor.dtype], c_void_p(stream.cuda_stream)
-        _call("ncclAllReduce", place, place, tensor.numel(), kind, _SUM, self._handle, queue)
+        self._run("ncclAllReduce", tensor, _SUM, stream)
+
+    def _run(self, name: str, tensor: Tensor, how: int, stream: torch.cuda.Stream) -> None:
+        """Begin an operation in place; `how` is the rank that sends, or what is computed."""
+        if tensor.dtype not in _DTYPES:
+            raise RuntimeError(f"NCCL cannot send {tensor.dtype}")
+        place, queue = c_void_p(tensor.data_ptr()), c_void_p(stream.cuda_stream)
+        _call(name, place, place, tensor.numel(), _DTYPES[tensor.dtype], how, self._handle, queue)
 
 
 def new_identity() -> bytes:
