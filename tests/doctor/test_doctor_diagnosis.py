@@ -67,6 +67,13 @@ def test_two_rules_that_explain_each_other_are_one_cause(data):
     assert folded(data, sick("a", explains=["b"]), sick("b", explains=["a"])) == {"a": ("b",)}
 
 
+def test_of_two_rules_that_explain_each_other_the_earlier_one_is_the_cause(data):
+    """Unless one of them does not say when it began."""
+    later, earlier = sick("a", since=4, explains=["b"]), sick("b", since=3, explains=["a"])
+    assert folded(data, later, earlier) == {"b": ("a",)}
+    assert folded(data, later, sick("b", since=None, explains=["a"])) == {"a": ("b",)}
+
+
 @pytest.mark.parametrize(("earlier", "is_explained"), [(4, True), (5, True), (6, False)])
 def test_what_began_more_than_five_steps_before_a_cause_is_none_of_its_consequences(data, earlier, is_explained):
     causes = folded(data, sick("cause", since=10, explains=["other"]), sick("other", since=10 - earlier))

@@ -150,16 +150,26 @@ def _folded(sick: Sequence[tuple[Rule, Reading]]) -> list[Finding]:
     """Return the findings, each consequence under the first cause that explains it, directly or through others."""
     place = {rule.name: i for i, (rule, _) in enumerate(sick)}
     above: dict[int, int] = {}
-    for i, (rule, reading) in enumerate(sick):
-        for name in rule.explains:
+    for i, cause in enumerate(sick):
+        for name in cause[0].explains:
             j = place.get(name)
-            if j is not None and j != i and not _before(sick[j][1], reading) and not _is_above(j, i, above):
+            if j is not None and j != i and _explains(cause, sick[j]) and not _is_above(j, i, above):
                 above[j] = min(i, above.get(j, i))
     under: dict[int, list[str]] = {}
     for j in sorted(above):
         under.setdefault(_top(j, above), []).append(sick[j][0].name)
     found = [Finding(r, reading, tuple(under.get(i, ())), i not in above) for i, (r, reading) in enumerate(sick)]
     return sorted(found, key=lambda finding: (not finding.cause, SEVERITIES.index(finding.severity)))
+
+
+def _explains(cause: tuple[Rule, Reading], other: tuple[Rule, Reading]) -> bool:
+    """Return whether a problem can have led to another one that its rule explains."""
+    (rule, reading), (other_rule, other_reading) = cause, other
+    if _before(other_reading, reading):
+        return False
+    if rule.name not in other_rule.explains or reading.since is None or other_reading.since is None:
+        return True
+    return reading.since <= other_reading.since  # of two that explain each other, the earlier one is the cause
 
 
 def _before(one: Reading, other: Reading) -> bool:

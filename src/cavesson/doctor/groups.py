@@ -8,6 +8,10 @@ from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
 
 
+EQUAL = 1e-9
+"""Standard deviation below which the rewards of a group are equal."""
+
+
 class Groups(NamedTuple):
     """Groups of two or more responses to the same prompt in the same step."""
 
@@ -33,6 +37,13 @@ def groups(rows: Rows, values: Array) -> Groups:
     step[group] = rows.step[there]
     several = count >= 2
     return Groups(step[several], count[several], mean[several], sd[several])
+
+
+def solved(rows: Rows, found: Groups) -> Array:
+    """Return [g] whether all responses of a group get the same reward, which is one of the highest tenth of all."""
+    known = rows["reward"][np.isfinite(rows["reward"])]
+    is_high = (found.mean > np.quantile(known, 0.9) - EQUAL) & (found.mean > known.mean())
+    return np.asarray((found.sd < EQUAL) & is_high)
 
 
 def repeated(rows: Rows) -> bool:

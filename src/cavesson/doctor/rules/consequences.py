@@ -2,6 +2,8 @@
 
 CRITIC = ("value-not-fitting", "value-constant", "value-loss-spike")
 """A critic learns from the rewards, so wrong rewards show in its numbers too."""
+MISLED = ("reward-falls", "likelihood-displacement", "length-collapse", "truncated", "entropy-explosion", *CRITIC)
+"""A policy that learns from wrong numbers may lose what it could do, slowly."""
 RUNAWAY = (
     "pattern-spreading", "zero-variance-groups", "zero-gradient", "rollouts-fail", "reward-falls", "distinct-collapse",
     "repetition-loops", "template-collapse", "entropy-collapse", "entropy-explosion", "length-collapse", "truncated",

@@ -105,7 +105,9 @@ def entropy_explosion(
     if len(points) < 10 or points.first() < 1e-3:
         return None
     before, smooth, evidence = points.first(), smoothed(points), data.step_evidence(points.step[-1:])
-    high = max(min(factor * before, (before + uniform) / 2), before + rise)
+    # An entropy that returns to where the run started has not exploded.
+    start = entropy(data.whole).first() + rise / 2
+    high = max(min(factor * before, (before + uniform) / 2), before + rise, start)
     sick = since(points, smooth.value > high, 4) is not None and trend(points).change > 0 and is_clear(data, points)
     began = since(points, smooth.value > (before + high) / 2, 4)
     what = "it rises, and the policy is forgetting how to write"

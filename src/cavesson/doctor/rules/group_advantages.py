@@ -30,6 +30,7 @@ HOW = (
     Phrase(": the mean of another prompt's group, as if the groups were interleaved"),
     Phrase(": they stand in another order than the responses, so that each response has that of another one"),
     Phrase(": different rewards have the same advantage, as if rewards were clipped first"),
+    Phrase(": some have the wrong sign"),
     Phrase(": their mean is far from 0, so that what was subtracted is not the mean of the rewards"),
 )
 
@@ -103,7 +104,8 @@ def _wrong(columns: Columns, anywhere: Array, limit: float) -> tuple[Array, tupl
     is_elsewhere = anywhere & (left > limit) & (_left(step, forms, -advantage) > limit)
     linear, ordered, tied = _shares_of_groups(step, group, signal, advantage)
     is_clipped = (ordered >= KNOWN) & (tied > SOME)
-    judged = is_mixed | is_elsewhere | is_clipped | (linear >= KNOWN)
+    is_turned = (left > limit) & (_left(step, [np.abs(form) for form in forms], np.abs(advantage)) <= EXACT)
+    judged = is_mixed | is_elsewhere | is_clipped | is_turned | (linear >= KNOWN)
     # Once rewards have explained all advantages for some steps, whatever else they contain later is new.
     judged |= np.cumsum(judged & (left <= limit)) >= SETTLED
     # Whatever else they contain, those of a group or of a step have the mean 0.
@@ -111,7 +113,7 @@ def _wrong(columns: Columns, anywhere: Array, limit: float) -> tuple[Array, tupl
     is_kept = mean > KEPT
     share = np.where(judged, left * (1 - mean), 0.0) + np.where(is_kept, mean, 0.0)
     falls = np.bincount(np.unique(step, return_inverse=True)[1], _product(group, signal, advantage)) < 0
-    signs = (falls & ~is_elsewhere, is_mixed, is_elsewhere, is_clipped, is_kept)
+    signs = (falls & ~is_elsewhere, is_mixed, is_elsewhere, is_clipped, is_turned, is_kept)
     return np.where(judged | is_kept, share, np.nan), signs
 
 

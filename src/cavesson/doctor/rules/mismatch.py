@@ -113,7 +113,8 @@ def sampler_stale(data: RunData) -> Reading | None:
     drifting = typical > 0.005 and typical > 8 * max(float(agree), 1e-5) and not _jumps(points.value, typical)
     starts_equal = points.value[0] < 0.2 * typical
     stays = _distance_to_reference(sample)
-    frozen = stays is not None and stays < 0.2
+    everywhere = data.whole.sample.mean_by_step(_gap(data.whole.sample)).value
+    frozen = stays is not None and stays < 0.2 and not _jumps(everywhere, typical)
     sick = (drifting and starts_equal) or (frozen and typical > 0.005)
     words = {
         "when": Phrase("at the first step" if starts_equal else "at some steps"),

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
-from cavesson.doctor.groups import groups, repeated, within
+from cavesson.doctor.groups import EQUAL, groups, repeated, solved, within
 from cavesson.doctor.onset import of_events
 from cavesson.doctor.proposal import rounded, stronger, tighter
 from cavesson.doctor.readings import at_least, exceeds, is_clear
@@ -114,20 +114,28 @@ def _between(key: Array, value: Array) -> tuple[float, float, float]:
     title="All rewards in a group are equal",
     cause="In {seen} of the groups all responses have the same reward: their advantages are 0, and the step learns "
     "only from the other groups.",
-    healthy="share of groups with equal rewards: below {limit}",
+    healthy="share of groups with equal rewards: below {limit}; groups that training has led to a high reward do not "
+    "count",
     fix="grpo.resample (dynamic sampling), prompts of medium difficulty, a finer reward, sampling.temperature = 1.0",
     source="DAPO 2503.14476; TRL's frac_reward_zero_std; miles",
     explains=["zero-gradient", "kl-flat"],
 )
 def zero_variance_groups(data: RunData, *, limit: float = Share(0.5)) -> Reading | None:
-    step, _, _, sd = groups(data.rows, data.rows["reward"])
-    if len(step) < 8 or not repeated(data.rows):
+    found = groups(data.rows, data.rows["reward"])
+    if len(found.step) < 8 or not repeated(data.rows):
         return None
-    points = mean_by_step(step, sd < 1e-9)
+    is_right = solved(data.rows, found) if _has_risen(data.rows) else False
+    points = mean_by_step(found.step, (found.sd < EQUAL) & ~np.asarray(is_right))
     first = since(points, smoothed(points).value > limit, 5)
     share = Share(points.after(first).value.mean())  # that a few steps exceed the limit can be chance
     sick = first is not None and share > limit
     return Reading(share, sick, first, data.step_evidence([first]), curve=Curve(points, high=limit))
+
+
+def _has_risen(rows: Rows) -> bool:
+    """Return whether the mean reward has risen by half of the standard deviation that rewards had at the start."""
+    mean, spread = rows.mean("reward"), rows.by_step(rows["reward"], np.std)
+    return mean.last() - mean.first() > spread.first() / 2
 
 
 def _above_most(value: float | None, data: RunData, reading: Reading) -> float:

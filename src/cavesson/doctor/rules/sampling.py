@@ -8,7 +8,7 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
-from cavesson.doctor.rules.consequences import MISMATCH
+from cavesson.doctor.rules.consequences import MISLED, MISMATCH
 from cavesson.doctor.sample import Sample
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together
 
@@ -87,7 +87,7 @@ def surprise_gap(sample: Sample) -> tuple[float, float] | None:
     settings={"sampling.top_k": 0, "sampling.top_p": 1.0},
     source="TRL's How-to-train FAQ; The N implementation details of RLHF with PPO; ms-swift issue 8442; TRL issue 6945",
     explains=["negative-kl", "kl-explosion", "kl-in-few-tokens", "entropy-collapse", "distinct-collapse", "echo-trap",
-              "likelihood-displacement", *MISMATCH],
+              *MISLED, *MISMATCH],
 )  # fmt: skip
 def filtered_sampling(data: RunData) -> Reading | None:
     sample, found = data.sample, shift(data, data.sample)

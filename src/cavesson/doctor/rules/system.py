@@ -4,7 +4,7 @@ import numpy as np
 
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
-from cavesson.doctor.groups import groups, repeated
+from cavesson.doctor.groups import groups, repeated, solved
 from cavesson.doctor.rule import rule
 from cavesson.doctor.series import Array, Series, mean_by_step, since, smoothed
 
@@ -57,21 +57,20 @@ def _probable(data: RunData) -> Array:
     min_steps=10,
     algorithms=["grpo", "rloo"],
     title="The prompts are exhausted",
-    cause="In {share} of the groups every response now gets the highest reward ({before} at the start): these prompts "
+    cause="In {share} of the groups all responses now get the same high reward ({before} at the start): these prompts "
     "have nothing left to teach.",
-    healthy="share of groups in which all responses get the highest reward: below {limit}, or less than {growth} above "
-    "its start",
+    healthy="share of groups in which all responses get the same reward, one of the highest tenth of the run: below "
+    "{limit}, or less than {growth} above its start",
     fix="use new or harder prompts; grpo.resample leaves such groups out",
     source="DAPO 2503.14476",
     explains=["zero-variance-groups", "zero-gradient", "kl-flat"],
     severity="note",
 )
 def prompts_exhausted(data: RunData, *, limit: float = Share(0.5), growth: float = Share(0.2)) -> Reading | None:
-    step, _, mean, sd = groups(data.rows, data.rows["reward"])
-    if len(step) < 20 or not repeated(data.rows):
+    found = groups(data.rows, data.rows["reward"])
+    if len(found.step) < 20 or not repeated(data.rows):
         return None
-    best = float(np.nanmax(data.rows["reward"]))
-    points = mean_by_step(step, (sd < 1e-9) & (mean >= best - 1e-9))
+    points = mean_by_step(found.step, solved(data.rows, found))
     share, before = Share(points.last()), Share(points.first())
     high = max(limit, before + growth)
     first = since(points, smoothed(points).value > high, 4)

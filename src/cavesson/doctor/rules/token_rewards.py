@@ -12,7 +12,7 @@ from cavesson.doctor.finding import Curve, Evidence, Phrase, Reading, Share, Wor
 from cavesson.doctor.groups import mean_of
 from cavesson.doctor.readings import exceeds
 from cavesson.doctor.rule import rule
-from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
+from cavesson.doctor.rules.consequences import MISLED, RUNAWAY
 from cavesson.doctor.rules.returns import may_follow, penalty, without_penalty
 from cavesson.doctor.series import Array, Series, earliest, slope_by_step, standard_error, together
 
@@ -125,7 +125,7 @@ def _slopes(x: Array, y: Array, parts: int = 20) -> Array:
     healthy="share of responses whose score is not on the last token: 0, at most {limit}",
     fix="put the score at the index of the last token that the mask keeps",
     source="The N implementation details of RLHF with PPO (the reward model's index)",
-    explains=["reward-accounting", "penalty-wrong", *CRITIC],
+    explains=["reward-accounting", "penalty-wrong", *MISLED],
     windows=True,
 )
 def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | None:
@@ -162,7 +162,7 @@ def reward_position(data: RunData, *, limit: float = Share(0.03)) -> Reading | N
     "below {limit}",
     fix="record the shaped reward (`shaped_reward`), or remove the hidden step",
     source="own identity",
-    explains=CRITIC,
+    explains=MISLED,
     windows=True,
 )
 def reward_accounting(data: RunData, *, limit: float = Share(0.02), tolerance: float = Share(0.01)) -> Reading | None:

@@ -1,0 +1,89 @@
+"""What looks like a problem where training goes well, or where something else is wrong."""
+
+import numpy as np
+import pytest
+from doctor_helpers import healthy, reading
+
+from cavesson.doctor.rules.diversity import entropy_explosion
+from cavesson.doctor.rules.group_advantages import group_advantages
+from cavesson.doctor.rules.mismatch import sampler_stale
+from cavesson.doctor.rules.reward import zero_variance_groups
+from cavesson.doctor.rules.system import prompts_exhausted
+from cavesson.doctor.windows import windows
+
+
+def test_groups_that_training_leads_to_a_high_reward_are_exhausted_and_not_at_fault(tmp_path):
+    """Rewards of 0 to 0.9, then more and more groups of 1; a single response that got 1.5 changes nothing."""
+    made = healthy("grpo")
+    reward = np.tile(np.linspace(0.0, 0.9, 4), (24, 8, 1))
+    for step in range(24):
+        reward[step, : step // 3] = 1.0
+    reward[5, 7, 0] = 1.5
+    made.rows["reward"] = reward.reshape(24, 32)
+    assert not reading(zero_variance_groups, made, tmp_path / "groups").sick
+    assert reading(prompts_exhausted, made, tmp_path / "prompts").sick
+
+
+@pytest.mark.parametrize("level", [0.0, 0.45])
+def test_equal_rewards_below_those_of_other_groups_teach_nothing(level, tmp_path):
+    made = healthy("grpo")
+    reward = np.tile(np.linspace(0.0, 0.9, 4), (24, 8, 1)) + np.linspace(0, 1, 24)[:, None, None]
+    reward[:, :6] = level
+    made.rows["reward"] = reward.reshape(24, 32)
+    assert reading(zero_variance_groups, made, tmp_path / "groups").sick
+    assert not reading(prompts_exhausted, made, tmp_path / "prompts").sick
+
+
+def test_a_verifier_that_accepts_nearly_everything_from_the_start_has_not_led_to_it(tmp_path):
+    made = healthy("grpo")
+    reward = np.ones((24, 8, 4))
+    reward[:, 0, 0] = 0.0
+    made.rows["reward"] = reward.reshape(24, 32)
+    assert reading(zero_variance_groups, made, tmp_path).sick
+
+
+def test_a_rare_success_does_not_make_failures_a_high_reward(tmp_path):
+    """One response in ten succeeds in the end, so that nine in ten rewards are 0 and no lower than the others."""
+    made = healthy("grpo")
+    reward = np.zeros((24, 8, 4))
+    for step in range(24):
+        reward[step, : 1 + step // 12, : 1 + step // 18] = 1.0
+    made.rows["reward"] = reward.reshape(24, 32)
+    assert reading(zero_variance_groups, made, tmp_path / "groups").sick
+    assert not reading(prompts_exhausted, made, tmp_path / "prompts").sick
+
+
+@pytest.mark.parametrize(("first", "sick"), [(0.5, False), (0.0, True)])
+def test_scores_that_are_noise_from_the_first_step_do_not_make_the_sampler_old(first, sick, tmp_path):
+    """The policy is far from sampler and reference, which are equal: from the start, or more with every update."""
+    made, chance = healthy(), np.random.default_rng(4)
+    noise = np.linspace(first, 0.5, 24)[:, None, None] * chance.normal(0, 1, made.mask.shape)
+    made.tokens["logprob"] = made.tokens["ref_logprob"] + np.where(made.mask, noise, 0)
+    made.tokens["sampler_logprob"] = made.tokens["ref_logprob"].copy()
+    assert reading(sampler_stale, made, tmp_path).sick == sick
+
+
+@pytest.mark.parametrize(("start", "sick"), [(2.0, False), (0.9, True)])
+def test_an_entropy_that_returns_to_where_it_was_has_not_exploded(start, sick, tmp_path):
+    """It falls to 0.9 nats and rises to 1.9; the run began at 2.0, or with a rise from its lowest."""
+    made = healthy(steps=64, batch=8)
+    level = np.concatenate([np.linspace(start, 0.9, 24), np.linspace(0.9, 1.9, 40)])
+    made.tokens["entropy"] = np.where(made.mask, level[:, None, None], 0.0)
+    data = made.data(tmp_path)
+    found = [one for part in (data, *windows(data)) if (one := entropy_explosion.statistic(part))]
+    assert any(one.sick for one in found) == sick
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_some_advantages_of_a_group_have_the_wrong_sign(share, tmp_path):
+    """All other ways in which advantages follow from rewards fail, but not that of their size."""
+    made, chance = healthy("grpo"), np.random.default_rng(2)
+    made.info["kl"]["place"] = "loss"
+    reward = made.rows["reward"].reshape(24, 8, 4)
+    advantage = (reward - reward.mean(-1, keepdims=True)) / reward.std(-1, keepdims=True)
+    advantage = np.where(chance.random(advantage.shape) < share, -advantage, advantage)
+    made.tokens["advantage"] = np.where(made.mask, advantage.reshape(24, 32, 1), 0)
+    found = reading(group_advantages, made, tmp_path)
+    assert found.sick == (share > 0)
+    assert str(found.words["how"]) in ("", ": some have the wrong sign", ": it falls where the reward rises")
+    assert (found.words["how"] != "") == (share > 0)
