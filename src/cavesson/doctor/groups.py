@@ -7,7 +7,6 @@ import numpy as np
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.series import Array
 
-
 EQUAL = 1e-9
 """Standard deviation below which the rewards of a group are equal."""
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from cavesson.doctor.data import RunData
+from cavesson.doctor.data import CHANCE, RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share
 from cavesson.doctor.onset import of_events
-from cavesson.doctor.series import Array, Series, earliest, over_median, since, trend
+from cavesson.doctor.series import Array, Series, earliest, over_median, since, smoothed, trend
 
 HIGH = 10.0
 """Times the median of the steps before."""
@@ -87,3 +87,15 @@ def collapse(data: RunData, points: Series, limit: float) -> Reading | None:
     first = since(points, points.value < 0.8 * before, 3)
     evidence = data.step_evidence(points.step[-1:])
     return Reading(points.last(), sick, first, evidence, {"before": before}, Curve(points, low=limit * before))
+
+
+def pays(data: RunData) -> bool:
+    """Return whether the reward is still near its maximum and well above its start."""
+    if not data.has("rows.reward"):
+        return False
+    reward = smoothed(data.rows.mean("reward"))
+    if len(reward) < 5:
+        return False
+    gain = reward.value.max() - reward.first()
+    rises = trend(data.rows.mean("reward")).p < CHANCE
+    return bool(rises and reward.last() - reward.first() > 0.8 * gain and gain > 0.3 * np.nanstd(data.rows["reward"]))

@@ -2,7 +2,10 @@
 
 CRITIC = ("value-not-fitting", "value-constant", "value-loss-spike")
 """A critic learns from the rewards, so wrong rewards show in its numbers too."""
-MISLED = ("reward-falls", "likelihood-displacement", "length-collapse", "truncated", "entropy-explosion", *CRITIC)
+MISLED = (
+    "reward-falls", "kl-explosion", "likelihood-displacement", "length-collapse", "truncated", "distinct-collapse",
+    "entropy-explosion", *CRITIC,
+)  # fmt: skip
 """A policy that learns from wrong numbers may lose what it could do, slowly."""
 RUNAWAY = (
     "pattern-spreading", "zero-variance-groups", "zero-gradient", "rollouts-fail", "reward-falls", "distinct-collapse",

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from cavesson.doctor.data import CHANCE, RunData
+from cavesson.doctor.data import RunData
 from cavesson.doctor.estimates import estimates
 from cavesson.doctor.finding import Curve, Percent, Phrase, Reading, Share
 from cavesson.doctor.proposal import calmer, fitting, stronger, tighter
+from cavesson.doctor.readings import pays
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
 from cavesson.doctor.series import Array, Series, since, smoothed, standard_error, together, trend
@@ -110,14 +111,14 @@ def kl_explosion(
         length = data.rows.mean("length")
         per_token = points.value / np.maximum(np.interp(points.step, length.step, length.value), 1)
     # Long responses can have a larger KL in total, but short ones must not differ much on every token.
-    pays = _pays(data)
-    scale = factor if pays else 1.0
+    is_paid = pays(data)
+    scale = factor if is_paid else 1.0
     high = points.value > scale * limit
     bad = np.where(np.isfinite(per_token), high & (per_token > scale * long), high)
     bad |= np.nan_to_num(per_token) > scale * short
     first = since(smoothed(points), bad, 3)
     # While the reward is high, a rise from which the KL has returned does not count, nor any rise without a penalty.
-    sick = first is not None and not (pays and (not bad[-3:].any() or _free(data)))
+    sick = first is not None and not (is_paid and (not bad[-3:].any() or _free(data)))
     evidence = data.step_evidence(points.step[np.argsort(-points.value)])
     words = {"before": float(points.value[0])}
     curve = Curve(points, 0.0, scale * limit)
@@ -127,18 +128,6 @@ def kl_explosion(
 def _free(data: RunData) -> bool:
     """Return whether the run has no KL penalty."""
     return data.has("rows.kl_coef") and not np.any(data.rows["kl_coef"] > 0)
-
-
-def _pays(data: RunData) -> bool:
-    """Return whether the reward is still near its maximum and well above its start."""
-    if not data.has("rows.reward"):
-        return False
-    reward = smoothed(data.rows.mean("reward"))
-    if len(reward) < 5:
-        return False
-    gain = reward.value.max() - reward.first()
-    rises = trend(data.rows.mean("reward")).p < CHANCE
-    return bool(rises and reward.last() - reward.first() > 0.8 * gain and gain > 0.3 * np.nanstd(data.rows["reward"]))
 
 
 @rule(

@@ -9,7 +9,7 @@ from cavesson.doctor.finding import Phrase, Reading, Share
 from cavesson.doctor.groups import mean_of, within
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
-from cavesson.doctor.rules.consequences import CRITIC
+from cavesson.doctor.rules.consequences import MISLED
 from cavesson.doctor.rules.kl import objective
 from cavesson.doctor.rules.pattern import PIECES
 from cavesson.doctor.series import Array, Series, trend
@@ -42,7 +42,7 @@ LOST = Phrase(
     "policy changes and the reward does not rise, share that length and words do not explain: below {others}",
     fix="check the order in which scores come back; cavesson check tests the reward model on pairs",
     source="StackLLaMA; Secrets of RLHF II 2401.06080; own statistic",
-    explains=["reward-falls", "kl-flat", "kl-explosion", *CRITIC],
+    explains=["kl-flat", *MISLED],
     windows=True,
 )
 def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float = Share(0.98)) -> Reading | None:

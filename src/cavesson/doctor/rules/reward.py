@@ -15,7 +15,7 @@ from cavesson.doctor.proposal import rounded, stronger, tighter
 from cavesson.doctor.readings import at_least, exceeds, is_clear
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
-from cavesson.doctor.rules.consequences import CRITIC, RUNAWAY
+from cavesson.doctor.rules.consequences import CRITIC, MISLED, RUNAWAY
 from cavesson.doctor.rules.diversity import distinct
 from cavesson.doctor.series import Array, Series, earliest, mean_by_step, series, since, smoothed, together, trend
 
@@ -39,7 +39,7 @@ USED = 1e-3
     fix="shaping.subtract_query = true, or a baseline per prompt (GRPO, RLOO)",
     settings={"shaping.subtract_query": True},
     source="TRL's How-to-train FAQ; own threshold",
-    explains=["kl-flat", "reward-is-noise", *CRITIC],
+    explains=["kl-flat", "reward-is-noise", *MISLED],
     windows=True,
 )
 def query_dominated(data: RunData, *, limit: float = Share(0.8)) -> Reading | None:
@@ -154,7 +154,7 @@ def _above_most(value: float | None, data: RunData, reading: Reading) -> float:
     fix="shaping.clip, or shaping.scale = true",
     settings={"shaping.clip": _above_most},
     source="The N implementation details of RLHF with PPO; Secrets of RLHF 2307.04964; own threshold",
-    explains=["gradient-spike", "reward-is-noise", "reward-falls", *CRITIC],
+    explains=["gradient-spike", "reward-is-noise", *MISLED],
 )
 def reward_outliers(data: RunData, *, limit: float = 15.0) -> Reading | None:
     reward = data.rows.trained_reward

@@ -86,9 +86,8 @@ def surprise_gap(sample: Sample) -> tuple[float, float] | None:
     fix="sampling.top_k = 0 and sampling.top_p = 1.0",
     settings={"sampling.top_k": 0, "sampling.top_p": 1.0},
     source="TRL's How-to-train FAQ; The N implementation details of RLHF with PPO; ms-swift issue 8442; TRL issue 6945",
-    explains=["negative-kl", "kl-explosion", "kl-in-few-tokens", "entropy-collapse", "distinct-collapse", "echo-trap",
-              *MISLED, *MISMATCH],
-)  # fmt: skip
+    explains=["negative-kl", "kl-in-few-tokens", "entropy-collapse", "echo-trap", *MISLED, *MISMATCH],
+)
 def filtered_sampling(data: RunData) -> Reading | None:
     sample, found = data.sample, shift(data, data.sample)
     gap, first = surprise_gap(sample), int(sample.rows.steps[0])

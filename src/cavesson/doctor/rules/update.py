@@ -8,7 +8,7 @@ from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.critic import whitened_alone
 from cavesson.doctor.finding import Curve, Phrase, Reading, Share, Words
 from cavesson.doctor.proposal import calmer
-from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, exceeding, exceeds, spikes
+from cavesson.doctor.readings import HIGH, MIN_SHARE, MIN_SPIKES, exceeding, exceeds, pays, spikes
 from cavesson.doctor.rows import Rows
 from cavesson.doctor.rule import rule
 from cavesson.doctor.rules.consequences import RUNAWAY
@@ -265,7 +265,8 @@ def not_finite(data: RunData) -> Reading | None:
     title="Good responses become less likely",
     cause="The log-probability of tokens with a positive advantage falls by {seen} nats over the run: lowering bad "
     "responses also lowers good ones.",
-    healthy="fall of the mean log-probability of tokens with a positive advantage, in nats: below {limit}",
+    healthy="fall of the mean log-probability of tokens with a positive advantage, in nats: below {limit}; any amount "
+    "while the reward stays near its maximum",
     fix="give negative advantages less weight, or keep a KL penalty",
     source="2505.18830; GTPO 2508.03772",
     windows=True,
@@ -276,7 +277,7 @@ def likelihood_displacement(data: RunData, *, limit: float = 0.5) -> Reading | N
     if len(points) < 20:
         return None
     found = trend(points)
-    sick = found.change < -limit and found.p < data.chance
+    sick = found.change < -limit and found.p < data.chance and not pays(data.whole)
     first = since(points, points.value < points.first() - limit / 2, 5)
     evidence = data.step_evidence(points.step[-1:])
     curve = Curve(points, name=Phrase("mean log-probability of tokens with a positive advantage"))
