@@ -92,7 +92,7 @@ def test_light_and_dark_are_chosen_and_kept(browser, board_told):
 
 def finding(id, **changes):
     words = {"severity": "note", "title": id, "text": "No place.", "seen": "9", "healthy": "below 8"}
-    nothing = {"steps": None, "rollouts": [], "fix": "", "source": "", "explains": []}
+    nothing = {"steps": None, "rollouts": [], "fix": "", "counterparts": None, "source": "", "explains": []}
     return {"id": id} | words | nothing | changes
 
 
@@ -105,6 +105,7 @@ FINDINGS = [
         between=[3, 5],
         rollouts=[{"step": 5, "sample": 3, "token": 2}],
         fix="kl.coef = 0.1",
+        counterparts=["in TRL", "kl.coef → beta"],
         explains=["The reward falls", "Loops"],
         source="A paper",
     ),
@@ -132,6 +133,7 @@ def test_findings_stand_in_a_panel_and_on_the_axis(browser, board_told):
         first.get_by_text("seen 9 (below 8)").click()
         assert first.locator("dl div").all_inner_texts() == [
             "change\nkl.coef = 0.1",
+            "in TRL\nkl.coef → beta",
             "explains\nThe reward falls, Loops",
             "source\nA paper",
         ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cavesson.doctor.counterparts import Counterparts, counterparts
 from cavesson.doctor.data import RunData
 from cavesson.doctor.derive.derivation import Derivation
 from cavesson.doctor.finding import Phrase, Reading, Skipped
@@ -34,6 +35,8 @@ class Finding:
     """What the rule read that the record lacks."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The settings to change, by their dotted names; empty if no setting of the run ends the problem."""
+    counterparts: Counterparts | None = None
+    """The settings that the fix names, in the run's trainer; None if it is Cavesson, not known, or has none of them."""
 
     @property
     def severity(self) -> str:
@@ -73,11 +76,13 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
                 sick.append((rule, with_onset(reading, data)))
         else:
             healthy.append((rule, reading))
-    findings = (
-        replace(one, derived=derived[one.rule.name], settings=proposal(data, one.rule, one.reading))
-        for one in _folded(sick)
-    )
+    findings = (replace(_advised(data, one), derived=derived[one.rule.name]) for one in _folded(sick))
     return Diagnosis(tuple(findings), tuple(healthy), tuple(skipped))
+
+
+def _advised(data: RunData, finding: Finding) -> Finding:
+    settings = proposal(data, finding.rule, finding.reading)
+    return replace(finding, settings=settings, counterparts=counterparts(data.info, finding.rule.texts.fix))
 
 
 def _judged(data: RunData, rule: Rule) -> tuple[Skipped | None, Reading | None]:

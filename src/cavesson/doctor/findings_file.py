@@ -35,6 +35,8 @@ class StoredFinding(BaseModel):
     healthy: str
     """What the number seen is, and its healthy range."""
     fix: str
+    counterparts: tuple[str, str] | None = None
+    """A label, and what the settings of the fix are called in the run's trainer."""
     source: str
     explains: tuple[str, ...]
     """Titles of its consequences."""

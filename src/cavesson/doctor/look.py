@@ -12,6 +12,7 @@ from cavesson.doctor import findings_file
 from cavesson.doctor.data import RunData
 from cavesson.doctor.diagnosis import Diagnosis, Finding, diagnose
 from cavesson.doctor.own import all_rules
+from cavesson.doctor.report.summary import in_trainer
 from cavesson.doctor.words import LANGUAGES, Language, language, number
 from cavesson.record.background import small_process, yield_cpu
 from cavesson.record.index_folder import fingerprint
@@ -65,6 +66,7 @@ def _cause(finding: Finding, titles: dict[str, str], last_step: int, words: Lang
         seen=number(reading.seen),
         healthy=texts.healthy,
         fix=texts.fix,
+        counterparts=finding.counterparts and in_trainer(finding, words),
         source=rule.source,
         explains=tuple(titles[name] for name in finding.explains),
         consequences=finding.explains,

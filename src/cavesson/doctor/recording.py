@@ -132,6 +132,12 @@ WAYS = (
     ),
 )
 """A trainer has several if one line does not record everything."""
+TRAINERS = {way.name: way.trainer for way in WAYS}
+
+
+def trainer_of(info: Mapping[str, Any]) -> str:
+    """Return what run.json calls the trainer, as in ``Way.name``; empty if it names none."""
+    return str(info.get("format") or info.get("trainer") or "").partition(" ")[0]
 
 
 def needs(several: Iterable[str]) -> str:
@@ -159,8 +165,7 @@ def recipes(info: Mapping[str, Any], lacking: Iterable[str]) -> list[Recipe]:
     needs = [need.split("|") for need in dict.fromkeys(lacking)]
     if "cavesson" in info and "algorithm" in info:
         return []  # Cavesson's own trainer records everything that it computes
-    name = str(info.get("format") or info.get("trainer") or "").partition(" ")[0]
-    found = [_recipe(way, needs, "format" in info) for way in WAYS if way.name == name]
+    found = [_recipe(way, needs, "format" in info) for way in WAYS if way.name == trainer_of(info)]
     return [recipe for recipe in found if recipe.columns] or own_loop(needs)
 
 

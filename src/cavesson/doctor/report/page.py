@@ -13,7 +13,7 @@ from cavesson.doctor.proposal import flags
 from cavesson.doctor.recording import DOCS, needs
 from cavesson.doctor.report.chart import drawn
 from cavesson.doctor.report.evidence import SHADES, evidence, plain_text
-from cavesson.doctor.report.summary import how_to_record, open_failures, recipe_title, since, summary
+from cavesson.doctor.report.summary import how_to_record, in_trainer, open_failures, recipe_title, since, summary
 from cavesson.doctor.words import Language, number
 
 
@@ -85,6 +85,7 @@ def _body(finding: Finding, language: Language) -> str:
     facts = (
         ("", say("seen"), f"{number(reading.seen)} ({texts.healthy})"),
         ("fix", say("change"), texts.fix),
+        ("fix", *in_trainer(finding, language)),
         ("fix", say("settings"), flags(finding.settings)),
         ("", say("derived"), "; ".join(f"{needs(one.gives)}: {say(one.how)}" for one in finding.derived)),
         ("", say("source"), rule.source),

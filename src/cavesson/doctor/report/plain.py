@@ -60,6 +60,7 @@ def plain_finding(finding: Finding, language: Language) -> dict[str, Any]:
         "explains": list(finding.explains),
         "fix": texts.fix,
         "settings": dict(finding.settings),
+        "counterparts": None if finding.counterparts is None else finding.counterparts._asdict(),
         "source": rule.source,
     }
 

@@ -1,7 +1,7 @@
 """How much of a run a diagnosis could judge, in words."""
 
 from cavesson.doctor.data import RunData
-from cavesson.doctor.diagnosis import Diagnosis
+from cavesson.doctor.diagnosis import Diagnosis, Finding
 from cavesson.doctor.failures import not_excluded
 from cavesson.doctor.finding import Reading
 from cavesson.doctor.recording import Recipe, needs, recipes
@@ -47,6 +47,15 @@ def since(reading: Reading, first: int, language: Language) -> str:
     if reading.window is not None:
         text += f", {language.phrase('judged over steps')} {reading.window[0]}–{reading.window[1]}"
     return text
+
+
+def in_trainer(finding: Finding, language: Language) -> tuple[str, str]:
+    """Return a label and what the settings of the fix are called in the run's trainer; the latter can be empty."""
+    found = finding.counterparts
+    if found is None:
+        return "", ""
+    names = "; ".join(f"{setting} → {name}" for setting, name in found.settings.items())
+    return language.phrase("in {trainer}").format(trainer=found.trainer), names
 
 
 def how_to_record(data: RunData, diagnosis: Diagnosis) -> list[Recipe]:

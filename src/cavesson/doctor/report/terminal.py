@@ -13,7 +13,7 @@ from cavesson.doctor.diagnosis import Diagnosis, Finding
 from cavesson.doctor.finding import Evidence, Skipped
 from cavesson.doctor.proposal import flags
 from cavesson.doctor.recording import DOCS, needs
-from cavesson.doctor.report.summary import how_to_record, open_failures, recipe_title, since, summary
+from cavesson.doctor.report.summary import how_to_record, in_trainer, open_failures, recipe_title, since, summary
 from cavesson.doctor.words import Language, number
 from cavesson.text.visible import visible
 
@@ -82,6 +82,7 @@ def _show_cause(console: Console, finding: Finding, folded: dict[str, Finding], 
     lines = [
         (say("seen"), f"{number(finding.reading.seen)}  ({texts.healthy})"),
         (say("change"), texts.fix),
+        in_trainer(finding, language),
         (say("settings"), flags(finding.settings)),
         (say("explains"), "; ".join(language.texts(folded[n].rule, folded[n].reading).title for n in finding.explains)),
         (say("look at"), ", ".join(_place(place, language) for place in finding.reading.evidence)),

@@ -233,6 +233,8 @@ export interface Finding {
   /** what the number seen is, and where it is healthy */
   healthy: string;
   fix: string;
+  /** a label, and what the settings of the fix are called in the run's trainer */
+  counterparts: [label: string, names: string] | null;
   source: string;
   /** titles of its consequences */
   explains: string[];

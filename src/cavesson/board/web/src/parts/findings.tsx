@@ -60,26 +60,27 @@ function One({ run, finding }: { run: number; finding: Finding }) {
   );
 }
 
-/** The number seen against the healthy range, what to change, what follows from it, and who says so. */
+/** The number seen against the healthy range, what to change, also in the run's trainer, what follows, and who says so. */
 function Details({ finding }: { finding: Finding }) {
   const t = useText();
-  const lines = {
-    findingFix: finding.fix,
-    findingExplains: finding.explains.join(", "),
-    findingSource: finding.source,
-  } as const;
+  const lines = [
+    [t("findingFix"), finding.fix],
+    finding.counterparts ?? ["", ""],
+    [t("findingExplains"), finding.explains.join(", ")],
+    [t("findingSource"), finding.source],
+  ];
   return (
     <details>
       <summary class="muted">
         {t("findingSeen")} {finding.seen} ({visible(finding.healthy)})
       </summary>
       <dl>
-        {(Object.keys(lines) as (keyof typeof lines)[]).map(
-          (key) =>
-            lines[key] && (
-              <div key={key}>
-                <dt>{t(key)}</dt>
-                <dd>{visible(lines[key])}</dd>
+        {lines.map(
+          ([name, text]) =>
+            text && (
+              <div key={name}>
+                <dt>{name}</dt>
+                <dd>{visible(text)}</dd>
               </div>
             ),
         )}
