@@ -53,7 +53,7 @@ VERL: Names = {
     "actor_rollout_ref.actor.kl_loss_coef (use_kl_loss: true)",
     "kl.estimator": "algorithm.kl_penalty (use_kl_in_reward: true)",
     "kl.horizon": "algorithm.kl_ctrl.horizon",
-    "kl.target": "algorithm.kl_ctrl.target_kl (type: adaptive)",
+    "kl.target": "algorithm.kl_ctrl.target_kl (type: adaptive; in nats per token)",
     "optimizer.learning_rate": "actor_rollout_ref.actor.optim.lr",
     "ppo.entropy_coef": "actor_rollout_ref.actor.entropy_coeff",
     "ppo.gamma": "algorithm.gamma",

@@ -97,7 +97,7 @@ WAYS = (
         ),
         {
             "tokens.ref_logprob": "--algo.kl.init_coef above 0",
-            "tokens.sampler_logprob": "--algo.advantage.is_correction_enable",
+            "tokens.sampler_logprob": "--algo.advantage.is_correction_level other than off",
             "tokens.value": "--algo.advantage.estimator gae",
         },
     ),
