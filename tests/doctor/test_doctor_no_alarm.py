@@ -9,6 +9,7 @@ from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.mismatch import sampler_stale
 from cavesson.doctor.rules.reward import zero_variance_groups
 from cavesson.doctor.rules.system import prompts_exhausted
+from cavesson.doctor.rules.value import value_not_fitting
 from cavesson.doctor.windows import windows
 
 
@@ -87,3 +88,27 @@ def test_some_advantages_of_a_group_have_the_wrong_sign(share, tmp_path):
     assert found.sick == (share > 0)
     assert str(found.words["how"]) in ("", ": some have the wrong sign", ": it falls where the reward rises")
     assert (found.words["how"] != "") == (share > 0)
+
+
+@pytest.mark.parametrize(
+    ("known", "off", "sick"),
+    [
+        (0.9, 1.1, False),  # explains 0.9 − 1.1² = −0.3
+        (0.9, 1.5, True),  # −1.35
+        (0.0, 0.55, True),  # −0.3, and tells nothing apart
+        (0.0, 0.2, False),  # −0.04
+    ],
+)
+def test_a_critic_that_tells_tokens_apart_may_lag_behind_their_mean(known, off, sick, tmp_path):
+    """Values with this share of the variance of the returns, which are too low by so many standard deviations."""
+    made, chance = healthy(), np.random.default_rng(9)
+    goal, mask = made.tokens["return"], made.mask
+    value = np.zeros_like(goal)
+    for step, inside in enumerate(mask):
+        mean, spread = goal[step][inside].mean(), goal[step][inside].std()
+        noise = chance.normal(0, spread * (1 - known) ** 0.5, inside.sum()) if known else 0.0
+        value[step][inside] = (goal[step][inside] if known else mean) + noise - off * spread
+    made.tokens["value"] = value
+    found = reading(value_not_fitting, made, tmp_path)
+    assert found.sick == sick
+    assert found.seen == pytest.approx(known - off**2, abs=0.05)

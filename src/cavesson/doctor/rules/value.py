@@ -16,6 +16,8 @@ WARM_UP = 0.3
 """Share of the run, at most 20 steps, in which a critic may still be learning."""
 CLEAR = 3.0
 """Standard errors by which the share that the critic explains, over the steps since the beginning, must be below 0."""
+APART = 0.05
+"""Share of the variance that a critic which tells tokens apart explains, its mean error not counted."""
 
 
 def _warm(points: Series) -> Series:
@@ -23,15 +25,20 @@ def _warm(points: Series) -> Series:
     return points.where(points.step >= first)
 
 
-def explained(data: RunData) -> Series:
+def explained(data: RunData, *, mean_counts: bool = True) -> Series:
     """Return by step 1 − mean((G − V)²)/Var(G) over the trained tokens, for steps in which the returns G vary.
 
-    Unlike 1 − Var(G − V)/Var(G), this counts what the critic is off by on average. A critic that gives every token the
-    same wrong value explains nothing, and says so with a negative number.
+    This counts what the critic is off by on average. A critic that gives every token the same wrong value explains
+    nothing, and says so with a negative number.
+
+    Args:
+        data: The run.
+        mean_counts: False for 1 − Var(G − V)/Var(G), which says whether the critic tells tokens apart.
     """
     sample = data.sample
     goal, value = returns(data, sample), np.where(sample.trained, sample["value"], np.nan)
-    all_of, left = together(sample.variance_by_step(goal), sample.mean_by_step((goal - value) ** 2))
+    misses = sample.mean_by_step((goal - value) ** 2) if mean_counts else sample.variance_by_step(goal - value)
+    all_of, left = together(sample.variance_by_step(goal), misses)
     known = all_of.value > 1e-8
     return Series(all_of.step[known], 1 - left.value[known] / all_of.value[known])
 
@@ -49,33 +56,42 @@ def _learning(value: float, data: RunData, reading: Reading) -> float:
     title="The critic does not fit the returns",
     cause="After its warm-up, the critic explains {seen} of the variance of the returns, its mean error counted; below "
     "0 it is worse than their mean, and the advantages are noise.",
-    healthy="1 − mean((G − V)²)/Var(G) after the first steps: above {limit}, rising towards 1; and values that change "
-    "while the policy does",
+    healthy="1 − mean((G − V)²)/Var(G) after the first steps: above {limit}, or {far} if the critic tells tokens apart "
+    "and lags behind their mean, rising towards 1; and values that change while the policy does",
     fix="a separate learning rate and some steps of warm-up for the critic; a wider ppo.value_clip; check the returns",
     settings={"ppo.value_coef": _learning},
     source="Deep RL hacks (Schulman's talk); verl; Andy Jones, Debugging RL",
     explains=["value-constant", "clip-fraction-high"],
 )
-def value_not_fitting(data: RunData, *, limit: float = -0.1) -> Reading | None:
+def value_not_fitting(data: RunData, *, limit: float = -0.1, far: float = -0.5) -> Reading | None:
     points = _warm(explained(data))
     if len(points) < 6:
         return None
     wrong = _learns_something_else(data) or _never_learns(data)
-    first = int(points.step[0]) if wrong else _worse_than_mean(points, limit)
+    apart = _warm(explained(data, mean_counts=False))
+    first = int(points.step[0]) if wrong else _worse_than_mean(points, apart, limit, far)
     evidence = data.step_evidence(points.step[np.argsort(points.value)])
     return Reading(float(np.median(points.value)), first is not None, first, evidence, curve=Curve(points, limit, 1.0))
 
 
-def _worse_than_mean(points: Series, limit: float) -> int | None:
+def _worse_than_mean(points: Series, apart: Series, limit: float, far: float) -> int | None:
     """Return the step from which the explained variance is below the limit, and clearly below 0; None if it is not.
 
     Where nothing can be predicted, as with a reward that is mostly noise, it varies around a number that is a little
-    below 0: the mean that a critic learns lags behind.
+    below 0: the mean that a critic learns lags behind. So it does where the rewards rise; a critic that tells tokens
+    apart may be below the limit by that.
+
+    Args:
+        points: The explained variance, mean errors counted.
+        apart: The same without mean errors.
+        limit: Of the explained variance.
+        far: Of the explained variance where the critic tells tokens apart.
     """
     smooth = smoothed(points)
     first = since(smooth, smooth.value < limit, 6)
     later = np.maximum(points.after(first).value, -1.0)  # a single step can be far below
-    return first if later.mean() + CLEAR * standard_error(later) < 0 else None
+    lags = later.mean() > far and np.median(apart.after(first).value) > APART
+    return first if later.mean() + CLEAR * standard_error(later) < 0 and not lags else None
 
 
 def _learns_something_else(data: RunData) -> bool:
