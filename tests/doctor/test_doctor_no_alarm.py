@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
-from doctor_helpers import healthy, reading
+from doctor_helpers import healthy, log_softmax, reading
+from sick import resample
 
 from cavesson.doctor.rules.diversity import entropy_explosion
 from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.mismatch import sampler_stale
 from cavesson.doctor.rules.reward import zero_variance_groups
 from cavesson.doctor.rules.system import prompts_exhausted
+from cavesson.doctor.rules.temperature import temperature_missing
 from cavesson.doctor.rules.value import value_not_fitting
 from cavesson.doctor.windows import windows
 
@@ -112,3 +114,12 @@ def test_a_critic_that_tells_tokens_apart_may_lag_behind_their_mean(known, off, 
     found = reading(value_not_fitting, made, tmp_path)
     assert found.sick == sick
     assert found.seen == pytest.approx(known - off**2, abs=0.05)
+
+
+@pytest.mark.parametrize(("noise", "temperature", "sick"), [(0.8, 1.0, False), (0.0, 1.0, False), (0.0, 1.4, True)])
+def test_noise_in_the_scores_is_not_a_temperature(noise, temperature, sick, tmp_path):
+    """Noise, as of dropout, makes tokens less likely and flattens the slope of the sampler's log-probabilities."""
+    made, chance = healthy(batch=64), np.random.default_rng(6)
+    resample(made, lambda policy: log_softmax(policy / temperature))
+    made.tokens["logprob"] += np.where(made.mask, noise * chance.normal(-0.5, 1, made.mask.shape), 0)
+    assert reading(temperature_missing, made, tmp_path).sick == sick

@@ -5,7 +5,7 @@ import numpy as np
 from cavesson.doctor.data import RunData
 from cavesson.doctor.finding import Curve, Phrase, Reading
 from cavesson.doctor.rule import rule
-from cavesson.doctor.rules.consequences import MISMATCH
+from cavesson.doctor.rules.consequences import MISLED, MISMATCH
 from cavesson.doctor.rules.sampling import NOISE, shift, surprise_gap
 from cavesson.doctor.sample import TENTHS, Sample, by_tenth
 from cavesson.doctor.series import Array
@@ -36,9 +36,8 @@ FEWEST = 400
     fix="sampling.temperature = 1.0, or divide the logits by the temperature when scoring as well",
     settings={"sampling.temperature": 1.0},
     source="The N implementation details of RLHF with PPO; TRL issue 4159; own identity (importance sampling)",
-    explains=["negative-kl", "kl-explosion", "ratio-not-one", "filtered-sampling", "likelihood-displacement",
-              *MISMATCH],
-)  # fmt: skip
+    explains=["negative-kl", "ratio-not-one", "filtered-sampling", *MISLED, *MISMATCH],
+)
 def temperature_missing(data: RunData, *, low: float = 0.98, high: float = 1.02) -> Reading | None:
     sample, first = data.sample, int(data.sample.rows.steps[0])
     if not data.has("tokens.sampler_logprob"):
@@ -50,7 +49,7 @@ def temperature_missing(data: RunData, *, low: float = 0.98, high: float = 1.02)
     # Different weights shift tokens regardless of probability; surprise − entropy must have the matching sign as well.
     agrees = (gap[0] < -3 * gap[1]) if temperature < 1 else (gap[0] > 3 * gap[1])
     off = not low <= temperature <= high and LOWEST < temperature < HIGHEST and worth > 0.3
-    sick = off and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees)
+    sick = off and found.above > 0.05 and 0.05 < found.below < 0.95 and bool(agrees) and _holds(sample, temperature)
     name = Phrase("log π_sampler − log π, mean over each tenth of the tokens")
     curve = Curve(by_tenth(sample["logprob"], -sample["sampler_gap"]), 0.0, 0.0, name, TENTHS)
     evidence = sample.rows.evidence(range(len(sample.rows)))
@@ -83,15 +82,33 @@ def fitted_temperature(sample: Sample) -> tuple[float, float] | None:
 
     Only improbable tokens are used: for these, the sum over the vocabulary hardly depends on the token.
     """
-    mine = sample.trained & np.isfinite(sample["sampler_gap"]) & (sample["logprob"] < -2)
-    if mine.sum() < 50:
+    x, y = _improbable(sample, "logprob")
+    slope = _slope(x, y)
+    if slope is None or slope <= 0.05:
         return None
-    x, y = sample["logprob"][mine], sample["sampler_logprob"][mine]
-    variance = float(np.var(x))
-    if variance < 1e-4:
+    return 1 / slope, abs(float(np.corrcoef(x, y - x)[0, 1]))
+
+
+def _holds(sample: Sample, temperature: float) -> bool:
+    """Return whether T of trainer = T · sampler + context-dependent term is about the same.
+
+    Noise in one of the two flattens the regression on it, whatever else relates them, but not the other one.
+    """
+    slope = _slope(*reversed(_improbable(sample, "sampler_logprob")))
+    return slope is not None and slope > 0 and 0.5 < np.log(slope) / np.log(temperature) < 2
+
+
+def _improbable(sample: Sample, by: str) -> tuple[Array, Array]:
+    """Return the trainer's and the sampler's log-probabilities of the tokens that one of the two finds improbable."""
+    mine = sample.trained & np.isfinite(sample["sampler_gap"]) & (sample[by] < -2)
+    return sample["logprob"][mine], sample["sampler_logprob"][mine]
+
+
+def _slope(x: Array, y: Array) -> float | None:
+    """Return the least-squares slope of y on x; None if there are too few or too similar points."""
+    if len(x) < 50 or np.var(x) < 1e-4:
         return None
-    slope = float(np.mean((x - x.mean()) * (y - y.mean()))) / variance
-    return (1 / slope, abs(float(np.corrcoef(x, y - x)[0, 1]))) if slope > 0.05 else None
+    return float(np.mean((x - x.mean()) * (y - y.mean())) / np.var(x))
 
 
 def entropy_temperature(surprise: Array, entropy: Array) -> float | None:
