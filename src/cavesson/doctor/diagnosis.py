@@ -73,7 +73,7 @@ def diagnose(data: RunData, rules: Sequence[Rule]) -> Diagnosis:
             skipped.append(out or Skipped(rule.name, rule.number, Phrase("the run has nothing to measure")))
         elif reading.sick:
             with np.errstate(all="ignore"):
-                sick.append((rule, with_onset(reading, data)))
+                sick.append((rule, replace(with_onset(reading, data), noticed=reading.since)))
         else:
             healthy.append((rule, reading))
     findings = (replace(_advised(data, one), derived=derived[one.rule.name]) for one in _folded(sick))
@@ -179,11 +179,13 @@ def _explains(cause: tuple[Rule, Reading], other: tuple[Rule, Reading]) -> bool:
 
 def _before(one: Reading, other: Reading) -> bool:
     """Return whether one problem clearly began before the other, so that the other cannot be its cause."""
-    if one.window is None and other.window is not None:
+    if one.window is None and other.window is not None and other.between is None:
         return True  # the whole run shows the one, and only a late part of it the other
-    if one.since is None or other.since is None:
+    if one.since is None or one.noticed is None or other.since is None:
         return False
-    return (one.between or (one.since,))[-1] + 5 < (other.between or (other.since,))[0]
+    # A number that has always risen, such as a KL, may have become a problem by something that came later.
+    latest = max(one.noticed, *(one.between or (one.since,)))
+    return latest + 5 < (other.between or (other.since,))[0]
 
 
 def _is_above(j: int, i: int, above: dict[int, int]) -> bool:

@@ -71,6 +71,8 @@ class Reading:
     problem began when they doubled."""
     between: tuple[int, int] | None = None
     """Two steps between which the problem began, with a probability of 90 %; None: not estimated."""
+    noticed: int | None = None
+    """First step that the rule says, before the beginning was estimated: where a limit is exceeded, say."""
     window: tuple[int, int] | None = None
     """The first and the last step that were judged; None: the whole run."""
     undecided: Phrase | None = None

@@ -8,9 +8,10 @@ MISLED = (
 )  # fmt: skip
 """A policy that learns from wrong numbers may lose what it could do, slowly."""
 RUNAWAY = (
-    "pattern-spreading", "zero-variance-groups", "zero-gradient", "rollouts-fail", "reward-falls", "distinct-collapse",
-    "repetition-loops", "template-collapse", "entropy-collapse", "entropy-explosion", "length-collapse", "truncated",
-    "likelihood-displacement", "gradient-spike", "echo-trap", "reward-exhausted", *CRITIC,
+    "pattern-spreading", "zero-variance-groups", "zero-gradient", "verifier-dead", "rollouts-fail", "reward-falls",
+    "distinct-collapse", "repetition-loops", "template-collapse", "entropy-collapse", "entropy-explosion",
+    "length-collapse", "truncated", "likelihood-displacement", "gradient-spike", "echo-trap", "reward-exhausted",
+    *CRITIC,
 )  # fmt: skip
 """A policy that diverges shows all of these in its responses and updates."""
 MISMATCH = (

@@ -53,7 +53,7 @@ def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float 
     reward = _trimmed(within(rows, rows["reward"]))
     left, places, apart = _left_among_equals(rows)
     course: Series | None = rows.by_step(apart)
-    what, sick = "Equal responses to the same prompt get different rewards", left > equals
+    what, sick = "Equal responses to the same prompt get different rewards", left > equals and _lasts(rows, equals)
     if np.isnan(left) and data.whole is data:  # later, the reward may have risen as far as it can
         early = rows.step <= np.median(rows.steps)  # responses still differ
         left, places, course = _left_by_words(rows, reward, early), np.arange(len(rows)), None
@@ -65,6 +65,15 @@ def reward_is_noise(data: RunData, *, equals: float = Share(0.5), others: float 
     undecided = UNDECIDED if is_open else LOST if course is None and _is_lost(rows, reward, left, others) else None
     words, first = {"what": Phrase(what)}, int(rows.steps[0])
     return Reading(Share(left), sick, first, rows.evidence(places), words, course=course, undecided=undecided)
+
+
+def _lasts(rows: Rows, equals: float) -> bool:
+    """Return whether equal responses get different rewards in a half of the run too, not only before and after a step.
+
+    A half in which too few responses are equal does not show that they do not.
+    """
+    is_early = rows.step <= np.median(rows.steps)
+    return not all(_left_among_equals(rows.where(part))[0] <= equals for part in (is_early, ~is_early))
 
 
 def _trimmed(reward: Array) -> Array:

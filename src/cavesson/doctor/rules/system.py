@@ -24,7 +24,7 @@ ABORTED = frozenset(["abort", "aborted", "error", "failed", "timeout", "cancelle
     fix="check the logs of the sampler and the environment at these steps; retry instead of recording empty responses",
     source="prime-rl; miles",
     explains=["reward-falls", "length-collapse", "zero-variance-groups", "zero-gradient", "sampler-mismatch",
-              "unknown-estimate", "negative-kl", "stops-generating"],
+              "unknown-estimate", "negative-kl", "stops-generating", "template-collapse"],
 )  # fmt: skip
 def rollouts_fail(data: RunData, *, limit: float = Share(0.05)) -> Reading | None:
     rows = data.sample.rows
