@@ -54,6 +54,13 @@ def test_a_critic_in_bfloat16_reads_positions_as_its_policy_does():
     assert torch.equal(*states)
 
 
+@pytest.mark.parametrize(("dora", "expected"), [(False, torch.bfloat16), (True, torch.float32)], ids=["lora", "dora"])
+def test_adapters_of_a_model_in_bfloat16(dora, expected):
+    """DoRA's are in float32, because it divides by norms of whole weights."""
+    policy = policy_of(sharp_model(dtype=torch.bfloat16), lora=LoraSettings(rank=4, dora=dora), dtype="bfloat16")
+    assert {p.dtype for p in policy.model.parameters() if p.requires_grad} == {expected}
+
+
 def test_adapters_off_holds_one_model_only():
     policy = policy_of(lora=LORA, reference=AUTO)
     assert policy._reference == ("adapters-off",)

@@ -11,11 +11,13 @@ from check_helpers import run_of
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedTokenizerBase
 
 from cavesson.data.prompts import load_prompts
+from cavesson.models.policy import build_learner
 from cavesson.models.tiny import tiny_model
 from cavesson.plan.heap import Heap, has_glibc
 from cavesson.plan.largest import LargestRollouts, largest_rollouts, largest_sequences
 from cavesson.plan.memory import example_memory, rollout_memory
 from cavesson.plan.prediction import Memory, Place
+from cavesson.plan.skeleton import skeleton
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import memory as benchmark
@@ -85,6 +87,17 @@ def test_only_adapters_have_gradients_and_averages(tmp_path: Path, tokenizer: Pr
     assert lora.stays["optimiser"] == 8 * (adapters + head) + 4 * (4 + 2)  # four matrices, and the head's two
     assert lora.phases["optimiser step"]["gradients"] == 4 * (adapters + head)
     assert lora.stays["reference"] == 0
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_the_plan_has_adapters_in_the_dtype_of_the_run(
+    dora: bool, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    settings = run_of("ppo", tmp_path, model__dtype="bfloat16", model__lora={"rank": 2, "dora": dora}).model
+    real = build_learner(tiny_model().bfloat16(), settings)
+    planned = skeleton(settings, tokenizer)
+    dtypes, expected = ({name: p.dtype for name, p in model.named_parameters()} for model in (planned, real))
+    assert dtypes == expected
 
 
 def test_a_separate_critic_learns_too(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:

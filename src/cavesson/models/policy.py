@@ -334,10 +334,12 @@ def with_adapters(model: PreTrainedModel, settings: ModelSettings) -> PreTrained
         modules_to_save=head or None,
     )
     try:
-        # Adapters get the dtype of the forward pass, whatever is in the files.
+        # Adapters get the dtype of the forward pass, whatever is in the files: in float32, PEFT's default, each would
+        # convert its input and output, and a GPU would multiply without its matrix units. DoRA stays in float32: it
+        # divides by norms of whole weights, which bfloat16 would round by more than training changes them.
         with warnings.catch_warnings(), hidden(model):
             warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated attribute name of transformers
-            wrapped: PeftModel = get_peft_model(model, config)
+            wrapped: PeftModel = get_peft_model(model, config, autocast_adapter_dtype=lora.dora)
     except ValueError as error:
         raise UserError(f"model.lora.targets {targets}: {first_line(error)}") from error
     if isinstance(model.get_output_embeddings(), BaseTunerLayer):

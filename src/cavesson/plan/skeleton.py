@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -91,7 +91,20 @@ def skeleton(
         if settings.gradient_checkpointing:
             recompute_layers(model)
         unquantized = settings.model_copy(update={"quantization": None})  # meta tensors cannot be quantized
-        return with_adapters(model, unquantized) if adapters else model  # type: ignore[return-value]
+        if not adapters:
+            return model
+        adapted = with_adapters(model, unquantized)
+    _cast_adapters(adapted, settings)
+    return adapted  # type: ignore[return-value]
+
+
+def _cast_adapters(model: nn.Module, settings: ModelSettings) -> None:
+    """Give adapters the dtype that they have in a run: PEFT leaves those on the meta device in float32."""
+    if settings.lora is None or settings.lora.dora or settings.quantization is not None:
+        return
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(DTYPES[settings.dtype])
 
 
 def layers_of(config: PretrainedConfig) -> int:
