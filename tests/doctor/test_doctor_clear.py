@@ -71,11 +71,12 @@ def test_what_a_critic_is_off_by_on_average_counts(tmp_path):
 
 def test_a_critic_is_worse_than_the_mean_only_if_that_is_clear():
     steps = np.arange(12)
+    nothing = Series(steps, np.zeros(12))  # its values tell no tokens apart
     unclear = np.array([-0.2, 0.6, -0.2] * 4)  # its running median is below the limit, its mean above
-    assert _worse_than_mean(Series(steps, unclear), -0.1) is None
-    assert _worse_than_mean(Series(steps, np.array([-0.2, -0.3, -50.0] * 4)), -0.1) == 0
+    assert _worse_than_mean(Series(steps, unclear), nothing, -0.1, -0.5) is None
+    assert _worse_than_mean(Series(steps, np.array([-0.2, -0.3, -50.0] * 4)), nothing, -0.1, -0.5) == 0
     late = np.where(steps < 6, 0.5, -0.3) + 0.01 * (steps % 2)
-    assert _worse_than_mean(Series(steps, late), -0.1) == 6
+    assert _worse_than_mean(Series(steps, late), nothing, -0.1, -0.5) == 6
 
 
 def held_out(made):

@@ -1,11 +1,13 @@
 """Which rules are applied, and how findings are told apart into causes and consequences."""
 
+import numpy as np
 import pytest
 from doctor_helpers import healthy
 
 from cavesson.doctor.diagnosis import diagnose, worst
-from cavesson.doctor.finding import Reading
+from cavesson.doctor.finding import Curve, Reading
 from cavesson.doctor.rule import rule
+from cavesson.doctor.series import Series
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +108,29 @@ def test_a_finding_of_a_late_part_does_not_explain_one_of_the_whole_run(tmp_path
     found = diagnose(data, [late, sick("general", since=30)])
     assert [finding.rule.name for finding in found.causes] == ["late", "general"]
     assert found.causes[0].reading.window == (32, 47)
+
+
+def test_a_finding_of_a_late_part_whose_beginning_the_whole_run_shows_is_compared_by_that(tmp_path):
+    """A jump at step 24, before the window of steps 32 to 47 in which the rule is sure."""
+    data = healthy(steps=48, batch=8).data(tmp_path / "run")
+    texts = {"title": "", "cause": "", "healthy": "", "fix": "", "source": ""}
+    jump = Series(np.arange(48), np.where(np.arange(48) < 24, 0.0, 1.0) + 0.01 * (np.arange(48) % 3))
+
+    @rule(number=1, needs=[], **texts, windows=True, explains=["general"])
+    def late(data):
+        is_part = data.whole is not data
+        part = jump.where(np.isin(jump.step, data.rows.steps))
+        return Reading(1.0, is_part, int(data.rows.steps[0]), curve=Curve(part, high=0.5))
+
+    assert folded(data, late, sick("general", since=24)) == {"late": ("general",)}
+    assert folded(data, late, sick("general", since=10)) == {"late": (), "general": ()}
+
+
+def test_what_had_always_risen_may_have_become_a_problem_by_a_later_cause(tmp_path):
+    """The curve bends at step 10 and exceeds the limit from step 30 on, after the cause of step 24; or from 16 on."""
+    data = healthy(steps=48, batch=8).data(tmp_path / "run")
+    bend = Series(np.arange(48), np.maximum(0.0, np.arange(48) - 10.0) + 0.01 * (np.arange(48) % 3))
+    for limit, consequences in ((20.0, ("bends",)), (6.0, ())):
+        reading = Reading(1.0, True, 10 + int(limit), curve=Curve(bend, high=limit))
+        causes = folded(data, sick("cause", since=24, explains=["bends"]), made("bends", reading))
+        assert causes["cause"] == consequences

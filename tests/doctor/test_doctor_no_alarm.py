@@ -8,6 +8,7 @@ from sick import resample
 from cavesson.doctor.rules.diversity import entropy_explosion
 from cavesson.doctor.rules.group_advantages import group_advantages
 from cavesson.doctor.rules.mismatch import sampler_stale
+from cavesson.doctor.rules.noise import reward_is_noise
 from cavesson.doctor.rules.reward import zero_variance_groups
 from cavesson.doctor.rules.system import prompts_exhausted
 from cavesson.doctor.rules.temperature import temperature_missing
@@ -123,3 +124,21 @@ def test_noise_in_the_scores_is_not_a_temperature(noise, temperature, sick, tmp_
     resample(made, lambda policy: log_softmax(policy / temperature))
     made.tokens["logprob"] += np.where(made.mask, noise * chance.normal(-0.5, 1, made.mask.shape), 0)
     assert reading(temperature_missing, made, tmp_path).sick == sick
+
+
+@pytest.mark.parametrize(("changes", "sick"), [(True, False), (False, True)])
+def test_another_reward_from_a_step_on_is_not_noise(changes, sick, tmp_path):
+    """Equal responses to a prompt, one per step: their rewards differ before and after step 12, or at every step."""
+    made, chance = healthy(batch=16, siblings=1), np.random.default_rng(5)
+    made.rows["prompt"] = np.array([[f"prompt {row}" for row in range(16)] for _ in range(24)], object)
+    made.rows["group"] = np.tile(np.arange(16), (24, 1))
+    made.rows["response"] = np.array(
+        [[f"answer {(row + step) % 4}" for row in range(16)] for step in range(24)], object
+    )
+    worth = chance.normal(0, 1, (2, 16, 4))
+    reward = np.empty((24, 16))
+    for step in range(24):
+        answer = (np.arange(16) + step) % 4
+        reward[step] = worth[int(step >= 12), np.arange(16), answer] if changes else chance.normal(0, 1, 16)
+    made.rows["reward"] = reward
+    assert reading(reward_is_noise, made, tmp_path).sick == sick

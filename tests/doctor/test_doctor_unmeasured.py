@@ -191,6 +191,7 @@ def test_a_collapse_of_the_entropy_explains_a_reward_that_falls_with_it(tmp_path
     made = healthy()
     made.tokens["entropy"] *= np.geomspace(1, 0.03, 24)[:, None, None]
     made.rows["reward"] -= np.linspace(0, 3, 24)[:, None]
+    made.settle()
     found = diagnose(made.data(tmp_path / "run"), RULES)
     (cause,) = (one for one in found.causes if one.rule.name in ("entropy-collapse", "reward-falls"))
     assert cause.rule.name == "entropy-collapse" and "reward-falls" in cause.explains

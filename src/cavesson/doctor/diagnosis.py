@@ -179,7 +179,7 @@ def _explains(cause: tuple[Rule, Reading], other: tuple[Rule, Reading]) -> bool:
 
 def _before(one: Reading, other: Reading) -> bool:
     """Return whether one problem clearly began before the other, so that the other cannot be its cause."""
-    if one.window is None and other.window is not None and other.between is None:
+    if one.window is None and other.window is not None and (other.between or other.window)[0] >= other.window[0]:
         return True  # the whole run shows the one, and only a late part of it the other
     if one.since is None or one.noticed is None or other.since is None:
         return False
