@@ -124,8 +124,10 @@ def zero_variance_groups(data: RunData, *, limit: float = Share(0.5)) -> Reading
     found = groups(data.rows, data.rows["reward"])
     if len(found.step) < 8 or not repeated(data.rows):
         return None
-    is_right = solved(data.rows, found) if _has_risen(data.rows) else False
-    points = mean_by_step(found.step, (found.sd < EQUAL) & ~np.asarray(is_right))
+    equal = found.sd < EQUAL
+    if _has_risen(data.rows):
+        equal &= ~solved(data.rows, found)
+    points = mean_by_step(found.step, equal)
     first = since(points, smoothed(points).value > limit, 5)
     share = Share(points.after(first).value.mean())  # that a few steps exceed the limit can be chance
     sick = first is not None and share > limit

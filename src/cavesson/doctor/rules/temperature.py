@@ -94,7 +94,8 @@ def _holds(sample: Sample, temperature: float) -> bool:
 
     Noise in one of the two flattens the regression on it, whatever else relates them, but not the other one.
     """
-    slope = _slope(*reversed(_improbable(sample, "sampler_logprob")))
+    trainer, sampler = _improbable(sample, "sampler_logprob")
+    slope = _slope(sampler, trainer)
     return slope is not None and slope > 0 and 0.5 < np.log(slope) / np.log(temperature) < 2
 
 
