@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import DynamicCache
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
@@ -14,7 +17,7 @@ from small_models import small_model
 
 from cavesson.models.parts import causal
 from cavesson.sampling import decoding
-from cavesson.sampling.decoding import Decoding, new_cache
+from cavesson.sampling.decoding import Decoding, _unrecorded, full_passes, new_cache
 from cavesson.sampling.recorded import can_record
 from cavesson.sampling.sampler import Sampler
 from cavesson.sampling.settings import SamplingSettings
@@ -77,3 +80,17 @@ def test_why_a_gpu_samples_without_a_cuda_graph_is_told(tokenizer) -> None:
     ]
     sampler.decoding = Decoding("recorded")
     assert sampling_remarks(sampler) == []
+
+
+def test_steps_of_sharded_weights_are_not_recorded() -> None:
+    """Whatever they would compute: the processes exchange weights in each step."""
+    model = small_model("llama")
+    expected = full_passes(model, 16)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        layer = model.get_submodule("model.layers.0.mlp.up_proj")
+        layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
+        assert _unrecorded(model, 16, expected) == "the weights are sharded"
+    finally:
+        torch.distributed.destroy_process_group()
